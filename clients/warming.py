@@ -116,7 +116,7 @@ def warm_cache(
     columns = parse_pairs(context or [], "--context")
     with Recommender(url, timeouts=Timeouts(30.0), cache=store) as shop, Progress(console=err) as bar:
         task = bar.add_task("warming", total=len(user_ids))
-        answers = warm(shop, user_ids, columns, lambda done: bar.update(task, completed=done))
+        answers = warm(shop, user_ids.tolist(), columns, lambda done: bar.update(task, completed=done))
         fallbacks = sum(bool(answer.degraded) for answer in answers)
     counts = store.counts
     if counts.failures:

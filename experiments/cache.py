@@ -159,14 +159,17 @@ class Way:
     def __exit__(self, *exc: object) -> None:
         self.shop.close()
 
+    def _n_hits(self) -> int:
+        return self.cache.counts.hits if self.cache else 0
+
     def ask(self, stretch: Stretch) -> None:
         """Send one request after the other; forget the users of an invoice that has ended."""
         for user, end in zip(stretch.user_id.tolist(), stretch.ends.tolist(), strict=True):
-            before, started_ns = self.cache.counts.hits if self.cache else 0, time.perf_counter_ns()
+            before, started_ns = self._n_hits(), time.perf_counter_ns()
             answer = self.shop.recommend(user)
             self.latencies_ns.append(time.perf_counter_ns() - started_ns)
             self.answers.append(answer)
-            self.hits.append(bool(self.cache) and self.cache.counts.hits > before)
+            self.hits.append(self._n_hits() > before)
             if end and self.cache:
                 self.cache.forget([user])
 
@@ -210,6 +213,7 @@ def measure_times(
 def figures_of_way(reading: str, way: Way, plain: Way, triton_hits: int) -> list[Figure]:
     taken_ns, plain_ns, hits = np.array(way.latencies_ns), np.array(plain.latencies_ns), np.array(way.hits)
     latency, name = Latency.of(taken_ns), f"{reading}, {way.name}"
+    assert latency is not None  # it was asked
     n_hits = triton_hits if way.name == "Triton's cache" else int(hits.sum())
     times_ms = {"p50": latency.p50_ms, "p99": latency.p99_ms, "mean": latency.mean_ms}
     if way.cache and hits.any() and not hits.all():

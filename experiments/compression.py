@@ -120,12 +120,15 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     return Workload((teaching, *older), unlabelled, validation, test, problem.test.relevant[users], tables)
 
 
+def say_nothing(_: str) -> None:
+    pass
+
+
 def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0) -> list[Variant]:
     """Train every network; the DLRM as taught comes first, because the others are compared with it."""
-    quiet = {"seed": seed, "report": lambda _: None}
     lessons = (*work.teaching, work.unlabelled)
     say("the DLRM, as taught")
-    full = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), **quiet)
+    full = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), seed, say_nothing)
     found = {"as taught": full}
     for name, settings, begin in (
         (SERVED, STUDENT, student_of),
@@ -133,10 +136,10 @@ def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0) -> list
         ("pruned", PRUNED, strongest_units_of),
     ):
         say(name)
-        found[name] = distil(full, lessons, work.validation, settings, begin=begin, least_kept=0.0, **quiet)
+        found[name] = distil(full, lessons, work.validation, settings, seed, say_nothing, begin, least_kept=0.0)
     say("as small as the distilled one, taught without a teacher")
     alone = replace(STUDENT, blends=RankerSettings().blends)
-    found["small, without a teacher"] = train_ranker(work.teaching, work.validation, work.tables, alone, **quiet)
+    found["small, without a teacher"] = train_ranker(work.teaching, work.validation, work.tables, alone, seed, say_nothing)
     variants = [export_variant(name, ranker, work, folder) for name, ranker in found.items()]
     for variant in variants[:2]:
         say(f"int8: {variant.name}")
@@ -212,13 +215,13 @@ def measure_qualities(scores: np.ndarray, work: Workload) -> Qualities:
 
 def measure_quality(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
     quality = measure_qualities(score(variant, work.test), work)
-    means = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
-    return Row(variant.name, macs(variant.ranker.model.shape), *means, latency_us)
+    ndcg, recall, mean_auc = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
+    return Row(variant.name, macs(variant.ranker.model.shape), ndcg, recall, mean_auc, latency_us)
 
 
 def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:
     """Return the median µs of one run by batch size, for each variant, measured in turns."""
-    times = [{batch: [] for batch in BATCHES} for _ in variants]
+    times: list[dict[int, list[float]]] = [{batch: [] for batch in BATCHES} for _ in variants]
     for batch in BATCHES:
         feeds = [network_inputs(variant.ranker.model, work.test.take(np.arange(batch))) for variant in variants]
         for _ in range(ROUNDS):

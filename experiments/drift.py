@@ -61,7 +61,7 @@ def read_features(repo: Path) -> Features:
     folder = stage_folder(repo, "preprocess", generation)
     stage, recorded = Preprocess.load(folder), read_recorded(stage_folder(repo, ENSEMBLE, generation) / RECORDED_FILE)
     outputs = stage({tensor.name: recorded.inputs[tensor.name] for tensor in stage.info.spec.inputs})
-    names = [column.name for column in (*stage.plan.categorical, *stage.plan.continuous)]
+    names = [column.name for column in stage.plan.categorical] + [column.name for column in stage.plan.continuous]
     values = [*outputs["user_categorical"].T, *outputs["user_continuous"].astype(np.float64).T]
     return Features(dict(zip(names, values, strict=True)), {reference.name: reference for reference in read_references(folder)})
 

@@ -124,7 +124,7 @@ def equal(expected: Any, found: Any) -> bool:
     if isinstance(expected, list) and not expected:
         return not found  # Feast gives None for an empty list
     if isinstance(expected, list) and isinstance(expected[0], float):
-        return np.array_equal(np.float32(expected), np.float32(found or []), equal_nan=True)
+        return np.array_equal(np.array(expected, np.float32), np.array(found or [], np.float32), equal_nan=True)
     return expected == found
 
 

@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 from serving.contract.tensors import ModelSpec, TensorSpec, pack_records
 
 Arrays = dict[str, np.ndarray]
-EXTREMES = {
+EXTREMES: dict[str, list] = {
     "i": [0, 1, -1, -2, 2**31, 2**53, 2**63 - 1, -(2**63)],
     "f": [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, 3e38, -3e38],
 }

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import faiss
 import numpy as np
 import typer
 
@@ -32,7 +31,7 @@ from serving.pipeline import Pipeline
 from serving.stages.features.ranking import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics, cross_features
 from serving.stages.search.search import Blocked, Neighbours, Search
 from training.retrieval.effort import try_wider
-from training.retrieval.index import EFFORTS, WANTED_RECALL, choose_index
+from training.retrieval.index import EFFORTS, WANTED_RECALL, choose_index, inverted_file
 
 CANDIDATES = (100, 200, 400, 700, 1_000)
 CATALOGUES = (10_000, 30_000, 100_000, 1_000_000)
@@ -94,12 +93,12 @@ def widen_search(search: Search, queries: np.ndarray, count: int) -> int:
     """Widen the index's search until it finds enough of `count` answers; return its effort, 0 without an index."""
     if search.index is None:
         return 0
-    faiss.downcast_index(search.index).nprobe = EFFORTS[0]
+    inverted_file(search.index).nprobe = EFFORTS[0]
     return try_wider(search, queries, count)[-1].effort
 
 
 def call_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effort: int) -> Call:
-    index = faiss.downcast_index(pipeline.stages["retrieve"].search.index) if effort else None
+    index = inverted_file(pipeline.stages["retrieve"].search.index) if effort else None
 
     def call(number: int) -> object:
         if index is not None:
@@ -191,7 +190,8 @@ def measure_axis(name: str, calls: dict[int, Call], calls_per_size: int, most_sl
                 if turn >= 0:
                     processor_ms[size].append((ended_processor_s - begun_processor_s) * 1e3)
                     latency_ms[size].append((ended_s - begun_s) * 1e3)
-    return Axis(name, *({size: float(np.median(ms)) for size, ms in t.items()} for t in (processor_ms, latency_ms)), most_slope)
+    processor, latency = ({size: float(np.median(ms)) for size, ms in t.items()} for t in (processor_ms, latency_ms))
+    return Axis(name, processor, latency, most_slope)
 
 
 @app.command()

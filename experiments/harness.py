@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from pydantic import BaseModel
@@ -26,13 +26,14 @@ __all__ = [
 
 
 def in_turns(
-    tasks: dict[str, Callable[[], dict[str, float]]], rounds: int, step: Callable[[str], None] = lambda _: None
+    tasks: Mapping[str, Callable[[], dict[str, float]]], rounds: int, step: Callable[[str], None] = lambda _: None
 ) -> dict[str, list[float]]:
     """Run every task once per round and return what they measured, by name: a value per round.
 
     The first task moves on by one each round, because a machine's speed drifts. step: called with each task's name.
     """
-    names, values = list(tasks), {}
+    names = list(tasks)
+    values: dict[str, list[float]] = {}
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:

@@ -14,6 +14,7 @@ import asyncio
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -85,7 +86,8 @@ def send_http(port: int, requests: list[bytes]) -> Counter:
     """Send HTTP requests as they are. Return how often each status, or "closed", came back."""
 
     async def send_all() -> Counter:
-        connections, statuses = Connections(port, THREADS), Counter()
+        connections = Connections(port, THREADS)
+        statuses: Counter = Counter()
 
         async def send(request: bytes) -> None:
             try:
@@ -109,13 +111,13 @@ def attack(
     """Send `count` requests, a thousand of each kind at a time. Return the statuses by kind, and the valid requests."""
     specs, generation, http_port = pipeline.specs, pipeline.info.generation, served.state.ports.http
     recommend = ensemble_spec(specs)
-    kinds = {
-        "gRPC": lambda: send_grpc(served.grpc_url, [forge_request(recommend, rng) for _ in range(size)]),
-        "forged records": lambda: send_grpc(
+    kinds: dict[str, Callable[[int], Counter]] = {
+        "gRPC": lambda size: send_grpc(served.grpc_url, [forge_request(recommend, rng) for _ in range(size)]),
+        "forged records": lambda size: send_grpc(
             served.grpc_url, [forge_stage_request(specs[STAGES[i % 4]], generation, rng) for i in range(size)]
         ),
-        "HTTP": lambda: send_http(http_port, [forge_http(rng) for _ in range(size)]),
-        "REST": lambda: send_http(served.port, [forge_rest(rng) for _ in range(size)]),
+        "HTTP": lambda size: send_http(http_port, [forge_http(rng) for _ in range(size)]),
+        "REST": lambda size: send_http(served.port, [forge_rest(rng) for _ in range(size)]),
     }
     statuses: dict[str, Counter] = {kind: Counter() for kind in kinds}
     valid = ValidRequests(served.grpc_url, served.user_ids(KNOWN_ANSWERS, rng))
@@ -124,7 +126,7 @@ def attack(
     while sent < count:
         size = min(1_000, max((count - sent) // len(kinds), 1))
         for kind, send in kinds.items():
-            statuses[kind] += send()
+            statuses[kind] += send(size)
             sent += size
     valid.finish()
     return statuses, valid

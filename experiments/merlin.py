@@ -23,6 +23,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +61,7 @@ LAYOUTS = ("ensemble", "fused")  # ours
 CLIENTS = {AS_EXPORTED: (2,), HARDENED: (2,), HARDENED_TWICE: (4,), BEST: (2, 4, 8)}
 CLIENTS |= dict.fromkeys(LAYOUTS, (16, 32, 64, 128))
 # times faster than the baseline, at least: p50 of one client, answers/s at the best number of clients
-BOUNDS = {
+BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
     AS_EXPORTED: {"ensemble": (80, 250), "fused": (80, 250)},
     HARDENED: {"ensemble": (25, 50), "fused": (25, 50)},
     HARDENED_TWICE: {"ensemble": (25, 50), "fused": (25, 50)},
@@ -194,7 +195,7 @@ def measure(contenders: list[Contender], rounds: int, step: Callable[[str], None
     for contender in contenders:
         step(f"{contender.name}: how many clients")
         clients[contender.name] = contender.best_clients()
-    tasks = {c.name: lambda c=c: c.measure_round(clients[c.name]) for c in contenders}
+    tasks = {c.name: partial(c.measure_round, clients[c.name]) for c in contenders}
     return figures_of(in_turns(tasks, rounds, step))
 
 

@@ -48,6 +48,8 @@ class Side:
 def read_sides(dataset: Dataset) -> tuple[Side, Side]:
     """Return users and items. Synthetic data have 5 + 6 categorical columns with the ids and 3 + 2 continuous ones."""
     users, items = dataset.description.users, dataset.description.items
+    assert users is not None  # synthetic data have both
+    assert items is not None
     return (
         side_of("user_id", tuple(users.categorical), tuple(users.continuous), dataset.users),
         side_of("item_id", tuple(items.categorical), tuple(items.continuous), dataset.items),
@@ -199,7 +201,8 @@ class Parts:
     @classmethod
     def make(cls, folder: Path, users: Side, items: Side, candidates: int, rng: np.random.Generator) -> Parts:
         folder.mkdir(parents=True)
-        workflows, cardinalities = {}, {}
+        workflows: dict[str, Workflow] = {}
+        cardinalities: dict[str, int] = {}
         for side in (users, items):
             workflows[side.id] = fit_workflow(side, folder / f"vocabulary-{side.id}")
             encoded = encode(side, workflows[side.id])

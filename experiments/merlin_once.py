@@ -12,7 +12,7 @@ class OnceExecutor(LocalExecutor):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._given = {}
+        self._given: dict[int, object] = {}
 
     def _execute_node(self, node, transformable, capture_dtypes=False, strict=False):
         if id(node) not in self._given:

@@ -19,6 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ import numpy as np
 import typer
 
 from experiments.harness import RESULTS, ResultsFolder, finish, in_turns, read_machine
-from experiments.overhead_figures import PAUSE_S, Values, breakdown, figures_of, processor_time
+from experiments.overhead_figures import PAUSE_S, ProcessorTime, Values, breakdown, figures_of, processor_time
 from export.relayout import relayout
 from perf.answers import differing_answers, require_comparable
 from perf.bench import PEAK_CLIENTS, Bench, new_bench
@@ -103,9 +104,9 @@ def measure(repo: Path, scratch: Path, candidates: int | None, rounds: int, wind
         peak_clients[copy], memory_mib[copy] = measure_peak_alone(scratch, copy, window_s)
     with serve_sides(scratch, peak_clients, window_s, step) as sides:
         differing = compare_answers(sides)
-        tasks = {"in process": lambda: measure_in_process(sides)}
+        tasks = {"in process": partial(measure_in_process, sides)}
         for copy in sides.benches:
-            tasks[copy] = lambda copy=copy: measure_copy(sides, copy)
+            tasks[copy] = partial(measure_copy, sides, copy)
         values = in_turns(tasks, rounds, step)
         under_load = [bench.run.differing_under_load for bench in sides.benches.values()]
         compared = sum(bench.run.compared_under_load for bench in sides.benches.values())
@@ -211,22 +212,28 @@ def measure_rate(bench: Bench, clients: int, window_s: float) -> float:
     return bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate
 
 
+def time_of(bench: Bench) -> ProcessorTime:
+    assert bench.site.tag is not None  # its server was started here
+    return processor_time(bench.site.tag)
+
+
 def measure_at_peak(sides: Sides, copy: str) -> Values:
     """Return answers/s and the processor time of one answer."""
     bench = sides.benches[copy]
-    before = processor_time(bench.site.tag)
+    before = time_of(bench)
     level = bench.closed(ENSEMBLE, "grpc", "concurrency", sides.peak_clients[copy], sides.window_s)
-    spent = processor_time(bench.site.tag).per_answer(before, level.stages[ENSEMBLE].requests)
+    spent = time_of(bench).per_answer(before, level.stages[ENSEMBLE].requests)
     return {f"{copy} rate": level.achieved_rate, f"{copy} server us": spent.server_us, f"{copy} models us": spent.models_us}
 
 
 def measure_at_half(bench: Bench, copy: str, peak_rate: float) -> Values:
     """Return latency, errors, and how long an answer's work runs and waits for a core, with Poisson arrivals."""
-    before = processor_time(bench.site.tag)
+    before = time_of(bench)
     half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak_rate / 2, OPEN_S, rng), OPEN_S))
     if half.latency is None:
         raise ServerError(f"Nothing was answered at half of the peak: {half.errors}")
-    spent = processor_time(bench.site.tag).per_answer(before, half.latency.count)
+    assert half.idle_share is not None  # only older runs lack it
+    spent = time_of(bench).per_answer(before, half.latency.count)
     values = {"p50": half.latency.p50_ms, "p99": half.latency.p99_ms, "errors": half.error_share, "idle": half.idle_share}
     values |= {"models us": spent.models_us, "models waited us": spent.models_waited_us}
     values |= {"server us": spent.server_us, "server waited us": spent.server_waited_us}

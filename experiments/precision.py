@@ -130,7 +130,7 @@ def figures_of(precision: str, quality: Quality, exact: Quality) -> list[Figure]
     other_lists = (quality.answers["item_ids"] != exact.answers["item_ids"]).any(axis=1).sum()
     score_change = float(np.abs(quality.answers["scores"] - exact.answers["scores"]).max())
     change = abs(ndcg / exact_ndcg - 1.0)
-    rows = (
+    rows: tuple[tuple[str, float, dict[str, float]], ...] = (
         ("AUC over fp32", mean_auc / exact_auc, {"at_least": LEAST_AUC_SHARE}),
         ("NDCG@10", ndcg, {}),
         ("size of the relative change of NDCG@10", change, {"at_most": MOST_NDCG_CHANGE}),

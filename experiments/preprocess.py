@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +55,7 @@ def load_stage(features: Features, folder: Path) -> Preprocess:
     return Preprocess.load(folder)
 
 
-def full_rows(columns: dict[str, RawColumn], n_rows: int) -> dict[str, RawColumn]:
+def full_rows(columns: Mapping[str, RawColumn], n_rows: int) -> dict[str, RawColumn]:
     """Return the first complete rows: NVTabular cannot transform a single row with a missing category."""
     complete = frame_of(columns).notna().all(axis=1).to_numpy()
     rows = np.resize(np.flatnonzero(complete), n_rows)
@@ -63,7 +63,7 @@ def full_rows(columns: dict[str, RawColumn], n_rows: int) -> dict[str, RawColumn
 
 
 def measure_batch(
-    batch: int, columns: dict[str, RawColumn], workflow: Any, features: Features, stage: Preprocess, dataset: Dataset
+    batch: int, columns: Mapping[str, RawColumn], workflow: Any, features: Features, stage: Preprocess, dataset: Dataset
 ) -> dict[str, float]:
     """Return the median µs of a call with `batch` rows, by what is called."""
     sample = full_rows(columns, batch)

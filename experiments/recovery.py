@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -102,7 +103,7 @@ def main(
             (user,) = served.user_ids(1, np.random.default_rng(0))
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=30) as http:
                 shopper = Shopper(http, user)
-                tasks = {name: lambda name=name: measure_fault(served, name, shopper) for name in FAULTS}
+                tasks = {name: partial(measure_fault, served, name, shopper) for name in FAULTS}
                 values = in_turns(tasks, rounds)
     limits = {"readiness fails after": 2.0, "started again after": 5.0}
     figures = [

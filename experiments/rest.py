@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -122,11 +123,11 @@ def main(
     with serve_with_gateway(repo) as served, plain_server(repo.resolve()) as (plain_port, plain):
         users = served.user_ids(1_000, np.random.default_rng(0))
         every = members(served.state.tag)
-        tasks = {}
+        tasks: dict[str, Callable[[], dict[str, float]]] = {}
         for n in (1, CLIENTS):
-            tasks[f"gRPC {n}"] = lambda n=n: ask_grpc(served, users, seconds, n)
-            tasks[f"gateway {n}"] = lambda n=n: ask_rest("gateway", served.port, every, users, seconds, n)
-            tasks[f"plain FastAPI {n}"] = lambda n=n: ask_rest("plain FastAPI", plain_port, [plain], users, seconds, n)
+            tasks[f"gRPC {n}"] = partial(ask_grpc, served, users, seconds, n)
+            tasks[f"gateway {n}"] = partial(ask_rest, "gateway", served.port, every, users, seconds, n)
+            tasks[f"plain FastAPI {n}"] = partial(ask_rest, "plain FastAPI", plain_port, [plain], users, seconds, n)
         for task in tasks.values():
             task()  # warm
         values = in_turns(tasks, rounds)

@@ -85,7 +85,7 @@ def describe_result(result: Result) -> str:
     lines = [f"### {result.title}\n", f"`{result.command}`; {result.conditions}.\n"]
     lines += ["| figure | value | low to high | bound | |", "|---|---|---|---|---|"]
     for record in result.figures:
-        low_high = "" if record.low is None else f"{number(record.low)} to {number(record.high)}"
+        low_high = "" if record.low is None or record.high is None else f"{number(record.low)} to {number(record.high)}"
         cells = (record.figure, value_of(record), low_high, record.bound, verdict(record))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

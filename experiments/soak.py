@@ -67,8 +67,13 @@ class Shared:
 
     @classmethod
     def of(cls, n_instances: int, n_rows: int) -> Shared:
-        kinds = (("q", 2 * n_instances * len(FAULTS)), ("q", n_instances), ("i", n_rows), ("i", n_rows))
-        return cls(*(spawn.Array(*kind, lock=False) for kind in kinds), spawn.Value("b", 0, lock=False))
+        return cls(
+            found=spawn.Array("q", 2 * n_instances * len(FAULTS), lock=False),
+            lookups=spawn.Array("q", n_instances, lock=False),
+            published=spawn.Array("i", n_rows, lock=False),
+            due=spawn.Array("i", n_rows, lock=False),
+            finish=spawn.Value("b", 0, lock=False),
+        )
 
     def versions(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (published, due)."""
@@ -97,6 +102,7 @@ def run_instance(config: LevelsConfig, number: int, shared: Shared) -> None:
     tables, rng, rows = LeveledTables(config), np.random.default_rng(os.getpid()), config.tables[0].rows
     published, due = shared.versions()
     table = tables._tables[TABLE]
+    assert table.shared is not None
     checker = Checker(published, due, Applied(table.shared.ring, table.codec, rows))
     while not shared.finish.value:
         keys = np.minimum(rng.zipf(1.2, 300), rows) - 1
@@ -215,6 +221,7 @@ def publish(config: LevelsConfig, shared: Shared, processes: Processes, seconds:
 
     The updater is spared until some of them were due: killed every few seconds, it might never be up for as long as that takes.
     """
+    assert config.updates is not None
     publisher = Publisher(config.updates.brokers, config.model, {TABLE: WIDTH})
     (versions, due_versions), n_published = shared.versions(), 0
     begun_s = time.monotonic()

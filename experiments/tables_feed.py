@@ -40,6 +40,11 @@ def run_beside(name: str, target: Callable[..., None], arguments: tuple, stop: C
         process.join(STOPPED_S)
 
 
+def pid_of(process: BaseProcess) -> int:
+    assert process.pid is not None  # it was started
+    return process.pid
+
+
 def require_alive(name: str, process: BaseProcess) -> None:
     if not process.is_alive():
         process.join()
@@ -62,7 +67,7 @@ def run_broker() -> Iterator[tuple[str, int]]:
             process.join()
             require_alive("The broker", process)
             raise
-        yield address, process.pid
+        yield address, pid_of(process)
 
 
 def serve_broker(address, stop) -> None:
@@ -118,7 +123,7 @@ def run_publisher(published: Published) -> Iterator[int]:
         published.go.set()
 
     with run_beside("The publisher", publish, (published,), stop) as process:
-        yield process.pid
+        yield pid_of(process)
 
 
 def publish(published: Published) -> None:

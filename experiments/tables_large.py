@@ -147,6 +147,7 @@ def make_large_repository(repo: Path, scratch: Path, source: str, rows: int, cas
     generation = relayout(repo, scratch / "repository", "ensemble")
     folder = stage_folder(scratch / "repository", "rank", generation)
     own, links = read_own_tables(folder), scratch / "tables"
+    assert own.source is not None
     links.mkdir()
     for table in own.tables:
         (links / f"{table.name}.npy").symlink_to(Path(own.source, f"{table.name}.npy").resolve())

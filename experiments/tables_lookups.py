@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def measure_hits(
     """Return speeds over `numpy.take`: its time over ours, for look-ups of `batches` keys."""
     source = write_table(folder, rows, rng)
     plain = np.load(f"{source}/{TABLE}.npy")
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "L2 complete, fp32": {"l2_rows": rows},
         "L1 over L2, slot index": {"l1_rows": rows // 4, "l2_rows": rows},
         "L2 partial, hashed": {"l2_rows": rows // 10},

@@ -114,10 +114,13 @@ def open_tables(config: LevelsConfig, **changes) -> Iterator[LeveledTables]:
 def resident_keys(tables: LeveledTables, rows: int) -> np.ndarray:
     """Return int64: those of the keys 0 … rows - 1 that the first level holds."""
     table = tables._tables[TABLE]
-    slots, resident = table.l1.slots if table.l1 else table.shared.slots, []
+    first = table.l1 or table.shared
+    assert first is not None
+    assert first.slots is not None
+    resident = []
     for start in range(0, rows, 1 << 18):
         keys = np.arange(start, min(start + (1 << 18), rows))
-        _, missing = slots.read(keys)
+        _, missing = first.slots.read(keys)
         resident.append(keys if missing is None else keys[~missing])
     return np.concatenate(resident)
 

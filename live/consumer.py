@@ -121,7 +121,7 @@ class EventConsumer:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return bounds
 
-    def _starts(self, txn: lmdb.Transaction, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    def _starts(self, txn: lmdb.Transaction[bytes], bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Return the next offset of each partition; messages that the broker removed unread are counted as lost."""
         offsets, lost = read_offsets(txn, self._writer.store, self._topic), 0
         for number, (low, high) in bounds.items():

@@ -52,12 +52,13 @@ def interleave(
 def compare(repo_a: Path, repo_b: Path, folder: Path, rounds: int, clients: int, window_s: float, step) -> Comparison:
     """Serve both, compare their answers to A's recorded requests, then measure in turns."""
     with own_server(repo_a) as server_a, own_server(repo_b) as server_b:
-        servers = (server_a, server_b)
-        benches = [new_bench(site_of(server.state), label, folder / label) for server, label in zip(servers, "AB", strict=True)]
-        answers = differing_answers(*benches)
+        servers = zip((server_a, server_b), "AB", strict=True)
+        bench_a, bench_b = (new_bench(site_of(server.state), label, folder / label) for server, label in servers)
+        answers = differing_answers(bench_a, bench_b)
         with take_turns(server_a.state.tag) as a, take_turns(server_b.state.tag) as b:
-            calls = [partial(_measure, *side, clients, window_s) for side in zip(benches, (a, b), strict=True)]
-            return Comparison(a=str(repo_a), b=str(repo_b), answers=answers, ratios=interleave(*calls, rounds, step))
+            call_a, call_b = (partial(_measure, *side, clients, window_s) for side in ((bench_a, a), (bench_b, b)))
+            ratios = interleave(call_a, call_b, rounds, step)
+            return Comparison(a=str(repo_a), b=str(repo_b), answers=answers, ratios=ratios)
 
 
 def _measure(bench: Bench, turns: Turns, clients: int, window_s: float) -> dict[str, float]:

@@ -62,7 +62,8 @@ def main_run(
 
 def refuse_options_before(context: typer.Context) -> None:
     """Raise ConfigError for options before a command, which would ignore them and run for minutes with its defaults."""
-    given = [p.opts[-1] for p in context.command.params if context.get_parameter_source(p.name).name == "COMMANDLINE"]
+    sources = ((p.opts[-1], context.get_parameter_source(p.name)) for p in context.command.params)
+    given = [option for option, source in sources if source and source.name == "COMMANDLINE"]
     if given:
         command = context.invoked_subcommand
         raise ConfigError(f"{', '.join(given)} must follow {command}, which ignores options before it. Write {command} first.")

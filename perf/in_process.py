@@ -42,12 +42,11 @@ class InProcess:
         np.savez(rows_file, **{name: array.astype(bytes) if array.dtype == object else array for name, array in rows.items()})
         self._command = [sys.executable, "-P", str(WORKER), str(repo), str(generation), str(rows_file)]
         self._count = workers
-        self._workers: list[subprocess.Popen] = []
+        self._workers: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
         env = os.environ | dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONDONTWRITEBYTECODE": "1"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self._workers = [subprocess.Popen(self._command, env=env, **pipes) for _ in range(self._count)]
+        self._workers = [self._start(env) for _ in range(self._count)]
         try:
             for worker in self._workers:
                 _answer(worker)
@@ -55,6 +54,10 @@ class InProcess:
             self.__exit__()
             raise
         return self
+
+    def _start(self, env: dict[str, str]) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(self._command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def __exit__(self, *exc: object) -> None:
         for worker in self._workers:
@@ -69,6 +72,7 @@ class InProcess:
         """
         chosen = self._workers[:workers]
         for worker in chosen:
+            assert worker.stdin is not None  # a pipe
             worker.stdin.write(json.dumps({"batch": batch, "seconds": seconds, "pause_s": pause_s}) + "\n")
             worker.stdin.flush()
         answers = [_answer(worker) for worker in chosen]
@@ -80,7 +84,9 @@ class InProcess:
         return max(BATCHES, key=lambda batch: self.measure(batch, seconds).rate)
 
 
-def _answer(worker: subprocess.Popen) -> dict:
+def _answer(worker: subprocess.Popen[str]) -> dict:
+    assert worker.stdout is not None  # pipes
+    assert worker.stderr is not None
     line = worker.stdout.readline()
     if not line:
         said = worker.stderr.read().strip().splitlines()[-1:]

@@ -35,7 +35,8 @@ def measure(pipeline, rows: dict[str, np.ndarray], batch: int, seconds: float, p
     batches = [{name: array[i * batch : (i + 1) * batch] for name, array in rows.items()} for i in range(count)]
     for inputs in batches[:5]:
         pipeline(inputs)
-    latency_ns, start_ns = [], time.perf_counter_ns()
+    latency_ns: list[int] = []
+    start_ns = time.perf_counter_ns()
     end_ns = start_ns + int(seconds * 1e9)
     now_ns = start_ns
     while now_ns < end_ns:

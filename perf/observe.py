@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -188,12 +188,12 @@ def hit_rates(before: Samples, after: Samples) -> dict[str, float]:
 
 def table_hit_rates(before: Samples, after: Samples) -> dict[str, float]:
     """Return "tables, level" -> share of the rows that reached a level and were found there, over all tables and processes."""
-    rows: Counter[str] = Counter()
+    rows: defaultdict[str, float] = defaultdict(float)
     for (name, labels), value in after.items():
         if name == TABLE_ROWS:
             answer = dict(label.split("=", 1) for label in labels.split(","))["answer"]
             rows[answer] += value - before.get((name, labels), 0.0)
-    rates, reached = {}, rows.total()
+    rates, reached = {}, sum(rows.values())
     for level in LEVELS:
         if reached > 0:
             rates[f"{TABLES}, {level}"] = rows[level] / reached
@@ -246,23 +246,22 @@ class PeakMemory:
 
     def __init__(self, tag: str | None) -> None:
         self.peak: list[ProcessMemory] = []
-        self._tag = tag
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread = threading.Thread(target=self._sample, args=(tag,), daemon=True) if tag else None
 
     def __enter__(self) -> Self:
-        if self._tag:
+        if self._thread:
             self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._done.set()
-        if self._tag:
+        if self._thread:
             self._thread.join()
 
-    def _sample(self) -> None:
+    def _sample(self, tag: str) -> None:
         while True:
-            now = read_memory(self._tag)
+            now = read_memory(tag)
             if total_mib(now) > total_mib(self.peak):
                 self.peak = now
             if self._done.wait(SAMPLE_EVERY_S):

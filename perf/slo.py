@@ -60,7 +60,8 @@ class Verdict:
     def kept(self) -> bool:
         if self.value is None:
             return False
-        return self.value <= self.bound.at_most if self.bound.at_least is None else self.value >= self.bound.at_least
+        at_most, at_least = self.bound.at_most, self.bound.at_least  # one of them
+        return (at_most is None or self.value <= at_most) and (at_least is None or self.value >= at_least)
 
 
 def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:

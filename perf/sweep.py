@@ -65,7 +65,7 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
     bulk = bench.rng.random(len(due_s)) < scenario.bulk_share
     priority = np.where(bulk, BULK, INTERACTIVE) if scenario.bulk_share else None
     bodies = serialise(bench.specs[ENSEMBLE], rows, priority)
-    classes = {}
+    classes: dict[str, np.ndarray] = {}
     cold = ~np.isin(rows["user_id"][:, 0], bench.requests["user_id"][:, 0])
     if scenario.cold_share:
         classes |= {"known users": ~cold, "cold starts": cold}
@@ -121,7 +121,7 @@ def describe(scenario: Scenario, outcome: Outcome, classes: dict[str, np.ndarray
 
 
 def add_yardstick(
-    bench: Bench, clients: int, rounds: int, window_s: float, cores: int, progress: Callable[[int], None] = lambda _: None
+    bench: Bench, clients: int, rounds: int, window_s: float, cores: int, progress: Callable[[int], object] = lambda _: None
 ) -> Yardstick:
     """Measure in-process and served in turns: `rounds` times one caller, then all cores against `clients` clients."""
     rows = draw(bench.requests, ROWS, bench.rng)
@@ -163,7 +163,8 @@ def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S
     n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
     n_open = len(scenarios(1.0, load_s, RATE_SHARES))
     with watched(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
-        bench.run.floor_p50_ms = Latency.of(floor_ns(bench.site.grpc_url)).p50_ms
+        floor = Latency.of(floor_ns(bench.site.grpc_url))
+        bench.run.floor_p50_ms = floor.p50_ms if floor else None
         best = sweep_recommend(bench, window_s, step)
         for stage in bench.stages:
             sweep_stage(bench, stage, window_s, step)

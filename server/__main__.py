@@ -123,7 +123,6 @@ def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> Serve
         if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
             stop_server(state, RUN_DIR)  # its supervisor would start it as well
     server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR).start()
-    assert server.state is not None  # it was started
     typer.echo(f"ready: {_line(server.state)}")
     return server.state
 

@@ -80,7 +80,7 @@ class TritonServer:
         self.ready_timeout_s = ready_timeout_s
         self.run_dir = Path(run_dir).resolve()
         self.log_path = self.run_dir / "logs" / f"tritonserver-{self.ports.grpc}.log"
-        self.state: ServerState | None = None
+        self._state: ServerState | None = None
         self.process: subprocess.Popen | None = None
         self._owner, self._former_tag = "", tag
 
@@ -115,6 +115,13 @@ class TritonServer:
     def metrics_url(self) -> str:
         return f"http://{reachable_at(self.host)}:{self.ports.metrics}/metrics"
 
+    @property
+    def state(self) -> ServerState:
+        """What a started server is. Raises ServerError before the start and after the end."""
+        if self._state is None:
+            raise ServerError(f"The server on {self.repo} does not run. Its log is {self.log_path}.")
+        return self._state
+
     def start(self) -> Self:
         """Start the server. Raises ServerError, also when only its tables' updater fails; the server then keeps answering."""
         refuse_unservable_path(self.run_dir)
@@ -129,24 +136,24 @@ class TritonServer:
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder}
         facts: dict[str, Any] = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
         facts["generation"] = generations.generation_on_disk(self.repo)
-        self.state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
+        self._state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
         try:
-            self.state.save(self.run_dir)
+            self._state.save(self.run_dir)
             self._wait_ready(self.process)
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # it has no requests to wait for
             raise
-        live_helpers.follow(self.state, self.run_dir)
-        updaters.follow(self.state, self.run_dir)
+        live_helpers.follow(self._state, self.run_dir)
+        updaters.follow(self._state, self.run_dir)
         return self
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop the server and all its processes. Does nothing when it was never started."""
-        if self.state is not None and self._former_tag:
-            end_server(self.state, timeout_s)
-        elif self.state is not None:
-            stop_server(self.state, self.run_dir, timeout_s)
-        self.state = None
+        if self._state is not None and self._former_tag:
+            end_server(self._state, timeout_s)
+        elif self._state is not None:
+            stop_server(self._state, self.run_dir, timeout_s)
+        self._state = None
 
     def __enter__(self) -> Self:
         self._owner = processes.identity()

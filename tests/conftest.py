@@ -39,8 +39,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     lane = session.config.getoption("--lane")
     if lane is None or is_xdist_worker(session):  # the process that hears of all workers judges
         return
-    stats = session.config.pluginmanager.get_plugin("terminalreporter").stats  # a failure in a fixture is an "error"
-    counts = {outcome: len(stats.get(outcome, ())) for outcome in OUTCOMES}
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None  # pytest's own
+    counts = {outcome: len(reporter.stats.get(outcome, ())) for outcome in OUTCOMES}  # a failure in a fixture is an "error"
     result = LaneResult(lane, counts, time.monotonic() - session.config.stash[_STARTED_S])
     result, session.exitstatus = judged(result, exitstatus)
     result.write()

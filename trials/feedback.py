@@ -104,7 +104,7 @@ def join_feedback(
 
 
 def _pad(rows: list[list[int]], width: int, fill: int, dtype: type) -> np.ndarray:
-    padded = np.full((len(rows), width), fill, dtype)
+    padded: np.ndarray = np.full((len(rows), width), fill, dtype)
     for row, values in enumerate(rows):
         padded[row, : len(values)] = values
     return padded

@@ -26,6 +26,7 @@ from serving.contract.errors import RecommenderError
 
 RESAMPLES = 1_000
 RESAMPLE_BLOCK = 50  # resamples at a time: bounds memory at block * decisions
+SEED = 0  # the same log gives the same interval
 LEAST_EFFECTIVE_SAMPLES = 100.0
 
 SlateKind = Literal["standard", "independent", "cascade"]
@@ -69,28 +70,26 @@ def effective_samples(weights: np.ndarray) -> float:
     return float(weights.sum()) ** 2 / squares if squares else 0.0
 
 
-def estimate_ips(rewards: np.ndarray, weights: np.ndarray, **options: float) -> Estimate:
-    """Return the inverse-propensity estimate. rewards, weights: float64 [decisions]; options as in `_estimate`."""
-    return _estimate(weights * rewards, np.ones(len(rewards)), weights, **options)
+def estimate_ips(rewards: np.ndarray, weights: np.ndarray) -> Estimate:
+    """Return the inverse-propensity estimate. rewards, weights: float64 [decisions]."""
+    return _estimate(weights * rewards, np.ones(len(rewards)), weights)
 
 
-def estimate_snips(rewards: np.ndarray, weights: np.ndarray, **options: float) -> Estimate:
-    """Return the self-normalised estimate. rewards, weights: float64 [decisions]; options as in `_estimate`."""
-    return _estimate(weights * rewards, weights, weights, **options)
+def estimate_snips(rewards: np.ndarray, weights: np.ndarray) -> Estimate:
+    """Return the self-normalised estimate. rewards, weights: float64 [decisions]."""
+    return _estimate(weights * rewards, weights, weights)
 
 
-def estimate_dr(
-    rewards: np.ndarray, weights: np.ndarray, expected_logged: np.ndarray, expected_target: np.ndarray, **options: float
-) -> Estimate:
+def estimate_dr(rewards: np.ndarray, weights: np.ndarray, expected_logged: np.ndarray, expected_target: np.ndarray) -> Estimate:
     """Return the doubly robust estimate.
 
     expected_logged: float64 [decisions], a model's expected reward of the shown item; expected_target: the same model's
     expected reward under the target policy. The model must not have learned from these decisions.
     """
-    return _estimate(expected_target + weights * (rewards - expected_logged), np.ones(len(rewards)), weights, **options)
+    return _estimate(expected_target + weights * (rewards - expected_logged), np.ones(len(rewards)), weights)
 
 
-def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, **options: float) -> Estimate:
+def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind) -> Estimate:
     """Return the value of a whole slate: the expected sum of its positions' rewards.
 
     rewards, weights: float64 [slates, positions]. kind: see the module; the less it assumes, the noisier it is.
@@ -102,35 +101,26 @@ def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, **
     else:
         position_weights = weights
     least = position_weights[:, int(np.argmin([effective_samples(column) for column in position_weights.T]))]
-    return _estimate((position_weights * rewards).sum(axis=1), np.ones(len(rewards)), least, **options)
+    return _estimate((position_weights * rewards).sum(axis=1), np.ones(len(rewards)), least)
 
 
-def _estimate(
-    numerators: np.ndarray,
-    denominators: np.ndarray,
-    weights: np.ndarray,
-    *,
-    alpha: float = 0.05,
-    seed: int = 0,
-    least_effective_samples: float = LEAST_EFFECTIVE_SAMPLES,
-) -> Estimate:
-    """Return sum(numerators) / sum(denominators) with the percentile interval of a Bayesian bootstrap over decisions.
+def _estimate(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray) -> Estimate:
+    """Return sum(numerators) / sum(denominators) with the 95 % interval of a Bayesian bootstrap over decisions.
 
-    alpha: 1 - coverage of the interval. Raises TrialError when the log says too little: too few effective samples, or a
-    weight that is no number.
+    Raises TrialError when the log says too little: too few effective samples, or a weight that is no number.
     """
     samples = effective_samples(weights)
-    if not samples >= least_effective_samples:
+    if not samples >= LEAST_EFFECTIVE_SAMPLES:
         raise TrialError(
-            f"The log is worth {samples:.0f} decisions of the policy to judge; expected {least_effective_samples:.0f} or more. "
+            f"The log is worth {samples:.0f} decisions of the policy to judge; expected {LEAST_EFFECTIVE_SAMPLES:.0f} or more. "
             "The two policies differ too much: log more decisions, explore more, or judge a policy nearer to the logged one."
         )
-    count, generator = len(numerators), np.random.default_rng(seed)
+    count, generator = len(numerators), np.random.default_rng(SEED)
     pairs = np.stack([numerators, denominators], axis=1)
     resampled = []
     for _ in range(RESAMPLES // RESAMPLE_BLOCK):
         resampled.append(generator.standard_exponential((RESAMPLE_BLOCK, count)) @ pairs)
     sums = np.concatenate(resampled)
-    low, high = np.quantile(sums[:, 0] / sums[:, 1], [alpha / 2, 1 - alpha / 2])
+    low, high = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
     value = numerators.sum() / denominators.sum()
     return Estimate(float(value), float(low), float(high), samples, count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 
@@ -39,9 +40,12 @@ def measure(shop: Shop, count: int, rng: np.random.Generator) -> list[Figure]:
 
 def purchases(probes: Probes, user_ids: list[int], count: int) -> Iterator[Callable[[Callable[[], None]], None]]:
     """Yield purchases of the users in turn: a user's next one begins after AT_ONCE others, when the last was answered."""
+
+    def buy(user_id: int, over: Callable[[], None]) -> None:
+        probes.buy(user_id, time.perf_counter_ns(), over)
+
     for number in range(count):
-        user_id = user_ids[number % len(user_ids)]
-        yield lambda over, user_id=user_id: probes.buy(user_id, time.perf_counter_ns(), over)
+        yield partial(buy, user_ids[number % len(user_ids)])
 
 
 def last_sequence(reader: Reader) -> int:

@@ -44,7 +44,8 @@ def serve_new_items(shop: Shop, exchange: Exchange, count: int, rng: np.random.G
     Only a share of users is shown new items (`[live] new_item_share`); they are found by the first item.
     """
     first_id = int(shop.item_ids.max()) + 1
-    users, waited_s = [], []
+    users: list[int] = []
+    waited_s = []
     for item_id in range(first_id, first_id + count + 1):
         started_s = time.perf_counter()
         exchange.ask(shop.upsert(item_id, title=f"new item {item_id}", available=True))

@@ -114,8 +114,14 @@ def time_reads(folder: Path, n_users: int, calls: int, rng: np.random.Generator)
 def empty_state(user_ids: np.ndarray) -> UserState:
     """Return what the generation knows of users, [B]: nothing."""
     batch, history = len(user_ids), Layout().history
-    whole = {name: np.zeros(batch, np.int64) for name in ("event_count", "first_time", "last_time")}
-    sums = {name: np.zeros(batch) for name in ("sum_weight", "sum_label")}
-    ids = np.full((batch, history), PAD_ID)
-    categories = np.full((batch, history), NO_CATEGORY, np.int32)
-    return UserState(user_ids.copy(), ids, np.zeros((batch, history), np.int64), categories, **whole, **sums)
+    return UserState(
+        user_ids.copy(),
+        history_ids=np.full((batch, history), PAD_ID),
+        history_times=np.zeros((batch, history), np.int64),
+        history_categories=np.full((batch, history), NO_CATEGORY, np.int32),
+        event_count=np.zeros(batch, np.int64),
+        sum_weight=np.zeros(batch),
+        sum_label=np.zeros(batch),
+        first_time=np.zeros(batch, np.int64),
+        last_time=np.zeros(batch, np.int64),
+    )

@@ -18,7 +18,7 @@ from perf.load.workload import Arrays, read_requests, read_specs, serialise
 from perf.target import Site, own_server, site_of
 from server.environment import MEASURED_DIR
 from serving.contract.artifacts import read_stage, stage_folder
-from serving.contract.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, OBSERVE, PAD_ID, STAGES, UPSERT, Degraded, ModelSpec, live_specs
 from serving.live.store import live_folder
@@ -71,7 +71,7 @@ class Shop:
 
     def recommend(self, user_id: int, after: int | None = None) -> bytes:
         """Return a request of `recommend` with the fills of all that is not said."""
-        given: dict[str, object] = {"user_id": user_id} | ({} if after is None else {"after": after})
+        given = {"user_id": user_id} if after is None else {"user_id": user_id, "after": after}
         spec = self.specs[ENSEMBLE]
         rows = {t.name: np.full((1, *t.dims), given.get(t.name, t.fill), t.numpy_dtype) for t in spec.inputs}
         return serialise(spec, rows)[0]
@@ -83,8 +83,8 @@ class Shop:
 
     def upsert(self, item_id: int, **columns: object) -> bytes:
         """Return a request of `upsert` that changes columns of an item."""
-        change = {"kind": [b"item"], "id": np.array([item_id], np.int64), "columns": [json.dumps(columns).encode()]}
-        return encode(UPSERT, change)
+        texts = {"kind": [b"item"], "columns": [json.dumps(columns).encode()]}
+        return encode(UPSERT, texts | {"id": np.array([item_id], np.int64)})
 
     def answer_of(self, message: bytes) -> Answer:
         """Read an answer of `recommend`."""
@@ -134,8 +134,6 @@ def copied(repo: Path, live: bool = True) -> Iterator[Path]:
 def served(copy: Path) -> Iterator[Shop]:
     """Serve a copy of a repository for a while."""
     with own_server(copy) as server:
-        if server.state is None:
-            raise ServerError(f"The server on {copy} ended. Its log is {server.log_path}.")
         yield Shop.of(site_of(server.state))
 
 

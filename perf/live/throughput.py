@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,7 @@ def run_clients(shop: Shop, seconds: float, rng: np.random.Generator) -> tuple[i
         with undisturbed(), ThreadPoolExecutor(CLIENTS) as pool:
             started_s = time.perf_counter()
             end_s = started_s + seconds
-            counts = list(pool.map(lambda client: run_client(*client, end_s), zip(exchanges, bodies, strict=True)))
+            counts = list(pool.map(run_client, exchanges, bodies, repeat(end_s)))
             return sum(counts), time.perf_counter() - started_s
     finally:
         for exchange in exchanges:
@@ -79,16 +80,24 @@ def run_client(exchange: Exchange, bodies: list[bytes], end_s: float) -> int:
     return count
 
 
+def latency_of(taken_ns: list[int]) -> Latency:
+    """Return the latency of nanoseconds, at least one."""
+    latency = Latency.of(np.array(taken_ns))
+    assert latency is not None
+    return latency
+
+
 def time_one_client(shop: Shop, seconds: float, rng: np.random.Generator) -> Latency:
     """Time requests of one event, one after the other."""
-    taken_ns, bodies = [], draw_requests(shop, BODIES, 1, rng)
+    taken_ns: list[int] = []
+    bodies = draw_requests(shop, BODIES, 1, rng)
     with connected(shop.site.grpc_url) as exchange, undisturbed():
         end_s = time.perf_counter() + seconds
         while time.perf_counter() < end_s or not taken_ns:
             started_ns = time.perf_counter_ns()
             exchange.ask(bodies[len(taken_ns) % BODIES])
             taken_ns.append(time.perf_counter_ns() - started_ns)
-    return Latency.of(np.array(taken_ns))
+    return latency_of(taken_ns)
 
 
 def time_fsync(folder: Path, seconds: float = SYNCED_S) -> Latency:
@@ -102,4 +111,4 @@ def time_fsync(folder: Path, seconds: float = SYNCED_S) -> Latency:
             started_ns = time.perf_counter_ns()
             os.fdatasync(file.fileno())
             taken_ns.append(time.perf_counter_ns() - started_ns)
-    return Latency.of(np.array(taken_ns))
+    return latency_of(taken_ns)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -117,9 +118,6 @@ def run_round(
     def send_event(body: bytes) -> Callable[[int], None]:
         return lambda _: exchange.send(body, note_event)
 
-    def send_probe(user_id: int) -> Callable[[int], None]:
-        return lambda due_ns: probes.buy(user_id, due_ns)
-
     due_s = schedule.poisson(rate - probe_rate, duration_s, rng)
     bodies = serialise(shop.specs[ENSEMBLE], draw(shop.requests, len(due_s), rng))
     actions = list(zip(due_s, map(send_request, bodies), strict=True))
@@ -133,7 +131,7 @@ def run_round(
         sent = (shop.observe(*rows) for rows in zip(users.tolist(), items.tolist(), strict=True))
         actions += zip(event_s, map(send_event, sent), strict=True)
         probed = np.resize(rng.permutation(list(probes.next_item)), len(probe_s)).tolist()
-        actions += zip(probe_s, map(send_probe, probed), strict=True)
+        actions += zip(probe_s, (partial(probes.buy, user_id) for user_id in probed), strict=True)
         run.events = users.size + len(probe_s)
     actions.sort(key=lambda action: action[0])
     with undisturbed():

@@ -169,8 +169,9 @@ def parse_csv(text: str, said: str) -> dict[str, Any]:
     try:
         (row,) = csv.DictReader(io.StringIO(text))
         ms = {column: float(row[f"{column} latency"]) / 1e3 for column in ("Avg", "p50", "p90", "p95", "p99")}
-        count = int(re.search(r"Client:\s+Request count: (\d+)", said)[1])
-        rate = float(row["Inferences/Second"])
+        if (counted := re.search(r"Client:\s+Request count: (\d+)", said)) is None:
+            raise ValueError("it has no request count")
+        count, rate = int(counted[1]), float(row["Inferences/Second"])
     except (KeyError, ValueError, TypeError) as error:
         raise ServerError(f"perf_analyzer's report has an unknown form ({error!r}); 2.51 is expected.") from error
     percentiles = {f"{column}_ms": value for column, value in ms.items() if column != "Avg"}

@@ -215,9 +215,9 @@ class UnaryCalls:
         if block not in self._errors:
             decoder = Decoder()
             decoder.max_allowed_table_size = decoder.header_table_size = 0
-            found = dict(decoder.decode(block)) if flags & END_HEADERS else {}
-            status = found.get("grpc-status", "2")
-            name, message = STATUS.get(status, status), unquote(found.get("grpc-message", ""))
+            found = dict(decoder.decode(block, raw=True)) if flags & END_HEADERS else {}
+            status = found.get(b"grpc-status", b"2").decode()
+            name, message = STATUS.get(status, status), unquote(found.get(b"grpc-message", b"").decode())
             self._errors[block] = "" if status == "0" else f"{name}: {message[:120]}"
         return self._errors[block]
 

@@ -7,11 +7,13 @@ import matplotlib
 matplotlib.use("Agg")
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.typing import RcKeyType
 
 from perf.observe import PHASES, TABLES
 from perf.report.results import HALF, MODELS, Closed, Run
@@ -23,7 +25,7 @@ MODEL_COLOUR = dict(zip(MODELS, (SKY, BLUE, GREEN, PURPLE, ORANGE), strict=True)
 TRANSPORT_COLOUR = {"grpc": BLUE, "http": ORANGE, "grpc+shm": GREEN}
 PERCENTILE_COLOUR = {"p50_ms": BLUE, "p95_ms": ORANGE, "p99_ms": RED}
 WIDTH_IN = 9.0
-STYLE = {
+STYLE: dict[RcKeyType, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -135,9 +137,8 @@ def histogram(run: Run, folder: Path) -> Figure | None:
     with np.load(folder / load.raw) as raw:
         latency_ms = (raw["answered_ns"] - raw["due_ns"])[raw["answered_ns"] >= 0] / 1e6
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 3.2))
-    axes.hist(
-        latency_ms, bins=np.geomspace(latency_ms.min(), latency_ms.max() * 1.001, 50), color=SKY, edgecolor="white", lw=0.4
-    )
+    bounds_ms = np.geomspace(latency_ms.min(), latency_ms.max() * 1.001, 50).tolist()
+    axes.hist(latency_ms, bins=bounds_ms, color=SKY, edgecolor="white", lw=0.4)
     top = axes.get_ylim()[1]
     for percentile, colour in PERCENTILE_COLOUR.items():
         value = getattr(load.latency, percentile)

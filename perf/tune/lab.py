@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import faiss
 import numpy as np
 
 from export.settings import Settings
@@ -30,6 +29,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from training.retrieval.effort import is_sufficient, measure_recall
+from training.retrieval.index import inverted_file
 
 FACTORS = (0.7, 0.8, 0.9)  # of the export's effort, whose own steps are a third to a half apart
 
@@ -40,7 +40,7 @@ def allowed_efforts(repository: Path) -> dict[int, float]:
     search = pipeline.stages["retrieve"].search
     if search.index is None:
         return {}
-    index = faiss.downcast_index(search.index)
+    index = inverted_file(search.index)
     queries = recorded_vectors(pipeline, repository, JUDGED_BY)
     found, current = {}, index.nprobe
     for effort in sorted({max(int(current * factor), 1) for factor in FACTORS}):
@@ -97,10 +97,12 @@ class Lab:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._work.cleanup()
+        if self._work is not None:
+            self._work.cleanup()
 
     @property
     def folder(self) -> Path:
+        assert self._work is not None  # until the `with` block ends
         return Path(self._work.name)
 
     def measure(self, candidates: Sequence[Changes], turns: int) -> list[Trial]:

@@ -25,7 +25,7 @@ Space = dict[str, tuple[Any, ...]]  # dotted key -> values worth a try
 
 SERVER_THREADS = "server.threads"
 QUEUE_DELAYS_US = (0, 100, 300, 1_000)
-PREFERRED_BATCHES = ([], [16], [8, 32], [4, 8, 16, 32], [32, 64])
+PREFERRED_BATCHES: tuple[list[int], ...] = ([], [16], [8, 32], [4, 8, 16, 32], [32, 64])
 COMBINED = 3  # most settings changed by one combination
 DRAWS_PER_CANDIDATE = 100  # before a space counts as exhausted
 
@@ -165,7 +165,8 @@ def search(
     Every rung has half the candidates and twice the turns. The last one is a heat of HEAT candidates, measured until each has
     FINAL_TURNS. `saved` is called after every heat.
     """
-    outcome, known, turns = Outcome(goal), {}, 1
+    outcome, turns = Outcome(goal), 1
+    known: dict[str, Trial] = {}
     remaining = list(candidates)
     while True:
         last = len(remaining) <= HEAT

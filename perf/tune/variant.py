@@ -19,6 +19,7 @@ from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_json, rea
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.search.search import INDEX_FILE
+from training.retrieval.index import inverted_file
 
 
 def make_variant(source: Path, target: Path, layout: str, settings: Settings) -> None:
@@ -60,7 +61,7 @@ def change_effort(repository: Path, generation: int, compute: ComputeSettings) -
     if not compute.index_effort or not path.exists():
         return
     index = faiss.read_index(str(path))
-    index.nprobe = compute.index_effort
+    inverted_file(index).nprobe = compute.index_effort
     path.unlink()
     faiss.write_index(index, str(path))
     seal_again(repository, generation, "retrieve")

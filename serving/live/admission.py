@@ -80,8 +80,8 @@ class EventAdmission:
         headers["value"] = value
         self.kinds.decide(headers)
         headers["kind"] = codes[headers["kind"]]
-        texts = (inputs[name][:, 0].tolist() for name in ("event_id", "request_id"))
-        return EventBatch(headers, *texts, self._context_texts(inputs, len(headers)))
+        event_ids, request_ids = (inputs[name][:, 0].tolist() for name in ("event_id", "request_id"))
+        return EventBatch(headers, event_ids, request_ids, self._context_texts(inputs, len(headers)))
 
     def _context_texts(self, inputs: Arrays, count: int) -> Sequence[bytes]:
         """JSON of the context columns that were sent, one text per event."""

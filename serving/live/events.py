@@ -153,11 +153,8 @@ def pack(batch: EventBatch) -> list[bytes]:
         headers[size] = [len(text) for text in texts]
     packed, width = headers.tobytes(), HEADER.itemsize
     starts = range(0, len(packed), width)
-    texts = zip(batch.event_ids, batch.request_ids, batch.columns, strict=True)
-    return [
-        packed[start : start + width] + event_id + request_id + columns
-        for start, (event_id, request_id, columns) in zip(starts, texts, strict=True)
-    ]
+    rows = zip(starts, batch.event_ids, batch.request_ids, batch.columns, strict=True)
+    return [packed[start : start + width] + event_id + request_id + columns for start, event_id, request_id, columns in rows]
 
 
 def unpack(values: Iterable[bytes | memoryview]) -> EventBatch:

@@ -9,7 +9,7 @@ import lmdb
 import numpy as np
 
 from serving.live.events import HEADER, USER_EVICTED, EventBatch, Flags
-from serving.live.layout import Layout
+from serving.live.layout import Layout, offset_of
 from serving.live.store import Store, ids_as_keys
 
 
@@ -32,7 +32,7 @@ def apply_evictions(txn: lmdb.Transaction, store: Store, headers: np.ndarray) ->
 
 def unchanged(txn: lmdb.Transaction, store: Store, layout: Layout, user_ids: np.ndarray, received_ms: np.ndarray) -> np.ndarray:
     """Return which users, bool [N], have had no event since the moments at which their latest ones arrived, int64 [N]."""
-    offset = layout.user.fields["received_ms"][1]
+    offset = offset_of(layout.user, "received_ms")
     stated = received_ms.astype("<i8").tobytes()
     records = (txn.get(key, db=store.users) for key in ids_as_keys(user_ids))
     return np.array(

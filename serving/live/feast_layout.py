@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import mmh3
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 STRING, INT64 = 2, 4  # of Feast's ValueType
@@ -32,7 +33,7 @@ Scalar = bytes | int | float
 FeatureValue = Scalar | Sequence
 
 
-def value_class() -> type:
+def value_class() -> type[Message]:
     """Return a message class with the fields of Feast's `Value` that are used here."""
     file = descriptor_pb2.FileDescriptorProto(name="feast_value.proto", package="feast_layout", syntax="proto3")
     value = file.message_type.add(name="Value")

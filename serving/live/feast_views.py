@@ -90,14 +90,21 @@ def user_features(record: np.ndarray, seen_ids: Sequence[int], names: Sequence[s
 def fill_user(record: np.ndarray, values: Mapping[str, FeatureValue], names: Sequence[str]) -> None:
     """Write features into a record without events; those that are missing leave it as it is."""
     for name in (*OF_HISTORY, *OF_SESSION):
-        given = values.get(name, ())[: len(record[name])]
+        given = list_in(values, name)[: len(record[name])]
         record[name][: len(given)] = given
     for name in TOTALS:
         record[name] = values.get(name, record[name])
     codes = {name: code for code, name in enumerate(names)}
-    given = values.get("session_events", ())[: len(record["session_kinds"])]
+    given = list_in(values, "session_events")[: len(record["session_kinds"])]
     record["session_kinds"][: len(given)] = [codes.get(name, UNKNOWN_KIND) for name in given]
     fill_aggregates(record, values)
+
+
+def list_in(values: Mapping[str, FeatureValue], name: str) -> Sequence:
+    """Return a feature that is a list, an empty one where it is missing."""
+    value = values.get(name, ())
+    assert isinstance(value, Sequence)  # as the view declares it
+    return value
 
 
 def item_features(record: np.ndarray) -> dict[str, FeatureValue]:
@@ -116,6 +123,6 @@ def fill_item(record: np.ndarray, values: Mapping[str, FeatureValue]) -> None:
 
 def fill_aggregates(record: np.ndarray, values: Mapping[str, FeatureValue]) -> None:
     """Write the state of aggregations, unless it has another size than this layout's."""
-    stored = values.get("aggregates", b"")
-    if stored and len(stored) == record["aggregates"].nbytes:
+    stored = values.get("aggregates")
+    if isinstance(stored, bytes) and stored and len(stored) == record["aggregates"].nbytes:
         record["aggregates"] = np.frombuffer(stored, record["aggregates"].dtype)[0]

@@ -113,9 +113,14 @@ class Layout:
 
 def describe(dtype: np.dtype) -> list:
     """Return a structured dtype as JSON can hold it: names, types, shapes and offsets."""
-    fields = dtype.fields or {}
-    rows = [[name, fields[name][0].base.str, list(fields[name][0].shape), fields[name][1]] for name in dtype.names or ()]
+    rows = [[name, dtype[name].base.str, list(dtype[name].shape), offset_of(dtype, name)] for name in dtype.names or ()]
     return [dtype.itemsize, rows]
+
+
+def offset_of(dtype: np.dtype, name: str) -> int:
+    """Return the place of a field in a structured dtype, in bytes."""
+    assert dtype.fields is not None  # it is structured
+    return dtype.fields[name][1]
 
 
 def described(description: list) -> np.dtype:

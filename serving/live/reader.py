@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import lmdb
 import numpy as np
 
 from serving.contract.errors import DependencyError
 from serving.live.events import HEADER, USER_CHANGED
-from serving.live.layout import Layout
+from serving.live.layout import Layout, offset_of
 from serving.live.store import (
     DATA_FILE,
     DEFAULT_BYTES,
@@ -36,7 +37,7 @@ from serving.live.writer import CHANGE, read_records
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
 MOST_READ_EVENTS = 4_096  # when more are new, it is faster to read all items
-ITEM_ID = HEADER.fields["item_id"][1]  # its place in a packed event
+ITEM_ID = offset_of(HEADER, "item_id")  # its place in a packed event
 WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited for
 
 
@@ -51,7 +52,7 @@ class Change(NamedTuple):
 class Snapshot:
     """One consistent view of a store, until its `with` block ends. Raises DependencyError when the store cannot be read."""
 
-    def __init__(self, store: Store, layout: Layout, txn: lmdb.Transaction) -> None:
+    def __init__(self, store: Store, layout: Layout, txn: lmdb.Transaction[memoryview]) -> None:
         self._store, self.layout, self._txn = store, layout, txn
 
     def __enter__(self) -> Snapshot:
@@ -97,7 +98,13 @@ class Snapshot:
         if not cursor.set_range(sequence_key(after + 1)):
             return []
         keys = dict.fromkeys(bytes(key) for key in cursor.iternext(keys=False, values=True))
-        return [Change(*CHANGE.unpack(key), json.loads(bytes(self._txn.get(key, db=self._store.columns)))) for key in keys]
+        return [self._change(key) for key in keys]
+
+    def _change(self, key: bytes) -> Change:
+        kind, changed_id = CHANGE.unpack(key)
+        text = self._txn.get(key, db=self._store.columns)
+        assert text is not None  # written with the change, in one transaction
+        return Change(kind, changed_id, json.loads(bytes(text)))
 
     def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
         """int64 [B] -> (row, columns by name) of the users for whom `upsert` set something."""
@@ -115,7 +122,7 @@ class Snapshot:
 
     def arrivals_ms(self, after: bytes, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the next users after a key, int64 [N], and when their latest events arrived, int64 [N]; N = 0 at the end."""
-        cursor, offset = self._txn.cursor(self._store.users), self.layout.user.fields["received_ms"][1]
+        cursor, offset = self._txn.cursor(self._store.users), offset_of(self.layout.user, "received_ms")
         rows = list(islice(cursor.iternext(), most)) if cursor.set_range(after + b"\0") else []
         times_ms = np.frombuffer(b"".join(record[offset : offset + 8] for _, record in rows), "<i8")
         return np.frombuffer(b"".join(key for key, _ in rows), "<i8"), times_ms
@@ -141,27 +148,50 @@ class Snapshot:
         return ids, np.frombuffer(b"".join(value for _, value in rows), self.layout.item)
 
 
+class UserSnapshot(Protocol):
+    """One consistent view of users: `Snapshot`, or `RedisSnapshot` where machines share them."""
+
+    def progress(self) -> Progress: ...
+
+    def pauses_ms(self) -> list[tuple[int, int]]: ...
+
+    def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]: ...
+
+    def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]: ...
+
+    def seen(self, user_ids: np.ndarray) -> np.ndarray: ...
+
+
+class UserReader(Protocol):
+    """Reads users: `Reader`, or `RedisUsers` where machines share them."""
+
+    def exists(self) -> bool: ...
+
+    def snapshot(self) -> AbstractContextManager[UserSnapshot]: ...
+
+    def wait_for(self, sequences: np.ndarray, timeout_s: float) -> np.ndarray: ...
+
+
 class Reader:
     """Reads a store that may not exist yet: it is opened when there is one."""
 
     def __init__(self, folder: Path, shop: str = "", store_bytes: int = DEFAULT_BYTES) -> None:
         """shop: name of the data set whose events the store must hold, "" for any"""
         self.folder, self.shop, self._store_bytes = folder, shop, store_bytes
-        self._store: Store | None = None
-        self._layout: Layout | None = None
+        self._opened: tuple[Store, Layout] | None = None
 
     @property
-    def users(self) -> Reader:
+    def users(self) -> UserReader:
         """What users are read from."""
         return self
 
     def exists(self) -> bool:
         """Has a writer made the store?"""
-        return self._store is not None or (self.folder / DATA_FILE).exists()
+        return self._opened is not None or (self.folder / DATA_FILE).exists()
 
     def snapshot(self) -> Snapshot:
         """Open one consistent view. Raises DependencyError when the store cannot be read."""
-        store, layout = self._opened()
+        store, layout = self._open()
         try:
             txn = store.env.begin(buffers=True)
         except lmdb.MapResizedError:  # its writer was started with more address space
@@ -181,11 +211,11 @@ class Reader:
                 return sequences <= last
             time.sleep(WAIT_STEP_S)
 
-    def _opened(self) -> tuple[Store, Layout]:
-        if self._store is None:
+    def _open(self) -> tuple[Store, Layout]:
+        if self._opened is None:
             store = open_store(self.folder, self._store_bytes)
             try:
-                self._layout = store.read_layout()
+                layout = store.read_layout()
                 if self.shop and store.read_shop() not in ("", self.shop):
                     raise DependencyError(
                         f"The live store in {self.folder} holds the events of {store.read_shop()!r}; expected those of "
@@ -194,10 +224,10 @@ class Reader:
             except BaseException:
                 store.close()
                 raise
-            self._store = store
-        return self._store, self._layout
+            self._opened = store, layout
+        return self._opened
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        if self._opened is not None:
+            self._opened[0].close()
+            self._opened = None

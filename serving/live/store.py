@@ -32,12 +32,16 @@ from serving.live.layout import Layout
 ID = np.dtype("<i8")  # of users and items, as keys hold them
 DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
+SETS = ("seen",)  # databases with many values of one size under a key
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
 COUNTERS, MACHINE = b"counters", b"machine"
 ARCHIVE = "archive"  # folder of the log's older part (live/archive.py)
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
 MAX_READERS = 512  # threads of all processes that read at the same time
 SPARE_TRANSACTIONS = 8  # kept by each process, so that a read begins without an allocation
+
+
+PROGRESS_FORMAT = struct.Struct("<QqqQQQQQqQ")
 
 
 class Progress(NamedTuple):
@@ -54,14 +58,12 @@ class Progress(NamedTuple):
     first_ms: int = 0  # time of the first event
     n_pauses: int = 0  # see timeline.py
 
-    FORMAT = struct.Struct("<QqqQQQQQqQ")
-
     def pack(self) -> bytes:
-        return self.FORMAT.pack(*self)
+        return PROGRESS_FORMAT.pack(*self)
 
     @classmethod
     def unpack(cls, packed: bytes | memoryview | None) -> Progress:
-        return cls(*cls.FORMAT.unpack(packed)) if packed is not None else cls()
+        return cls(*PROGRESS_FORMAT.unpack(packed)) if packed is not None else cls()
 
 
 class Store:
@@ -88,9 +90,11 @@ class Store:
 
     def open_databases(self, create: bool) -> None:
         """Open all databases. Raises DependencyError when the writer has not made them yet."""
-        kinds = {"seen": {"dupsort": True, "dupfixed": True}}
         try:
-            dbs = {name: self.env.open_db(name.encode(), create=create, **kinds.get(name, {})) for name in DATABASES}
+            dbs = {
+                name: self.env.open_db(name.encode(), create=create, dupsort=name in SETS, dupfixed=name in SETS)
+                for name in DATABASES
+            }
         except lmdb.Error as error:
             raise DependencyError(f"The live store in {self.folder} is not ready: {error}. Start its writer first.") from error
         self.events, self.users, self.items, self.seen = (dbs[name] for name in DATABASES[:4])

@@ -145,13 +145,13 @@ class Writer:
                 self.count(txn, {"evicted_users": int(rows.sum())})
         return int(rows.sum())
 
-    def count(self, txn: lmdb.Transaction, added: Mapping[str, float], **stated: float) -> None:
+    def count(self, txn: lmdb.Transaction[bytes], added: Mapping[str, float], **stated: float) -> None:
         """Add to the store's counters (Store.read_counters) and state values, within a transaction."""
         counters = json.loads(bytes(txn.get(COUNTERS, db=self.store.meta) or b"{}"))
         counters |= {name: counters.get(name, 0) + value for name, value in added.items()} | stated
         txn.put(COUNTERS, json.dumps(counters).encode(), db=self.store.meta)
 
-    def append_within(self, txn: lmdb.Transaction, batch: EventBatch) -> np.ndarray:
+    def append_within(self, txn: lmdb.Transaction[bytes], batch: EventBatch) -> np.ndarray:
         """Do what `append` does, within a transaction."""
         now_ms = self.now_ms()
         batch.headers["received_ms"] = now_ms
@@ -183,7 +183,7 @@ class Writer:
         txn.put(PROGRESS, progress.pack(), db=self.store.meta)
         return sequences
 
-    def apply(self, txn: lmdb.Transaction, batch: EventBatch, sequences: np.ndarray) -> None:
+    def apply(self, txn: lmdb.Transaction[bytes], batch: EventBatch, sequences: np.ndarray) -> None:
         """Change the state as the events say, within a transaction. The log is not touched. sequences: int64 [N]"""
         evicted = batch.headers["type"] == USER_EVICTED
         if not evicted.any():
@@ -196,7 +196,7 @@ class Writer:
             else:
                 self._apply_events(txn, batch.take(np.arange(start, stop)), sequences[start:stop])
 
-    def _apply_events(self, txn: lmdb.Transaction, batch: EventBatch, sequences: np.ndarray) -> None:
+    def _apply_events(self, txn: lmdb.Transaction[bytes], batch: EventBatch, sequences: np.ndarray) -> None:
         observed = np.flatnonzero(batch.headers["type"] == OBSERVED)
         if len(observed):
             self._apply_observed(txn, batch.headers if len(observed) == len(batch) else batch.headers[observed])
@@ -204,7 +204,7 @@ class Writer:
         for row in np.flatnonzero(changed).tolist():
             self._apply_change(txn, batch.headers[row], batch.columns[row], int(sequences[row]))
 
-    def _apply_observed(self, txn: lmdb.Transaction, events: np.ndarray) -> None:
+    def _apply_observed(self, txn: lmdb.Transaction[bytes], events: np.ndarray) -> None:
         self._apply_to_items(txn, events)
         erased = (events["flags"] & Flags.ERASED) != 0
         events = events[~erased] if erased.any() else events
@@ -224,7 +224,7 @@ class Writer:
         if pairs:
             txn.cursor(self.store.seen).putmulti(pairs, dupdata=False)
 
-    def _apply_to_items(self, txn: lmdb.Transaction, events: np.ndarray) -> None:
+    def _apply_to_items(self, txn: lmdb.Transaction[bytes], events: np.ndarray) -> None:
         item_ids, rows = distinct(events["item_id"])
         keys, items = ids_as_keys(item_ids), self.layout.empty_items(len(item_ids))
         known_rows, known = read_records(txn, self.store.items, keys, self.layout.item)
@@ -232,7 +232,7 @@ class Writer:
         self._transitions.apply_to_items(items, rows, events)
         write_records(txn, self.store.items, keys, items)
 
-    def _seeded(self, txn: lmdb.Transaction, seeds: Seeds, user_ids: np.ndarray) -> np.ndarray:
+    def _seeded(self, txn: lmdb.Transaction[bytes], seeds: Seeds, user_ids: np.ndarray) -> np.ndarray:
         """Return the records [N] that users begin with, and keep them: a replay of the log begins with them."""
         records = seeds.first_records(user_ids, self.layout)
         known = np.flatnonzero(records["event_count"])
@@ -252,7 +252,7 @@ class Writer:
             done = max(progress.forgotten_keys, last_sequence)
             txn.put(PROGRESS, progress._replace(forgotten_keys=done).pack(), db=self.store.meta)
 
-    def _apply_change(self, txn: lmdb.Transaction, header: np.ndarray, columns: bytes, sequence: int) -> None:
+    def _apply_change(self, txn: lmdb.Transaction[bytes], header: np.ndarray, columns: bytes, sequence: int) -> None:
         kind = int(header["type"])
         key = CHANGE.pack(kind, int(header["item_id"] if kind == ITEM_CHANGED else header["user_id"]))
         known = json.loads(txn.get(key, db=self.store.columns) or b"{}")
@@ -261,7 +261,7 @@ class Writer:
         txn.put(sequence_key(sequence), key, db=self.store.changes)
 
     def _number(
-        self, txn: lmdb.Transaction, batch: EventBatch, last_sequence: int
+        self, txn: lmdb.Transaction[bytes], batch: EventBatch, last_sequence: int
     ) -> tuple[np.ndarray, np.ndarray, list[tuple[bytes, int]]]:
         """Return each event's sequence int64 [N], whether it is new bool [N], and (digest, sequence) of new event ids."""
         if not any(batch.event_ids):
@@ -278,19 +278,21 @@ class Writer:
             is_new[row], sequences[row] = known is None, known or last_sequence
         return sequences, is_new, list(keys.items())
 
-    def _known(self, txn: lmdb.Transaction, digest: bytes, of_batch: dict[bytes, int]) -> int | None:
+    def _known(self, txn: lmdb.Transaction[bytes], digest: bytes, of_batch: dict[bytes, int]) -> int | None:
         if digest in of_batch:
             return of_batch[digest]
         value = txn.get(digest, db=self.store.keys)
         return KEY_VALUE.unpack(value)[0] if value else None
 
-    def _log(self, txn: lmdb.Transaction, batch: EventBatch, first: int, keys: list[tuple[bytes, int]], now_ms: int) -> None:
+    def _log(
+        self, txn: lmdb.Transaction[bytes], batch: EventBatch, first: int, keys: list[tuple[bytes, int]], now_ms: int
+    ) -> None:
         rows = [(sequence_key(first + place), packed) for place, packed in enumerate(pack(batch))]
         txn.cursor(self.store.events).putmulti(rows, append=True)
         for digest, sequence in keys:
             txn.put(digest, KEY_VALUE.pack(sequence, now_ms), db=self.store.keys)
 
-    def _forget_keys(self, txn: lmdb.Transaction, progress: Progress, now_ms: int, most: int) -> int:
+    def _forget_keys(self, txn: lmdb.Transaction[bytes], progress: Progress, now_ms: int, most: int) -> int:
         """Remove event ids that have expired, a few at a time -> the sequence up to which that is done."""
         expired_ms = now_ms - round(self.settings.key_days * 86_400_000)
         done = progress.forgotten_keys
@@ -322,7 +324,7 @@ class Writer:
 
         return transitions
 
-    def _note_pause(self, txn: lmdb.Transaction, latest_ms: int, times_ms: np.ndarray) -> int:
+    def _note_pause(self, txn: lmdb.Transaction[bytes], latest_ms: int, times_ms: np.ndarray) -> int:
         """Keep in mind that nothing happened for long before or between these events. Return how many pauses that makes."""
         if times_ms.max(initial=0) <= latest_ms + PAUSE_MS:
             return 0
@@ -336,7 +338,7 @@ class Writer:
             txn.put(PAUSES, json.dumps(pauses).encode(), db=self.store.meta)
         return len(ends)
 
-    def _agree_about_layout(self, txn: lmdb.Transaction) -> None:
+    def _agree_about_layout(self, txn: lmdb.Transaction[bytes]) -> None:
         stated = txn.get(LAYOUT, db=self.store.meta)
         if stated is None:
             txn.put(LAYOUT, self.layout.to_json(), db=self.store.meta)
@@ -346,7 +348,7 @@ class Writer:
                 f"{self.layout}. Rebuild its state from the log with `python -m serving.live rebuild`."
             )
 
-    def _agree_about_kinds(self, txn: lmdb.Transaction, names: list[str]) -> np.ndarray:
+    def _agree_about_kinds(self, txn: lmdb.Transaction[bytes], names: list[str]) -> np.ndarray:
         """Return the store's code of each name, uint8 [K]."""
         known: list[str] = json.loads(txn.get(KINDS, db=self.store.meta) or b"[]")
         known += [name for name in names if name not in known]
@@ -354,7 +356,7 @@ class Writer:
         return np.array([known.index(name) for name in names], np.uint8)
 
     @contextmanager
-    def transaction(self) -> Iterator[lmdb.Transaction]:
+    def transaction(self) -> Iterator[lmdb.Transaction[bytes]]:
         """Commit what is done within, or nothing of it. Raises DependencyError when the disk does not take it."""
         try:
             with self.store.env.begin(write=True) as txn:
@@ -388,11 +390,10 @@ def read_records(txn: lmdb.Transaction, db, keys: list[bytes], dtype: np.dtype) 
     """Return the rows of `keys` [N] that the store has, [M], and their records [M], read-only."""
     values = [txn.get(key, db=db) for key in keys]
     rows = [row for row, value in enumerate(values) if value is not None]
-    found = values if len(rows) == len(values) else [values[row] for row in rows]
-    return rows, np.frombuffer(b"".join(found), dtype)
+    return rows, np.frombuffer(b"".join([value for value in values if value is not None]), dtype)
 
 
-def write_records(txn: lmdb.Transaction, db, keys: list[bytes], records: np.ndarray) -> None:
+def write_records(txn: lmdb.Transaction[bytes], db, keys: list[bytes], records: np.ndarray) -> None:
     """Write [N] records under their keys."""
     packed, size = records.tobytes(), records.dtype.itemsize
     txn.cursor(db).putmulti([(key, packed[row * size : (row + 1) * size]) for row, key in enumerate(keys)])

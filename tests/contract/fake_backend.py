@@ -36,7 +36,7 @@ class Tensor:
 
 
 class InferenceRequest:
-    def __init__(self, parameters: str = "{}", **tensors: np.ndarray) -> None:
+    def __init__(self, parameters: str = "{}", /, **tensors: np.ndarray) -> None:
         self._parameters = parameters
         self._inputs = [Tensor(name, array) for name, array in tensors.items()]
 

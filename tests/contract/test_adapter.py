@@ -218,7 +218,8 @@ class Next:
         return cls(read_stage(folder).spec)
 
     def __init__(self, spec) -> None:
-        self.spec, self.seen = spec, []
+        self.spec = spec
+        self.seen: list[dict[str, np.ndarray]] = []
 
     def faults(self, inputs):
         raise AssertionError("what the first stage hands on is not looked at again")
@@ -332,7 +333,7 @@ def test_a_failure_in_any_stage_stays_with_its_request(fused):
 
 def with_deadline(user_id: int, left_ms: float, budget_ms: float) -> pb.InferenceRequest:
     parameters = {"deadline_unix_ms": int(1_000 * time.time() + left_ms), "budget_ms": int(budget_ms)}
-    return pb.InferenceRequest(parameters=json.dumps(parameters), user_id=np.array([[user_id]]))
+    return pb.InferenceRequest(json.dumps(parameters), user_id=np.array([[user_id]]))
 
 
 def test_what_cannot_be_in_time_is_refused_before_it_costs_anything(model):
@@ -351,5 +352,5 @@ def test_what_cannot_be_in_time_is_refused_before_it_costs_anything(model):
 
 @pytest.mark.parametrize("parameters", ['{"deadline_unix_ms": "soon"}', '{"deadline_unix_ms": null}', "deadline_unix_ms"])
 def test_a_deadline_that_is_no_number_is_none(model, parameters):
-    [response] = model.execute([pb.InferenceRequest(parameters=parameters, user_id=np.array([[1]]))])
+    [response] = model.execute([pb.InferenceRequest(parameters, user_id=np.array([[1]]))])
     assert users_of(response) == [1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tritonclient.grpc as grpcclient
@@ -43,7 +44,8 @@ def launch(run_dir: Path) -> Iterator[Callable[..., TritonServer]]:
     tags: list[str] = []
 
     def start(repo: Path, **options) -> TritonServer:
-        server = TritonServer(repo, **{"run_dir": run_dir, "ready_timeout_s": 60.0} | options)
+        usual: dict[str, Any] = {"run_dir": run_dir, "ready_timeout_s": 60.0}
+        server = TritonServer(repo, **usual | options)
         servers.append(server.start())
         tags.append(server.state.tag)
         return server

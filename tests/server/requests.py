@@ -24,7 +24,7 @@ def infer_tensors(client: grpc.InferenceServerClient, model: str, **tensors: obj
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 
-def infer(client: grpc.InferenceServerClient, user_id: list[int], **tensors: np.ndarray) -> dict[str, np.ndarray]:
+def infer(client: grpc.InferenceServerClient, user_id: list[int] | np.ndarray, **tensors: np.ndarray) -> dict[str, np.ndarray]:
     """-> the outputs of one `recommend` call, by name."""
     inputs = [tensor("user_id", np.array(user_id, np.int64).reshape(-1, 1))]
     inputs += [tensor(name, array) for name, array in tensors.items()]

@@ -70,7 +70,6 @@ def supervised_shop(folder: Path) -> Iterator[Supervised]:
     """Serve a copy of the small shop, all in `folder`; nothing of it is left afterwards."""
     repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", free_port()
     server = TritonServer(repo, run_dir=run_dir).start()
-    assert server.state is not None
     state = gateway.follow(server.state, port, "", run_dir)
     watch.start_beside(state, run_dir)
     try:

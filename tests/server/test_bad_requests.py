@@ -109,7 +109,7 @@ def batches_of(client, model: str) -> Counter:
 
 def ask_together(client, calls: list[list]) -> list:
     """Calls sent one behind the other without waiting -> their answers or errors, in the order of the calls."""
-    answers = [Future() for _ in calls]
+    answers: list[Future] = [Future() for _ in calls]
     for inputs, answer in zip(calls, answers, strict=True):
         client.async_infer("recommend", inputs, callback=lambda result, error, to=answer: to.set_result(error or result))
     return [answer.result(timeout=30) for answer in answers]

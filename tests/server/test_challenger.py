@@ -26,7 +26,9 @@ class Load:
     """Clients that ask `recommend` without pause, and the challenger with every second question while there is one."""
 
     def __init__(self, grpc_url: str) -> None:
-        self.grpc_url, self.answers, self.errors = grpc_url, Counter(), []
+        self.grpc_url = grpc_url
+        self.answers: Counter = Counter()
+        self.errors: list[tuple[str, Exception]] = []
         self.challenged, self._stop = threading.Event(), threading.Event()
         self.threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
 
@@ -54,7 +56,9 @@ class Load:
 
 
 def ready(grpc_url: str) -> set[tuple[str, int]]:
-    return {key for key, (state, _) in model_states(grpc_url).items() if state == "READY"}
+    states = model_states(grpc_url)
+    assert states is not None  # it answers
+    return {key for key, (state, _) in states.items() if state == "READY"}
 
 
 def test_two_generations_answer_side_by_side_and_one_again_without_a_failure_or_a_mix(repo, launch):

@@ -31,6 +31,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:
     options = webdriver.ChromeOptions()
+    assert CHROMIUM is not None  # otherwise skipped
     options.binary_location = CHROMIUM
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"):
         options.add_argument(argument)

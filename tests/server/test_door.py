@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -35,7 +36,7 @@ REGION = {"key": "/triton_python_region", "offset": 0, "byte_size": 64}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> TritonServer:
+def server(tmp_path_factory) -> Iterator[TritonServer]:
     folder = tmp_path_factory.mktemp("door")
     with TritonServer(toys.publish(folder / "repo", 1), run_dir=folder / "run", ready_timeout_s=60.0) as server:
         yield server

@@ -94,7 +94,7 @@ def rows_by_instance(served: TritonServer) -> Counter[str]:
     rows: Counter[str] = Counter()
     for (name, labels), value in read_samples(served.metrics_url).items():
         if name == TABLE_ROWS:
-            rows[dict(label.split("=", 1) for label in labels.split(","))["instance"]] += value
+            rows[dict(label.split("=", 1) for label in labels.split(","))["instance"]] += int(value)
     return rows
 
 

@@ -26,7 +26,9 @@ class Load:
     """Clients that ask without pause and keep what each answer says: x, generation of the first step, of the second."""
 
     def __init__(self, grpc_url: str) -> None:
-        self.grpc_url, self.generations, self.errors, self._stop = grpc_url, Counter(), [], threading.Event()
+        self.grpc_url, self._stop = grpc_url, threading.Event()
+        self.generations: Counter = Counter()
+        self.errors: list[Exception] = []
         self.threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
 
     def _ask(self) -> None:

@@ -142,9 +142,12 @@ def test_a_model_that_never_gets_ready_runs_into_the_timeout(repo, run_dir):
     assert running_servers(run_dir) == []
 
 
-@pytest.mark.parametrize(
-    "recover", [clear_stale, lambda run_dir: [stop_server(s, run_dir) for s in known_servers(run_dir)]], ids=["start", "stop"]
-)
+def stop_all(run_dir: Path) -> None:
+    for state in known_servers(run_dir):
+        stop_server(state, run_dir)
+
+
+@pytest.mark.parametrize("recover", [clear_stale, stop_all], ids=["start", "stop"])
 def test_after_kill_9_stubs_and_shared_memory_are_cleared_and_the_port_is_usable(repo, launch, run_dir, recover):
     server = launch(repo)
     state = server.state

@@ -31,7 +31,8 @@ def feeds(rerank: Rerank, inputs: Arrays) -> Arrays:
 def best(inputs: Arrays, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     columns = first_by_score(inputs["rank_scores"], length)
     names = ("candidate_ids", "rank_scores", "retrieval_scores")
-    return tuple(np.take_along_axis(inputs[name], columns, axis=1) for name in names)
+    ids, rank_scores, retrieval_scores = (np.take_along_axis(inputs[name], columns, axis=1) for name in names)
+    return ids, rank_scores, retrieval_scores
 
 
 def served(rerank: Rerank, inputs: Arrays, correction: np.ndarray) -> Arrays:

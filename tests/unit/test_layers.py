@@ -104,7 +104,7 @@ def module_imports() -> dict[str, set[str]]:
     """Return module -> the modules that it imports, over all packages."""
     paths = {path for package in MAY_IMPORT for path in files_of(package) if path.is_file()}
     modules = {".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
-    return {name: imported_modules(path, modules.keys()) for name, path in modules.items()}
+    return {name: imported_modules(path, set(modules)) for name, path in modules.items()}
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4, 5])

@@ -86,9 +86,10 @@ def random_config(rng, catalogue) -> RulesConfig:
     ids = rng.permutation(catalogue["item_ids"])
     on = rng.random(9) < 0.5
     slots = rng.permutation(K)
+    pins = tuple(Pin(int(i), int(s)) for i, s in zip(ids[15 : 20 + rng.integers(0, 3)], slots, strict=False)) if on[1] else ()
     return RulesConfig(
-        blocked_items=[int(i) for i in ids[:20]] if on[0] else [],
-        pinned=[Pin(int(i), int(s)) for i, s in zip(ids[15 : 20 + rng.integers(0, 3)], slots, strict=False)] if on[1] else [],
+        blocked_items=tuple(int(i) for i in ids[:20]) if on[0] else (),
+        pinned=pins,
         price_cap=float(rng.uniform(1, 25)) if on[2] else None,
         max_per_category=int(rng.integers(1, 4)) if on[3] else None,
         category_caps={"Bags": int(rng.integers(0, 3)), "Toys": 2} if on[4] else {},
@@ -319,10 +320,10 @@ def test_a_bad_setting_is_named(values, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (RulesConfig(pinned=[Pin(10, K)]), "pinned item 10 wants slot 8; lists have slots 0 to 7"),
+        (RulesConfig(pinned=(Pin(10, K),)), "pinned item 10 wants slot 8; lists have slots 0 to 7"),
         (RulesConfig(exploration=Exploration(K + 1)), "exploration.slots is 9, but a list has 8 slots"),
         (RulesConfig(category_caps={"Cup": 1}), "names 'Cup', which no item has. Did you mean 'Cups'"),
-        (RulesConfig(provider_floor=ProviderFloor(["Zoe"], 0.1)), "names 'Zoe', which no item has. The catalogue has 4"),
+        (RulesConfig(provider_floor=ProviderFloor(("Zoe",), 0.1)), "names 'Zoe', which no item has. The catalogue has 4"),
     ],
 )
 def test_a_config_that_does_not_fit_the_catalogue_is_refused(tmp_path, catalogue, config, message):

@@ -81,9 +81,9 @@ def log_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
 
 def item_categories(dataset: Dataset) -> dict[str, np.ndarray]:
     """Return the keys of all items by category column, int64 [n_items + 1]."""
-    categories = {}
+    items, categories = dataset.description.items, {}
     for name in dataset.description.category_columns:
-        texts = dataset.items[name if name in dataset.description.items.categorical else "category"]
+        texts = dataset.items[name if items and name in items.categorical else "category"]
         categories[name] = np.append(hash_categories(texts.where(texts.notna(), None).to_numpy(object)), NO_KEY)
     return categories
 

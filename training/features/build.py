@@ -211,7 +211,8 @@ def training_columns(
 ) -> dict[str, np.ndarray]:
     """Return the users' raw columns of all training examples by name, [N]. rows: int64 [N] of `train`."""
     side, moments, examples = schema.user, moments_of(log, train, rows, settings), train.iloc[rows]
-    wanted = {column.name for column in (*side.categories, *side.numbers)} | {column.source for column in side.bins}
+    wanted = {column.name for column in side.categories} | {column.name for column in side.numbers}
+    wanted |= {column.source for column in side.bins}
     timestamps, given = examples["timestamp"].to_numpy(), context_of(examples, context)
     parts = []
     for part in _chunks(len(rows)):
@@ -224,7 +225,7 @@ def training_columns(
 def _fit_and_prove(
     side: Side,
     frame: pd.DataFrame,
-    columns: dict[str, RawColumn],
+    columns: Mapping[str, RawColumn],
     settings: FeatureSettings,
     rng: np.random.Generator,
     kept: Path | None = None,

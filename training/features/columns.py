@@ -9,6 +9,7 @@ list         Ragged of object (str)                  object of lists
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 
 import numpy as np
@@ -20,21 +21,29 @@ from serving.stages.features.encode import Ragged
 RawColumn = np.ndarray | Ragged
 
 
-def raw_values(values: pd.Series, kind: str) -> RawColumn:
+def raw_column(values: pd.Series, kind: str) -> RawColumn:
     """Return a column of a loaded frame as a plan reads it."""
+    return raw_lists(values) if kind == "list" else raw_values(values, kind)
+
+
+def raw_values(values: pd.Series, kind: str) -> np.ndarray:
+    """Return a column that is no list as a plan reads it."""
     if kind == "integer":
         return values.astype("Int64").to_numpy(np.int64, na_value=MISSING_INT)
     if kind == "continuous":
         return values.to_numpy(np.float64, na_value=np.nan)
-    if kind == "string":
-        return values.astype(object).where(values.notna(), None).to_numpy(object)
+    return values.astype(object).where(values.notna(), None).to_numpy(object)
+
+
+def raw_lists(values: pd.Series) -> Ragged:
+    """Return a column of lists as a plan reads it."""
     lists = values.tolist()
     flat = np.empty(sum(map(len, lists)), object)
     flat[:] = list(chain.from_iterable(lists))
     return Ragged(flat, np.cumsum([0, *map(len, lists)], dtype=np.int64))
 
 
-def frame_of(columns: dict[str, RawColumn]) -> pd.DataFrame:
+def frame_of(columns: Mapping[str, RawColumn]) -> pd.DataFrame:
     """Return raw columns as a frame for NVTabular. Empty strings are missing, as in a request."""
     return pd.DataFrame({name: _series(column) for name, column in columns.items()})
 
@@ -63,7 +72,8 @@ def rows_of(column: RawColumn, rows: np.ndarray) -> RawColumn:
 
 def concatenate(parts: list[RawColumn]) -> RawColumn:
     """Concatenate raw columns of one kind."""
-    if not isinstance(parts[0], Ragged):
+    lists = [part for part in parts if isinstance(part, Ragged)]
+    if len(lists) < len(parts):
         return np.concatenate(parts)
-    counts = np.concatenate([np.diff(part.offsets) for part in parts])
-    return Ragged(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(counts)]))
+    counts = np.concatenate([np.diff(part.offsets) for part in lists])
+    return Ragged(np.concatenate([part.values for part in lists]), np.concatenate([[0], np.cumsum(counts)]))

@@ -7,6 +7,7 @@ each with an optional Rename. Anything else is an ExportError that names the ope
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,10 @@ def compile_workflow(workflow: Workflow) -> Plan:
 
     Raises ExportError for operators without a counterpart.
     """
-    categorical, continuous, lists, vocabularies = [], [], [], {}
+    categorical: list[CategoryColumn] = []
+    continuous: list[NumberColumn] = []
+    lists: list[CategoryColumn] = []
+    vocabularies = {}
     schema = workflow.output_schema
     for name, (source, chain) in _chains(workflow.output_node).items():
         last = type(chain[-1]) if chain else None
@@ -53,7 +57,7 @@ def compile_workflow(workflow: Workflow) -> Plan:
         elif last is ops.Bucketize:
             categorical.append(_bins(name, source, chain))
         else:
-            continuous.append(NumberColumn(name, source, **_number(name, source, chain)))
+            continuous.append(_number(name, source, chain))
     return Plan(tuple(categorical), tuple(continuous), tuple(lists), vocabularies)
 
 
@@ -95,15 +99,17 @@ def _categorify(name: str, source: str, chain: list[Any]) -> tuple[CategoryColum
 def _bins(name: str, source: str, chain: list[Any]) -> CategoryColumn:
     boundaries = tuple(float(boundary) for boundary in chain[-1].boundaries(source))
     number = _number(name, source, chain[:-1])
-    if number.keys() - {"fill", "low", "high"}:
+    if any(isinstance(operator, ops.LogOp | ops.Normalize) for operator in chain[:-1]):
         raise ExportError(
             f"LogOp or Normalize before Bucketize of {name!r} cannot be compiled for serving. Move the boundaries."
         )
-    return CategoryColumn(name, source, "bins", FIRST_ROW + len(boundaries) + 1, boundaries=boundaries, **number)
+    n_rows = FIRST_ROW + len(boundaries) + 1
+    fill, low, high = number.fill, number.low, number.high
+    return CategoryColumn(name, source, "bins", n_rows, boundaries=boundaries, fill=fill, low=low, high=high)
 
 
-def _number(name: str, source: str, chain: list[Any]) -> dict[str, float | bool]:
-    """Return fields of NumberColumn from a chain of numeric operators, which must follow NUMBER_ORDER."""
+def _number(name: str, source: str, chain: list[Any]) -> NumberColumn:
+    """Return a chain of numeric operators, which must follow NUMBER_ORDER, as the encoding of a column."""
     for operator in chain:
         if type(operator) not in NUMBER_ORDER:
             raise ExportError(f"{type(operator).__name__} of {name!r} cannot be compiled for serving. {REMEDY}")
@@ -113,19 +119,19 @@ def _number(name: str, source: str, chain: list[Any]) -> dict[str, float | bool]
         raise ExportError(
             f"{names} of {name!r} cannot be compiled: expected the order FillMissing, Clip, LogOp, Normalize, each once."
         )
-    fields: dict[str, float | bool] = {}
+    column = NumberColumn(name, source)
     for operator in chain:
         if isinstance(operator, ops.FillMissing):
-            fields["fill"] = float(operator.fill_val)
+            column = replace(column, fill=float(operator.fill_val))
         elif isinstance(operator, ops.Clip):
-            bounds = {"low": operator.min_value, "high": operator.max_value}
-            fields |= {key: float(bound) for key, bound in bounds.items() if bound is not None}
+            low, high = (None if bound is None else float(bound) for bound in (operator.min_value, operator.max_value))
+            column = replace(column, low=low, high=high)
         elif isinstance(operator, ops.LogOp):
-            fields["log"] = True
+            column = replace(column, log=True)
         else:
             std = operator.stds[source]
-            fields |= {"mean": operator.means[source], "std": std if std > 0 else 1.0}
-    return fields
+            column = replace(column, mean=operator.means[source], std=std if std > 0 else 1.0)
+    return column
 
 
 def _require_single(name: str, chain: list[Any]) -> None:

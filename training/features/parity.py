@@ -6,6 +6,7 @@ The sample has real rows, then as many with edge cases: missing, unseen, negativ
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ HARD_NUMBERS = np.array([np.nan, -1.0, 0.0, -0.0, 1e-30, 1e30, -1e30, 3e38, 1e30
 HARD_STRINGS = np.array([None, "", " ", "never seen", "nan", "None", "0", "é\u4e2d\U0001f600", "x" * 1024], object)
 
 
-def replay(workflow: Workflow, plan: Plan, columns: dict[str, RawColumn], rng: np.random.Generator) -> dict:
+def replay(workflow: Workflow, plan: Plan, columns: Mapping[str, RawColumn], rng: np.random.Generator) -> dict:
     """Replay a sample of `columns` (raw training rows) through NVTabular and the plan.
 
     Returns the report for the manifest: {"rows": n, "columns": {name: {"kind", "max_difference"}}, "max_difference": x}
@@ -41,9 +42,9 @@ def replay(workflow: Workflow, plan: Plan, columns: dict[str, RawColumn], rng: n
     for column in plan.lists:
         wanted = np.concatenate(expected[column.name].tolist()).astype(np.int64)
         report[column.name] = _compare(column.name, "list", wanted, encoded.lists[column.name].values)
-    for position, column in enumerate(plan.continuous):
-        wanted = expected[column.name].to_numpy(np.float64)
-        report[column.name] = _compare(column.name, "number", wanted, encoded.continuous[:, position])
+    for position, number in enumerate(plan.continuous):
+        wanted = expected[number.name].to_numpy(np.float64)
+        report[number.name] = _compare(number.name, "number", wanted, encoded.continuous[:, position])
     if missing := sorted(set(expected.columns) - report.keys()):
         raise ExportError(
             f"The plan lacks {', '.join(missing)}, which the workflow produces. Fix training/features/compile.py."

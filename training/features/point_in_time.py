@@ -46,7 +46,7 @@ class EventLog:
         item_category: np.ndarray | None,
         profiles: Profiles,
         history_length: int,
-        aggregates: LogAggregates | None = None,
+        aggregates: LogAggregates,
     ):
         self.profiles, self.history_length, self.aggregates = profiles, history_length, aggregates
         times = events["timestamp"].to_numpy()
@@ -95,7 +95,7 @@ class EventLog:
         starts, ends = self.positive_ranges(moments)
         totals, profile = self.totals(moments), self.profiles.of(moments.users)
         state = state_of(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
-        if self.aggregates is None or clocks_s is None:
+        if clocks_s is None:
             return state
         return replace(state, aggregates=self.aggregates.of_users(moments.user_ids, clocks_s, self.next_rows(moments)))
 

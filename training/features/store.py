@@ -59,7 +59,7 @@ def write_store(folder: Path, log: EventLog) -> None:
     np.save(folder / "event_ids.npy", ids[rows])
     np.save(folder / "event_times.npy", times[rows])
     np.save(folder / "event_categories.npy", np.zeros(len(rows), np.int32) if categories is None else categories[rows])
-    aggregations = log.aggregates.of_entity(USER) if log.aggregates else ()
+    aggregations = log.aggregates.of_entity(USER)
     if aggregations:
         known_ids = np.append(user_ids, NO_KEY)  # the last record is the unknown user's
         np.save(folder / "aggregates.npy", log.aggregates.records_of(USER, entity_keys(USER, known_ids, known_ids, {})))
@@ -69,7 +69,7 @@ def write_store(folder: Path, log: EventLog) -> None:
         "as_of_s": log.as_of_s,
         "has_categories": categories is not None,
         "aggregations": [asdict(aggregation) for aggregation in aggregations],
-        "event_names": log.aggregates.event_names if log.aggregates else (),
+        "event_names": log.aggregates.event_names,
         "profile": [_save_profile(folder, number, *item) for number, item in enumerate(log.profiles.columns.items())],
     }
     (folder / STORE_FILE).write_text(json.dumps(settings, indent=1) + "\n")

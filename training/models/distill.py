@@ -95,7 +95,7 @@ def agreement(logits: np.ndarray, shares: np.ndarray) -> dict[str, float]:
 
 def measure_kept_quality(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
     """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval."""
-    own, its = (sum(gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher))
+    own, its = (np.add(*gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher))
     if not its.any():
         return 1.0, np.inf  # no quality to lose, and no evidence
     deviation = (own - its).std(ddof=1) if len(its) > 1 else np.inf
@@ -113,13 +113,13 @@ def strongest_units_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
         own.load_state_dict(its.state_dict())
     for layers, theirs in ((model.network.bottom, teacher.network.bottom), (model.network.top, teacher.network.top)):
         read = torch.arange(layers[0].in_features)  # the teacher's inputs that the layer keeps
-        for depth, (own, its) in enumerate(zip(layers, theirs, strict=True)):
-            kept = torch.arange(its.out_features)
+        for depth, (layer, wide) in enumerate(zip(layers, theirs, strict=True)):
+            kept = torch.arange(wide.out_features)
             if depth + 1 < len(layers):
-                strength = its.weight.norm(dim=1) * theirs[depth + 1].weight.norm(dim=0)
-                kept = strength.topk(own.out_features).indices.sort().values
-            own.weight.copy_(its.weight[kept][:, read])
-            own.bias.copy_(its.bias[kept])
+                strength = wide.weight.norm(dim=1) * theirs[depth + 1].weight.norm(dim=0)
+                kept = strength.topk(layer.out_features).indices.sort().values
+            layer.weight.copy_(wide.weight[kept][:, read])
+            layer.bias.copy_(wide.bias[kept])
             read = kept
     return model
 

@@ -23,6 +23,7 @@ from torch import nn
 
 from serving.contract.tensors import OOV_ROW, PAD_ROW
 from training.models.cold_rows import ColdRows
+from training.models.modules import Modules
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Shape:
 
     def table(self, rows: int) -> Table:
         """Return a new table of that many rows."""
-        first_cold = rows if self.cold is None else self.cold.first(rows)
-        return Table(rows, self.width) if first_cold == rows else MixedTable(rows, self.width, first_cold, self.cold.width)
+        if self.cold is None or (first_cold := self.cold.first(rows)) == rows:
+            return Table(rows, self.width)
+        return MixedTable(rows, self.width, first_cold, self.cold.width)
 
     @property
     def n_rows(self) -> int:
@@ -58,6 +60,12 @@ class Network(nn.Module):
 
     user_numbers f4 [B, Gu], user_rows f4 [B, Fu, D], pair_numbers f4 [B, C, Gp], item_rows f4 [B, C, Si, D] -> logits f4 [B, C]
     """
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+    own: torch.Tensor
+    crossed: torch.Tensor
+    user_user: torch.Tensor
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -118,8 +126,8 @@ class Network(nn.Module):
         """Fold the standardisation of the numbers into the first layer; logits stay the same."""
         if not self.folded:
             first = self.bottom[0]
-            first.weight *= self.scale
-            first.bias -= first.weight @ self.mean
+            first.weight.mul_(self.scale)
+            first.bias.sub_(first.weight @ self.mean)
             self.folded = True
 
     def layers(self) -> dict[str, np.ndarray]:
@@ -135,6 +143,8 @@ class Network(nn.Module):
 
 class Table(nn.Module):
     """One embedding table. Row 0 is padding and stays zero; rows with too few examples share OOV's vector."""
+
+    shared: torch.Tensor
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -201,18 +211,18 @@ class DLRM(nn.Module):
         super().__init__()
         self.shape = shape
         self.network = Network(shape)
-        self.user_tables = nn.ModuleList(map(shape.table, shape.user_tables.values()))
-        self.item_tables = nn.ModuleList(map(shape.table, shape.item_tables.values()))
+        self.user_tables = Modules(map(shape.table, shape.user_tables.values()))
+        self.item_tables = Modules(map(shape.table, shape.item_tables.values()))
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """The tables of users, then of items."""
         return (*self.user_tables, *self.item_tables)
 
-    def table_rows(self) -> Iterator[nn.Parameter]:
+    def table_rows(self) -> Iterator[torch.Tensor]:
         """Yield the parameters that are rows of tables."""
         for table in self.tables:
-            yield from (part.weight for part in table.children())
+            yield from (part.weight for part in table.children() if isinstance(part, nn.Embedding))
 
     def projections(self) -> Iterator[nn.Parameter]:
         """Yield the projections of narrow rows."""
@@ -236,8 +246,8 @@ def _embedding(rows: int, width: int, padding_idx: int | None = None) -> nn.Embe
     return vectors
 
 
-def _linears(*sizes: int) -> nn.ModuleList:
-    return nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+def _linears(*sizes: int) -> Modules[nn.Linear]:
+    return Modules(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
 
 
 def _pair_columns(shape: Shape) -> dict[str, np.ndarray]:

@@ -55,8 +55,10 @@ class Graph:
         outputs: Mapping[str, tuple[int, Axes]],
     ) -> None:
         """Write the graph to `path`. inputs, outputs: name -> (TensorProto type, axes)."""
-        named = ([helper.make_tensor_value_info(name, *kind) for name, kind in side.items()] for side in (inputs, outputs))
-        graph = helper.make_graph(self._nodes, path.stem, *named, self._weights)
+        given, made = (
+            [helper.make_tensor_value_info(name, *kind) for name, kind in side.items()] for side in (inputs, outputs)
+        )
+        graph = helper.make_graph(self._nodes, path.stem, given, made, self._weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
         onnx.checker.check_model(model, full_check=True)
         onnx.save(model, str(path))

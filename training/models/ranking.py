@@ -133,6 +133,7 @@ def fit_ranker(
     ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
     if settings.student is None:
         return ranker
+    assert lessons.unlabelled is not None  # collected for the student
     return distil(ranker, (*lessons.teaching, lessons.unlabelled), lessons.validation, settings.student, seed, say)
 
 
@@ -141,8 +142,10 @@ def fit_reranker(
 ) -> Reranker:
     """Train the re-ranker on lists of the latest moment, as the ranker orders them."""
     latest = lessons.teaching[0]
-    lists = [Lists.of(part, rank_scores_of(ranker, part), settings.list_length) for part in (latest, lessons.validation)]
-    return train_reranker(*lists, item_vectors_of(ranker.model, latest.items), settings, seed, say)
+    teaching, validation = (
+        Lists.of(part, rank_scores_of(ranker, part), settings.list_length) for part in (latest, lessons.validation)
+    )
+    return train_reranker(teaching, validation, item_vectors_of(ranker.model, latest.items), settings, seed, say)
 
 
 def sample_of(lessons: Lessons, features: Features) -> Requests:

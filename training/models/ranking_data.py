@@ -80,7 +80,10 @@ class Requests:
     def take(self, rows: np.ndarray) -> Requests:
         return Requests(
             Examples(*(values[rows] for values in self.users)),
-            *(values[rows] for values in (self.candidates, self.retrieval_scores, self.cross, self.taken)),
+            self.candidates[rows],
+            self.retrieval_scores[rows],
+            self.cross[rows],
+            self.taken[rows],
             self.items,
         )
 

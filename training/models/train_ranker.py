@@ -74,8 +74,8 @@ def train_ranker(
     rng = np.random.default_rng(seed)
     n_pair_numbers = validation.items.numbers.shape[1] + validation.cross.shape[2]
     n_user_numbers = validation.users.user_continuous.shape[1]
-    sizes = (n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top)
-    model = DLRM(Shape(*tables, *sizes, settings.cold))
+    shape = Shape(*tables, n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top, settings.cold)
+    model = DLRM(shape)
     teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
     if not any(len(part) for part in teaching):
         report("ranker: no request to learn from, retrieval's order is served")
@@ -135,6 +135,7 @@ def fit(
         if best_weights is None or sum(quality.values()) > best_quality:
             best_quality = sum(quality.values())
             best_weights = {name: value.clone() for name, value in model.state_dict().items()}
+    assert best_weights is not None  # there is at least one epoch
     model.load_state_dict(best_weights)
     model.eval()
 
@@ -183,8 +184,9 @@ def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) ->
     key = rng.random(batch.taken.shape) - batch.taken
     chosen = np.argpartition(key, width - 1, axis=1)[:, :width]
     take = np.arange(len(batch))[:, None]
-    drawn = (values[take, chosen] for values in (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken))
-    return Requests(batch.users, *drawn, batch.items)
+    of_candidates = (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken)
+    candidates, scores, cross, taken = (values[take, chosen] for values in of_candidates)
+    return Requests(batch.users, candidates, scores, cross, taken, batch.items)
 
 
 def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:

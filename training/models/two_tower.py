@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from serving.contract.tensors import NULL_ROW, OOV_ROW
 from serving.stages.features.encode import Ragged
+from training.models.modules import Modules
 
 MOST_USER_WIDTH = 16
 
@@ -49,9 +50,10 @@ class UserTower(nn.Module):
     def __init__(self, taste: int, embeddings: int, continuous: int, hidden: int = 128):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
-        self.mlp = nn.Sequential(nn.Linear(taste + embeddings + continuous, hidden), nn.GELU(), nn.Linear(hidden, taste))
-        nn.init.zeros_(self.mlp[2].weight)  # starts as the history alone
-        nn.init.zeros_(self.mlp[2].bias)
+        first, last = nn.Linear(taste + embeddings + continuous, hidden), nn.Linear(hidden, taste)
+        self.mlp = nn.Sequential(first, nn.GELU(), last)
+        nn.init.zeros_(last.weight)  # starts as the history alone
+        nn.init.zeros_(last.bias)
 
     def forward(
         self, history_vectors: Tensor, history_weights: Tensor, user_embeddings: Tensor, user_continuous: Tensor
@@ -64,6 +66,9 @@ class UserTower(nn.Module):
 
 
 class TwoTower(nn.Module):
+    item_categorical: Tensor
+    item_continuous: Tensor
+
     def __init__(self, items: ItemInputs, user_rows: tuple[int, ...], user_continuous: int, width: int):
         """width: D, of both vectors; user_rows: table rows of the columns of user_categorical"""
         super().__init__()
@@ -71,11 +76,11 @@ class TwoTower(nn.Module):
         self.history_table = nn.Embedding(self.n_items + 1, taste, padding_idx=self.n_items)
         self.item_table = nn.Embedding(self.n_items, taste)
         self.appeal = nn.Parameter(torch.zeros(self.n_items))
-        self.user_tables = nn.ModuleList(nn.Embedding(rows, _user_width(rows)) for rows in user_rows)
+        self.user_tables = Modules(nn.Embedding(rows, _user_width(rows)) for rows in user_rows)
         self.user_tower = UserTower(taste, sum(_user_width(rows) for rows in user_rows), user_continuous)
         n_single = items.categorical.shape[1]
-        self.item_feature_tables = nn.ModuleList(nn.Embedding(rows, width) for rows in items.table_rows[:n_single])
-        self.list_tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="mean") for rows in items.table_rows[n_single:])
+        self.item_feature_tables = Modules(nn.Embedding(rows, width) for rows in items.table_rows[:n_single])
+        self.list_tables = Modules(nn.EmbeddingBag(rows, width, mode="mean") for rows in items.table_rows[n_single:])
         self.item_numbers = nn.Linear(items.continuous.shape[1], width)
         self._begin_small()
         self.register_buffer("item_categorical", torch.from_numpy(np.ascontiguousarray(items.categorical[:-1])))
@@ -104,12 +109,12 @@ class TwoTower(nn.Module):
         vectors = self.item_numbers(self.item_continuous[items])
         for slot, table in enumerate(self.item_feature_tables):
             vectors = vectors + table(self.item_categorical[items, slot])
-        for table, (padded, lengths) in zip(self.list_tables, self.item_lists, strict=True):
+        for bag, (padded, lengths) in zip(self.list_tables, self.item_lists, strict=True):
             own = lengths[items]
             mask = torch.arange(padded.shape[1]) < own.unsqueeze(1)
             rows = padded[items][mask]
             offsets = torch.cumsum(own, 0) - own
-            vectors = vectors + table(rows, offsets)
+            vectors = vectors + bag(rows, offsets)
         own = torch.cat([self.item_table(items), self.appeal[items].unsqueeze(1)], dim=1)
         return vectors + own
 

@@ -19,7 +19,7 @@ from serving.contract.tensors import FROM_STORE
 from serving.stages.preprocess import Preprocess
 from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import INDEX_FILE, Search
-from training.retrieval.index import EFFORTS, QUERIES, WANTED_RECALL, Trial, exact_scores, try_index
+from training.retrieval.index import EFFORTS, QUERIES, WANTED_RECALL, Trial, exact_scores, inverted_file, try_index
 
 Arrays = Mapping[str, np.ndarray]
 KIND = "lists"
@@ -54,7 +54,7 @@ def try_wider(search: Search, queries: np.ndarray, count: int, fixed: bool = Fal
 
     queries: float32 [Q, D] user vectors. The index keeps the last effort.
     """
-    index, exact, trials = faiss.downcast_index(search.index), exact_answers(search, queries, count), []
+    index, exact, trials = inverted_file(search.index), exact_answers(search, queries, count), []
     for effort in (index.nprobe, *(wider for wider in EFFORTS if wider > index.nprobe and not fixed)):
         trials.append(try_index(KIND, index, effort, search.item_vectors, queries, exact))
         if is_sufficient(trials[-1], fixed):
@@ -72,7 +72,7 @@ def is_sufficient(trial: Trial, fixed: bool = False) -> bool:
 
 def measure_recall(search: Search, queries: np.ndarray, count: int) -> Trial:
     """Measure the recall of `count` exact answers at the index's current effort. queries: float32 [Q, D] user vectors."""
-    index = faiss.downcast_index(search.index)
+    index = inverted_file(search.index)
     return try_index(KIND, index, index.nprobe, search.item_vectors, queries, exact_answers(search, queries, count))
 
 
@@ -93,5 +93,5 @@ def every_other(requests: Arrays, first: int) -> dict[str, np.ndarray]:
 
 def user_vectors(preprocess: Preprocess, retrieve: Retrieve, requests: Arrays) -> np.ndarray:
     """Return the user vectors of recorded requests, float32 [Q, D]."""
-    tensors = {**requests, **preprocess(requests)}
+    tensors = {**requests, **preprocess(dict(requests))}
     return retrieve.user_vectors(tensors, retrieve.items.positions(tensors["history_ids"]))

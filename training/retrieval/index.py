@@ -93,12 +93,20 @@ def choose_index(
 def try_index(kind: str, index: Any, effort: int, item_vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray) -> Trial:
     """Search the index, which keeps the effort. queries: float32 [Q, D]; exact: float32 [Q, k], `exact_scores` of them."""
     index.nprobe = min(effort, index.nlist)
-    faiss.cvar.indexIVF_stats.reset()
+    statistics = faiss.cvar.indexIVF_stats  # type: ignore[attr-defined]  # which Faiss's stubs lack
+    statistics.reset()
     found = index.search(index_queries(queries), exact.shape[1])[1]
-    cost = index.nlist + faiss.cvar.indexIVF_stats.ndis / len(queries)
+    cost = index.nlist + statistics.ndis / len(queries)
     shares = recalls_of(true_scores(item_vectors, queries, found), exact)
     error = shares.std() * (2 / len(shares)) ** 0.5  # of the difference between two such samples
     return Trial(kind, effort, float(shares.mean()), float(shares.mean() - 1.96 * error), cost)
+
+
+def inverted_file(index: faiss.Index) -> faiss.IndexIVF:
+    """Return the index as what it is, an inverted file, so that its effort can be read and set."""
+    inverted = faiss.downcast_index(index)
+    assert isinstance(inverted, faiss.IndexIVF)
+    return inverted
 
 
 def exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:

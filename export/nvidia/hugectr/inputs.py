@@ -51,8 +51,7 @@ def inputs_of(features: Features) -> Inputs:
     """
     users = [f"user.{column.name}" for column in features.user_plan.continuous]
     items = [f"item.{column.name}" for column in features.item_plan.continuous]
-    aggregates = features.log.aggregates
-    items += [f"item.aggregate_{name}" for name in (aggregates.item_names if aggregates is not None else ())]
+    items += [f"item.aggregate_{name}" for name in features.log.aggregates.item_names]
     sizes = {f"user.{name}": rows for name, rows in features.user_rows.items()}
     sizes |= {f"item.{name}": rows for name, rows in features.item_rows.items()}
     first = np.concatenate([[0], np.cumsum(list(sizes.values()))]).tolist()

@@ -66,7 +66,8 @@ def lay_out(aggregations: Sequence[Aggregation], event_names: Sequence[str]) -> 
     wanted = [Cell.of(aggregation, event_names) for aggregation in aggregations]
     cells = list(dict.fromkeys(wanted))
     summed = {cell for cell, aggregation in zip(wanted, aggregations, strict=True) if aggregation.function in ("sum", "mean")}
-    fields, program, word = [("newest_ms", np.dtype("i8"), 0)], [], 1
+    fields: list[tuple[str, np.dtype, int]] = [("newest_ms", np.dtype("i8"), 0)]
+    program, word = [], 1
     for number, cell in enumerate(cells):
         starts = {}
         for name, kind, count in cell.fields(cell in summed):

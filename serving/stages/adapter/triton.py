@@ -44,7 +44,7 @@ ERROR_CODES = {
 }
 
 
-def triton_model(*stage_classes: type) -> type:
+def triton_model(*stage_classes: type) -> type[StageModel]:
     """Return a `TritonPythonModel` class that serves one stage (`load`, `faults`, `__call__`), or several in order."""
 
     class TritonPythonModel(StageModel):

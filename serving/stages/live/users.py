@@ -16,7 +16,7 @@ import numpy as np
 from serving.contract.errors import DependencyError
 from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, PAD_ID, Degraded
 from serving.live.layout import Layout
-from serving.live.reader import PAIR, Reader, Snapshot
+from serving.live.reader import PAIR, UserReader, UserSnapshot
 from serving.live.store import Progress
 from serving.live.timeline import Timeline
 from serving.loops.compiled import compiled, machine_code
@@ -41,7 +41,7 @@ STATE_FIELDS = (
 class LiveUsers:
     """Reads users from the live store. wait_s: how long to wait for an event that has not arrived yet."""
 
-    reader: Reader
+    reader: UserReader
     items: ItemIndex
     item_category: np.ndarray  # int32 [n_items + 1]
     wait_s: float = WAIT_S
@@ -78,7 +78,7 @@ class LiveUsers:
         self._write(state, rows, records, timeline)
         return max(clock_s, timeline.seen_s(progress.watermark_ms // 1000)), degraded
 
-    def _timeline(self, snapshot: Snapshot, progress: Progress, clock_s: int) -> Timeline:
+    def _timeline(self, snapshot: UserSnapshot, progress: Progress, clock_s: int) -> Timeline:
         """Return the timeline of a store. The last one is kept: pauses are rare, and only ever added."""
         key = (progress.n_pauses, progress.first_ms, clock_s)
         if key not in self.timelines:
@@ -151,10 +151,10 @@ class SeenSince(NamedTuple):
 class LiveSeen:
     """Reads the items that users have seen since the export."""
 
-    reader: Reader
+    reader: UserReader
 
     @classmethod
-    def load(cls, reader: Reader) -> LiveSeen:
+    def load(cls, reader: UserReader) -> LiveSeen:
         """Run the compiled loop once, so that no request waits for it to be compiled."""
         nobody = np.zeros(1, np.int64)
         gather_pairs(nobody, as_columns(np.frombuffer(b"", PAIR)), nobody)

@@ -12,12 +12,15 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 
 from serving.contract.errors import ConfigError, DataError
 from serving.tables.formats.mixer import partition_of
 from serving.tables.formats.names import TAG_PREFIX, check_keys, tag_name
+
+Group = TypeVar("Group", int, np.ndarray)
 
 MAGIC = b"HCTR"
 HEADER_BYTES = 8
@@ -98,7 +101,7 @@ def encode_updates(
             yield partition, encode_message(keys[chosen], vectors[chosen])
 
 
-def kafka_partition(group: int | np.ndarray, partition_count: int) -> int | np.ndarray:
+def kafka_partition(group: Group, partition_count: int) -> Group:
     """Return the Kafka partition of a key group, or of each group in an array."""
     return group % partition_count
 

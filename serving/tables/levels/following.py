@@ -16,9 +16,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-from rocksdict import Rdict
+from typing import Any, Protocol, TypeVar
 
 from serving.contract.errors import DependencyError
 
@@ -27,15 +25,23 @@ MOST_IN_A_ROW = 20  # files disappear once in some seconds
 T = TypeVar("T")
 
 
+class Database(Protocol):
+    """A secondary, as far as it is followed: an Rdict."""
+
+    def try_catch_up_with_primary(self) -> None: ...
+
+    def live_files(self) -> list[dict[str, Any]]: ...
+
+
 class Following:
     """The state of one secondary.
 
     folder: of the database; called: its path for messages; open_database: reopens it and returns it.
     """
 
-    def __init__(self, folder: Path, called: str, open_database: Callable[[], Rdict]) -> None:
+    def __init__(self, folder: Path, called: str, open_database: Callable[[], Database]) -> None:
         self._folder, self._called, self._open_database = folder, called, open_database
-        self._database: Rdict  # once it is open
+        self._database: Database  # once it is open
         self._begun: tuple[str, str] = "", ""  # newest log and list of files before the last read
         self._live: set[str] = set()  # the files of the last read
         self._lock, self._turns = threading.Lock(), 0  # turns: odd during a catch-up, or after one that failed

@@ -30,7 +30,7 @@ class Marks:
         self.empty = sections.array(base, "empty")
 
     @staticmethod
-    def specs(capacity: int) -> dict[str, tuple[type, tuple[int, ...]]]:
+    def specs(capacity: int) -> dict[str, tuple[np.dtype | type, tuple[int, ...]]]:
         """Return the section specs for `Sections`."""
         n_groups = -(-capacity // GROUP)
         return {"words": (np.uint32, (n_groups,)), "empty": (np.uint8, (n_groups,))}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from export.nvidia.hugectr.layers import interaction_width
 class Recorded:
     def __init__(self, *args, **settings) -> None:
         self.args, self.settings = args, settings
-        self.__dict__.update(settings)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.settings[name]
 
 
 class Input(Recorded):
@@ -33,7 +36,8 @@ class DenseLayer(Recorded):
 
 class Model:
     def __init__(self, solver, reader, optimizer) -> None:
-        self.solver, self.reader, self.layers = solver, reader, []
+        self.solver, self.reader = solver, reader
+        self.layers: list[Recorded] = []
 
     def add(self, layer) -> None:
         self.layers.append(layer)
@@ -114,10 +118,17 @@ def names(*values: str) -> types.SimpleNamespace:
 
 def module() -> types.ModuleType:
     fake = types.ModuleType("hugectr")
-    fake.CreateSolver = fake.DataReaderParams = fake.CreateOptimizer = fake.DataReaderSparseParam = Recorded
-    fake.Input, fake.SparseEmbedding, fake.DenseLayer, fake.Model = Input, SparseEmbedding, DenseLayer, Model
-    fake.DataReaderType_t, fake.Check_t = names("Parquet"), names("Non")
-    fake.Optimizer_t, fake.Update_t = names("Adam"), names("Global")
-    fake.Embedding_t = names("DistributedSlotSparseEmbeddingHash")
-    fake.Layer_t = names("InnerProduct", "ReLU", "Interaction", "BinaryCrossEntropyLoss")
+    vars(fake).update(dict.fromkeys(("CreateSolver", "DataReaderParams", "CreateOptimizer", "DataReaderSparseParam"), Recorded))
+    vars(fake).update(
+        Input=Input,
+        SparseEmbedding=SparseEmbedding,
+        DenseLayer=DenseLayer,
+        Model=Model,
+        DataReaderType_t=names("Parquet"),
+        Check_t=names("Non"),
+        Optimizer_t=names("Adam"),
+        Update_t=names("Global"),
+        Embedding_t=names("DistributedSlotSparseEmbeddingHash"),
+        Layer_t=names("InnerProduct", "ReLU", "Interaction", "BinaryCrossEntropyLoss"),
+    )
     return fake

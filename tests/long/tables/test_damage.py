@@ -26,7 +26,7 @@ from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
 from tests.long.tables.test_faults import until
 from tests.unit.tables.conftest import random_rows
-from tests.unit.tables.updating import PROCESSES, Log, committed, updating
+from tests.unit.tables.updating import PROCESSES, Log, committed, rocksdb_of, updating
 
 ROWS, WIDTH = 5000, 16
 TABLE = TableConfig("items", ROWS, WIDTH, l2_rows=64, default=-1.0)  # nearly every key is asked of RocksDB
@@ -73,7 +73,7 @@ def recovers(tiers: LeveledTables, expected: np.ndarray) -> None:
 
 
 def aside(config: LevelsConfig) -> list[Path]:
-    return list(Path(config.rocksdb.path).parent.glob("db.corrupt-*"))
+    return list(Path(rocksdb_of(config).path).parent.glob("db.corrupt-*"))
 
 
 # --- damage -------------------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def overwrite(file: Path, start: float = 0.25, length: float = 0.5) -> None:
         stream.write(os.urandom(max(int(size * length), 1)))
 
 
-def each(pattern: str, action: Callable[[Path], None]) -> Callable[[Path], None]:
+def each(pattern: str, action: Callable[[Path], object]) -> Callable[[Path], None]:
     def damage(database: Path) -> None:
         files = [file for file in database.glob(pattern) if file.stat().st_size]
         assert files, f"no {pattern} to damage"
@@ -133,7 +133,8 @@ def test_one_damaged_database_is_kept(config, instance):
 
 def as_killed(config: LevelsConfig) -> None:
     """What lies on disk when the writer ends without closing: RocksDB's log holds the latest rows."""
-    path, copy = Path(config.rocksdb.path), Path(f"{config.rocksdb.path}-copy")
+    path = Path(rocksdb_of(config).path)
+    copy = Path(f"{path}-copy")
     store = open_l3(config, writable=True)
     mark_updated(config)
     store.update("items", Log().batch(UPDATED, newest()[UPDATED]), zero_offsets())
@@ -162,7 +163,7 @@ def test_a_log_that_lost_rows_is_noticed(config, damage, writable):
 
 
 def _open_over_garbage(config: LevelsConfig, report: str) -> None:
-    path = Path(config.rocksdb.path)
+    path = Path(rocksdb_of(config).path)
     [log] = [file for file in path.glob("*.log") if file.stat().st_size]
     written = log.read_bytes()
     for seed in range(60):
@@ -171,7 +172,7 @@ def _open_over_garbage(config: LevelsConfig, report: str) -> None:
         garbage[start:] = rng.bytes(int(rng.integers(1, len(written) - start + 1))) + written[start:][: len(written) - start]
         log.write_bytes(bytes(garbage[: len(written)]))
         with suppress(DependencyError):
-            RocksStore(config.rocksdb, "rank", {"items": WIDTH}).close()
+            RocksStore(rocksdb_of(config), "rank", {"items": WIDTH}).close()
     Path(report).write_text("done")
 
 
@@ -325,8 +326,12 @@ def test_several_processes_meet_the_damage_at_once(config, tmp_path):
 
 # --- the first load -----------------------------------------------------------------------------------------------------------
 def _load_and_die(config: LevelsConfig) -> None:
+    def die(vectors: np.ndarray) -> list[bytes]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("it was killed")
+
     # the moment is all that is made up: in the middle of the files that RocksDB is to take in
-    rocks_store.encode_vectors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    rocks_store.encode_vectors = die
     load_l3(config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,12 +83,16 @@ def answer_tensors(item_ids: list[list[int]]) -> dict[str, np.ndarray]:
     }
 
 
+HALF: Any = 1.5  # as a caller without a type checker may give it
+NOTHING: Any = []
+
+
 @pytest.mark.parametrize(
     ("queries", "message"),
     [
         ([], "no query in the call"),
         ([Query("ann")], "user_id is 'ann', a name"),
-        ([Query(1.5)], "user_id is 1.5; expected a whole number"),
+        ([Query(HALF)], "user_id is 1.5; expected a whole number"),
         ([Query(True)], "user_id is True"),
         ([Query(2**63)], "user_id is 9223372036854775808; expected a whole number from -9223372036854775808"),
         ([Query(1, history=["x"])], "history is 'x', a name"),
@@ -99,7 +104,7 @@ def answer_tensors(item_ids: list[list[int]]) -> dict[str, np.ndarray]:
         ([Query(1, context={"store": float("inf")})], "context store is inf"),
         ([Query(1, context={"store": 2**63})], "context store is 9223372036854775808"),
         ([Query(1, context={"basket": "much"})], "context basket is 'much'; expected a number"),
-        ([Query(1, context={"basket": []})], "context basket is []; expected a number"),
+        ([Query(1, context={"basket": NOTHING})], "context basket is []; expected a number"),
     ],
 )
 def test_a_wrong_query_is_named(queries, message):

@@ -58,7 +58,8 @@ def published_metrics() -> set[str]:
     own = {measured.name for measured in triton_adapter().Metrics("rank").measurements()}
     source = (PROJECT / "serving" / "tables" / "measurements.py").read_text()
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    own |= {f"recommender_table_{n.args[0].value}" for n in calls if getattr(n.func, "id", "") in ("_counter", "_gauge")}
+    declared = [node.args[0] for node in calls if getattr(node.func, "id", "") in ("_counter", "_gauge")]
+    own |= {f"recommender_table_{ast.literal_eval(name)}" for name in declared}
     gateway = metric_names(GatewayMetrics().page().decode())
     names = (*live.STORE, *(f"{name}_total" for name in live.COUNTED), *live.STATED, *live.TIMES, live.REFUSED, live.SILENT)
     window = DriftWindow([Reference("price", 100, (0.5, 0.5, 0.0), (0.0,))], categorical=0)

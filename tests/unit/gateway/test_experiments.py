@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,8 @@ class Tried:
         shutil.copytree(self.repo / "rerank" / "1", self.repo / "rerank" / "2")
 
     def start(self, **settings) -> Experiment:
-        return start_experiment(self.repo, Experiment(**{"name": "spring", "champion": 1, "challenger": 2} | settings))
+        usual: dict[str, Any] = {"name": "spring", "champion": 1, "challenger": 2}
+        return start_experiment(self.repo, Experiment(**usual | settings))
 
     def ask(self, users=USERS, **params) -> dict[str, dict]:
         async def ask_all() -> dict[str, dict]:

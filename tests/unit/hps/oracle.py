@@ -50,7 +50,8 @@ class Lru:
     """A cache of `rows` keys, one operation at a time."""
 
     def __init__(self, rows: int) -> None:
-        self.rows, self.held = rows, OrderedDict()
+        self.rows = rows
+        self.held: OrderedDict[int, None] = OrderedDict()
 
     def use(self, key: int) -> bool:
         hit = key in self.held

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -74,11 +75,12 @@ def forward_from_files(folder: Path, dense: np.ndarray, keys: list[list[list[int
             )
         elif kind == "BinaryCrossEntropyLoss":
             assert bottom[1] == layers[0]["label"]["top"]
-            return 1 / (1 + np.exp(-tensors[bottom[0]][:, 0])) if next(floats, None) is None else None
+            assert next(floats, None) is None
+            return 1 / (1 + np.exp(-tensors[bottom[0]][:, 0]))
     raise AssertionError("no loss layer")
 
 
-def interact(mlp: np.ndarray, rows: np.ndarray) -> list[float]:
+def interact(mlp: np.ndarray, rows: Iterable[np.ndarray]) -> list[float]:
     meeting = [mlp, *rows]
     pairs = [float(meeting[i] @ meeting[j]) for j in range(1, len(meeting)) for i in range(j)]
     return [*mlp, *pairs, 0.0]

@@ -11,7 +11,7 @@ from hps_config.ps_config import NO_MARGIN
 from repository.finding import Finding
 from serving.contract.errors import ConfigError
 
-SMALLEST = {
+SMALLEST: dict[str, Any] = {
     "supportlonglong": True,
     "models": [
         {

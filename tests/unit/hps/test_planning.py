@@ -98,7 +98,9 @@ def refusal(tables, budgets) -> str:
 
 
 def number(pattern: str, message: str) -> int:
-    return int(re.search(pattern, message)[1])
+    found = re.search(pattern, message)
+    assert found is not None
+    return int(found[1])
 
 
 def test_l3_refusal_says_what_fits():

@@ -1,6 +1,7 @@
 """Who meets the challenger: the same users everywhere, in the stated share, and more of them when it grows."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ PLACES = {7: 0.7489131948, 17850: 0.6972319672, -5: 0.4027470453}  # of experime
 
 
 def spring(**settings) -> Experiment:
-    return Experiment(**{"name": "spring", "champion": 1, "challenger": 2, "share": 0.5} | settings)
+    usual: dict[str, Any] = {"name": "spring", "champion": 1, "challenger": 2, "share": 0.5}
+    return Experiment(**usual | settings)
 
 
 @pytest.mark.parametrize(("user", "place"), PLACES.items())

@@ -91,10 +91,12 @@ def differing(reader: RedisReader, batch: EventBatch) -> list[str]:
     with reader.users.snapshot() as snapshot:
         rows, records = snapshot.users(users)
         pairs = snapshot.seen(users)
+    names = layout.user.names
+    assert names is not None
     faults = [] if rows == list(range(len(users))) else ["users are missing"]
     for user, record in zip(users.tolist(), records, strict=True):
         expected = twin.user_record(user, layout)
-        for name in layout.user.names:
+        for name in names:
             if name not in ("received_ms", "aggregates") and not np.allclose(record[name], expected[name], equal_nan=True):
                 faults.append(f"user {user} {name}: {record[name]}, expected {expected[name]}")
         if set(pairs["item_id"][pairs["user_id"] == user].tolist()) != twin.users[user].seen:

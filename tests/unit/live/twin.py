@@ -90,9 +90,11 @@ def differences(twin: StateTwin, snapshot, layout: Layout) -> list[str]:
     rows, records = snapshot.users(user_ids)
     if len(rows) < len(user_ids):
         faults.append(f"{len(user_ids) - len(rows)} users have no record")
+    names = layout.user.names
+    assert names is not None
     for row, record in zip(rows, records, strict=True):
         expected = twin.user_record(int(user_ids[row]), layout)
-        for name in layout.user.names:
+        for name in names:
             if name in ("received_ms", "aggregates"):
                 continue
             equal = np.allclose(record[name], expected[name], rtol=1e-9, equal_nan=True)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,7 @@ SAMPLES = Path(__file__).parent / "samples"
 
 
 def target(**changes) -> Target:
-    fields = {"model": "rank", "grpc_url": "localhost:1", "http_url": "localhost:2", "input_data": Path("in.json")}
-    return Target(**fields | changes)
+    return replace(Target("rank", "localhost:1", "localhost:2", Path("in.json")), **changes)
 
 
 @pytest.fixture

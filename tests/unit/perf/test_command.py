@@ -39,6 +39,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def started(code: str, *before: str) -> subprocess.Popen:
     command = [*before, sys.executable, "-c", code]
     process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     return process
 

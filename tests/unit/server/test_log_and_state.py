@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -130,7 +131,7 @@ def test_a_process_is_known_by_more_than_its_number():
 
 
 GOOD = {"pid": 1, "tag": "triton_9_a_", "repo": "/repo", "log": "/log", "ports": {"grpc": 9, "http": 8, "metrics": 7}}
-BAD = [
+BAD: list[dict[str, Any]] = [
     {"pid": "abc"},
     {"pid": -1},
     {"tag": ""},

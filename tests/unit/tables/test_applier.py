@@ -26,6 +26,7 @@ from tests.unit.tables.updating import (
     applied,
     full,
     held_by_another_writer,
+    rocksdb_of,
     rocksdb_rows,
     until,
     versions,
@@ -174,10 +175,14 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
 def evict(tiers: LeveledTables, key: int) -> None:
     """Look up others until L1 and L2 have thrown the key out."""
     others, table = np.setdiff1d(np.arange(ROWS), [key]), tiers._tables["items"]
+    assert table.shared is not None
+    assert table.l1 is not None
+    levels = [slots for slots in (table.shared.slots, table.l1.slots) if slots is not None]
+    assert len(levels) == 2
     for start in range(0, 20 * ROWS, 40):
         tiers.lookup("items", np.take(others, np.arange(start, start + 40), mode="wrap"))
         tiers.settle()
-        if all(slots._find(np.array([key]))[1] is not None for slots in (table.shared.slots, table.l1.slots)):
+        if all(slots._find(np.array([key]))[1] is not None for slots in levels):
             return
     raise AssertionError("the key stays")
 
@@ -299,10 +304,13 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
 
 def damaged(config: LevelsConfig, tiers: LeveledTables) -> None:
     """The instance puts its database aside, and fills another one."""
-    (Path(config.rocksdb.path) / DAMAGED_MARK).touch()
-    tiers.lower.l3.close()
-    until(lambda: len(tiers.lookup("items", np.array([250]))) and tiers.lower.l3.store is not None)
-    assert tiers._tables["items"].shared.ring.stored == UNKNOWN
+    l3, shared = tiers.lower.l3, tiers._tables["items"].shared
+    assert l3 is not None
+    assert shared is not None
+    (Path(rocksdb_of(config).path) / DAMAGED_MARK).touch()
+    l3.close()
+    until(lambda: len(tiers.lookup("items", np.array([250]))) and l3.store is not None)
+    assert shared.ring.stored == UNKNOWN
 
 
 def gives_doubtful_rows(tiers: LeveledTables, key: int) -> bool:

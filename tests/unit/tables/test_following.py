@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +40,9 @@ class Watched:
 
     def __getattr__(self, name: str):
         return getattr(self._database, name)
+
+    def live_files(self) -> list[dict[str, Any]]:
+        return self._database.live_files()
 
     def try_catch_up_with_primary(self) -> None:
         self.times += 1
@@ -232,8 +236,7 @@ class Told:
 
     def __init__(self, files: set[str], live: set[str]) -> None:
         self.there, self.live, self.times_opened = files, live, 0
-        self.following = Following(Path(), "it", self.open)
-        self.following.files = lambda: set(self.there)
+        self.following = FollowingTold(self)
         self.following.open()
 
     def open(self) -> Told:
@@ -243,8 +246,17 @@ class Told:
     def try_catch_up_with_primary(self) -> None:
         pass
 
-    def live_files(self) -> list[dict]:
+    def live_files(self) -> list[dict[str, Any]]:
         return [{"name": name} for name in self.live]
+
+
+class FollowingTold(Following):
+    def __init__(self, told: Told) -> None:
+        super().__init__(Path(), "it", told.open)
+        self._told = told
+
+    def files(self) -> set[str]:
+        return set(self._told.there)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def dictionary(row_format: str = "fp32") -> dict[tuple[str, int], np.ndarray]:
 
 
 def tables(row_format: str = "fp32", **rows) -> tuple[TableConfig, ...]:
-    return tuple(TableConfig(name, *array.shape, row_format, **rows | {"l2_rows": rows.get("l2_rows", len(array))})
+    return tuple(TableConfig(name, len(array), array.shape[1], row_format, **{"l2_rows": len(array)} | rows)
                  for name, array in STORED.items())  # fmt: skip
 
 

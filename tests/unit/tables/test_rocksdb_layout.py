@@ -45,7 +45,7 @@ def plain_options() -> Options:
     return options
 
 
-def read_plainly(path: Path) -> dict[str, dict[bytes, bytes]]:
+def read_plainly(path: Path) -> dict[str, dict]:
     """{column family: all that is in it}"""
     names = Rdict.list_cf(str(path), plain_options())
     database = Rdict(str(path), plain_options(), {name: plain_options() for name in names})

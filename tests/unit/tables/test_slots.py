@@ -34,7 +34,7 @@ def table_and_memory(kind: str, capacity: int = 2048, path: Path | None = None, 
     """Return such a table, and the arrays of its memory by name."""
     if kind == "complete":
         sections = CompleteTable.sections(n_keys, CODEC)
-        make = CompleteTable
+        make: type[CompleteTable] | type[CachedTable] = CompleteTable
 
         def initialise(view):
             CompleteTable.initialise(view, n_keys, CODEC)
@@ -46,7 +46,7 @@ def table_and_memory(kind: str, capacity: int = 2048, path: Path | None = None, 
             CachedTable.initialise(view, sections)
 
     if path is not None:
-        block = SharedBlock(path, sections.nbytes, initialise)
+        block: SharedBlock | PrivateBlock = SharedBlock(path, sections.nbytes, initialise)
     else:
         block = PrivateBlock(sections.nbytes)
         initialise(block.view)

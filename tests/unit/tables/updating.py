@@ -16,7 +16,7 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
 from serving.contract.errors import DependencyError
-from serving.tables.config import LevelsConfig, TableConfig
+from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.formats.kafka import consumer_group
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.loading import WRITER_FILE
@@ -58,7 +58,7 @@ class Log:
         return Batch(keys, vectors, np.full(n, self.partition), np.full(n, self.length - 1))
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -73,17 +73,22 @@ def applied(tiers: LeveledTables) -> int:
     return tiers.metrics().tables["items"].updater.rows_applied
 
 
+def rocksdb_of(config: LevelsConfig) -> RocksConfig:
+    assert config.rocksdb is not None
+    return config.rocksdb
+
+
 @contextmanager
 def held_by_another_writer(config: LevelsConfig) -> Iterator[None]:
     """Hold the writers' lock of the database, as another updater would: one that opens it now finds it down."""
-    with open(Path(config.rocksdb.path) / WRITER_FILE, "ab") as file:
+    with open(Path(rocksdb_of(config).path) / WRITER_FILE, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
 def rocksdb_rows(config: LevelsConfig, keys: np.ndarray) -> np.ndarray:
     """Return the rows that RocksDB itself holds, float32 [N, D], read as an instance does."""
-    store = RocksStore(config.rocksdb, config.model, {"items": WIDTH})
+    store = RocksStore(rocksdb_of(config), config.model, {"items": WIDTH})
     try:
         (rows, _), intact = (lambda reply: (reply[0]["items"], reply[1]))(store.read({"items": keys}))
     finally:
@@ -98,6 +103,7 @@ def full(*_) -> None:
 
 def committed(config: LevelsConfig) -> list[int]:
     """Messages of each partition that the updater of this machine need not be sent again."""
+    assert config.updates is not None
     consumer = Consumer({"bootstrap.servers": config.updates.brokers, "group.id": GROUP})
     offsets = consumer.committed([TopicPartition("hps_et.rank.items", partition) for partition in range(4)], timeout=10)
     consumer.close()

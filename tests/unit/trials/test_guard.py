@@ -31,6 +31,7 @@ def repo(tmp_path) -> Path:
 def show(repo: Path, **of_challenger) -> None:
     """Log equally many answers of both arms. of_challenger: fields of Exposure, values or functions of the answer's number"""
     experiment = read_experiment(experiment_folder(repo))
+    assert experiment is not None
     log = ExposureLog(experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
     for number in range(ANSWERS):
         items = [1 + (number + place) % 30 for place in range(3)]

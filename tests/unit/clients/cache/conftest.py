@@ -48,7 +48,7 @@ class Shop(FakeTransport):
         self.gate.set()
 
     def _say(self, query: Query) -> Recommendations:
-        user = query.user_id or 0
+        user = int(query.user_id or 0)
         items = (user * 100 + 10 + self.version, user * 100 + 20, user * 100 + 30)
         return Recommendations(items, (3.0, 2.0, 1.0), self.degraded, self.served_generation)
 

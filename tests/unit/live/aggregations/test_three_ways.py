@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def declared() -> list[dict]:
     """Every combination of value, function and span that exists, over all entities."""
     tables = []
     for entity in ENTITIES:
-        combinations = [
+        combinations: list[dict[str, Any]] = [
             {"value": value, "function": function, **span}
             for value in ("count", "amount", "price")
             for function in ("count", "sum", "mean")
@@ -81,7 +82,7 @@ def instants(draw, log):
 
 
 def as_array(log: list[twin.Event]) -> np.ndarray:
-    return np.array([event._replace(event=EVENT_NAMES.index(event.event)) for event in log], EVENT)
+    return np.array([(*event[:4], EVENT_NAMES.index(event.event), *event[5:]) for event in log], EVENT)
 
 
 def keys_of(entity: str, user_ids: list[int], item_ids: list[int]) -> np.ndarray:

@@ -19,8 +19,8 @@ def there_and_back() -> onnx.ModelProto:
         helper.make_node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16),
         helper.make_node("Cast", ["half"], ["y"], to=TensorProto.FLOAT),
     ]
-    sides = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"])] for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "there_and_back", *sides)
+    x, y = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"])] for name in ("x", "y"))
+    graph = helper.make_graph(nodes, "there_and_back", x, y)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 

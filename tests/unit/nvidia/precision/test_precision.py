@@ -1,6 +1,6 @@
 """fp16 and int8 graphs of the project's own networks against their fp32 originals, and which products are lowered."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ from export.nvidia.precision.graphs import PRODUCTS, multiply_adds, tidy, weight
 from export.nvidia.precision.half import MOVING, convert_to_half
 from export.nvidia.precision.int8 import quantized, weighted_products
 from export.nvidia.precision.lower import describe_outcome, lower_network, lower_networks, outputs
+from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ConfigError
+from serving.contract.tensors import Axes
+from serving.pipeline import Pipeline
 from tests.unit.nvidia.precision.conftest import CANDIDATES, batch_for_lists
 from training.models.reranker import MASKED
 
@@ -152,11 +155,11 @@ class Toy:
 def toy(scales: tuple[float, ...], rows: int = 64) -> Toy:
     """y [N, 3] = the sum of one product [N, 16] @ [16, 3] per scale; a product's outputs are as large as its scale."""
     rng = np.random.default_rng(0)
-    width, shape = 16, ["n", 16]
+    width = 16
     weights = {f"w{i}": scale * rng.normal(size=(width, 3)).astype(np.float32) / 4 for i, scale in enumerate(scales)}
     nodes = [helper.make_node("MatMul", ["x", name], [f"y{i}"], name=f"product{i}") for i, name in enumerate(weights)]
     nodes.append(helper.make_node("Sum", [f"y{i}" for i in range(len(scales))], ["y"], name="sum"))
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])]
     kept = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "toy", inputs, outputs, kept)
@@ -214,16 +217,12 @@ class Stage:
     network: Any
 
 
-@dataclass(frozen=True)
-class Stages:
-    stages: dict[str, Stage] = field(default_factory=dict)
-
-
 def test_a_recorder_answers_as_its_session_and_keeps_what_it_was_fed(ranker, tmp_path: Path):
     model, feeds = ranker
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     recorder = Recorder(session, [])
-    pipeline = with_networks(Stages({"rank": Stage(session), "rerank": Stage(None)}), {"rank": recorder})
+    info, stages = StageInfo("preprocess", 1, Axes(candidates=CANDIDATES)), {"rank": Stage(session), "rerank": Stage(None)}
+    pipeline = with_networks(Pipeline(info, stages, {}), {"rank": recorder})
     feed = {name: values.copy() for name, values in feeds[0].items()}
     (got,) = pipeline.stages["rank"].network.run(["logits"], feed)
     feed["user_numbers"][:] = 0.0

@@ -24,7 +24,8 @@ def small_network(path: Path, lowered: str = "") -> Path:
             helper.make_node("Cast", ["h16"], ["l"], name="up", to=TensorProto.FLOAT),
         ]
     elif lowered == "QuantizeLinear":
-        initializers += [numpy_helper.from_array(np.float32(0.1), "s"), numpy_helper.from_array(np.int8(0), "z")]
+        scale, zero = np.array(0.1, np.float32), np.array(0, np.int8)
+        initializers += [numpy_helper.from_array(scale, "s"), numpy_helper.from_array(zero, "z")]
         nodes += [
             helper.make_node("QuantizeLinear", ["h", "s", "z"], ["q"], name="down"),
             helper.make_node("DequantizeLinear", ["q", "s", "z"], ["l"], name="up"),

@@ -11,6 +11,7 @@ import json
 import os
 import types
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -22,7 +23,7 @@ FLOAT, HALF, INT64 = "float32", "float16", "int64"
 def fake(version: str) -> types.ModuleType:
     """-> a module in which every class has exactly the names that the real one of this version has, of those in api.json."""
     trt = types.ModuleType("tensorrt")
-    trt.__version__, trt.float32, trt.float16 = version, FLOAT, HALF
+    vars(trt).update(__version__=version, float32=FLOAT, float16=HALF)
     for name in ("NetworkDefinitionCreationFlag", "BuilderFlag", "MemoryPoolType", "TensorIOMode"):
         setattr(trt, name, enum.IntEnum(name, flags_of(name, version)))
     for kind in (Logger, Builder, Network, Layer, Tensor, Parser, Profile, Config, Runtime, Engine):
@@ -49,9 +50,8 @@ def exists(name: str, version: str) -> bool:
 
 
 def flags_of(name: str, version: str) -> dict[str, int]:
-    return {
-        key.split(".")[1]: values[version] for key, values in API.items() if key.split(".")[0] == name and exists(key, version)
-    }
+    worth = {key: values.get(version) for key, values in API.items() if key.split(".")[0] == name}
+    return {key.split(".")[1]: int(value) for key, value in worth.items() if value is not None}
 
 
 def only_known(self, name: str, value) -> None:
@@ -62,6 +62,12 @@ def only_known(self, name: str, value) -> None:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
+class OfModule:
+    """What every class of the fake is given besides its own names."""
+
+    trt: Any  # the module
+
+
 class Logger:
     WARNING = 1
 
@@ -69,7 +75,7 @@ class Logger:
         assert severity == Logger.WARNING
 
 
-class Builder:
+class Builder(OfModule):
     def __init__(self, logger) -> None:
         if os.environ.get("FAKE_TENSORRT_CRASHES"):
             os.abort()
@@ -114,13 +120,14 @@ class Builder:
     build_engine = max_batch_size = platform_has_fast_fp16 = None
 
 
-class Network:
+class Network(OfModule):
     def __init__(self, flags: int) -> None:
         members = self.trt.NetworkDefinitionCreationFlag.__members__
         self.fake_explicit = "EXPLICIT_BATCH" not in members or bool(flags & 1 << members["EXPLICIT_BATCH"])
         major = int(self.trt.__version__.split(".")[0])
         self.fake_typed = major >= 11 or ("STRONGLY_TYPED" in members and bool(flags & 1 << members["STRONGLY_TYPED"]))
-        self.fake_layers, self.fake_graph = [], None
+        self.fake_layers: list[Any] = []
+        self.fake_graph = None
 
     num_layers = property(lambda self: len(self.fake_layers))
 
@@ -135,9 +142,10 @@ class Tensor:
     dtype = property(lambda self: self.fake_dtype)
 
 
-class Layer:
+class Layer(OfModule):
     def __init__(self, node) -> None:
-        self.fake_name, self.fake_precision, self.fake_output_type = node.name, None, None
+        self.fake_name, self.fake_precision = node.name, None
+        self.fake_output_type: str | None = None
         self.fake_dtype = INT64 if node.op_type == "Shape" else FLOAT
 
     name = property(lambda self: self.fake_name)
@@ -154,9 +162,10 @@ class Layer:
         self.fake_output_type = dtype
 
 
-class Parser:
+class Parser(OfModule):
     def __init__(self, network, logger) -> None:
-        self.fake_network, self.fake_errors = network, []
+        self.fake_network = network
+        self.fake_errors: list[str] = []
 
     num_errors = property(lambda self: len(self.fake_errors))
 
@@ -178,16 +187,18 @@ class Parser:
 
 class Profile:
     def __init__(self) -> None:
-        self.fake_shapes = {}
+        self.fake_shapes: dict[str, list[tuple]] = {}
 
     def set_shape(self, input: str, min: tuple, opt: tuple, max: tuple) -> None:
         assert all(isinstance(shape, tuple) for shape in (min, opt, max))
         self.fake_shapes[input] = [min, opt, max]
 
 
-class Config:
+class Config(OfModule):
     def __init__(self) -> None:
-        self.fake_flags, self.fake_pools, self.fake_profiles = {self.trt.BuilderFlag.TF32}, {}, []
+        self.fake_flags = {self.trt.BuilderFlag.TF32}
+        self.fake_pools: dict[str, int] = {}
+        self.fake_profiles: list[Any] = []
 
     def set_memory_pool_limit(self, pool, size: int) -> None:
         self.fake_pools[pool.name] = size
@@ -208,7 +219,7 @@ class Config:
     max_workspace_size = set_calibration_profile = int8_calibrator = None
 
 
-class Runtime:
+class Runtime(OfModule):
     def __init__(self, logger) -> None:
         pass
 
@@ -220,7 +231,7 @@ class Runtime:
         return self.trt.ICudaEngine(built) if built["version"] == self.trt.__version__ else None
 
 
-class Engine:
+class Engine(OfModule):
     def __init__(self, built: dict) -> None:
         self.fake_built = built
 

@@ -48,8 +48,9 @@ def machine(config, tmp_path) -> Iterator[Callable[[str], tuple[LeveledTables, A
 
     def start(name: str) -> tuple[LeveledTables, Applier]:
         own = replace(config, arena=name, rocksdb=RocksConfig(str(tmp_path / f"db-{name}")))
-        opened.extend((LeveledTables(own), Applier(own)))
-        return opened[-2], opened[-1]
+        tables, applier = LeveledTables(own), Applier(own)
+        opened.extend((tables, applier))
+        return tables, applier
 
     yield start
     for one in opened:

@@ -38,6 +38,7 @@ def version(number: int) -> np.ndarray:
 
 def redis_rows(config: LevelsConfig, keys: np.ndarray | None = None) -> np.ndarray:
     """Return the rows of `keys`, by default of all, as Redis itself holds them: float32 [N, D]."""
+    assert config.redis is not None
     store = RedisStore(config.redis, config.model, {"items": WIDTH})
     rows, found = store.read({"items": np.arange(ROWS) if keys is None else keys})[0]["items"]
     store.close()

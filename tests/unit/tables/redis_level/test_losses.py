@@ -20,6 +20,7 @@ from tests.unit.tables.updating import Log
 
 def lose_all_but(batch: Batch, config: LevelsConfig, *tables: str) -> None:
     """As a failover that lost the last writes of all tables."""
+    assert config.redis is not None
     redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
     for table in tables:
         redis.set_log(table, 0, 0)

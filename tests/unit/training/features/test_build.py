@@ -42,7 +42,8 @@ def bare_dataset(seed: int = 0) -> Dataset:
         }
     )
     items = pd.DataFrame({"item_id": np.arange(20) * 1_000, "title": "", "available": True, "category": None, "provider": None})
-    return Dataset(Description(name="bare", interactions=log), events, items, pd.DataFrame({"user_id": np.arange(30)}))
+    description = Description.model_validate({"name": "bare", "interactions": log})
+    return Dataset(description, events, items, pd.DataFrame({"user_id": np.arange(30)}))
 
 
 @pytest.fixture(scope="module")

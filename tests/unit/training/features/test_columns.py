@@ -6,7 +6,7 @@ import pytest
 
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import Ragged
-from training.features.columns import concatenate, frame_of, raw_values, rows_of
+from training.features.columns import concatenate, frame_of, raw_column, raw_values, rows_of
 
 COLUMNS = {
     "integer": np.array([3, MISSING_INT, 2**60 + 1]),
@@ -27,7 +27,7 @@ def as_lists(column) -> list:
 def test_a_column_comes_back_from_its_frame(kind):
     frame = frame_of({kind: COLUMNS[kind]})
     assert frame[kind].isna().tolist() == ([False] * 3 if kind == "list" else [False, True, False])
-    np.testing.assert_equal(as_lists(raw_values(frame[kind], kind)), as_lists(COLUMNS[kind]))
+    np.testing.assert_equal(as_lists(raw_column(frame[kind], kind)), as_lists(COLUMNS[kind]))
 
 
 @pytest.mark.parametrize("kind", COLUMNS)

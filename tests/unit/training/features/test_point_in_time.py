@@ -5,8 +5,10 @@ import pandas as pd
 import pytest
 
 from serving.contract.tensors import MISSING_INT, PAD_ID
+from serving.live.aggregations.plan import EVENT
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import NO_CATEGORY
+from training.features.aggregates import LogAggregates
 from training.features.point_in_time import EventLog
 from training.features.store import profiles_of
 
@@ -30,8 +32,11 @@ def random_log(rng: np.random.Generator, n_events: int = 120) -> pd.DataFrame:
     )
 
 
+NO_AGGREGATES = LogAggregates((), (), {}, np.empty(0, EVENT), {}, ITEMS.ids, {})
+
+
 def event_log(events: pd.DataFrame, category: np.ndarray | None = CATEGORY) -> EventLog:
-    return EventLog(events, ITEMS, category, profiles_of(USERS, {"age": "continuous"}), H)
+    return EventLog(events, ITEMS, category, profiles_of(USERS, {"age": "continuous"}), H, NO_AGGREGATES)
 
 
 def slow_state(past: pd.DataFrame) -> dict:

@@ -69,7 +69,7 @@ def test_each_row_has_its_own_clock():
     np.testing.assert_array_equal(history_age_days(state, clocks), [[1, 2, 0], [0] * 3, [0] * 3])
 
 
-def slow_favourites(codes: list[int]) -> tuple[int, int]:
+def slow_favourites(codes: list[int]) -> tuple[int, ...]:
     """Counts in a dict that remembers who came first, newest first: sorting is stable, so ties stay in that order."""
     counts: dict[int, int] = {}
     for code in codes[:RECENT]:

@@ -1,6 +1,7 @@
 """The student of a ranker: what it inherits, what it imitates, and when it is not served."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from training.models.ranking import RankingSettings, moments
 from training.models.ranking_data import Requests
 from training.models.train_ranker import RankerSettings, predict, rank_scores_of, ranking_quality, train_ranker
 
-QUIET = {"report": lambda _: None}
+QUIET: dict[str, Any] = {"report": lambda _: None}
 
 
 @pytest.fixture(scope="module")

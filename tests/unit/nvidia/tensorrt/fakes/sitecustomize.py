@@ -33,4 +33,4 @@ class Library(_real):
         return Driver() if name == "libcuda.so.1" else super().__new__(cls)
 
 
-ctypes.CDLL = Library
+vars(ctypes)["CDLL"] = Library
