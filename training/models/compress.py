@@ -37,10 +37,10 @@ def compress(
 ) -> Ranker:
     """Return the smaller ranker, or the one before it that keeps enough of the teacher's quality.
 
-    teaching: requests on which to imitate the teacher, labels unused; compression: "distilled", "pruned" or "int8"
+    teaching: requests on which to imitate the teacher, labels unused; compression: as in the settings
     settings: the shape of the student
     """
-    if not teacher.learned:
+    if compression == "none" or not teacher.learned:
         return teacher
     lesson = Lesson.of(teacher, teaching, validation)
     student = choose(distil(lesson, settings, seed, report), teacher, lesson, report, least_kept)

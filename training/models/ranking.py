@@ -133,9 +133,7 @@ def fit_ranker(
     )
     tables = (dict(features.user_rows), dict(features.item_rows))
     ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
-    if settings.compression == "none":
-        return ranker
-    teaching = (*lessons.teaching, lessons.unlabelled)
+    teaching = tuple(part for part in (*lessons.teaching, lessons.unlabelled) if part is not None)
     return compress(ranker, teaching, lessons.validation, settings.compression, settings.student, seed, say)
 
 
