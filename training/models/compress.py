@@ -3,7 +3,7 @@
     none ─▶ the DLRM
     distilled ─▶ a small network that imitates it (distill.py)
     pruned ─▶ the small network with half of its hidden units (prune.py)
-    int8 ─▶ the small network with products in int8 (quantised.py)
+    int8 ─▶ the small network with products in int8 (quantised_network.py)
 
 Each step is judged on validation requests. What loses too much is not served: the network before it is.
 """

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from training.models.distill import Lesson
-from training.models.quantised import QuantisedNetwork
+from training.models.quantised_network import QuantisedNetwork
 from training.models.train_ranker import Ranker, RankerSettings, Report, batches, scores_of
 
 RANGE_BATCHES = 64  # from which the ranges of values are read

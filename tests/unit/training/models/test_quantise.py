@@ -13,7 +13,7 @@ from tests.unit.training.models.test_dlrm import SHAPE, random_inputs, random_ne
 from training.models.distill import STUDENT, distil
 from training.models.dlrm_graph import export_dlrm
 from training.models.quantise import quantise, quantise_after_training
-from training.models.quantised import QuantisedNetwork
+from training.models.quantised_network import QuantisedNetwork
 from training.models.save_ranker import network_inputs
 from training.models.train_ranker import loss_of, predict, rank_scores_of
 
