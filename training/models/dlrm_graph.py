@@ -7,7 +7,7 @@
 A weighted dot product is a weighted sum over D elements, so products of two rows need not be computed separately. A trace of
 dlrm.py has 200 small products per request, and half of its nodes compute shapes: 1.6 times the time with rows of 4.
 
-A quantised network (quantised_network.py) becomes the same graph with Q/DQ pairs around its products, which ONNX Runtime runs in
+A quantised network (quantised_network.py) becomes the same graph with Q/DQ pairs around its products. ONNX Runtime runs them in
 int8.
 
 Letters as in dlrm.py; n = 1 + Si rows of a candidate, H units of the top MLP's first layer.
