@@ -10,9 +10,9 @@ import torch
 
 from tests.unit.training.models.conftest import QUIET, order_agreement
 from tests.unit.training.models.test_dlrm import SHAPE, random_inputs, random_network, run
-from training.models.distill import STUDENT, distil
+from training.models.distill import STUDENT, agreement, distil
 from training.models.dlrm_graph import export_dlrm
-from training.models.quantise import quantise, quantise_after_training
+from training.models.quantise import quantise, quantise_after_training, train_in_int8
 from training.models.quantised_network import QuantisedNetwork
 from training.models.save_ranker import network_inputs
 from training.models.train_ranker import loss_of, predict, rank_scores_of
@@ -80,6 +80,20 @@ def test_what_loses_too_much_is_trained_in_int8(lesson, student):
     assert got.quality["ndcg_at_10"] > 0
     assert not np.array_equal(predict(got.model, lesson.validation), predict(after.model, lesson.validation))
     assert order_agreement(rank_scores_of(got, lesson.validation), rank_scores_of(lesson.teacher, lesson.validation)) > 0.8
+
+
+def test_training_in_int8_regains_what_coarse_steps_lost(lesson, student):
+    coarse = quantise_after_training(lesson, student, STUDENT)
+    with torch.no_grad():
+        for ends in (coarse.model.network.lowest, coarse.model.network.highest):
+            ends *= 30
+    trained = train_in_int8(lesson, coarse, STUDENT, **QUIET)
+    shares = lesson.imitated_validation.taken
+    before, after, unrounded = (
+        agreement(predict(ranker.model, lesson.validation), shares)["agreement"] for ranker in (coarse, trained, student)
+    )
+    assert before < unrounded
+    assert after > before + (unrounded - before) / 4
 
 
 def test_rounding_hides_no_gradient(lesson, student):
