@@ -1,10 +1,10 @@
-"""Compare smaller ranking networks: quality against latency.
+"""Compare the four values of `[ranker] compression`: quality, bytes and latency of the network.
 
     python -m experiments.compression --data online-retail
 
-Trains the DLRM on the training part of a data set, makes smaller ones of it, and lets all of them rank the same candidates of
-the test users. Every network runs as it would be served: as ONNX, on ONNX Runtime's CPU kernels, with one thread. Latencies are
-medians of many rounds in turns: only their ratios count. The bounds are of the student that an export serves by default.
+Trains the DLRM on the training part of a data set once, makes every smaller network of it, and lets all of them rank the same
+candidates of the test users. Every network runs as it is served: its file on ONNX Runtime, with one thread, in runs as large as
+those of the rank stage. Latencies are medians of many rounds in turns: only their ratios count. The bounds are of the default.
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import scipy.sparse as sp
 import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from export.nvidia.precision.graphs import tidy
-from export.nvidia.precision.int8 import quantized, weighted_products
-from export.nvidia.precision.lower import outputs
 from export.progress import Progress
 from export.settings import PipelineSettings
 from perf.command import run
+from serving.contract.artifacts import open_network
+from serving.stages.rank import PAIRS_AT_ONCE, evenly
 from training.dataset import Dataset, load_dataset, split_by_time
 from training.evaluation.metrics import auc, ndcg_at, recall_at
 from training.evaluation.problem import TEST_SHARE, problem_of
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.distill import STUDENT, distil, macs, strongest_units_of, student_of
+from training.models.distill import STUDENT, Lesson, distil, macs
 from training.models.dlrm_graph import export_dlrm
+from training.models.prune import prune
+from training.models.quantise import quantise, quantise_after_training, train_in_int8
 from training.models.ranking import RankingSettings, moments
 from training.models.ranking_data import Requests, served_requests, statistics_of, unlabelled_requests
 from training.models.save_ranker import network_inputs
@@ -46,14 +45,11 @@ from training.models.train_ranker import Ranker, RankerSettings, parts, retrieva
 from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 
 MOST_USERS = 3_000  # test users, drawn at random where there are more
-BATCHES = (1, 32)
+ROWS = (1, 64)  # of a request to the rank stage
 ROUNDS = 25
-CALIBRATION_BATCHES = 8
-TOLERATED = 0.003  # by a product in int8: root mean square of the change, in standard deviations of the logits
-WIDE_STUDENT = replace(STUDENT, width=RankerSettings().width)
-SERVED = f"distilled, tables of {STUDENT.width}"  # by default
-PRUNED = RankerSettings(bottom=(16,), top=(32, 16), epochs=4, learning_rate=1e-3)
-LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM as taught
+TAUGHT, SERVED = "none", "distilled"  # what the others are compared with; the default
+AFTER, WITHIN = "int8, quantised after training", "int8, trained in int8"  # between which the export chooses
+LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM
 LEAST_SAVING = 12.0  # times fewer multiply-accumulates
 
 Say = Callable[[str], None]
@@ -77,19 +73,21 @@ class Workload:
 
 @dataclass(frozen=True)
 class Variant:
-    """A network as it is served, and the ranker it was exported from."""
+    """A network as it is served, and the ranker it was exported from. session: of ONNX Runtime"""
 
     name: str
     ranker: Ranker
-    session: ort.InferenceSession
+    session: Any
+    n_bytes: int
 
 
 @dataclass(frozen=True)
 class Row:
-    """latency_us: batch size -> median of one run, microseconds. macs: multiply-accumulates per candidate."""
+    """latency_us: rows of a request -> median, microseconds. macs: multiply-accumulates per candidate. n_bytes: of the file."""
 
     name: str
     macs: int
+    n_bytes: int
     ndcg_at_10: float
     recall_at_20: float
     auc: float
@@ -120,67 +118,32 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     return Workload((teaching, *older), unlabelled, validation, test, problem.test.relevant[users], tables)
 
 
-def say_nothing(_: str) -> None:
-    pass
-
-
-def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0) -> list[Variant]:
-    """Train every network; the DLRM as taught comes first, because the others are compared with it."""
-    lessons = (*work.teaching, work.unlabelled)
-    say("the DLRM, as taught")
-    full = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), seed, say_nothing)
-    found = {"as taught": full}
-    for name, settings, begin in (
-        (SERVED, STUDENT, student_of),
-        (f"distilled, tables of {WIDE_STUDENT.width}", WIDE_STUDENT, student_of),
-        ("pruned", PRUNED, strongest_units_of),
-    ):
-        say(name)
-        found[name] = distil(full, lessons, work.validation, settings, seed, say_nothing, begin, least_kept=0.0)
-    say("as small as the distilled one, taught without a teacher")
-    alone = replace(STUDENT, blends=RankerSettings().blends)
-    found["small, without a teacher"] = train_ranker(work.teaching, work.validation, work.tables, alone, seed, say_nothing)
-    variants = [export_variant(name, ranker, work, folder) for name, ranker in found.items()]
-    for variant in variants[:2]:
-        say(f"int8: {variant.name}")
-        variants.append(quantise(variant, work, folder))
-    return variants
+def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0, student: RankerSettings = STUDENT) -> list[Variant]:
+    """Train every network; the DLRM comes first, because the others are compared with it."""
+    quiet = {"seed": seed, "report": lambda _: None}
+    say(f"{TAUGHT}: the DLRM")
+    teacher = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), **quiet)
+    lesson = Lesson.of(teacher, (*work.teaching, work.unlabelled), work.validation)
+    say(SERVED)
+    small = distil(lesson, student, **quiet)
+    rankers = {TAUGHT: teacher, SERVED: small}
+    say("pruned")
+    rankers["pruned"] = prune(lesson, small, student, **quiet)
+    say("int8")
+    rankers["int8"] = quantise(lesson, small, student, seed, say)
+    rankers[AFTER] = quantise_after_training(lesson, small, student, seed)
+    rankers[WITHIN] = train_in_int8(lesson, rankers[AFTER], student, **quiet)
+    return [export_variant(name, ranker, work, folder / str(place)) for place, (name, ranker) in enumerate(rankers.items())]
 
 
 def export_variant(name: str, ranker: Ranker, work: Workload, folder: Path) -> Variant:
+    """Write the network into a new folder and open it as the rank stage does."""
     ranker = copy.deepcopy(ranker)
     ranker.model.network.fold()
-    path = folder / f"{len(list(folder.iterdir()))}.onnx"
+    folder.mkdir()
+    path = folder / "rank.onnx"
     export_dlrm(ranker.model.network, network_inputs(ranker.model, work.test.take(np.arange(8))), path)
-    return Variant(name, ranker, open_session(path))
-
-
-def quantise(variant: Variant, work: Workload, folder: Path) -> Variant:
-    """Return the variant with its matrix products in int8, except those that would move the logits."""
-    blocks = np.array_split(np.arange(min(len(work.validation), 32 * CALIBRATION_BATCHES)), CALIBRATION_BATCHES)
-    feeds = [network_inputs(variant.ranker.model, work.validation.take(rows)) for rows in blocks if len(rows)]
-    graph, kept = to_int8(tidy(onnx.load(variant.session._model_path)), feeds)
-    path = folder / f"{len(list(folder.iterdir()))}.onnx"
-    onnx.save(graph, str(path))
-    return replace(variant, name=f"{variant.name}, int8 ({len(kept)} products stay fp32)", session=open_session(path))
-
-
-def to_int8(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a graph with Q/DQ pairs and the products that stay fp32; ranges and errors come from different batches.
-
-    model: a tidy one
-    """
-    ranges, measured = feeds[::2], feeds[1::2] or feeds
-    exact, names = outputs(model, measured), weighted_products(model)
-    errors = {name: np.sqrt(np.mean((outputs(quantized(model, ranges, {name}), measured) - exact) ** 2)) for name in names}
-    kept = [name for name in names if errors[name] > TOLERATED * exact.std()]
-    return quantized(model, ranges, set(names) - set(kept)), kept
-
-
-def open_session(path: Path) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return Variant(name, ranker, open_network(folder, "rank"), path.stat().st_size)
 
 
 def score(variant: Variant, requests: Requests) -> np.ndarray:
@@ -215,25 +178,29 @@ def measure_qualities(scores: np.ndarray, work: Workload) -> Qualities:
 
 def measure_quality(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
     quality = measure_qualities(score(variant, work.test), work)
-    ndcg, recall, mean_auc = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
-    return Row(variant.name, macs(variant.ranker.model.shape), ndcg, recall, mean_auc, latency_us)
+    means = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
+    return Row(variant.name, macs(variant.ranker.model.shape), variant.n_bytes, *means, latency_us)
 
 
 def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:
-    """Return the median µs of one run by batch size, for each variant, measured in turns."""
-    times: list[dict[int, list[float]]] = [{batch: [] for batch in BATCHES} for _ in variants]
-    for batch in BATCHES:
-        feeds = [network_inputs(variant.ranker.model, work.test.take(np.arange(batch))) for variant in variants]
+    """Return the median µs of one request by its rows, for each variant, measured in turns."""
+    times: list[dict[int, list[float]]] = [{rows: [] for rows in ROWS} for _ in variants]
+    for rows in ROWS:
+        requests = work.test.take(np.resize(np.arange(len(work.test)), rows))
+        at_once = evenly(rows, max(1, PAIRS_AT_ONCE // requests.candidates.shape[1]))
+        runs = [requests.take(np.arange(first, min(first + at_once, rows))) for first in range(0, rows, at_once)]
+        feeds = [[network_inputs(variant.ranker.model, part) for part in runs] for variant in variants]
         for _ in range(ROUNDS):
-            for variant, feed, own in zip(variants, feeds, times, strict=True):
+            for variant, own_feeds, own in zip(variants, feeds, times, strict=True):
                 started = time.perf_counter()
-                variant.session.run(None, feed)
-                own[batch].append((time.perf_counter() - started) * 1e6)
-    return [{batch: float(np.median(values)) for batch, values in own.items()} for own in times]
+                for feed in own_feeds:
+                    variant.session.run(None, feed)
+                own[rows].append((time.perf_counter() - started) * 1e6)
+    return [{rows: float(np.median(values)) for rows, values in own.items()} for own in times]
 
 
 def figures_of(rows: list[Row]) -> list[Figure]:
-    """Return each network's figures; rows: the DLRM as taught first. The student served by default has bounds."""
+    """Return each network's figures; rows: the DLRM first. The network served by default has bounds."""
     taught, figures = rows[0], []
     for row in rows:
         at_least = dict.fromkeys(("ndcg", "auc", "saving"))
@@ -243,10 +210,14 @@ def figures_of(rows: list[Row]) -> list[Figure]:
             Figure(name=f"{row.name}: NDCG@10", values=[row.ndcg_at_10]),
             Figure(name=f"{row.name}: Recall@20", values=[row.recall_at_20]),
             Figure(name=f"{row.name}: AUC of the candidates", values=[row.auc]),
-            share_figure(f"{row.name}: NDCG@10 over as taught", row.ndcg_at_10, taught.ndcg_at_10, at_least["ndcg"]),
-            share_figure(f"{row.name}: AUC over as taught", row.auc, taught.auc, at_least["auc"]),
+            share_figure(f"{row.name}: NDCG@10 over none", row.ndcg_at_10, taught.ndcg_at_10, at_least["ndcg"]),
+            share_figure(f"{row.name}: AUC over none", row.auc, taught.auc, at_least["auc"]),
             share_figure(f"{row.name}: times less arithmetic", taught.macs, row.macs, at_least["saving"]),
-            *(Figure(name=f"{row.name}: batch of {b}", values=[us], unit="µs") for b, us in row.latency_us.items()),
+            Figure(name=f"{row.name}: bytes of the network", values=[row.n_bytes], unit="bytes"),
+            *(
+                Figure(name=f"{row.name}: request of {rows} rows", values=[us], unit="µs")
+                for rows, us in row.latency_us.items()
+            ),
         ]
     return figures
 
@@ -268,7 +239,7 @@ def main(
     data: Annotated[str, typer.Option(help="folder with a dataset.toml, or a bundled name")] = "online-retail",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Measure quality and latency of smaller ranking networks; trains them all, for minutes.
+    """Measure quality, bytes and latency of each value of `[ranker] compression`; trains them all, for minutes.
 
     Exit code 1 when a bound is missed.
     """

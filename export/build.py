@@ -164,10 +164,10 @@ def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
         return "learned nothing, because no user in this log returns: items keep retrieval's order"
     quality = ranker.quality
     found = "NDCG@10 {ndcg_at_10:.4f}, Recall@20 {recall_at_20:.4f} on validation requests".format(**quality)
-    if choices.student is None:
-        return found
-    kept = "teacher_quality" in quality
-    return f"{found}, distilled" if kept else f"{found}; its student keeps too little, so the DLRM itself is served"
+    if ranker.compression == choices.compression:
+        return f"{found}, {ranker.compression}"
+    served = "the distilled network" if ranker.compression == "distilled" else "the DLRM itself"
+    return f"{found}; made smaller ({choices.compression}), it keeps too little, so {served} is served"
 
 
 def rehearse_and_seal(
@@ -238,10 +238,11 @@ def sequence_settings(settings: Settings, n_positives: int) -> SequenceSettings 
 
 def ranking_settings(settings: Settings) -> RankingSettings:
     pipeline, choice = settings.pipeline, settings.ranker
-    width = settings.table_width
+    width, compressed = settings.table_width, settings.compression != "none"
     return RankingSettings(
-        ranker=RankerSettings(width=max(width, TAUGHT_WIDTH) if settings.distilled else width, cold=choice.cold),
-        student=replace(STUDENT, width=width) if settings.distilled else None,
+        ranker=RankerSettings(width=max(width, TAUGHT_WIDTH) if compressed else width, cold=choice.cold),
+        compression=settings.compression,
+        student=replace(STUDENT, width=width),
         reranker=RerankerSettings(list_length=max(pipeline.items_returned, min(100, pipeline.candidates))),
     )
 

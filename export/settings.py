@@ -87,14 +87,14 @@ TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
 
 
 class RankerChoice(_Section):
-    """The ranking network: a small one distilled from the DLRM, or the DLRM itself.
+    """The ranking network: the DLRM itself, or a smaller one that imitates it (docs/models.md).
 
-    The small one keeps the quality in a third of the time. If validation shows that it does not, the export serves the DLRM and
-    reports it.
+    The smaller ones keep the quality in a third of the time. If validation shows that one does not, the export serves the
+    network that it was made from and reports it.
     """
 
-    distilled: bool = True  # serve the small one
-    width: Annotated[int, Field(ge=0)] = 0  # values per row of the embedding tables; 0: 4 if distilled, else 16
+    compression: Literal["none", "distilled", "pruned", "int8"] = "distilled"  # how the served network is made smaller
+    width: Annotated[int, Field(ge=0)] = 0  # values per row of the embedding tables; 0: 16 with compression "none", else 4
     cold_width: Annotated[int, Field(ge=0)] = 0  # values per cold row of a large table, projected to width; 0: width
     hot_share: Annotated[float, Field(gt=0, lt=1)] = 0.1  # share of hot rows in a large table, the most frequent ones
 
@@ -185,23 +185,33 @@ class Settings(_Section):
         return self
 
     @model_validator(mode="after")
+    def _imported_network_is_served_as_it_is(self) -> Settings:
+        if self.hugectr.model and self.ranker.compression in ("pruned", "int8"):
+            raise ValueError(
+                f'[ranker] compression is "{self.ranker.compression}", but the ranker is HugeCTR\'s, which is served as it is. '
+                "Leave compression or [hugectr] out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _cold_rows_are_narrow(self) -> Settings:
         if self.ranker.cold_width >= self.table_width:
             raise ValueError(
-                f"[ranker] cold_width is {self.ranker.cold_width}, width {self.table_width}; cold rows that are as wide as hot "
-                "ones save nothing. Lower cold_width, set it to 0 for rows of one width, raise width, or set distilled = false"
+                f"[ranker] cold_width is {self.ranker.cold_width}, width {self.table_width}; cold rows that are as wide as "
+                "hot ones save nothing. Lower cold_width, set it to 0 for rows of one width, raise width, or set "
+                'compression = "none"'
             )
         return self
 
     @property
-    def distilled(self) -> bool:
-        """Whether to distil the ranker; a HugeCTR ranker is served as it is."""
-        return self.ranker.distilled and not self.hugectr.model
+    def compression(self) -> str:
+        """How the ranker is made smaller; one that HugeCTR trained is served as it is."""
+        return "none" if self.hugectr.model else self.ranker.compression
 
     @property
     def table_width(self) -> int:
         """The width of the served tables, unless the DLRM (TAUGHT_WIDTH or wider) replaces its student."""
-        return self.ranker.width or (STUDENT_WIDTH if self.distilled else TAUGHT_WIDTH)
+        return self.ranker.width or (TAUGHT_WIDTH if self.compression == "none" else STUDENT_WIDTH)
 
     def serving_of(self) -> dict[str, Serving]:
         """Return the serving settings of every model, by name."""

@@ -76,7 +76,7 @@ def write_stages(
         info.write(staging.folder(name))
     write_live_models(staging, info, dataset.description, live)
     folders = {name: staging.folder(name) for name in STAGES}
-    content = content_of(dataset)
+    content, ranker = content_of(dataset), ranking.ranker
     tower_report = write_content_tower(folders["retrieve"], content, pipeline.seed)
     reserve_rows(folders, live.new_items)
     for folder in folders.values():
@@ -86,7 +86,7 @@ def write_stages(
         "onnx_parity": [parity.as_dict() for parity in (*retrievers, rank.parity, rerank.parity)],
         "index": choice.report(),
         "content_tower": tower_report,
-        "validation": {"ranker": ranking.ranker.quality, "reranker": ranking.reranker.quality},
+        "validation": {"ranker": ranker.quality | {"compression": ranker.compression}, "reranker": ranking.reranker.quality},
     }
 
 

@@ -31,8 +31,9 @@ class MerlinProfile:
         return settings.merlin.preprocess == "nvtabular"
 
     def refuse_early(self, repository: Path, staging: Staging, specs: dict[str, ModelSpec], settings: Settings) -> None:
-        from export.nvidia.publish import refuse_places
+        from export.nvidia.publish import refuse_int8, refuse_places
 
+        refuse_int8(settings)
         refuse_places(repository, settings)
 
     def publish(self, rehearsed: Rehearsed, report: Callable[[str], None]) -> int:

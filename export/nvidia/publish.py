@@ -34,6 +34,7 @@ def publish_merlin(source: Source, repository: Path, settings: Settings, report:
 
     Raises ConfigError for settings that the backends do not accept, ExportError when the answers are not the cpu profile's.
     """
+    refuse_int8(settings)
     refuse_places(repository, settings)
     refuse_long_lists(source)
     refuse_missing_workflow(source, settings)
@@ -49,6 +50,16 @@ def publish_merlin(source: Source, repository: Path, settings: Settings, report:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return source.generation
+
+
+def refuse_int8(settings: Settings) -> None:
+    """Raise ConfigError when the ranker is to be quantised for ONNX Runtime: TensorRT accepts zero points of 0 only."""
+    if settings.compression == "int8":
+        raise ConfigError(
+            '[ranker] compression is "int8", a network for ONNX Runtime on a CPU, which TensorRT refuses. The merlin profile '
+            'serves "none", "distilled" and "pruned". Set one of them, with [merlin] precision = "int8" for int8 in TensorRT, '
+            "or export the cpu profile."
+        )
 
 
 def refuse_places(repository: Path, settings: Settings) -> None:

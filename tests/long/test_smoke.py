@@ -52,6 +52,7 @@ from tests.unit.small_shops import export
 from training.dataset import load_dataset, split_by_time
 from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import TEST_SHARE, problem_of
+from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
 
@@ -66,7 +67,7 @@ class Context:
         self.folder, self.dataset, self.rng = folder, load_dataset(DATA), np.random.default_rng(0)
         train, _ = split_by_time(self.dataset.interactions, TEST_SHARE)
         part = replace(self.dataset, interactions=train)
-        self.repo = export(folder, part, ranker={"distilled": False, "width": 16})
+        self.repo = export(folder, part, ranker={"compression": "none", "width": 16})
 
     @cached_property
     def work(self) -> compression.Workload:
@@ -127,13 +128,13 @@ def smoke_cache(context: Context) -> list[Figure]:
 
 
 def smoke_compression(context: Context) -> list[Figure]:
-    """The network as taught, as it is served and in int8."""
+    """Every value of the setting, trained for a moment."""
     work, folder = context.work, context.folder / "networks"
     folder.mkdir()
-    taught = compression.export_variant("as taught", context.ranker, work, folder)
-    variants = [taught, compression.quantise(taught, work, folder)]
+    variants = compression.make_variants(work, lambda _: None, folder, student=replace(STUDENT, epochs=1))
     latencies_us = compression.measure_latencies(variants, work)
     rows = [compression.measure_quality(variant, work, us) for variant, us in zip(variants, latencies_us, strict=True)]
+    assert rows[0].n_bytes > rows[1].n_bytes > rows[2].n_bytes
     return compression.figures_of(rows)
 
 

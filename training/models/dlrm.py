@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from serving.contract.tensors import OOV_ROW, PAD_ROW
 from training.models.cold_rows import ColdRows
@@ -86,9 +87,16 @@ class Network(nn.Module):
         dense = self._bottom(user_numbers, pair_numbers)  # [B, C, D]
         candidate_rows = torch.cat([dense.unsqueeze(2), item_rows], dim=2)  # [B, C, 1 + Si, D]
         hidden = self._interact(dense, candidate_rows, user_rows)
-        for layer in self.top[1:]:
-            hidden = layer(torch.relu(hidden))
+        for number, layer in enumerate(self.top[1:], 1):
+            hidden = self.multiply(f"top{number}", torch.relu(hidden), layer.weight, layer.bias)
         return hidden.squeeze(2)
+
+    def multiply(self, name: str, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a candidate's values times a weight: `values` f4 [B, C, in], `weight` [out, in], `bias` [out] -> [B, C, out].
+
+        name: of the product, which a quantised network knows its ranges by
+        """
+        return functional.linear(values, weight, bias)
 
     def _bottom(self, user_numbers: torch.Tensor, pair_numbers: torch.Tensor) -> torch.Tensor:
         n_user = self.shape.user_numbers
@@ -97,9 +105,9 @@ class Network(nn.Module):
             pair_numbers = (pair_numbers - self.mean[n_user:]) * self.scale[n_user:]
         weight = self.bottom[0].weight
         of_user = user_numbers @ weight[:, :n_user].T + self.bottom[0].bias
-        hidden = torch.relu(of_user.unsqueeze(1) + pair_numbers @ weight[:, n_user:].T)
-        for layer in self.bottom[1:]:
-            hidden = torch.relu(layer(hidden))
+        hidden = torch.relu(of_user.unsqueeze(1) + self.multiply("bottom0", pair_numbers, weight[:, n_user:]))
+        for number, layer in enumerate(self.bottom[1:], 1):
+            hidden = torch.relu(self.multiply(f"bottom{number}", hidden, layer.weight, layer.bias))
         return hidden
 
     def _interact(self, dense: torch.Tensor, candidate_rows: torch.Tensor, user_rows: torch.Tensor) -> torch.Tensor:
@@ -110,16 +118,23 @@ class Network(nn.Module):
         weight = torch.cat([self.top[0].weight.T, self.top[0].weight.new_zeros(1, self.top[0].out_features)])
         user_user = (user_rows @ user_rows.transpose(1, 2)).flatten(1)  # [B, Fu * Fu]
         of_user = user_user @ weight[self.user_user] + self.top[0].bias
-        own = (candidate_rows @ candidate_rows.transpose(2, 3)).flatten(2)  # [B, C, (1 + Si)²]
         crossed = (candidate_rows.flatten(1, 2) @ user_rows.transpose(1, 2)).unflatten(
             1, (-1, candidate_rows.shape[2])
         )  # [B, C, 1 + Si, Fu]
         return (
             of_user.unsqueeze(1)
             + dense @ weight[: self.shape.width]
-            + own @ weight[self.own]
+            + self.interact_own(candidate_rows, weight)
             + crossed.flatten(2) @ weight[self.crossed]
         )
+
+    def interact_own(self, candidate_rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weighted products of a candidate's rows with each other, [B, C, top[0]].
+
+        candidate_rows: [B, C, 1 + Si, D]; weight: [columns + 1, top[0]], the last row zero
+        """
+        own = (candidate_rows @ candidate_rows.transpose(2, 3)).flatten(2)  # [B, C, (1 + Si)²]
+        return own @ weight[self.own]
 
     @torch.no_grad()
     def fold(self) -> None:

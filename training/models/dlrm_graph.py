@@ -7,6 +7,9 @@
 A weighted dot product is a weighted sum over D elements, so products of two rows need not be computed separately. A trace of
 dlrm.py has 200 small products per request, and half of its nodes compute shapes: 1.6 times the time with rows of 4.
 
+A quantised network (quantised_network.py) becomes the same graph with Q/DQ pairs around its products. ONNX Runtime runs them in
+int8.
+
 Letters as in dlrm.py; n = 1 + Si rows of a candidate, H units of the top MLP's first layer.
 """
 
@@ -15,11 +18,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from onnx import TensorProto
 
 from training.models.dlrm import Network
 from training.models.onnx_graph import Graph, axes_of
 from training.models.parity import Dynamic, Parity, compare, run_network
+from training.models.quantised_network import QuantisedNetwork, weight_sizes
 
 CANDIDATES = {0: "requests", 1: "candidates"}
 DYNAMIC: Dynamic = {
@@ -29,12 +34,14 @@ DYNAMIC: Dynamic = {
     "item_rows": CANDIDATES,
     "logits": CANDIDATES,
 }
+MOST_DIFFERENT = 1e-4  # of 1 + the logit
+SHARE_INT8 = 0.95  # of the logits; the others read a value between two steps that is rounded up here and down there
 
 
 def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> Parity:
-    """Write a folded network to `path` and compare both on `sample`, its inputs. Raises ExportError when they differ."""
+    """Write a network to `path` and compare both on `sample`, its inputs. Raises ExportError when they differ."""
     shape, graph, layers = network.shape, Graph(), network.layers()
-    dense = _bottom(graph, layers, shape.user_numbers)
+    dense = _bottom(graph, network, layers)
     flat = graph.constant("flat", [0, 0, len(shape.item_tables) * shape.width])
     rows = graph.add("Reshape", ("item_rows", flat), "item_rows_side_by_side")
     own_rows = graph.add("Concat", (dense, rows), "candidate_rows", axis=2)
@@ -46,27 +53,58 @@ def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> 
     hidden = graph.add("Add", (hidden, of_user), "top0")
     for number in range(1, len(network.top)):
         hidden = graph.add("Relu", (hidden,), f"top{number - 1}_relu")
-        hidden = graph.layer(f"top{number}", hidden, layers[f"top{number}.weight"], layers[f"top{number}.bias"])
+        hidden = _layer(graph, network, f"top{number}", hidden, layers)
     graph.add("Squeeze", (hidden, graph.constant("last_axis", [2])), "logits")
     kinds = {name: (TensorProto.FLOAT, axes_of(DYNAMIC[name], values.shape)) for name, values in sample.items()}
     graph.save(path, kinds, {"logits": (TensorProto.FLOAT, axes_of(DYNAMIC["logits"], (0, 0)))})
-    return compare(path, sample, run_network(network, sample), limit=1e-4)
+    share = SHARE_INT8 if isinstance(network, QuantisedNetwork) else 1.0
+    return compare(path, sample, run_network(network, sample), MOST_DIFFERENT, share)
 
 
-def _bottom(graph: Graph, layers: dict[str, np.ndarray], n_user: int) -> str:
+def _multiply(graph: Graph, network: Network, name: str, source: str, weight: np.ndarray, output: str) -> str:
+    """Add a candidate's product with a weight, float32 [in, out], in int8 where the network is quantised."""
+    if not isinstance(network, QuantisedNetwork):
+        return graph.add("MatMul", (source, graph.constant(f"{name}_weight", weight)), output)
+    size, zero = (value.numpy() for value in network.steps_of(name))
+    steps = graph.constant(f"{name}_size", size), graph.constant(f"{name}_zero", zero.astype(np.uint8))
+    values = graph.add("QuantizeLinear", (source, *steps), f"{name}_steps")
+    values = graph.add("DequantizeLinear", (values, *steps), f"{name}_values")
+    sizes = weight_sizes(torch.from_numpy(weight.T)).numpy()
+    weight_steps = graph.constant(f"{name}_weight_steps", np.rint(weight / sizes).astype(np.int8))
+    units = graph.constant(f"{name}_weight_sizes", sizes), graph.constant(f"{name}_weight_zeros", np.zeros_like(sizes, np.int8))
+    weights = graph.add("DequantizeLinear", (weight_steps, *units), f"{name}_weight", axis=1)
+    return graph.add("MatMul", (values, weights), output)
+
+
+def _layer(graph: Graph, network: Network, name: str, source: str, layers: dict[str, np.ndarray]) -> str:
+    product = _multiply(graph, network, name, source, layers[f"{name}.weight"], f"{name}_product")
+    return graph.add("Add", (product, graph.constant(f"{name}_bias", layers[f"{name}.bias"])), name)
+
+
+def _bottom(graph: Graph, network: Network, layers: dict[str, np.ndarray]) -> str:
     """Add the bottom MLP, whose first layer handles the user's numbers once per request. Return row 0, [B, C, D]."""
+    numbers, n_user = ["user_numbers", "pair_numbers"], network.shape.user_numbers
+    if not network.folded:
+        ends = (slice(n_user), slice(n_user, None))
+        numbers = [_standardise(graph, network, own, part) for own, part in zip(numbers, ends, strict=True)]
+    of_users, of_pairs = numbers
     weight, bias = layers["bottom0.weight"], layers["bottom0.bias"]
     users = (graph.constant("bottom0_user_weight", weight[:n_user]), graph.constant("bottom0_bias", bias))
-    of_user = graph.add("Gemm", ("user_numbers", *users), "bottom0_user")
+    of_user = graph.add("Gemm", (of_users, *users), "bottom0_user")
     of_user = graph.add("Unsqueeze", (of_user, graph.constant("candidate_axis", [1])), "bottom0_of_user")
-    of_pair = graph.add("MatMul", ("pair_numbers", graph.constant("bottom0_pair_weight", weight[n_user:])), "bottom0_pair")
-    hidden = graph.add("Relu", (graph.add("Add", (of_pair, of_user), "bottom0"),), "bottom0_relu")
-    number = 1
-    while f"bottom{number}.weight" in layers:
-        hidden = graph.layer(f"bottom{number}", hidden, layers[f"bottom{number}.weight"], layers[f"bottom{number}.bias"])
+    of_pair = _multiply(graph, network, "bottom0", of_pairs, weight[n_user:], "bottom0_pair")
+    hidden = graph.add("Relu", (graph.add("Add", (of_pair, of_user), "bottom0_sum"),), "bottom0_relu")
+    for number in range(1, len(network.bottom)):
+        hidden = _layer(graph, network, f"bottom{number}", hidden, layers)
         hidden = graph.add("Relu", (hidden,), f"bottom{number}_relu")
-        number += 1
     return hidden
+
+
+def _standardise(graph: Graph, network: Network, source: str, columns: slice) -> str:
+    """Add the standardisation of a network that is not folded."""
+    mean, scale = (values[columns].numpy() for values in (network.mean, network.scale))
+    centred = graph.add("Sub", (source, graph.constant(f"{source}_mean", mean)), f"{source}_centred")
+    return graph.add("Mul", (centred, graph.constant(f"{source}_scale", scale)), f"{source}_standardised")
 
 
 def _of_request(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str) -> str:
@@ -102,7 +140,7 @@ def _among_own(graph: Graph, network: Network, weights: np.ndarray, own_rows: st
         products.append(graph.add("Mul", pair, f"own_parts_{apart}"))
         met += [columns[row + apart, row] for row in range(n_own - apart)]
     all_parts = graph.add("Concat", products, "own_parts", axis=2)
-    return graph.add("MatMul", (all_parts, graph.constant("own_weight", weights[met].repeat(width, 0))), "own")
+    return _multiply(graph, network, "own", all_parts, weights[met].repeat(width, 0), "own_sum")
 
 
 def _of_user(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str, bias: np.ndarray) -> str:

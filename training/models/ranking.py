@@ -12,7 +12,8 @@ import pandas as pd
 from serving.stages.features.ranking import ItemStatistics
 from training.dataset import Dataset
 from training.features.build import Features
-from training.models.distill import distil
+from training.models.compress import compress
+from training.models.distill import STUDENT
 from training.models.item_statistics import StatisticsSettings
 from training.models.parity import Parity
 from training.models.ranking_data import (
@@ -48,7 +49,8 @@ class RankingSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     ranker: RankerSettings = field(default_factory=RankerSettings)
     reranker: RerankerSettings = field(default_factory=RerankerSettings)
-    student: RankerSettings | None = None  # settings of the student that is distilled from the ranker
+    compression: str = "none"  # how the ranker is made smaller (training/models/compress.py)
+    student: RankerSettings = STUDENT  # of the small network that is distilled from the ranker
     most_requests: int = 8_192  # users sampled for training per moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
     most_moments: int = 2  # limit of moments, because each needs its own retriever
@@ -61,7 +63,7 @@ class Lessons:
 
     teaching: past requests with labels, by moment, the latest first, and those in the middle of visits last
     validation: of the latest moment
-    unlabelled: requests as they will be served, for distillation; None without a student
+    unlabelled: requests as they will be served, for distillation; None without compression
     """
 
     teaching: tuple[Requests, ...]
@@ -110,7 +112,7 @@ def collect_lessons(
     teaching, validation = parts(latest, settings.ranker.validation_share, rng)
     if of_visits:
         older.append(of_visits)
-    if settings.student is None:
+    if settings.compression == "none":
         return Lessons((teaching, *older), validation, None)
     unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
     return Lessons((teaching, *older), validation, unlabelled)
@@ -124,17 +126,15 @@ def fit_ranker(
     say: Callable[[str], None],
     train: TrainRanker = train_ranker,
 ) -> Ranker:
-    """Train the ranker, then its student, which is returned if it keeps enough of the quality."""
+    """Train the ranker, then a smaller one, which is returned if it keeps enough of the quality."""
     count = sum(map(len, lessons.teaching))
     say(
         f"ranker: {count:,} requests of {len(lessons.teaching)} moments to learn from, {len(lessons.validation):,} to choose by"
     )
     tables = (dict(features.user_rows), dict(features.item_rows))
     ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
-    if settings.student is None:
-        return ranker
-    assert lessons.unlabelled is not None  # collected for the student
-    return distil(ranker, (*lessons.teaching, lessons.unlabelled), lessons.validation, settings.student, seed, say)
+    teaching = tuple(part for part in (*lessons.teaching, lessons.unlabelled) if part is not None)
+    return compress(ranker, teaching, lessons.validation, settings.compression, settings.student, seed, say)
 
 
 def fit_reranker(

@@ -52,9 +52,11 @@ def save_ranker(
     n_users, first_cold = len(ranker.model.user_tables), {name: table.first_cold for name, table in mixed.items()}
     settings = RankSettings(tuple(tables)[:n_users], tuple(tables)[n_users:], ranker.blend, first_cold=first_cold)
 
-    ranker.model.network.fold()
-    np.savez(folder / LAYERS_FILE, **ranker.model.network.layers())
-    parity = export_dlrm(ranker.model.network, network_inputs(ranker.model, sample), folder / f"{NETWORK}.onnx")
+    network = ranker.model.network
+    network.fold()
+    if network.folded:  # not in int8, which HugeCTR's order cannot express
+        np.savez(folder / LAYERS_FILE, **network.layers())
+    parity = export_dlrm(network, network_inputs(ranker.model, sample), folder / f"{NETWORK}.onnx")
     return asdict(settings), parity
 
 

@@ -41,11 +41,12 @@ class RankerSettings:
 
 @dataclass(frozen=True)
 class Ranker:
-    """A trained DLRM. Its rank score is logit + blend * standardised retrieval score."""
+    """A trained DLRM. Its rank score is logit + blend * standardised retrieval score. compression: how it was made smaller."""
 
     model: DLRM
     blend: float
     quality: dict[str, float]
+    compression: str = "none"
 
     @property
     def learned(self) -> bool:
@@ -123,7 +124,7 @@ def fit(
         model.train()
         losses = []
         for batch in batches(teaching, settings, rng):
-            loss = listwise_loss(scores_of(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
+            loss = loss_of(model, batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -187,6 +188,11 @@ def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) ->
     of_candidates = (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken)
     candidates, scores, cross, taken = (values[take, chosen] for values in of_candidates)
     return Requests(batch.users, candidates, scores, cross, taken, batch.items)
+
+
+def loss_of(model: DLRM, batch: Requests) -> torch.Tensor:
+    """Return the loss of a batch that `batches` yields."""
+    return listwise_loss(scores_of(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
 
 
 def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:

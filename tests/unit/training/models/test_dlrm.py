@@ -107,24 +107,28 @@ def test_onnx_agrees_at_any_number_of_requests_and_candidates(tmp_path):
 
 @pytest.mark.parametrize(("n_user", "n_item"), [(1, 1), (6, 1), (1, 4)])
 @pytest.mark.parametrize("layers", [{"bottom": (), "top": (5,)}, {"bottom": (7, 6), "top": (9, 8, 3)}], ids=["shallow", "deep"])
-def test_the_graph_is_the_network_whatever_its_shape(tmp_path, n_user, n_item, layers):
+@pytest.mark.parametrize("folded", [True, False], ids=["folded", "standardising"])
+def test_the_graph_is_the_network_whatever_its_shape(tmp_path, n_user, n_item, layers, folded):
     tables = [{f"{side}{n}": 5 for n in range(count)} for side, count in (("u", n_user), ("i", n_item))]
     shape = Shape(*tables, user_numbers=2, pair_numbers=3, width=4, **layers)
     network = random_network(shape=shape)
-    network.fold()
+    if folded:
+        network.fold()
     assert export_dlrm(network, random_inputs(3, 5, shape=shape), tmp_path / "rank.onnx").max_rel < 1e-5
 
 
 def test_a_network_that_onnx_computes_differently_is_refused(tmp_path):
     network, inputs, path = random_network(), random_inputs(2, 3), tmp_path / "rank.onnx"
-    with pytest.raises(ExportError, match="differs"):
-        export_dlrm(network, inputs, path)  # its graph does not standardise the numbers
     network.fold()
     export_dlrm(network, inputs, path)
     with pytest.raises(ExportError, match=r"rank\.onnx differs from the trained network by .*expected at most 1e-04"):
         compare(path, inputs, run(network, inputs) + 0.1, limit=1e-4)
     with pytest.raises(ExportError, match="differs"):
         compare(path, inputs, np.full((2, 3), np.nan, np.float32), limit=1e-4)
+    one_apart = run(network, inputs) + np.eye(2, 3, dtype=np.float32)[:, ::-1] * [[0.1], [0.0]]
+    assert compare(path, inputs, one_apart, limit=1e-4, share=0.8).max_abs == pytest.approx(0.1, rel=1e-3)
+    with pytest.raises(ExportError, match="differs"):
+        compare(path, inputs, one_apart, limit=1e-4, share=0.9)
 
 
 def test_a_table_gives_means_of_lists_and_zeros_for_padding():

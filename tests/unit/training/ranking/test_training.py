@@ -10,7 +10,8 @@ from tests.unit.training.ranking.conftest import HISTORY, SETTINGS, C, fit_ranki
 from training.dataset import load_dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.distill import STUDENT, distil
+from training.models.compress import compress
+from training.models.distill import STUDENT
 from training.models.ranking import moments
 from training.models.ranking_data import (
     requests_of,
@@ -35,8 +36,8 @@ def test_training_twice_gives_the_same_models(trained):
 
 
 def test_a_student_is_the_same_whenever_it_is_taught(trained, monkeypatch):
-    monkeypatch.setattr("training.models.ranking.distil", partial(distil, least_kept=0.0))  # it is taught for a moment only
-    settings = replace(SETTINGS, student=replace(STUDENT, epochs=2))
+    monkeypatch.setattr("training.models.ranking.compress", partial(compress, least_kept=0.0))  # it is taught for a moment only
+    settings = replace(SETTINGS, compression="distilled", student=replace(STUDENT, epochs=2))
     once, again = (fitted(trained, settings).ranker for _ in range(2))
     assert once.model.shape.width == STUDENT.width
     np.testing.assert_allclose(rank_scores_of(again, trained.requests), rank_scores_of(once, trained.requests), atol=1e-5)

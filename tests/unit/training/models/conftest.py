@@ -1,0 +1,42 @@
+"""A ranker, the requests it learned from, and how alike two rankers order them."""
+
+import numpy as np
+import pytest
+
+from tests.unit.training.ranking.conftest import popularity_retrieve
+from training.dataset import load_dataset, split_by_time
+from training.features.build import build_features
+from training.features.schema import FeatureSettings
+from training.models.distill import Lesson
+from training.models.ranking import RankingSettings, moments
+from training.models.ranking_data import Requests
+from training.models.train_ranker import RankerSettings, train_ranker
+
+QUIET = {"report": lambda _: None}
+
+
+@pytest.fixture(scope="package")
+def taught() -> tuple[object, Requests, Requests]:
+    """A teacher, the requests it learned from, and validation requests."""
+    dataset = load_dataset("synthetic:users=150,items=80,events=4000,seed=5")
+    train, _ = split_by_time(dataset.interactions)
+    features = build_features(dataset, train, FeatureSettings(history_length=8))
+    settings = RankingSettings(most_moments=2)
+    rng = np.random.default_rng(0)
+    parts, _ = moments(dataset, train, features, lambda events: popularity_retrieve(features, events), settings, rng)
+    validation, teaching = parts
+    tables = (dict(features.user_rows), dict(features.item_rows))
+    teacher = train_ranker([teaching], validation, tables, RankerSettings(epochs=3, min_examples_per_row=5), **QUIET)
+    return teacher, teaching, validation
+
+
+def order_agreement(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean over the requests of the rank correlation of two scores."""
+    ranks = (np.argsort(np.argsort(scores, axis=1), axis=1) for scores in (a, b))
+    return float(np.mean([np.corrcoef(x, y)[0, 1] for x, y in zip(*ranks, strict=True)]))
+
+
+@pytest.fixture(scope="package")
+def lesson(taught) -> Lesson:
+    teacher, teaching, validation = taught
+    return Lesson.of(teacher, [teaching], validation)

@@ -1,0 +1,71 @@
+"""Make a trained ranker smaller in the way that the settings name, as far as its quality allows.
+
+    none ─▶ the DLRM
+    distilled ─▶ a small network that imitates it (distill.py)
+    pruned ─▶ the small network with half of its hidden units (prune.py)
+    int8 ─▶ the small network with products in int8 (quantised_network.py)
+
+Each step is judged on validation requests. What loses too much is not served: the network before it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from training.models.distill import STUDENT, Lesson, distil, macs
+from training.models.prune import prune
+from training.models.quantise import quantise
+from training.models.ranking_data import Requests
+from training.models.train_ranker import Ranker, RankerSettings, Report, gains, rank_scores_of
+
+AFTERWARDS = {"pruned": prune, "int8": quantise}  # what is done to the student
+# Shares of the teacher's quality: a network that is significantly below the first, or measured below the second, is not served.
+LEAST_KEPT, LEAST_SEEN = 0.99, 0.95
+
+
+def compress(
+    teacher: Ranker,
+    teaching: Sequence[Requests],
+    validation: Requests,
+    compression: str,
+    settings: RankerSettings = STUDENT,
+    seed: int = 0,
+    report: Report = print,
+    least_kept: float = LEAST_KEPT,
+) -> Ranker:
+    """Return the smaller ranker, or the one before it that keeps enough of the teacher's quality.
+
+    teaching: requests on which to imitate the teacher, labels unused; compression: as in the settings
+    settings: the shape of the student
+    """
+    if compression == "none" or not teacher.learned:
+        return teacher
+    lesson = Lesson.of(teacher, teaching, validation)
+    student = choose(distil(lesson, settings, seed, report), teacher, lesson, report, least_kept)
+    if student is teacher or compression == "distilled":
+        return student
+    return choose(AFTERWARDS[compression](lesson, student, settings, seed, report), student, lesson, report, least_kept)
+
+
+def choose(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, least_kept: float = LEAST_KEPT) -> Ranker:
+    """Return the smaller ranker, or the one before it where it keeps too little of the teacher's quality."""
+    teacher = lesson.teacher
+    kept, doubt = measure_kept_quality(smaller, teacher, lesson.validation)
+    report(f"{smaller.compression} ranker: {macs(smaller.model.shape):,} multiplications per candidate for "
+           f"{macs(teacher.model.shape):,}, {kept:.1%} ± {doubt:.1%} of the quality on validation requests")  # fmt: skip
+    if kept >= min(LEAST_SEEN, least_kept) and kept + doubt >= least_kept:
+        return smaller
+    served = "the DLRM itself" if before is teacher else f"the {before.compression} one"
+    report(f"{smaller.compression} ranker: that is too little, {served} is served")
+    return before
+
+
+def measure_kept_quality(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
+    """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval."""
+    own, its = (sum(gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher))
+    if not its.any():
+        return 1.0, np.inf  # no quality to lose, and no evidence
+    deviation = (own - its).std(ddof=1) if len(its) > 1 else np.inf
+    return own.mean() / its.mean(), 1.96 * deviation / len(its) ** 0.5 / its.mean()

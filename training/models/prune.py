@@ -1,0 +1,71 @@
+"""Prune whole hidden units of a student, so that its layers, and the served network, become narrower.
+
+The importance of a unit is how much the loss changes without it, to first order (Molchanov et al., "Importance Estimation for
+Neural Network Pruning", 2019). The pruned network learns the teacher's scores again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from training.models.distill import Lesson, student_of
+from training.models.dlrm import DLRM
+from training.models.train_ranker import Ranker, RankerSettings, Report, batches, loss_of
+
+SHARE = 0.5  # of the units of each hidden layer that stay
+EPOCHS, LEARNING_RATE = 10, 2e-3
+
+Importance = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
+"""Of each hidden layer of the bottom and of the top MLP, float32 [units]."""
+
+
+def prune(lesson: Lesson, student: Ranker, settings: RankerSettings, seed: int = 0, report: Report = print) -> Ranker:
+    """Return the student with half of its hidden units. settings: the student's"""
+    importance = measure_importance(lesson, student.model, settings, np.random.default_rng(seed))
+    model = keep_units(student.model, importance, SHARE)
+    taught = replace(settings, epochs=EPOCHS, learning_rate=LEARNING_RATE)
+    lesson.teach(model, taught, seed, lambda text: report(f"pruned {text}"))
+    return lesson.judge(model, "pruned", settings.blends)
+
+
+def measure_importance(lesson: Lesson, model: DLRM, settings: RankerSettings, rng: np.random.Generator) -> Importance:
+    """Return the squared change of the loss without each unit, to first order, summed over the batches of one epoch.
+
+    A unit is scaled by scaling its weights and bias, so its gradient is theirs along themselves.
+    """
+    sides = tuple(tuple(layers[:-1]) for layers in (model.network.bottom, model.network.top))
+    importance = tuple(tuple(torch.zeros(layer.out_features) for layer in layers) for layers in sides)
+    for batch in batches(lesson.imitated, settings, rng):
+        model.zero_grad()
+        loss_of(model, batch).backward()
+        for layers, totals in zip(sides, importance, strict=True):
+            for layer, total in zip(layers, totals, strict=True):
+                of_weights = (layer.weight.detach() * layer.weight.grad).sum(dim=1)
+                total += (of_weights + layer.bias.detach() * layer.bias.grad) ** 2
+    return importance
+
+
+@torch.no_grad()
+def keep_units(model: DLRM, importance: Importance, share: float) -> DLRM:
+    """Return a copy with that share of the units of each hidden layer, the most important ones; at least one of each."""
+    kept = tuple(tuple(most_important(values, share) for values in layers) for layers in importance)
+    bottom, top = (tuple(map(len, layers)) for layers in kept)
+    pruned = student_of(model, RankerSettings(width=model.shape.width, bottom=bottom, top=top))
+    for own, its in zip(pruned.tables, model.tables, strict=True):
+        own.load_state_dict(its.state_dict())
+    sides = ((pruned.network.bottom, model.network.bottom), (pruned.network.top, model.network.top))
+    for (layers, wider), units in zip(sides, kept, strict=True):
+        read = torch.arange(layers[0].in_features)
+        for own, its, written in zip(layers, wider, (*units, torch.arange(layers[-1].out_features)), strict=True):
+            own.weight.copy_(its.weight[written][:, read])
+            own.bias.copy_(its.bias[written])
+            read = written
+    return pruned
+
+
+def most_important(values: torch.Tensor, share: float) -> torch.Tensor:
+    """Return the units to keep, int64, in their order. values: float32 [units]"""
+    return values.topk(max(round(len(values) * share), 1)).indices.sort().values
