@@ -118,21 +118,24 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     return Workload((teaching, *older), unlabelled, validation, test, problem.test.relevant[users], tables)
 
 
+def say_nothing(_: str) -> None:
+    pass
+
+
 def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0, student: RankerSettings = STUDENT) -> list[Variant]:
     """Train every network; the DLRM comes first, because the others are compared with it."""
-    quiet = {"seed": seed, "report": lambda _: None}
     say(f"{TAUGHT}: the DLRM")
-    teacher = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), **quiet)
+    teacher = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), seed, say_nothing)
     lesson = Lesson.of(teacher, (*work.teaching, work.unlabelled), work.validation)
     say(SERVED)
-    small = distil(lesson, student, **quiet)
+    small = distil(lesson, student, seed, say_nothing)
     rankers = {TAUGHT: teacher, SERVED: small}
     say("pruned")
-    rankers["pruned"] = prune(lesson, small, student, **quiet)
+    rankers["pruned"] = prune(lesson, small, student, seed, say_nothing)
     say("int8")
     rankers["int8"] = quantise(lesson, small, student, seed, say)
     rankers[AFTER] = quantise_after_training(lesson, small, student, seed)
-    rankers[WITHIN] = train_in_int8(lesson, rankers[AFTER], student, **quiet)
+    rankers[WITHIN] = train_in_int8(lesson, rankers[AFTER], student, seed, say_nothing)
     return [export_variant(name, ranker, work, folder / str(place)) for place, (name, ranker) in enumerate(rankers.items())]
 
 
@@ -178,8 +181,8 @@ def measure_qualities(scores: np.ndarray, work: Workload) -> Qualities:
 
 def measure_quality(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
     quality = measure_qualities(score(variant, work.test), work)
-    means = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
-    return Row(variant.name, macs(variant.ranker.model.shape), variant.n_bytes, *means, latency_us)
+    ndcg, recall, mean_auc = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
+    return Row(variant.name, macs(variant.ranker.model.shape), variant.n_bytes, ndcg, recall, mean_auc, latency_us)
 
 
 def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:

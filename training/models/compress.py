@@ -64,7 +64,7 @@ def choose(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, leas
 
 def measure_kept_quality(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
     """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval."""
-    own, its = (sum(gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher))
+    own, its = (np.add(*gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher))
     if not its.any():
         return 1.0, np.inf  # no quality to lose, and no evidence
     deviation = (own - its).std(ddof=1) if len(its) > 1 else np.inf

@@ -37,15 +37,20 @@ def measure_importance(lesson: Lesson, model: DLRM, settings: RankerSettings, rn
     A unit is scaled by scaling its weights and bias, so its gradient is theirs along themselves.
     """
     sides = tuple(tuple(layers[:-1]) for layers in (model.network.bottom, model.network.top))
-    importance = tuple(tuple(torch.zeros(layer.out_features) for layer in layers) for layers in sides)
+    bottom, top = (tuple(torch.zeros(layer.out_features) for layer in layers) for layers in sides)
     for batch in batches(lesson.imitated, settings, rng):
         model.zero_grad()
         loss_of(model, batch).backward()
-        for layers, totals in zip(sides, importance, strict=True):
+        for layers, totals in zip(sides, (bottom, top), strict=True):
             for layer, total in zip(layers, totals, strict=True):
-                of_weights = (layer.weight.detach() * layer.weight.grad).sum(dim=1)
-                total += (of_weights + layer.bias.detach() * layer.bias.grad) ** 2
-    return importance
+                total += (_along_itself(layer.weight).sum(dim=1) + _along_itself(layer.bias)) ** 2
+    return bottom, top
+
+
+def _along_itself(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a parameter times its gradient, element by element."""
+    assert parameter.grad is not None  # it has taken part in the loss
+    return parameter.detach() * parameter.grad
 
 
 @torch.no_grad()
@@ -59,9 +64,9 @@ def keep_units(model: DLRM, importance: Importance, share: float) -> DLRM:
     sides = ((pruned.network.bottom, model.network.bottom), (pruned.network.top, model.network.top))
     for (layers, wider), units in zip(sides, kept, strict=True):
         read = torch.arange(layers[0].in_features)
-        for own, its, written in zip(layers, wider, (*units, torch.arange(layers[-1].out_features)), strict=True):
-            own.weight.copy_(its.weight[written][:, read])
-            own.bias.copy_(its.bias[written])
+        for layer, wide, written in zip(layers, wider, (*units, torch.arange(layers[-1].out_features)), strict=True):
+            layer.weight.copy_(wide.weight[written][:, read])
+            layer.bias.copy_(wide.bias[written])
             read = written
     return pruned
 

@@ -27,6 +27,10 @@ SMALLEST = 1e-30  # range, where all values are 0
 class QuantisedNetwork(Network):
     """A copy of a network that is not folded. It computes in float32 while `measuring_ranges`, and in int8 afterwards."""
 
+    lowest: torch.Tensor
+    highest: torch.Tensor
+    pairs: torch.Tensor
+
     def __init__(self, network: Network) -> None:
         super().__init__(network.shape)
         self.load_state_dict(network.state_dict())

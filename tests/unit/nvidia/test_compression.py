@@ -4,11 +4,12 @@ import pytest
 
 from export.profiles import load_profile
 from export.settings import Settings
+from repository.publish import Staging
 from serving.contract.errors import ConfigError
 
 
 def refuse_early(repository, settings: Settings) -> None:
-    load_profile("merlin").refuse_early(repository, None, {}, settings)
+    load_profile("merlin").refuse_early(repository, Staging(repository), {}, settings)
 
 
 def test_a_network_for_onnx_runtime_is_refused_before_training(tmp_path):

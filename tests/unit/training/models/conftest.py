@@ -1,5 +1,7 @@
 """A ranker, the requests it learned from, and how alike two rankers order them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from training.models.ranking import RankingSettings, moments
 from training.models.ranking_data import Requests
 from training.models.train_ranker import RankerSettings, train_ranker
 
-QUIET = {"report": lambda _: None}
+QUIET: dict[str, Any] = {"report": lambda _: None}
 
 
 @pytest.fixture(scope="package")

@@ -1,7 +1,6 @@
 """The student of a ranker: what it inherits, and what it imitates."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
