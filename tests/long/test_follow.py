@@ -27,7 +27,7 @@ from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
 
 DATA = "synthetic:users=150,items=150,events=4500"
-SETTINGS = {"pipeline": {"recorded_requests": 64}}
+SETTINGS = {"pipeline": {"recorded_requests": 64}, "ranker": {"compression": "none"}}  # as fast as an export can be
 EARLY, EVERYTHING = 3_000, 4_500  # events: of the log, and with the live ones
 QUIET = Console(quiet=True)
 

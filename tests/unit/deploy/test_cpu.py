@@ -71,6 +71,8 @@ def test_our_services_are_locked(name):
     assert service["volumes"][0].endswith(":/srv/models:ro")
     assert (PROJECT / service["build"]["dockerfile"]).is_file()
     assert service["command"][0] in ("server", "gateway")
+    assert service["pid"] == "service:processes"  # LMDB tells readers of the live store apart by their process ids
+    assert SERVICES["processes"]["init"]
 
 
 def test_only_this_machine_reaches_a_port_unless_it_is_told_otherwise():
@@ -83,9 +85,9 @@ def test_only_this_machine_reaches_a_port_unless_it_is_told_otherwise():
 def test_services_refer_to_what_exists():
     for service in SERVICES.values():
         assert set(service.get("depends_on", ())) <= SERVICES.keys()
-        assert set(service["networks"]) <= COMPOSE["networks"].keys()
+        assert set(service.get("networks", ())) <= COMPOSE["networks"].keys()
         assert set(service.get("secrets", ())) <= COMPOSE["secrets"].keys()
-        for volume in service["volumes"]:
+        for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert source.startswith("$") or (DEPLOY / source).exists() or source in COMPOSE["volumes"], volume
     assert "/deploy/secrets/" in (PROJECT / ".gitignore").read_text().splitlines()
