@@ -26,6 +26,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.preprocess import Preprocess
+from trials.drift import measure_drift
 
 EVIDENTLY_PACKAGES = ("evidently==0.7.23",)
 STATIONARY_WINDOWS = 50
@@ -52,7 +53,7 @@ class Features:
 
     def alarms(self, window: Columns) -> list[str]:
         """Return the features whose PSI exceeds what chance explains."""
-        return [n for n, reference in self.references.items() if reference.measure_psi(window[n]) > reference.psi_bound]
+        return [n for n, reference in self.references.items() if measure_drift(reference, window[n]).psi > reference.psi_bound]
 
 
 def read_features(repo: Path) -> Features:

@@ -21,7 +21,7 @@ from export.nvidia.hugectr.ranker import import_ranker
 from export.profiles import DEFAULT, Rehearsed, load_profile
 from export.progress import Progress
 from export.recording import requests_like
-from export.references import write_feature_references
+from export.references import write_drift_references
 from export.rehearsal import rehearse
 from export.settings import TAUGHT_WIDTH, PipelineSettings, Settings
 from export.stages import write_rules, write_stages
@@ -31,7 +31,7 @@ from repository.publish import Staging
 from repository.recorded import Recorded
 from server.environment import RUN_DIR
 from server.launcher import held_generations
-from serving.contract.tensors import ENSEMBLE, Axes, ModelSpec, ensemble_spec, stage_specs
+from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, ensemble_spec, stage_specs
 from serving.live.store import live_folder
 from serving.stages.rank import TABLES_FOLDER
 from serving.stages.rules.applied import FOLDER
@@ -180,7 +180,7 @@ def rehearse_and_seal(
     fixed = settings.compute.index_effort > 0
     widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)
     reports["index"]["requests"] = [asdict(trial) for trial in widened]
-    write_feature_references(staging.folder("preprocess"), requests)
+    write_drift_references({name: staging.folder(name) for name in STAGES}, requests)
     staging.seal_stages(specs)
     recorded, reports["rehearsal"] = rehearse(staging, dataset, requests)
     staging.seal(

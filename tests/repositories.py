@@ -22,7 +22,8 @@ CACHE = PROJECT / ".run" / "test-repositories"
 SOURCES = ("serving", "repository", "training", "export", "hps_config", "server")
 TEST_SOURCES = (Path(__file__), PROJECT / "tests" / "unit" / "small_shops.py")
 KEPT_DIGESTS = 2
-SERVED_DATA = "synthetic:users=500,items=300,events=10000,context=1"
+SERVED_DATA = "synthetic:users=300,items=300,events=5000,context=1"
+SERVED_SETTINGS = {"ranker": {"compression": "none"}}  # a student takes as long to teach as everything else together
 
 
 # The imports of an export take seconds: tests that find everything built do without them.
@@ -36,7 +37,12 @@ def served_repository() -> Path:
         from export.settings import Settings
         from training.dataset import load_dataset
 
-        build_repository(load_dataset(SERVED_DATA), folder / "model_repository", Settings(), Console(quiet=True))
+        build_repository(
+            load_dataset(SERVED_DATA),
+            folder / "model_repository",
+            Settings.model_validate(SERVED_SETTINGS),
+            Console(quiet=True),
+        )
 
     return shared_folder("served", build) / "model_repository"
 

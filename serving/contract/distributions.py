@@ -47,10 +47,6 @@ class Reference:
             sums = np.append(np.bincount(bins, minlength=len(self.edges) + 1), missing.sum()).astype(np.float64)
         return sums / max(len(values), 1)
 
-    def measure_psi(self, values: np.ndarray) -> float:
-        """Return the population stability index of a window's values, [rows], against the export's."""
-        return psi(np.asarray(self.shares), self.count_shares(values))
-
 
 def psi(expected: np.ndarray, found: np.ndarray) -> float:
     """Return the population stability index of two rows of shares: sum (found - expected) * ln(found / expected)."""

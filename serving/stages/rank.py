@@ -28,6 +28,7 @@ from serving.contract.measurements import Measurement
 from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
+from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCORE, ItemStatistics, pair_numbers
@@ -184,6 +185,7 @@ class Rank:
     content: Content | None = None
     item_plan: Plan | None = None
     learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
+    drift: DriftWindow | None = None  # of the best score of each request
     live_items: LiveItems | None = None
 
     @classmethod
@@ -195,7 +197,8 @@ class Rank:
         inputs = RankInputs.load(folder, settings)
         rows, outputs = EmbeddingRows.load(folder, info, inputs), RankOutputs(settings.blend)
         plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
-        return cls(info, inputs, rows, network, outputs, Content.load(folder), plan, load_learned_sales(folder))
+        drift = DriftWindow.load(folder, 0, "scores")
+        return cls(info, inputs, rows, network, outputs, Content.load(folder), plan, load_learned_sales(folder), drift)
 
     def with_live(self, reader: Reader) -> Rank:
         """Return the stage as it answers with a live store."""
@@ -219,8 +222,10 @@ class Rank:
         self.tables.close()
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the counters of the tables' levels."""
-        return measurements(self.tables.metrics())
+        """Yield the counters of the tables' levels, and how far the latest scores are from the export's."""
+        yield from measurements(self.tables.metrics())
+        if self.drift:
+            yield from self.drift.measurements()
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""
@@ -236,6 +241,8 @@ class Rank:
         except DependencyError:  # the tables cannot be read
             logits = retrieval_part = np.full(candidates.shape, np.nan, np.float32)
         outputs = self.outputs.scores(inputs, logits, retrieval_part)
+        if self.drift:
+            self.drift.add(np.empty((len(logits), 0), np.int64), best_scores(outputs["rank_scores"]))
         outputs["lineage"] = self.rows.mark_degraded(outputs["lineage"])
         return outputs
 
@@ -257,6 +264,11 @@ class Rank:
             logits[part] = self.network.run(["logits"], feeds)[0]
             retrieval_part[part] = self.inputs.retrieval_part(pairs)
         return logits, retrieval_part
+
+
+def best_scores(rank_scores: np.ndarray) -> np.ndarray:
+    """Return the score of each request's best candidate, float32 [B, 1], of float32 [B, C]."""
+    return rank_scores.max(axis=1, keepdims=True)
 
 
 def evenly(count: int, most: int) -> int:

@@ -62,7 +62,8 @@ def test_a_request_is_one_trace_from_the_caller_through_the_gateway_to_the_stage
 
 
 # What this server has nothing to say of: the drift of features, which needs a full window of requests, and events from Kafka.
-ELSEWHERE = {"recommender_drift_psi", "recommender_drift_psi_bound", "recommender_live_kafka_silent_seconds"}
+DRIFT = {f"recommender_drift_{name}" for name in ("psi", "psi_bound", "kl")}
+ELSEWHERE = DRIFT | {"recommender_live_kafka_silent_seconds"}
 
 
 def test_every_metric_that_is_drawn_or_alerted_on_is_served(served):

@@ -72,6 +72,7 @@ def test_a_full_window_is_reported_and_alarms_only_for_what_moved():
         window.add(generator.integers(3, 9, (4, 1)), generator.normal(0.3, size=(4, 1)).astype(np.float32))
     values = {(m.name, m.labels.get("feature")): m.value for m in window.measurements()}
     assert values["recommender_drift_windows_total", None] == 1
+    assert values["recommender_drift_kl", "price"] > values["recommender_drift_kl", "brand"] > 0
     alarms = {
         name: values["recommender_drift_psi", name] > values["recommender_drift_psi_bound", name] for name in ("brand", "price")
     }
