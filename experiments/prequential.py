@@ -61,8 +61,8 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Quality]
     rows = choose_questions(events, first, len(events), most)
     tuned_rows = choose_questions(events, int(first * (1 - TUNED_SHARE)), first, most)
     answers = {
-        FROZEN: answer_frozen(repository, dataset, rows),
-        LIVE: answer_live(repository, dataset, rows, first, live_folder(repository)),
+        FROZEN: answer_frozen(repository, dataset, rows).items,
+        LIVE: answer_live(repository, dataset, rows, first, live_folder(repository)).items,
         KNN: answer_by_knn(dataset, rows, tuned_rows),
     }
     wanted = events["item_id"].to_numpy()[rows]

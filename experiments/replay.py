@@ -79,7 +79,7 @@ def run_command(
     rows = choose_questions(dataset.interactions, first, len(dataset.interactions), most)
     console = Console()
     console.print(f"{len(dataset.interactions) - first:,} events to replay, {len(rows):,} questions; frozen answers first")
-    replay = Replay(dataset, rows, answer_frozen(repo, dataset, rows))
+    replay = Replay(dataset, rows, answer_frozen(repo, dataset, rows).items)
     with opened_shop(repo) as shop:
         show(replay, replay.steps(shop, first, 60 * minutes), console)
     console.print(replay.table())

@@ -18,9 +18,10 @@ from rich.console import Console
 
 from export.build import build_repository
 from export.continued import continue_log
-from export.prequential import answer_live, choose_questions, gains_of, ranks_of
+from export.prequential import answer_live, choose_questions
 from export.relayout import relayout
 from export.settings import Settings
+from export.verdict import Verdict, judge
 from repository.config import CONFIG_FILE, layout_of
 from repository.models import read_config
 from repository.publish import make_read_only
@@ -30,42 +31,13 @@ from server.launcher import activate, running_servers
 from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, OBSERVE, PAD_ID, STAGES
+from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
 from serving.live.store import live_folder
 from serving.stages.features.user_state import UserStore
 from training.dataset import Dataset
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
-MOST_QUESTIONS, LEAST_QUESTIONS = 2_000, 100
-LEAST_QUALITY = 0.98  # of the serving generation's NDCG@10
-LEAST_COVERAGE = 0.5  # of the different items that the serving generation shows
-RESAMPLES = 1_000
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A candidate beside the serving generation. fault: why it is not published, "" where it is.
-
-    candidate, serving: mean NDCG@10; low, high: 95 % interval of their difference; coverage: different items that the candidate
-    shows, over those that the serving generation does; all are NaN with fewer than LEAST_QUESTIONS
-    """
-
-    questions: int
-    candidate: float
-    serving: float
-    low: float
-    high: float
-    coverage: float
-    fault: str
-
-    def __str__(self) -> str:
-        if self.questions < LEAST_QUESTIONS:
-            return self.fault
-        figures = (
-            f"NDCG@10 {self.candidate:.4f} against {self.serving:.4f} on {self.questions:,} questions, difference "
-            f"{self.low:+.4f} to {self.high:+.4f} (95 %), {self.coverage:.2f} times as many items shown"
-        )
-        return f"{figures}: {self.fault or 'published'}"
+MOST_QUESTIONS = 2_000
 
 
 @dataclass(frozen=True)
@@ -120,22 +92,3 @@ def follow_once(dataset: Dataset, repo: Path, settings: Settings, least_events: 
         if state.repo == repo.resolve():
             activate(state, generation, RUN_DIR)
     return Round(generation, f"generation {generation}. {verdict}", verdict)
-
-
-def judge(candidate: np.ndarray, serving: np.ndarray, items: np.ndarray, rng: np.random.Generator) -> Verdict:
-    """Compare the answers of two generations, int64 [Q, 20] each, to the same questions. items: int64 [Q], the right ones"""
-    count = len(items)
-    if count < LEAST_QUESTIONS:
-        fault = f"not published, because the newest events hold {count} questions, and {LEAST_QUESTIONS} are needed to judge"
-        return Verdict(count, np.nan, np.nan, np.nan, np.nan, np.nan, fault)
-    gains, serving_gains = (gains_of(ranks_of(answers, items)) for answers in (candidate, serving))
-    quality, serving_quality = float(gains.mean()), float(serving_gains.mean())
-    resampled = (gains - serving_gains)[rng.integers(0, count, (RESAMPLES, count))].mean(axis=1)
-    low, high = np.percentile(resampled, (2.5, 97.5)).tolist()
-    shown, serving_shown = (len(np.setdiff1d(answers, [PAD_ID])) for answers in (candidate, serving))
-    coverage, fault = shown / max(serving_shown, 1), ""
-    if quality < LEAST_QUALITY * serving_quality:
-        fault = f"not published, because it reaches less than {LEAST_QUALITY:.0%} of what serves"
-    elif coverage < LEAST_COVERAGE:
-        fault = f"not published, because it shows less than {LEAST_COVERAGE:.0%} of the items"
-    return Verdict(count, quality, serving_quality, low, high, coverage, fault)

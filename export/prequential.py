@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,22 @@ from training.features.build import context_of
 QUESTIONS_PER_CALL = 64
 EVENTS_PER_BATCH = 256
 LIST_LENGTH = 20
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a pipeline answered to Q questions.
+
+    items: int64 [Q, 20], best first; candidates: int64 [Q, C], what it retrieved, PAD_ID padded; rank_scores: float32 [Q, C]
+    """
+
+    items: np.ndarray
+    candidates: np.ndarray
+    rank_scores: np.ndarray
+
+    @classmethod
+    def join(cls, parts: list[Answers]) -> Answers:
+        return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -60,14 +76,14 @@ def choose_questions(events: pd.DataFrame, first: int, end: int, most: int) -> n
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
 
 
-def answer_frozen(repository: Path, dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-    """Return int64 [Q, 20] item ids for the users of log rows, from what was exported."""
+def answer_frozen(repository: Path, dataset: Dataset, rows: np.ndarray) -> Answers:
+    """Answer the users of log rows, from what was exported."""
     with closing(Pipeline.load(repository)) as pipeline:
-        return np.concatenate([ask(pipeline, dataset, part) for part in blocks(rows, QUESTIONS_PER_CALL)])
+        return Answers.join([ask(pipeline, dataset, part) for part in blocks(rows, QUESTIONS_PER_CALL)])
 
 
-def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path) -> np.ndarray:
-    """Return int64 [Q, 20] item ids for the users of log rows, every event from row `first` on observed before the next answer.
+def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path) -> Answers:
+    """Answer the users of log rows, every event from row `first` on observed before the next answer.
 
     store: folder of the live store that the events go to, made anew
     """
@@ -80,14 +96,15 @@ def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int
                 observe(event_inputs(dataset, part))
             answers.append(ask(pipeline, dataset, row[None]))
             start = row
-    return np.concatenate(answers)
+    return Answers.join(answers)
 
 
-def ask(pipeline: Pipeline, dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-    """Return int64 [B, 20] item ids for the users of log rows, in the context of these rows."""
+def ask(pipeline: Pipeline, dataset: Dataset, rows: np.ndarray) -> Answers:
+    """Answer the users of log rows, in the context of these rows."""
     events = dataset.interactions.iloc[rows]
     inputs = {"user_id": events["user_id"].to_numpy(np.int64)} | context_of(events, dataset.context_columns)
-    return pipeline({name: values[:, None] for name, values in inputs.items()})["item_ids"][:, :LIST_LENGTH]
+    tensors = pipeline.trace({name: values[:, None] for name, values in inputs.items()})
+    return Answers(tensors["item_ids"][:, :LIST_LENGTH], tensors["candidate_ids"], tensors["rank_scores"])
 
 
 def event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:

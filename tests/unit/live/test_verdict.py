@@ -5,16 +5,33 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from export.follow import judge
+from export.prequential import Answers
+from export.verdict import binned_error, calibration_error, judge, ranking_auc, share_candidates
+from serving.contract.tensors import PAD_ID
 
-QUESTIONS, LIST = 400, 20
+QUESTIONS, LIST, CANDIDATES = 400, 20, 50
+NONE = float("nan")
 
 
-def answers(rng: np.random.Generator, items: np.ndarray, share: float, n_items: int = 500) -> np.ndarray:
-    """Return int64 [Q, 20] of which a share has the right item first; no other answer has it."""
+def unranked(lists: np.ndarray) -> Answers:
+    """Return answers of generations that retrieve nothing in common."""
+    return Answers(lists, np.full((len(lists), 1), PAD_ID), np.zeros((len(lists), 1), np.float32))
+
+
+def answers(rng: np.random.Generator, items: np.ndarray, share: float, n_items: int = 500) -> Answers:
+    """Return answers of which a share has the right item first; no other answer has it."""
     lists = rng.integers(1_000, 1_000 + n_items, (len(items), LIST))
     lists[: int(share * len(items)), 0] = items[: int(share * len(items))]
-    return lists
+    return unranked(lists)
+
+
+def ranked(rng: np.random.Generator, lists: Answers, items: np.ndarray) -> Answers:
+    """Return the answers with candidates. The right ones are drawn by the softmax of the scores."""
+    scores = rng.normal(0, 2, (len(items), CANDIDATES))
+    candidates = np.tile(np.arange(10_000, 10_000 + CANDIDATES), (len(items), 1))
+    drawn = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)
+    candidates[np.arange(len(items)), drawn] = items
+    return Answers(lists.items, candidates, scores.astype(np.float32))
 
 
 @pytest.fixture
@@ -40,7 +57,7 @@ def test_the_interval_holds_the_true_difference_about_as_often_as_it_states(rng)
     for _ in range(100):
         right = [rng.random(QUESTIONS) < share for share in (0.4, 0.3)]
         lists = [np.where(own[:, None], items[:, None], -1).repeat(LIST, axis=1) for own in right]
-        verdict = judge(*lists, items, rng)
+        verdict = judge(*map(unranked, lists), items, rng)
         held += verdict.low <= 0.1 <= verdict.high
     assert held >= 88
 
@@ -55,3 +72,79 @@ def test_too_few_questions_judge_nobody(rng):
     items = np.arange(99)
     verdict = judge(answers(rng, items, 0.9), answers(rng, items, 0.1), items, rng)
     assert str(verdict) == "not published, because the newest events hold 99 questions, and 100 are needed to judge"
+
+
+def test_a_ranker_is_judged_by_the_candidates_that_both_retrieved():
+    items = np.zeros((2, LIST), np.int64)
+    candidate = Answers(
+        items, np.array([[5, 3, 7], [4, PAD_ID, PAD_ID]]), np.array([[0.5, 0.3, 0.7], [0.4, -9, -9]], np.float32)
+    )
+    serving = Answers(items, np.array([[7, 8, 5], [9, 6, PAD_ID]]), np.array([[70, 80, 50], [90, 60, -9]], np.float32))
+    own, other = share_candidates(candidate, serving)
+    np.testing.assert_allclose(own, [[0.5, NONE, 0.7], [NONE, NONE, NONE]], rtol=1e-6)
+    np.testing.assert_allclose(other, [[50, NONE, 70], [NONE, NONE, NONE]])
+
+
+def test_auc_is_the_share_of_pairs_in_the_right_order():
+    scores = np.array([[3, 1, 2, 4, NONE], [1, 1, 0, 2, NONE], [5, 1, 1, 1, 1], [1, NONE, NONE, NONE, NONE]])
+    hits = np.array([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]], bool)
+    # 2 of 3 pairs; one tie, one won, one lost; no right item; nothing beside it
+    assert ranking_auc(scores, hits) == pytest.approx((2 / 3 + 1.5 / 3) / 2)
+
+
+@pytest.mark.parametrize(
+    ("chances", "hits", "error"),
+    [
+        ([0.5, 0.5, 0.5, 0.5], [0, 1, 0, 1], 1.0),  # every bin holds one prediction, which is half a hit away
+        ([0.25] * 20, [1, 0, 0, 0] * 5, 0.0),
+        ([0.5] * 20, [1, 0, 0, 0] * 5, 1.0),  # twice as many expected as observed
+        ([0.0] * 16 + [1.0] * 5, [0] * 16 + [1] * 5, 0.0),
+        ([0.1] * 10 + [0.8] * 5, [0] * 10 + [1] * 5, 0.4),  # 1 expected and none observed; 4 expected and 5 observed
+    ],
+)
+def test_binned_errors_are_shares_of_the_observed_hits(chances, hits, error):
+    assert binned_error(np.array(chances), np.array(hits, bool)) == pytest.approx(error)
+
+
+def test_scores_that_mean_the_same_all_along_are_calibrated_whatever_their_scale(rng):
+    items = np.arange(4_000)
+    drawn = ranked(rng, answers(rng, items, 0.3), items)
+    hits, scores = drawn.candidates == items[:, None], drawn.rank_scores.astype(np.float64)
+    scores[7] = NONE  # a question without a candidate
+    hits[7] = False
+    offsets = rng.normal(0, 5, (len(items), 1))  # of requests, which mean nothing
+    assert calibration_error(scores, hits) < 0.05
+    assert calibration_error(scores / 3 + offsets, hits) == pytest.approx(calibration_error(scores / 3, hits), abs=1e-3)
+    changed = np.where(np.arange(len(items))[:, None] < len(items) // 2, scores, -scores)
+    assert calibration_error(changed, hits) > 0.5
+
+
+def test_a_generation_that_ranks_worse_is_not_published(rng):
+    items = np.arange(QUESTIONS)
+    serving = ranked(rng, answers(rng, items, 0.3), items)
+    noise = rng.normal(0, 3, serving.rank_scores.shape).astype(np.float32)
+    worse = Answers(serving.items, serving.candidates, serving.rank_scores + noise)
+    verdict = judge(worse, serving, items, rng)
+    assert verdict.ranked == QUESTIONS
+    assert verdict.auc < 0.9 * verdict.serving_auc
+    assert "AUC is less than 98% of what serves" in verdict.fault
+    assert f"AUC {verdict.auc:.4f} against {verdict.serving_auc:.4f}" in str(verdict)
+    assert judge(serving, serving, items, rng).fault == ""
+
+
+def test_a_generation_whose_scores_change_their_meaning_is_not_published(rng):
+    items = np.arange(QUESTIONS)
+    serving = ranked(rng, answers(rng, items, 0.3), items)
+    sharper = np.where(np.arange(QUESTIONS)[:, None] < QUESTIONS // 2, 1, 0.1).astype(np.float32)
+    verdict = judge(Answers(serving.items, serving.candidates, serving.rank_scores * sharper), serving, items, rng)
+    assert verdict.auc == pytest.approx(verdict.serving_auc)  # the order is the same
+    assert "calibration error is more than 0.25 above" in verdict.fault
+
+
+def test_rankers_with_little_in_common_are_not_judged(rng):
+    items = np.arange(QUESTIONS)
+    serving = ranked(rng, answers(rng, items, 0.3), items)
+    few = np.where(np.arange(QUESTIONS)[:, None] < 99, serving.candidates, PAD_ID)
+    verdict = judge(Answers(serving.items, few, -serving.rank_scores), serving, items, rng)
+    assert verdict.fault == ""
+    assert "rankers not judged (both retrieved the item of 99 questions, and 100 are needed)" in str(verdict)

@@ -1,0 +1,163 @@
+"""Judge a candidate generation beside the one that serves, by their answers to the same questions.
+
+What is shown      NDCG@10 and coverage of the answers.
+How it is scored   AUC and calibration of the rank stage's scores, over the candidates that both generations retrieved: the same
+                   pairs for both, so that a generation cannot look better by finding only what is easy to rank.
+
+Rank scores are not probabilities. They are trained by a softmax over the candidates of one request, and the retrieval score is
+blended in, so that only their differences within a request mean something. Calibration therefore is that of a mapping: Platt's,
+from the log-odds of a candidate's softmax share to the chance that it is the right one, fitted on the earlier questions and
+judged on the later ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.special import log_softmax
+from sklearn.linear_model import LogisticRegression
+
+from export.prequential import Answers, gains_of, ranks_of
+from serving.contract.tensors import PAD_ID, PAD_SCORE
+from training.evaluation.metrics import auc
+
+LEAST_QUESTIONS = 100
+LEAST_RANKED = 100  # questions whose item both generations retrieved, to judge rankers by
+LEAST_QUALITY = 0.98  # of the serving generation's NDCG@10
+LEAST_COVERAGE = 0.5  # of the different items that the serving generation shows
+LEAST_AUC = 0.98  # of the serving generation's
+MOST_MISCALIBRATION = 0.25  # above the serving generation's calibration error
+BINS = 5  # of calibration; each holds as many expected hits as the others
+RESAMPLES = 1_000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A candidate beside the serving generation. fault: why it is not published, "" where it is.
+
+    candidate, serving: mean NDCG@10; low, high: 95 % interval of their difference; coverage: different items that the candidate
+    shows, over those that the serving generation does; all are NaN with fewer than LEAST_QUESTIONS
+    ranked: questions whose item both generations retrieved; auc, calibration: of the rank scores, calibration as from
+    `calibration_error`; these and the serving generation's are NaN with fewer than LEAST_RANKED
+    """
+
+    questions: int
+    fault: str
+    candidate: float = np.nan
+    serving: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    coverage: float = np.nan
+    ranked: int = 0
+    auc: float = np.nan
+    serving_auc: float = np.nan
+    calibration: float = np.nan
+    serving_calibration: float = np.nan
+
+    def __str__(self) -> str:
+        if self.questions < LEAST_QUESTIONS:
+            return self.fault
+        figures = (
+            f"NDCG@10 {self.candidate:.4f} against {self.serving:.4f} on {self.questions:,} questions, difference "
+            f"{self.low:+.4f} to {self.high:+.4f} (95 %), {self.coverage:.2f} times as many items shown, "
+        )
+        if self.ranked < LEAST_RANKED:
+            figures += f"rankers not judged (both retrieved the item of {self.ranked} questions, and {LEAST_RANKED} are needed)"
+        else:
+            figures += (
+                f"AUC {self.auc:.4f} against {self.serving_auc:.4f} and calibration error {self.calibration:.2f} against "
+                f"{self.serving_calibration:.2f} on {self.ranked:,} of them"
+            )
+        return f"{figures}: {self.fault or 'published'}"
+
+
+def judge(candidate: Answers, serving: Answers, items: np.ndarray, rng: np.random.Generator) -> Verdict:
+    """Compare the answers of two generations to the same questions, oldest first. items: int64 [Q], the right ones"""
+    count = len(items)
+    if count < LEAST_QUESTIONS:
+        fault = f"not published, because the newest events hold {count} questions, and {LEAST_QUESTIONS} are needed to judge"
+        return Verdict(count, fault)
+    gains, serving_gains = (gains_of(ranks_of(answers.items, items)) for answers in (candidate, serving))
+    quality, serving_quality = float(gains.mean()), float(serving_gains.mean())
+    resampled = (gains - serving_gains)[rng.integers(0, count, (RESAMPLES, count))].mean(axis=1)
+    low, high = np.percentile(resampled, (2.5, 97.5)).tolist()
+    shown, serving_shown = (len(np.setdiff1d(answers.items, [PAD_ID])) for answers in (candidate, serving))
+    coverage = shown / max(serving_shown, 1)
+    both = share_candidates(candidate, serving)
+    hits = (candidate.candidates == items[:, None]) & np.isfinite(both[0])
+    ranked = int(rankable(both[0], hits).sum())
+    judged = [(ranking_auc(s, hits), calibration_error(s, hits)) if ranked >= LEAST_RANKED else (np.nan, np.nan) for s in both]
+    (own_auc, own_error), (serving_auc, serving_error) = judged
+    fault = ""
+    if quality < LEAST_QUALITY * serving_quality:
+        fault = f"not published, because it reaches less than {LEAST_QUALITY:.0%} of what serves"
+    elif coverage < LEAST_COVERAGE:
+        fault = f"not published, because it shows less than {LEAST_COVERAGE:.0%} of the items"
+    elif own_auc < LEAST_AUC * serving_auc:
+        fault = f"not published, because its AUC is less than {LEAST_AUC:.0%} of what serves"
+    elif own_error > serving_error + MOST_MISCALIBRATION:
+        fault = f"not published, because its calibration error is more than {MOST_MISCALIBRATION} above what serves"
+    figures = (quality, serving_quality, low, high, coverage, ranked, own_auc, serving_auc, own_error, serving_error)
+    return Verdict(count, fault, *figures)
+
+
+def share_candidates(candidate: Answers, serving: Answers) -> tuple[np.ndarray, np.ndarray]:
+    """Return both rank scores of the candidates that both retrieved, float32 [Q, C] each, at the first one's places.
+
+    They are NaN where the serving generation did not retrieve the candidate.
+    """
+    scores = np.full((2, *candidate.candidates.shape), np.nan, np.float32)
+    for question, (own, other) in enumerate(zip(candidate.candidates, serving.candidates, strict=True)):
+        ids, places, other_places = np.intersect1d(own, other, return_indices=True)
+        places, other_places = places[ids != PAD_ID], other_places[ids != PAD_ID]
+        scores[0, question, places] = candidate.rank_scores[question, places]
+        scores[1, question, places] = serving.rank_scores[question, other_places]
+    return scores[0], scores[1]
+
+
+def rankable(scores: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """Return the questions with the right item and another one, bool [Q].
+
+    scores: float [Q, C], NaN left out; hits: bool [Q, C]
+    """
+    return hits.any(axis=1) & (np.isfinite(scores).sum(axis=1) > 1)
+
+
+def ranking_auc(scores: np.ndarray, hits: np.ndarray) -> float:
+    """Return the share of other candidates that score below the right one, ties a half; the mean over rankable questions.
+
+    scores: float [Q, C], NaN left out; hits: bool [Q, C]
+    """
+    return float(np.nanmean(auc(np.nan_to_num(scores), sp.csr_matrix(hits), sp.csr_matrix(np.isnan(scores)))))
+
+
+def calibration_error(scores: np.ndarray, hits: np.ndarray) -> float:
+    """Return the expected calibration error of the later questions by a mapping fitted on the earlier ones (Platt).
+
+    scores: float [Q, C], NaN left out; hits: bool [Q, C]. Both parts hold half of the rankable questions, at least one each.
+    The error is a share of the observed rate, because that rate falls with the number of candidates: 0 is perfect, and 1 is
+    what a prediction of no hit at all has.
+    """
+    middle = np.median(np.flatnonzero(rankable(scores, hits)))
+    known = np.isfinite(scores)
+    log_shares = log_softmax(np.where(known, scores.astype(np.float64), PAD_SCORE), axis=1)
+    log_odds = log_shares - np.log(-np.expm1(np.minimum(log_shares, -1e-12)))
+    earlier = np.arange(len(scores))[:, None] <= middle
+    (taught, taught_hits), (asked, asked_hits) = (
+        (log_odds[part][:, None], hits[part]) for part in (known & earlier, known & ~earlier)
+    )
+    return binned_error(LogisticRegression().fit(taught, taught_hits).predict_proba(asked)[:, 1], asked_hits)
+
+
+def binned_error(chances: np.ndarray, hits: np.ndarray) -> float:
+    """Return the differences of predicted and observed hits of all bins, without sign, over the observed hits.
+
+    chances: float64 [N]; hits: bool [N], with at least one. Bins follow each other by chance, and each expects as many hits.
+    """
+    order = np.argsort(chances, kind="stable")
+    sums = np.cumsum(chances[order])
+    before = sums - chances[order]
+    bins = np.minimum((BINS * before / sums[-1]).astype(np.int64), BINS - 1)
+    return float(np.abs(np.bincount(bins, chances[order] - hits[order])).sum() / hits.sum())
