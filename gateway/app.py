@@ -198,6 +198,10 @@ def create_app(
     async def console_script() -> Response:
         return FileResponse(HERE / "console.js", media_type="text/javascript")
 
+    @app.get("/experiment.js", include_in_schema=False)
+    async def experiment_script() -> Response:
+        return FileResponse(HERE / "experiment.js", media_type="text/javascript")
+
     @app.get("/console.css", include_in_schema=False)
     async def console_style() -> Response:
         return FileResponse(HERE / "console.css", media_type="text/css")
