@@ -23,6 +23,7 @@ from gateway.explain import Explainer
 from gateway.guard import REQUEST_ID, Guard
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
+from gateway.progress import ExperimentReports
 from gateway.propensities import Propensities
 from gateway.questions import (
     CONTEXT,
@@ -72,7 +73,7 @@ def create_app(
     asked = (recommender, metrics, limiter, exposures, experiments, propensities, challenger or recommender)
     answering = Answering(shop, *asked)
     recording, readiness = Recording(shop, recommender, metrics), Readiness(recommender)
-    explainer = Explainer(shop)
+    explainer, reports = Explainer(shop), ExperimentReports(shop.repo)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -159,6 +160,11 @@ def create_app(
         shop.refresh()
         return JsonResponse(await asyncio.to_thread(explainer.describe_user, shop.user_id(user_id)))
 
+    @app.get("/v1/experiment", response_model=schema.ExperimentReport)
+    async def experiment() -> Response:
+        """Tell how the latest experiment goes: what users did by arm, the interval as time went, and the decision in words."""
+        return Response(await reports.latest(), media_type="application/json")
+
     @app.get("/healthz")
     async def healthz() -> Response:
         """The gateway runs, and answers recommendations at least with popular items."""
@@ -191,6 +197,10 @@ def create_app(
     @app.get("/console.js", include_in_schema=False)
     async def console_script() -> Response:
         return FileResponse(HERE / "console.js", media_type="text/javascript")
+
+    @app.get("/experiment.js", include_in_schema=False)
+    async def experiment_script() -> Response:
+        return FileResponse(HERE / "experiment.js", media_type="text/javascript")
 
     @app.get("/console.css", include_in_schema=False)
     async def console_style() -> Response:

@@ -2,7 +2,7 @@
 "use strict";
 
 const at = (id) => document.getElementById(id);
-const shown = { user: null, items: [], requestId: null };
+const shown = { view: "recommendations", user: null, items: [], requestId: null };
 
 function element(tag, className, ...children) {
   const made = document.createElement(tag);
@@ -126,8 +126,25 @@ async function follow(user) {
   location.hash = new URLSearchParams({ user });
   for (const id of ["why", "similar", "change"]) at(id).replaceChildren();
   await showHealth();
-  await showUser();
-  await showList();
+  await showView();
+}
+
+async function showView() {
+  if (shown.view === "experiment") {
+    await showExperiment();
+  } else if (shown.user) {
+    await showUser();
+    await showList();
+  }
+}
+
+function turnTo(view) {
+  shown.view = view;
+  for (const name of ["recommendations", "experiment"]) {
+    at(name).hidden = name !== view;
+    at(`to-${name}`).setAttribute("aria-pressed", name === view);
+  }
+  attempt(showView);
 }
 
 at("follow").addEventListener("submit", (event) => {
@@ -138,5 +155,6 @@ at("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(() => explain(at("item").value.trim()));
 });
+for (const name of ["recommendations", "experiment"]) at(`to-${name}`).addEventListener("click", () => turnTo(name));
 at("user").value = new URLSearchParams(location.hash.slice(1)).get("user") ?? "";
 attempt(() => (at("user").value ? follow(at("user").value) : showHealth()));

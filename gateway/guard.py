@@ -21,7 +21,9 @@ from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.tokens import digest
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/", "/console.js", "/console.css"})  # nothing of the shop's is in them
+OPEN_PATHS = frozenset(  # nothing of the shop's is in them
+    {"/healthz", "/readyz", "/", "/console.js", "/experiment.js", "/console.css"}
+)
 REQUEST_ID = "x-request-id"  # header of an answer
 REQUEST_ID_BYTES = REQUEST_ID.encode()
 REQUEST_LEVEL = logging.WARNING  # whoever sets log_requests wants them, among what is logged anyway

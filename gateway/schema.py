@@ -122,6 +122,53 @@ class User(Strict):
     history: list[Seen]
 
 
+class ExperimentFacts(Strict):
+    """share: of the users, 0 … 1; champion, challenger: generations; reason: why the state is what it is."""
+
+    name: str
+    mode: Literal["ab", "shadow", "interleave"]
+    state: Literal["running", "stopped", "rolled back"]
+    reason: str
+    share: float
+    champion: int
+    challenger: int
+    started: str
+
+
+class ArmCounts(Strict):
+    """What users did with an arm's answers. clicked, converted: how many answers were, by any event on a shown item."""
+
+    arm: str
+    answers: int
+    clicked: int
+    click_rate: float
+    converted: int
+    conversion_rate: float
+
+
+class Look(Strict):
+    """Of the answers given until `time`: challenger - champion, with an interval that holds at every look; null: not known yet.
+
+    Compared are click rates; when interleaving, the share of answers whose challenger's items were clicked more, less that of
+    the champion's.
+    """
+
+    time: str
+    difference: float | None
+    low: float | None
+    high: float | None
+
+
+class ExperimentReport(Strict):
+    """experiment: null where none was ever started; decision: the verdict, or how the experiment ended, in words."""
+
+    experiment: ExperimentFacts | None
+    arms: list[ArmCounts]
+    looks: list[Look]
+    verdict: Literal["better", "worse", "undecided"]
+    decision: str
+
+
 def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

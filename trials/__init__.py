@@ -2,6 +2,7 @@
 
 feedback.py      the log of answers (live/exposures.py) joined with events: clicks, conversions, revenue
 report.py        what users did, by generation, arm, position and category
+progress.py      how the running experiment goes: arms, the interval as time went, the decision
 sequential.py    A/B tests that may be looked at any time: confidence sequences, sample-ratio check, guardrails
 interleaving.py  two generations inside one answer: team draft and its credit
 off_policy.py    the value of a generation that nobody was shown, from the log of another: IPS, SNIPS, DR, slates

@@ -1,4 +1,4 @@
-"""python -m trials report | compare | guard: what users did with what they were shown, from exposure log and live log."""
+"""python -m trials report | compare | progress | guard: what users did with what they were shown, from the logs of both."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from serving.live.store import live_folder
 from trials.feedback import Feedback, join_feedback
 from trials.guard import guard_once, read_events
 from trials.off_policy import TrialError
+from trials.progress import tell_progress
 from trials.report import AnswerSummary, By, Summary, summarise
 from trials.sequential import compare_arms, has_wrong_split
 
@@ -94,6 +95,12 @@ def compare(
     Console().print(table)
     if wrong_split:
         typer.echo(f"The arms have {counts[0]:,} and {counts[1]:,} answers, which a share of {share:g} does not explain.")
+
+
+@app.command()
+def progress(repo: Repo = Path("model_repository")) -> None:
+    """Print how the latest experiment goes, as the JSON of the gateway's /v1/experiment (docs/trials.md)."""
+    typer.echo(json.dumps(tell_progress(experiment_folder(repo))))
 
 
 @app.command()

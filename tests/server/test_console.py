@@ -12,7 +12,12 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from live.exposures import Exposure, ExposureLog
+from repository.experiments import end_experiment, experiment_folder, start_experiment
+from server.challenger import load_challenger
+from serving.live.experiment import Experiment
 from tests.server.gateways import USER, Served, served_gateway
+from tests.unit.small_shops import CONTEXT, export, shop
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WAIT_S = 60
@@ -59,6 +64,9 @@ class Page:
 
     def lines(self, id: str) -> list:
         return self.browser.find_elements(By.CSS_SELECTOR, f"#{id} li")
+
+    def press(self, id: str) -> None:
+        self.browser.find_element(By.ID, id).click()
 
     def items(self, id: str = "list") -> list[str]:
         return [line.get_attribute("data-item") for line in self.lines(id)]
@@ -137,3 +145,66 @@ def test_a_token_is_sent_where_one_is_given(page):
     requests = [sent["params"]["request"] for sent in messages if sent["method"] == "Network.requestWillBeSent"]
     asked = [request for request in requests if "/v1/recommendations" in request["url"]]
     assert asked[-1]["headers"]["authorization"] == "Bearer secret"
+
+
+def test_without_an_experiment_the_page_says_so(page):
+    page.open(USER)
+    page.press("to-experiment")
+    page.wait(lambda: page.text("settings") == "No experiment runs.")
+    assert page.text("decision") == "No experiment was started"
+    assert page.items("champion") == page.items("challenger") == []
+    assert not page.browser.find_element(By.ID, "list").is_displayed()
+
+
+def test_an_experiment_shows_both_lists_the_interval_and_the_decision(browser, tmp_path):
+    with served_gateway(tmp_path) as served:
+        first, *_ = (item["id"] for item in served.recommend()["items"])
+        data = shop(tmp_path / "data", users=12, items=30, events=60, more=CONTEXT)
+        repo = export(tmp_path, data, rules={"blocked_items": [first]})  # generation 2, beside the one that is served
+        load_challenger(served.server.grpc_url, repo, 2)
+        experiment = start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+        answer_and_click(served, experiment, champion=0.1, challenger=0.6)
+        page = Page(browser, served)
+        page.open(USER)
+        page.press("to-experiment")
+        page.wait(lambda: page.items("challenger"))
+        assert "spring: mode ab, generation 2 beside 1, 50.0 % of the users, since 20" in page.text("settings")
+        assert page.text("decision") == "The challenger is better beyond doubt"
+        assert "champion 200 20 (10.00 %) 20 (10.00 %)" in page.text("arms")
+        assert browser.find_elements(By.CSS_SELECTOR, "#interval svg polygon")
+        assert ": now 29.28 to 70.72 percentage points" in page.text("interval")
+
+        champion, challenger = page.items("champion"), page.items("challenger")
+        assert str(first) in set(champion) - set(challenger)
+        assert notes(page, "champion") == ["" if item in challenger else "only here" for item in champion]
+        climbed = [champion.index(item) - place if item in champion else None for place, item in enumerate(challenger)]
+        assert notes(page, "challenger") == [
+            "only here" if places is None else f"▲ {places}" if places > 0 else f"▼ {-places}" if places else "="
+            for places in climbed
+        ]
+        assert 1 in climbed
+
+        end_experiment(repo, "its p99 is 200 ms", rolled_back=True)
+        page.wait(lambda: page.press("refresh") or page.text("decision") == "Rolled back: its p99 is 200 ms")
+        assert page.text("settings").startswith("No experiment runs. The last one was spring")
+        page.wait(lambda: page.items("challenger"))  # until it is unloaded
+
+
+def notes(page: Page, id: str) -> list[str]:
+    """Return what stands behind each item of a list."""
+    return [line.find_element(By.CSS_SELECTOR, ".number").text for line in page.lines(id)]
+
+
+def answer_and_click(served: Served, experiment: Experiment, **click_rates: float) -> None:
+    """Log 200 answers of each arm, of the items 1 and 2, and post the clicks on them."""
+    log = ExposureLog(experiment_folder(served.server.repo), 1.0, keep_days=1, keep_bytes=1 << 30)
+    clicks = []
+    for arm, click_rate in click_rates.items():
+        for number in range(200):
+            request_id = f"{arm}{number}"
+            time_ms = experiment.started_ms + number
+            log.add(Exposure(request_id, time_ms, number, 1, [1, 2], [1.0] * 2, [], experiment.name, arm))
+            if number % 10 < 10 * click_rate:
+                clicks.append({"user": 1_000 + number, "item": 1, "request_id": request_id})
+    log.close()
+    assert served.http.post("/v1/events", json=clicks).status_code == 200

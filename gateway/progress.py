@@ -1,0 +1,55 @@
+"""How the experiment goes, as `GET /v1/experiment` tells it.
+
+Joining answers with events is seconds of Python. A thread would hold the interpreter's lock meanwhile, and so every
+recommendation: `python -m trials progress` does it in a process of its own, at low priority, when somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import Callable
+from pathlib import Path
+
+from serving.contract.errors import DependencyError
+
+log = logging.getLogger("gateway")
+
+PROJECT = Path(__file__).parents[1]
+KEPT_S = 10.0
+NICENESS = 10
+
+
+class ExperimentReports:
+    """Belongs to one event loop."""
+
+    def __init__(self, repo: Path, now: Callable[[], float] = time.monotonic) -> None:
+        self._repo, self._now, self._reading = repo.resolve(), now, asyncio.Lock()
+        self._report = b""
+        self._read_s = float("-inf")
+
+    async def latest(self) -> bytes:
+        """Return how the latest experiment goes, at most KEPT_S old, as JSON. Raises DependencyError."""
+        async with self._reading:
+            if self._now() - self._read_s > KEPT_S:
+                self._report = await self._read()
+                self._read_s = self._now()
+            return self._report
+
+    async def _read(self) -> bytes:
+        command = (sys.executable, "-m", "trials", "progress", "--repo", str(self._repo))
+        process = await asyncio.create_subprocess_exec(*command, cwd=PROJECT, stdout=PIPE, stderr=PIPE)
+        try:
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+            report, errors = await process.communicate()
+        finally:
+            if process.returncode is None:  # the gateway ends
+                process.kill()
+        if process.returncode:
+            log.warning("%s failed: %s", " ".join(command[1:4]), errors.decode(errors="replace"))
+            raise DependencyError("The experiment's logs cannot be read. The gateway's log has the details.")
+        return report

@@ -1,0 +1,101 @@
+"""`GET /v1/experiment`: how the experiment goes, computed beside the gateway and kept for some seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway import schema
+from gateway.progress import KEPT_S, ExperimentReports
+from gateway.settings import GatewaySettings
+from gateway.tokens import digest
+from live.exposures import Exposure, ExposureLog
+from repository.experiments import end_experiment, experiment_folder, start_experiment
+from serving.live.experiment import EXPERIMENT_FILE, Experiment
+from tests.repositories import copy_small_repository
+from tests.unit.gateway.conftest import Gateway
+
+
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    return copy_small_repository(tmp_path / "shop")
+
+
+@pytest.fixture
+def door(repo) -> Gateway:
+    return Gateway(repo, lambda query: [1, 2, 3], GatewaySettings(), {})
+
+
+def report(door: Gateway) -> dict:
+    response = door.ask("GET", "/v1/experiment")
+    assert response.status_code == 200, response.text
+    schema.ExperimentReport.model_validate(response.json())
+    return response.json()
+
+
+def start(repo: Path) -> Experiment:
+    experiment = start_experiment(repo, Experiment("spring", 1, 2, 0.25))
+    log = ExposureLog(experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
+    for number in range(400):
+        arm = "challenger" if number % 4 == 0 else "champion"
+        time_ms = experiment.started_ms + number
+        log.add(Exposure(f"a{number}", time_ms, number, 1, [1, 2], [1.0] * 2, [], "spring", arm))
+    log.close()
+    return experiment
+
+
+def test_without_an_experiment_it_says_so(door):
+    told = report(door)
+    assert (told["experiment"], told["arms"], told["looks"]) == (None, [], [])
+    assert told["decision"] == "no experiment was started"
+
+
+def test_a_running_experiment_is_told_with_its_arms_and_looks(repo, door):
+    start(repo)
+    told = report(door)
+    expected = {"name": "spring", "mode": "ab", "state": "running", "share": 0.25, "champion": 1, "challenger": 2}
+    assert told["experiment"] == told["experiment"] | expected
+    assert {arm["arm"]: (arm["answers"], arm["clicked"]) for arm in told["arms"]} == {
+        "champion": (300, 0),
+        "challenger": (100, 0),
+    }
+    assert told["looks"][-1]["difference"] == 0.0
+    assert (told["looks"][-1]["low"], told["verdict"], told["decision"]) == (None, "undecided", "no decision yet")
+
+
+def test_an_experiment_that_was_rolled_back_says_why(repo, door):
+    start(repo)
+    end_experiment(repo, "its p99 is 200 ms", rolled_back=True)
+    told = report(door)
+    assert told["decision"] == "rolled back: its p99 is 200 ms"
+    assert (told["experiment"]["state"], told["experiment"]["share"]) == ("rolled back", 0.0)
+    assert len(told["arms"]) == 2
+
+
+def test_an_answer_is_kept_for_some_seconds(repo):
+    seconds = iter([0.0, 0.0, KEPT_S, KEPT_S + 1, KEPT_S + 1])
+    reports = ExperimentReports(repo, now=lambda: next(seconds))
+
+    async def ask_three_times() -> list[str]:
+        first = await reports.latest()
+        start(repo)
+        return [json.loads(told)["decision"] for told in (first, await reports.latest(), await reports.latest())]
+
+    assert asyncio.run(ask_three_times()) == ["no experiment was started"] * 2 + ["no decision yet"]
+
+
+def test_a_file_that_cannot_be_read_is_an_error_without_its_details(repo, door):
+    start(repo)
+    (experiment_folder(repo) / EXPERIMENT_FILE).write_text("{")
+    response = door.ask("GET", "/v1/experiment")
+    assert response.status_code == 503
+    assert response.json()["error"]["message"] == "The experiment's logs cannot be read. The gateway's log has the details."
+
+
+def test_it_needs_a_token_where_one_is_asked_for(repo):
+    door = Gateway(repo, lambda query: [1, 2, 3], GatewaySettings(), {digest("secret"): "shop"})
+    assert door.ask("GET", "/v1/experiment").status_code == 401
+    assert door.ask("GET", "/v1/experiment", headers={"authorization": "Bearer secret"}).status_code == 200

@@ -1,0 +1,142 @@
+"""How an experiment goes: what users did by arm, and the interval of the difference as time went, from the logs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from live.exposures import read_exposures
+from serving.live.events import EventBatch
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, read_experiment
+from trials.feedback import Feedback, join_feedback
+from trials.guard import read_events
+from trials.interleaving import credit_clicks
+from trials.report import AnswerSummary, summarise_answers
+from trials.sequential import Arm, Comparison, Verdict, bound_mean, compare_arms
+
+LOOKS = 60
+WORDS: dict[Verdict, str] = {
+    "better": "the challenger is better beyond doubt",
+    "worse": "the challenger is worse beyond doubt",
+    "undecided": "no decision yet",
+}
+FACTS = ("name", "mode", "state", "reason", "share", "champion", "challenger")
+COUNTS = ("clicked", "click_rate", "converted", "conversion_rate")
+BOUNDS = ("difference", "low", "high")
+NOTHING: dict[str, Any] = {
+    "experiment": None,
+    "arms": [],
+    "looks": [],
+    "verdict": "undecided",
+    "decision": "no experiment was started",
+}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """An experiment so far. arms: by name, those whose answers users saw.
+
+    looks: (unix milliseconds, comparison of the answers given until then, by what is known now of their clicks), oldest first.
+    Compared are the click rates of the arms; when interleaving, the mean of `credit_clicks` over answers is compared with 0.
+    """
+
+    experiment: Experiment
+    arms: dict[str, AnswerSummary]
+    looks: list[tuple[int, Comparison]]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.looks[-1][1].verdict if self.looks else "undecided"
+
+    @property
+    def decision(self) -> str:
+        """The state of things in words."""
+        if not self.experiment.runs:
+            return self.experiment.state + (f": {self.experiment.reason}" if self.experiment.reason else "")
+        if self.experiment.mode == "shadow":
+            return "no decision: users do not see a shadow's answers, so there are no clicks to compare"
+        return WORDS[self.verdict]
+
+    def told(self) -> dict[str, Any]:
+        """Return it as JSON has it; what is not known yet is null."""
+        facts = {name: getattr(self.experiment, name) for name in FACTS}
+        return {
+            "experiment": facts | {"started": _iso_time(self.experiment.started_ms)},
+            "arms": [
+                {"arm": arm, "answers": summary.count} | {name: getattr(summary, name) for name in COUNTS}
+                for arm, summary in self.arms.items()
+            ],
+            "looks": [
+                {"time": _iso_time(time_ms)} | {name: _known(getattr(look, name)) for name in BOUNDS}
+                for time_ms, look in self.looks
+            ],
+            "verdict": self.verdict,
+            "decision": self.decision,
+        }
+
+
+def tell_progress(folder: Path) -> dict[str, Any]:
+    """Return how the latest experiment goes, as JSON has it. Raises ArtifactError.
+
+    folder: of the live store, whose exposures and events are read whole: this takes seconds
+    """
+    experiment = read_experiment(folder)
+    if experiment is None:
+        return NOTHING
+    return measure_progress(experiment, read_exposures(folder), read_events(folder)).told()
+
+
+def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> Progress:
+    """Return how an experiment goes, from exposures (live/exposures.py) and a log of events (`live.archive.read_log`)."""
+    since = pc.greater_equal(exposures["time_ms"], experiment.started_ms)
+    own = pc.and_(pc.equal(exposures["experiment"], experiment.name), since)
+    shown = exposures.filter(pc.and_(own, pc.not_equal(exposures["arm"], SHADOW_ARM))).sort_by("time_ms")
+    feedback = join_feedback(shown, log)
+    arms = {group.removeprefix(f"{experiment.name}/"): summary for group, summary in summarise_answers(feedback, "arm").items()}
+    return Progress(experiment, arms, _look_back(experiment, shown["time_ms"].to_numpy(), feedback))
+
+
+def _look_back(experiment: Experiment, times_ms: np.ndarray, feedback: Feedback) -> list[tuple[int, Comparison]]:
+    """times_ms: int64 [answers], ascending"""
+    if not len(times_ms) or experiment.mode == "shadow":
+        return []
+    moments_ms = np.unique(np.linspace(times_ms[0], times_ms[-1], LOOKS).astype(np.int64))
+    counts = np.searchsorted(times_ms, moments_ms, "right")
+    compare = _compare_credits if experiment.mode == "interleave" else _compare_click_rates
+    return list(zip(moments_ms.tolist(), compare(feedback, counts.tolist()), strict=True))
+
+
+def _compare_click_rates(feedback: Feedback, counts: list[int]) -> list[Comparison]:
+    """counts: of the first answers that each look sees"""
+    clicked = feedback.rewards("ctr")
+    champion, challenger = (feedback.arms == arm for arm in (CHAMPION_ARM, CHALLENGER_ARM))
+    return [
+        compare_arms(Arm.of(clicked[:count][champion[:count]]), Arm.of(clicked[:count][challenger[:count]])) for count in counts
+    ]
+
+
+def _compare_credits(feedback: Feedback, counts: list[int]) -> list[Comparison]:
+    interleaved = feedback.arms == INTERLEAVED_ARM
+    credits = np.array([credit_clicks(*answer) for answer in zip(feedback.teams, feedback.clicks, strict=True)], np.float64)
+    comparisons = []
+    for count in counts:
+        seen = Arm.of(credits[:count][interleaved[:count]])
+        mean = seen.mean if seen.count else float("nan")
+        comparisons.append(Comparison(mean, *bound_mean(seen), seen.count))
+    return comparisons
+
+
+def _known(value: float) -> float | None:
+    return float(value) if isfinite(value) else None
+
+
+def _iso_time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat()
