@@ -146,12 +146,17 @@ def exposure_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("exposures-*.parquet"))
 
 
+def written_ms(file: Path) -> int:
+    """Return when a file of a log was written, unix milliseconds. It holds older answers only."""
+    return int(file.name.split("-")[1])
+
+
 def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
     """Remove files written before `oldest_s` (unix seconds), then the oldest beyond `most_bytes`. Return them."""
     sizes = {path: path.stat().st_size for path in exposure_files(folder)}
     removed, total = [], sum(sizes.values())
     for path, size in sizes.items():
-        if int(path.name.split("-")[1]) >= oldest_s * 1_000 and total <= most_bytes:
+        if written_ms(path) >= oldest_s * 1_000 and total <= most_bytes:
             break
         path.unlink()
         removed.append(path)
@@ -159,12 +164,12 @@ def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
     return removed
 
 
-def read_exposures(folder: Path) -> pa.Table:
-    """Return the whole log of a live store's folder as one table, oldest first.
+def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:
+    """Return the log of a live store's folder as one table, oldest first, without files that were written before `from_ms`.
 
-    A column that a file does not have, because an older version wrote it, is null.
+    from_ms: unix milliseconds; all later answers are in it. A column that a file does not have, because an older version wrote it, is null.
     """
-    files = exposure_files(folder / FOLDER)
+    files = [path for path in exposure_files(folder / FOLDER) if written_ms(path) >= from_ms]
     return pa.concat_tables([pq.read_table(path, schema=SCHEMA) for path in files]) if files else SCHEMA.empty_table()
 
 

@@ -37,7 +37,7 @@ def guard_once(repo: Path) -> str:
     experiment = read_experiment(folder)
     if experiment is None or not experiment.runs:
         return ""
-    reason = find_harm(experiment, read_exposures(folder), folder)
+    reason = find_harm(experiment, read_exposures(folder, experiment.changed_ms), folder)
     if reason:
         try:
             end_experiment(repo, reason, rolled_back=True)

@@ -86,12 +86,12 @@ class Progress:
 def tell_progress(folder: Path) -> dict[str, Any]:
     """Return how the latest experiment goes, as JSON has it. Raises ArtifactError.
 
-    folder: of the live store, whose exposures and events are read whole: this takes seconds
+    folder: of the live store, whose events are read whole: this takes seconds
     """
     experiment = read_experiment(folder)
     if experiment is None:
         return NOTHING
-    return measure_progress(experiment, read_exposures(folder), read_events(folder)).told()
+    return measure_progress(experiment, read_exposures(folder, experiment.started_ms), read_events(folder)).told()
 
 
 def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> Progress:

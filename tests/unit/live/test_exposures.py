@@ -78,6 +78,12 @@ def test_old_files_and_files_beyond_the_size_go(tmp_path):
     assert len(read_exposures(tmp_path)) == 30
 
 
+def test_files_written_before_a_moment_are_not_read(tmp_path):
+    write(tmp_path, answers(10), now=50_000.0)
+    write(tmp_path, answers(20), now=60_000.0)
+    assert [len(read_exposures(tmp_path, from_ms)) for from_ms in (50_000_000, 50_000_001, 60_000_001)] == [30, 20, 0]
+
+
 def test_what_cannot_be_written_waits(tmp_path):
     (tmp_path / "exposures").write_text("a file where the folder should be")
     log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000.0)
