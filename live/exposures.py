@@ -165,9 +165,9 @@ def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
 
 
 def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:
-    """Return the log of a live store's folder as one table, oldest first, without files that were written before `from_ms`.
+    """Return the log of a live store's folder as one table, oldest first, without files written before `from_ms`.
 
-    from_ms: unix milliseconds; all later answers are in it. A column that a file does not have, because an older version wrote it, is null.
+    from_ms: unix milliseconds; all later answers are in it. A column that a file of an older version does not have is null.
     """
     files = [path for path in exposure_files(folder / FOLDER) if written_ms(path) >= from_ms]
     return pa.concat_tables([pq.read_table(path, schema=SCHEMA) for path in files]) if files else SCHEMA.empty_table()
