@@ -41,6 +41,7 @@ from training.models.quantise import quantise, quantise_after_training, train_in
 from training.models.ranking import RankingSettings, moments
 from training.models.ranking_data import Requests, served_requests, statistics_of, unlabelled_requests
 from training.models.save_ranker import network_inputs
+from training.models.teachers import Teacher
 from training.models.train_ranker import Ranker, RankerSettings, parts, retrieval_z, train_ranker
 from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 
@@ -126,7 +127,8 @@ def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0, student
     """Train every network; the DLRM comes first, because the others are compared with it."""
     say(f"{TAUGHT}: the DLRM")
     teacher = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), seed, say_nothing)
-    lesson = Lesson.of(teacher, (*work.teaching, work.unlabelled), work.validation)
+    shares = Teacher(teacher.model, teacher.blend).shares
+    lesson = Lesson.of(teacher, (*work.teaching, work.unlabelled), work.validation, shares)
     say(SERVED)
     small = distil(lesson, student, seed, say_nothing)
     rankers = {TAUGHT: teacher, SERVED: small}

@@ -54,6 +54,7 @@ from training.models.ranking import (
 from training.models.ranking_data import Retrieve, statistics_of
 from training.models.reranker import RerankerSettings
 from training.models.sequence import SequenceShape
+from training.models.teachers import NETWORKS
 from training.models.train_ranker import Ranker, RankerSettings, train_ranker
 from training.models.train_sequence import SequenceSettings
 from training.retrieval.choose import Choices, choose_sources
@@ -64,6 +65,7 @@ LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", 
 
 EVENTS_PER_MINUTE = 500_000  # that the sequence model learns from on two cores
 SEQUENCE_SHARE = 0.2  # of the minutes
+TAUGHT_PER_MINUTE = 300  # training requests from which two more teachers learn in a quarter of the time
 FEWEST_EVENTS, FEWEST_EPOCHS = 20_000, 3  # fewer teach it nothing
 MOST_READ = 50  # latest events of a history that it reads
 
@@ -243,6 +245,8 @@ def ranking_settings(settings: Settings) -> RankingSettings:
         ranker=RankerSettings(width=max(width, TAUGHT_WIDTH) if compressed else width, cold=choice.cold),
         compression=settings.compression,
         student=replace(STUDENT, width=width),
+        teachers=tuple(NETWORKS) if settings.training.teachers == "auto" else (),
+        most_taught=int(settings.training.minutes * TAUGHT_PER_MINUTE),
         reranker=RerankerSettings(list_length=max(pipeline.items_returned, min(100, pipeline.candidates))),
     )
 

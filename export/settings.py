@@ -109,11 +109,14 @@ class TrainingSettings(_Section):
 
     A sequence model is tried on logs of 20,000 positive events to 33,000 per minute: others are too small for it, or too large
     for the time. It takes a fifth of the minutes, and as much again where it serves. A graph model is tried on logs of up to
-    500,000 positive events per minute.
+    500,000 positive events per minute. Two more teachers of the ranker are tried with up to 300 training requests per minute.
     """
 
     sequence: Literal["auto", "never"] = "auto"  # serve a sequence model where it finds more, or try none
     graph: Literal["auto", "never"] = "auto"  # serve a graph model where it finds more, or try none
+    teachers: Literal["auto", "one"] = (
+        "auto"  # what a small ranker learns from: several networks where they are better, or the DLRM
+    )
     minutes: Annotated[float, Field(gt=0)] = 6.0  # the time for which models to try are chosen, on two cores
 
 

@@ -10,8 +10,6 @@ Each step is judged on validation requests. What loses too much is not served: t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from training.models.distill import STUDENT, Lesson, distil, macs
@@ -26,9 +24,7 @@ LEAST_KEPT, LEAST_SEEN = 0.99, 0.95
 
 
 def compress(
-    teacher: Ranker,
-    teaching: Sequence[Requests],
-    validation: Requests,
+    lesson: Lesson,
     compression: str,
     settings: RankerSettings = STUDENT,
     seed: int = 0,
@@ -37,12 +33,9 @@ def compress(
 ) -> Ranker:
     """Return the smaller ranker, or the one before it that keeps enough of the teacher's quality.
 
-    teaching: requests on which to imitate the teacher, labels unused; compression: as in the settings
-    settings: the shape of the student
+    compression: as in the settings, but "none"; settings: the shape of the student
     """
-    if compression == "none" or not teacher.learned:
-        return teacher
-    lesson = Lesson.of(teacher, teaching, validation)
+    teacher = lesson.teacher
     student = choose(distil(lesson, settings, seed, report), teacher, lesson, report, least_kept)
     if student is teacher or compression == "distilled":
         return student

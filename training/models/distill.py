@@ -11,7 +11,7 @@ the student is served (compress.py).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,9 +26,12 @@ from training.models.train_ranker import (
     best_blend,
     fit,
     predict,
-    rank_scores_of,
     retrieval_z,
+    shares_of,
 )
+
+Shares = Callable[[Requests], np.ndarray]
+"""N requests -> what teachers give each candidate of their lists, float32 [N, C], 0 at padding."""
 
 # The teacher's shares have its blend of retrieval in them.
 STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, epochs=30, blends=(0.0,))
@@ -38,7 +41,7 @@ STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, ep
 class Lesson:
     """What smaller networks learn from and are judged by.
 
-    imitated: requests whose `taken` holds the teacher's shares, float32 [N, C]; imitated_validation: those of `validation`
+    imitated: requests whose `taken` holds the teachers' shares, float32 [N, C]; imitated_validation: those of `validation`
     """
 
     teacher: Ranker
@@ -47,10 +50,10 @@ class Lesson:
     imitated_validation: Requests
 
     @classmethod
-    def of(cls, teacher: Ranker, teaching: Sequence[Requests], validation: Requests) -> Lesson:
-        """Let the teacher rank the requests. teaching: labels unused"""
-        imitated = tuple(_as_the_teacher_ranks(teacher, part) for part in teaching if len(part))
-        return cls(teacher, imitated, validation, _as_the_teacher_ranks(teacher, validation))
+    def of(cls, teacher: Ranker, teaching: Sequence[Requests], validation: Requests, shares: Shares) -> Lesson:
+        """Let the teachers rank the requests. teacher: the ranker; teaching: labels unused; shares: of all teachers together"""
+        imitated = tuple(replace(part, taken=shares(part)) for part in teaching if len(part))
+        return cls(teacher, imitated, validation, replace(validation, taken=shares(validation)))
 
     def teach(self, model: DLRM, settings: RankerSettings, seed: int, report: Report) -> None:
         """Train a model in place to give the teacher's shares."""
@@ -70,8 +73,7 @@ def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
     model = DLRM(shape)
     model.network.mean.copy_(teacher.network.mean)
     model.network.scale.copy_(teacher.network.scale)
-    for own, its in zip(model.tables, teacher.tables, strict=True):
-        own.shared.copy_(its.shared)
+    model.share_rows_like(teacher)
     return model
 
 
@@ -83,20 +85,10 @@ def distil(lesson: Lesson, settings: RankerSettings = STUDENT, seed: int = 0, re
     return lesson.judge(model, "distilled", settings.blends)
 
 
-def _as_the_teacher_ranks(teacher: Ranker, requests: Requests) -> Requests:
-    return replace(requests, taken=shares_of(rank_scores_of(teacher, requests)))
-
-
 def agreement(logits: np.ndarray, shares: np.ndarray) -> dict[str, float]:
     """Return the mean log-likelihood of the teacher's shares, float32 [N, C], under logits, float32 [N, C], -inf at padding."""
     own = np.log(np.maximum(shares_of(logits), np.finfo(np.float32).tiny))
     return {"agreement": float((shares * own).sum(axis=1).mean())}
-
-
-def shares_of(scores: np.ndarray) -> np.ndarray:
-    """Return the softmax over each list, float32 [N, C], 0 at padding. scores: float32 [N, C], -inf at padding."""
-    weight = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), np.finfo(np.float32).min))
-    return (weight / np.maximum(weight.sum(axis=1, keepdims=True), 1e-9)).astype(np.float32)
 
 
 def macs(shape: Shape) -> int:

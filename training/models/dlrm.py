@@ -219,13 +219,15 @@ class MixedTable(Table):
         return self.narrow.weight.detach()[self.shared[self.first_cold :] - self.first_cold].numpy()
 
 
-class DLRM(nn.Module):
-    """Network and tables."""
+class RankingModel(nn.Module):
+    """Tables, and a network over their rows. reads_history: the network takes the rows of the history too"""
+
+    network: nn.Module
+    reads_history = False
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.network = Network(shape)
         self.user_tables = Modules(map(shape.table, shape.user_tables.values()))
         self.item_tables = Modules(map(shape.table, shape.item_tables.values()))
 
@@ -243,6 +245,11 @@ class DLRM(nn.Module):
         """Yield the projections of narrow rows."""
         return (table.projection for table in self.tables if isinstance(table, MixedTable))
 
+    def share_rows_like(self, other: RankingModel) -> None:
+        """Let the rows share OOV's vector that do in another model of these tables."""
+        for own, its in zip(self.tables, other.tables, strict=True):
+            own.shared.copy_(its.shared)
+
     def user_rows(self, user_categorical: torch.Tensor) -> torch.Tensor:
         """Return the user rows, float32 [B, Fu, D], of int64 [B, Fu]."""
         return torch.stack([table(user_categorical[:, [slot]]) for slot, table in enumerate(self.user_tables)], dim=1)
@@ -250,6 +257,14 @@ class DLRM(nn.Module):
     def item_rows(self, slots: list[torch.Tensor]) -> torch.Tensor:
         """Return the item rows, float32 [..., Si, D], of one int64 [..., L] per slot."""
         return torch.stack([table(rows) for table, rows in zip(self.item_tables, slots, strict=True)], dim=-2)
+
+
+class DLRM(RankingModel):
+    """The model that is served, or that is made smaller."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.network: Network = Network(shape)
 
 
 def _embedding(rows: int, width: int, padding_idx: int | None = None) -> nn.Embedding:

@@ -13,7 +13,7 @@ from serving.stages.features.ranking import ItemStatistics
 from training.dataset import Dataset
 from training.features.build import Features
 from training.models.compress import compress
-from training.models.distill import STUDENT
+from training.models.distill import STUDENT, Lesson
 from training.models.item_statistics import StatisticsSettings
 from training.models.parity import Parity
 from training.models.ranking_data import (
@@ -30,6 +30,7 @@ from training.models.ranking_data import (
 from training.models.reranker import Lists, Reranker, RerankerSettings, train_reranker
 from training.models.save_ranker import item_vectors_of, save_ranker
 from training.models.save_reranker import save_reranker
+from training.models.teachers import choose_teachers
 from training.models.train_ranker import Ranker, RankerSettings, parts, rank_scores_of, train_ranker
 
 MOST_SAMPLES = 32  # requests for the parity reports
@@ -51,6 +52,8 @@ class RankingSettings:
     reranker: RerankerSettings = field(default_factory=RerankerSettings)
     compression: str = "none"  # how the ranker is made smaller (training/models/compress.py)
     student: RankerSettings = STUDENT  # of the small network that is distilled from the ranker
+    teachers: tuple[str, ...] = ()  # networks that are tried as teachers beside the ranker (training/models/teachers.py)
+    most_taught: int = 0  # requests that these learn from; with more, the ranker teaches alone
     most_requests: int = 8_192  # users sampled for training per moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
     most_moments: int = 2  # limit of moments, because each needs its own retriever
@@ -63,12 +66,12 @@ class Lessons:
 
     teaching: past requests with labels, by moment, the latest first, and those in the middle of visits last
     validation: of the latest moment
-    unlabelled: requests as they will be served, for distillation; None without compression
+    unlabelled: requests as they will be served, for distillation; none without compression
     """
 
     teaching: tuple[Requests, ...]
     validation: Requests
-    unlabelled: Requests | None
+    unlabelled: tuple[Requests, ...]
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,9 @@ def collect_lessons(
     if of_visits:
         older.append(of_visits)
     if settings.compression == "none":
-        return Lessons((teaching, *older), validation, None)
+        return Lessons((teaching, *older), validation, ())
     unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
-    return Lessons((teaching, *older), validation, unlabelled)
+    return Lessons((teaching, *older), validation, (unlabelled,))
 
 
 def fit_ranker(
@@ -126,15 +129,20 @@ def fit_ranker(
     say: Callable[[str], None],
     train: TrainRanker = train_ranker,
 ) -> Ranker:
-    """Train the ranker, then a smaller one, which is returned if it keeps enough of the quality."""
+    """Train the ranker, more teachers if they help, and a smaller ranker, which is returned if it keeps enough quality."""
     count = sum(map(len, lessons.teaching))
     say(
         f"ranker: {count:,} requests of {len(lessons.teaching)} moments to learn from, {len(lessons.validation):,} to choose by"
     )
     tables = (dict(features.user_rows), dict(features.item_rows))
     ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
-    teaching = tuple(part for part in (*lessons.teaching, lessons.unlabelled) if part is not None)
-    return compress(ranker, teaching, lessons.validation, settings.compression, settings.student, seed, say)
+    if not ranker.learned or settings.compression == "none":
+        return ranker
+    names = settings.teachers if count <= settings.most_taught else ()
+    teachers = choose_teachers(ranker, names, lessons.teaching, lessons.validation, settings.ranker, seed, say)
+    lesson = Lesson.of(ranker, [*lessons.teaching, *lessons.unlabelled], lessons.validation, teachers.shares)
+    smaller = compress(lesson, settings.compression, settings.student, seed, say)
+    return replace(smaller, quality=smaller.quality | teachers.report())
 
 
 def fit_reranker(

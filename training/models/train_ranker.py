@@ -10,7 +10,7 @@ import torch
 
 from serving.stages.features.ranking import N_FEATURES, SCORE
 from training.models.cold_rows import ColdRows
-from training.models.dlrm import DLRM, Shape
+from training.models.dlrm import DLRM, RankingModel, Shape
 from training.models.ranking_data import Requests
 from training.models.schedule import rise_and_fall
 
@@ -99,7 +99,7 @@ def without_opinion(model: DLRM) -> DLRM:
 
 
 def fit(
-    model: DLRM,
+    model: RankingModel,
     teaching: Sequence[Requests],
     validation: Requests,
     settings: RankerSettings,
@@ -190,7 +190,7 @@ def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) ->
     return Requests(batch.users, candidates, scores, cross, taken, batch.items)
 
 
-def loss_of(model: DLRM, batch: Requests) -> torch.Tensor:
+def loss_of(model: RankingModel, batch: Requests) -> torch.Tensor:
     """Return the loss of a batch that `batches` yields."""
     return listwise_loss(scores_of(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
 
@@ -202,22 +202,38 @@ def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor
     return (-(log_share * taken).sum(dim=1) / count.sqrt()).mean()
 
 
-def scores_of(model: DLRM, requests: Requests) -> torch.Tensor:
+def scores_of(model: RankingModel, requests: Requests) -> torch.Tensor:
     """Return logits, float32 [N, C]."""
     items, candidates = requests.items, requests.candidates
     user_rows = model.user_rows(torch.from_numpy(requests.users.user_categorical))
     item_rows = model.item_rows([torch.from_numpy(rows[candidates]) for rows in items.rows])
     numbers = np.concatenate([items.numbers[candidates], requests.cross], axis=2)
-    return model.network(torch.from_numpy(requests.users.user_continuous), user_rows, torch.from_numpy(numbers), item_rows)
+    inputs = [torch.from_numpy(requests.users.user_continuous), user_rows, torch.from_numpy(numbers), item_rows]
+    if model.reads_history:
+        history, age_days = requests.users.history_positions, torch.from_numpy(requests.users.history_age_days)
+        rows = model.item_rows([torch.from_numpy(rows[history]) for rows in items.rows])
+        inputs += [rows, torch.from_numpy(history < items.n_items), age_days]
+    return model.network(*inputs)
 
 
 def rank_scores_of(ranker: Ranker, requests: Requests) -> np.ndarray:
     """Return rank scores as the rank stage serves them, float32 [N, C], -inf at padding."""
-    return predict(ranker.model, requests) + np.float32(ranker.blend) * retrieval_z(requests)
+    return blended_scores(ranker.model, ranker.blend, requests)
+
+
+def blended_scores(model: RankingModel, blend: float, requests: Requests) -> np.ndarray:
+    """Return the logits with the retrieval score blended in, float32 [N, C], -inf at padding."""
+    return predict(model, requests) + np.float32(blend) * retrieval_z(requests)
+
+
+def shares_of(scores: np.ndarray) -> np.ndarray:
+    """Return the softmax over each list, float32 [N, C], 0 at padding. scores: float32 [N, C], -inf at padding."""
+    weight = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), np.finfo(np.float32).min))
+    return (weight / np.maximum(weight.sum(axis=1, keepdims=True), 1e-9)).astype(np.float32)
 
 
 @torch.no_grad()
-def predict(model: DLRM, requests: Requests) -> np.ndarray:
+def predict(model: RankingModel, requests: Requests) -> np.ndarray:
     """Return logits, float32 [N, C], -inf at padding."""
     model.eval()
     blocks = _split(np.arange(len(requests)), 128) or [np.arange(0)]

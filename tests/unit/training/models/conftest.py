@@ -12,7 +12,8 @@ from training.features.schema import FeatureSettings
 from training.models.distill import Lesson
 from training.models.ranking import RankingSettings, moments
 from training.models.ranking_data import Requests
-from training.models.train_ranker import RankerSettings, train_ranker
+from training.models.teachers import Teacher
+from training.models.train_ranker import Ranker, RankerSettings, train_ranker
 
 QUIET: dict[str, Any] = {"report": lambda _: None}
 
@@ -38,7 +39,12 @@ def order_agreement(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.mean([np.corrcoef(x, y)[0, 1] for x, y in zip(*ranks, strict=True)]))
 
 
+def lesson_of(teacher: Ranker, teaching: list[Requests], validation: Requests) -> Lesson:
+    """What a ranker alone teaches."""
+    return Lesson.of(teacher, teaching, validation, Teacher(teacher.model, teacher.blend).shares)
+
+
 @pytest.fixture(scope="package")
 def lesson(taught) -> Lesson:
     teacher, teaching, validation = taught
-    return Lesson.of(teacher, [teaching], validation)
+    return lesson_of(teacher, [teaching], validation)

@@ -9,34 +9,24 @@ from tests.unit.training.models.conftest import QUIET
 from training.models.compress import choose, compress, measure_kept_quality
 from training.models.distill import STUDENT, macs
 from training.models.ranking_data import Requests
-from training.models.train_ranker import RankerSettings, rank_scores_of, ranking_quality, train_ranker
+from training.models.train_ranker import rank_scores_of, ranking_quality
 
 SHORT = replace(STUDENT, epochs=1)
 
 
 @pytest.mark.parametrize("compression", ["distilled", "pruned", "int8"])
-def test_a_ranker_that_keeps_enough_is_served_as_the_settings_name_it(taught, compression):
-    teacher, teaching, validation = taught
-    got = compress(teacher, [teaching], validation, compression, SHORT, least_kept=0.0, **QUIET)
+def test_a_ranker_that_keeps_enough_is_served_as_the_settings_name_it(lesson, compression):
+    got = compress(lesson, compression, SHORT, least_kept=0.0, **QUIET)
     assert got.compression == compression
-    assert macs(got.model.shape) < macs(teacher.model.shape)
+    assert macs(got.model.shape) < macs(lesson.teacher.model.shape)
 
 
 @pytest.mark.parametrize("compression", ["distilled", "pruned", "int8"])
-def test_a_student_that_learned_too_little_is_not_served(taught, compression):
-    teacher, teaching, validation = taught
+def test_a_student_that_learned_too_little_is_not_served(lesson, compression):
     said = []
     untaught = replace(SHORT, learning_rate=0.0)
-    assert compress(teacher, [teaching], validation, compression, untaught, report=said.append) is teacher
+    assert compress(lesson, compression, untaught, report=said.append) is lesson.teacher
     assert said[-1] == "distilled ranker: that is too little, the DLRM itself is served"
-
-
-def test_a_teacher_without_opinion_has_no_student(taught):
-    teacher, teaching, validation = taught
-    nothing = replace(teaching, taken=np.zeros_like(teaching.taken))
-    tables = (teacher.model.shape.user_tables, teacher.model.shape.item_tables)
-    silent = train_ranker([nothing], validation, tables, RankerSettings(), **QUIET)
-    assert compress(silent, [teaching], validation, "distilled", **QUIET) is silent
 
 
 def test_what_is_kept_is_a_share_with_its_interval(taught):

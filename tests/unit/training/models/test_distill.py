@@ -10,9 +10,9 @@ from export.build import ranking_settings
 from export.settings import Settings
 from tests.unit.training.models.conftest import QUIET, order_agreement
 from training.models.compress import LEAST_KEPT, measure_kept_quality
-from training.models.distill import STUDENT, agreement, distil, macs, shares_of, student_of
+from training.models.distill import STUDENT, agreement, distil, macs, student_of
 from training.models.dlrm import Shape
-from training.models.train_ranker import predict, rank_scores_of
+from training.models.train_ranker import predict, rank_scores_of, shares_of
 
 
 def test_shares_are_the_softmax_of_a_list_and_nothing_at_padding():

@@ -1,0 +1,125 @@
+"""Train more teachers than the DLRM, and choose which of them teach together.
+
+DLRM ─▶ always a teacher, and what is served where no student keeps enough
+cross, attention (teacher_networks.py) ─▶ teach beside it where lists by the mean of all shares are better on validation
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from training.models.dlrm import RankingModel, Shape
+from training.models.ranking_data import Requests
+from training.models.teacher_networks import AttentionNetwork, CrossNetwork
+from training.models.train_ranker import (
+    Ranker,
+    RankerSettings,
+    Report,
+    best_blend,
+    blended_scores,
+    fit,
+    predict,
+    ranking_quality,
+    retrieval_z,
+    shares_of,
+)
+
+NETWORKS: dict[str, type[CrossNetwork | AttentionNetwork]] = {"cross": CrossNetwork, "attention": AttentionNetwork}
+LEAST_GAIN = 1.005  # of NDCG@10 + Recall@20, for which more teachers teach
+
+
+class TeacherModel(RankingModel):
+    """name: of its network, in NETWORKS"""
+
+    def __init__(self, shape: Shape, name: str) -> None:
+        super().__init__(shape)
+        self.network: CrossNetwork | AttentionNetwork = NETWORKS[name](shape)
+        self.reads_history = name == "attention"
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """blend: of the retrieval score beside the logits"""
+
+    model: RankingModel
+    blend: float
+
+    def shares(self, requests: Requests) -> np.ndarray:
+        """Return what it gives each candidate of N lists, float32 [N, C], 0 at padding."""
+        return shares_of(blended_scores(self.model, self.blend, requests))
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """members: by name, the DLRM first; quality: NDCG@10 + Recall@20 of every combination that was tried, by its names."""
+
+    members: dict[str, Teacher]
+    quality: dict[str, float]
+
+    def report(self) -> dict[str, float]:
+        """Return the qualities for the manifest, and the number of members; nothing where no other network was tried."""
+        if len(self.quality) == 1:
+            return {}
+        return {f"taught_by_{names}": value for names, value in self.quality.items()} | {"teachers": float(len(self.members))}
+
+    def shares(self, requests: Requests) -> np.ndarray:
+        """Return the mean of the members' shares, float32 [N, C], 0 at padding."""
+        return mean_shares([teacher.shares(requests) for teacher in self.members.values()])
+
+
+def choose_teachers(
+    dlrm: Ranker,
+    names: Sequence[str],
+    teaching: Sequence[Requests],
+    validation: Requests,
+    settings: RankerSettings,
+    seed: int,
+    report: Report,
+) -> Teachers:
+    """Train the named networks, and return the combination that ranks validation requests best."""
+    trained = {"dlrm": Teacher(dlrm.model, dlrm.blend)}
+    for name in names:
+        trained[name] = train_teacher(name, dlrm, teaching, validation, settings, seed, report)
+    shares = {name: teacher.shares(validation) for name, teacher in trained.items()}
+    tried = [("dlrm", *others) for count in range(len(names) + 1) for others in itertools.combinations(names, count)]
+    quality = {"+".join(of): quality_of(mean_shares([shares[name] for name in of]), validation) for of in tried}
+    best = max(tried, key=lambda of: quality["+".join(of)])
+    if quality["+".join(best)] < LEAST_GAIN * quality["dlrm"]:
+        best = ("dlrm",)
+    told = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
+    report(f"teachers: NDCG@10 + Recall@20 of {told}; {'+'.join(best)} teaches")
+    return Teachers({name: trained[name] for name in best}, quality)
+
+
+def train_teacher(
+    name: str,
+    dlrm: Ranker,
+    teaching: Sequence[Requests],
+    validation: Requests,
+    settings: RankerSettings,
+    seed: int,
+    report: Report,
+) -> Teacher:
+    """Train a network of NETWORKS as `train_ranker` trains the DLRM, with its standardisation and shared rare rows."""
+    torch.manual_seed(seed)
+    model = TeacherModel(dlrm.model.shape, name)
+    model.network.mean.copy_(dlrm.model.network.mean)
+    model.network.scale.copy_(dlrm.model.network.scale)
+    model.share_rows_like(dlrm.model)
+    teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
+    fit(model, teaching, validation, settings, np.random.default_rng(seed), lambda text: report(f"{name} {text}"))
+    return Teacher(model, best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)[0])
+
+
+def mean_shares(shares: Sequence[np.ndarray]) -> np.ndarray:
+    return np.mean(shares, axis=0, dtype=np.float32)
+
+
+def quality_of(shares: np.ndarray, requests: Requests) -> float:
+    """Return NDCG@10 + Recall@20 of lists in the order of shares, float32 [N, C]."""
+    return sum(ranking_quality(np.where(requests.valid, shares, -np.inf), requests.taken).values())
