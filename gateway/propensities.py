@@ -20,6 +20,7 @@ import numpy as np
 from gateway.published import LiveItems
 from serving.contract.artifacts import open_array, read_stage, stage_folder, stage_settings
 from serving.contract.errors import RecommenderError
+from serving.contract.tensors import PAD_ID
 from serving.stages.rerank import RerankSettings
 from serving.stages.rules.applied import CURRENT_FILE, current_version
 from serving.stages.rules.applied import FOLDER as RULES_FOLDER
@@ -46,7 +47,7 @@ class DrawnPlaces:
     """Which places of a generation's list are drawn, from 0 at the top. All places before them are certain.
 
     explored: the first that exploration may change; new_item: that of new items, None where none are given a chance
-    item_ids: int64 [n_items] ascending, that the generation was exported with, PAD_ID after the last
+    item_ids: int64 [n_items] ascending, that the generation was exported with
     """
 
     explored: int
@@ -61,7 +62,15 @@ class DrawnPlaces:
         pinned = {pin.slot for pin in rules.pinned}
         free = [place for place in range(min(settings.newcomer_place + 1, length)) if place not in pinned]
         new_item = free[-1] if free and settings.newcomer_share else None
-        return cls(first_explored(rules, length), new_item, open_array(folder, "item_ids"))
+        item_ids = open_array(folder, "item_ids")  # PAD_ID after the last
+        return cls(first_explored(rules, length), new_item, item_ids[: np.count_nonzero(item_ids != PAD_ID)])
+
+    def knows(self, item_ids: np.ndarray) -> bool:
+        """Return whether the generation was exported with all of these items, int64 [n]."""
+        if not len(item_ids) or not len(self.item_ids):
+            return not len(item_ids)
+        places = np.minimum(np.searchsorted(self.item_ids, item_ids), len(self.item_ids) - 1)
+        return bool((self.item_ids[places] == item_ids).all())
 
 
 class Propensities:
@@ -71,6 +80,9 @@ class Propensities:
         self._repo, self._rules_folder, self._items = repo, store / RULES_FOLDER, items
         self._stamp: Stamp = (0, 0)
         self._drawn: dict[int, DrawnPlaces | None] = {}
+        self._checked: dict[
+            int, tuple[int, bool]
+        ] = {}  # generation -> changed items that were checked, and whether one was new
 
     def stamp(self) -> Stamp:
         """Return which rules are applied now, to find out whether they are still the same when the answer has come."""
@@ -96,7 +108,7 @@ class Propensities:
         drawn = self._drawn[generation]
         if drawn is None or stamp != self.stamp():  # rules were applied meanwhile: which of them answered is not known
             return 0
-        if drawn.new_item is None or not self._has_new_items(drawn.item_ids):
+        if drawn.new_item is None or not self._has_new_items(generation, drawn):
             return drawn.explored
         return min(drawn.explored, drawn.new_item, count - 1)  # in a short list the new item is the last
 
@@ -109,13 +121,16 @@ class Propensities:
             log.warning("propensities of generation %d are not known: %s", generation, error)
             return None
 
-    def _has_new_items(self, item_ids: np.ndarray) -> bool:
+    def _has_new_items(self, generation: int, drawn: DrawnPlaces) -> bool:
         """Return whether the server may know items that the generation does not: after the answer, so that none is missed."""
         try:
             self._items.refresh()
         except RecommenderError:
             return True
-        return not np.isin(np.fromiter(self._items.changed, np.int64), item_ids).all()
+        count = len(self._items.changed)  # it only grows
+        if self._checked.get(generation, (0, False))[0] != count:
+            self._checked[generation] = count, not drawn.knows(np.fromiter(self._items.changed, np.int64))
+        return self._checked.get(generation, (0, False))[1]
 
 
 def first_explored(rules: RulesConfig, length: int) -> int:
