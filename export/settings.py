@@ -208,7 +208,7 @@ class Settings(_Section):
 
     @property
     def compression(self) -> str:
-        """How the ranker is made smaller; one that HugeCTR trained is served as it is."""
+        """Return the compression that is done; a ranker that HugeCTR trained is served as it is."""
         return "none" if self.hugectr.model else self.ranker.compression
 
     @property

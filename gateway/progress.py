@@ -1,4 +1,4 @@
-"""How the experiment goes, as `GET /v1/experiment` tells it.
+"""Tell how the experiment goes, for `GET /v1/experiment`.
 
 Joining answers with events is seconds of Python. A thread would hold the interpreter's lock meanwhile, and so every
 recommendation: `python -m trials progress` does it in a process of its own, at low priority, when somebody asks.

@@ -32,7 +32,7 @@ Stamp = tuple[int, int]  # of the file that names the applied rules
 
 
 class Draws(NamedTuple):
-    """What was drawn for an answer. generations: whose lists it is made of; stamp: of the rules when it was asked for.
+    """Draws that made an answer. generations: whose lists it is made of; stamp: of the rules when it was asked for.
 
     drafted: probability of each item's place by the coins of interleaving, None for a list of one generation
     """
@@ -44,7 +44,7 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnPlaces:
-    """Which places of a generation's list are drawn, from 0 at the top. All places before them are certain.
+    """Places of a generation's list that are drawn, from 0 at the top. All places before them are certain.
 
     explored: the first that exploration may change; new_item: that of new items, None where none are given a chance
     item_ids: int64 [n_items] ascending, that the generation was exported with

@@ -120,7 +120,7 @@ class Published:
 
 
 class LiveItems:
-    """What `upsert` has changed of items: titles, and which are unavailable. Reads only what is new since the last look.
+    """Changes of items by `upsert`: titles, and which are unavailable. Reads only what is new since the last look.
 
     changed: ids of all of them, also of new items
     """
