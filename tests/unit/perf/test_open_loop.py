@@ -85,8 +85,7 @@ def test_what_a_lost_connection_does_not_take_was_never_sent():
 
 @pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:9", "[::1]:9", "127.9.9.9:1"])
 def test_loopback_is_allowed(url):
-    with pytest.raises(ServerError, match=f"{re.escape(url)} does not answer"):  # past the guard, to a port nobody listens on
-        open_loop.run_load(url, [b""], np.array([0.0]))
+    require_loopback(url)
 
 
 @pytest.mark.parametrize("url", ["10.1.2.3:8001", "192.168.0.1:8001", "8.8.8.8:80"])
@@ -102,5 +101,5 @@ def test_an_address_must_be_host_and_port(url):
 
 
 def test_nobody_there_is_a_server_error():
-    with pytest.raises(ServerError, match="does not answer"):
+    with pytest.raises(ServerError, match=re.escape("127.0.0.1:9 does not answer")):
         open_loop.run_load("127.0.0.1:9", [b""], np.array([0.0]))
