@@ -23,7 +23,8 @@ SOURCES = ("serving", "repository", "training", "export", "hps_config", "server"
 TEST_SOURCES = (Path(__file__), PROJECT / "tests" / "unit" / "small_shops.py")
 KEPT_DIGESTS = 2
 SERVED_DATA = "synthetic:users=300,items=300,events=5000,context=1"
-SERVED_SETTINGS = {"ranker": {"compression": "none"}}  # a student takes as long to teach as everything else together
+# A student takes as long to teach as everything else together, and each publication answers the recorded requests twice.
+SERVED_SETTINGS = {"ranker": {"compression": "none"}, "pipeline": {"recorded_requests": 200}}
 
 
 # The imports of an export take seconds: tests that find everything built do without them.

@@ -30,6 +30,7 @@ from serving.stages.rules.config import ITEMS_FILE, RulesConfig
 from tests.server.requests import infer
 
 CLIENTS = 16
+PAUSE_S = 0.05  # of a client between two calls: load is wanted, not a server that is busy with nothing else
 ROWS = 60
 
 
@@ -61,7 +62,7 @@ def answers_of(repository: Path, generation: int) -> Recorded:
 
 
 class Load:
-    """Clients that ask the same recorded requests without pause, one row a call, and keep (row, answer)."""
+    """Clients that ask the same recorded requests again and again, one row a call, and keep (row, answer)."""
 
     def __init__(self, grpc_url: str, requests: dict[str, np.ndarray], clients: int = CLIENTS) -> None:
         self.grpc_url, self.requests, self.clients = grpc_url, requests, clients
@@ -73,7 +74,7 @@ class Load:
     def _ask(self, number: int) -> None:
         with grpcclient.InferenceServerClient(self.grpc_url) as client:
             for row in cycle(range(number, ROWS, self.clients)):
-                if self._stop.is_set():
+                if self._stop.wait(PAUSE_S):
                     return
                 inputs = {name: array[row : row + 1] for name, array in self.requests.items()}
                 try:

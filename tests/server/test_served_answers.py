@@ -25,9 +25,9 @@ def in_process(repository, recorded):
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_a_thousand_served_answers_equal_the_in_process_ones(client, recorded, in_process, concurrency):
+def test_served_answers_equal_the_in_process_ones(client, recorded, in_process, concurrency):
     served = ask_each(client, recorded.inputs, concurrency)
-    assert len(served["item_ids"]) == 1_000
+    assert len(served["item_ids"]) == 200
     assert compare_answers(served, in_process) == ""
     np.testing.assert_array_equal(served["degraded"], in_process["degraded"])
     np.testing.assert_array_equal(served["generation"], in_process["generation"])
