@@ -29,7 +29,7 @@ LIST_LENGTH = 20
 
 @dataclass(frozen=True)
 class Answers:
-    """What a pipeline answered to Q questions.
+    """Answers of a pipeline to Q questions.
 
     items: int64 [Q, 20], best first; candidates: int64 [Q, C], what it retrieved, PAD_ID padded; rank_scores: float32 [Q, C]
     """

@@ -136,7 +136,7 @@ class ExperimentFacts(Strict):
 
 
 class ArmCounts(Strict):
-    """What users did with an arm's answers. clicked, converted: how many answers were, by any event on a shown item."""
+    """Answers of an arm and their feedback. clicked, converted: how many answers were, by any event on a shown item."""
 
     arm: str
     answers: int
@@ -147,7 +147,7 @@ class ArmCounts(Strict):
 
 
 class Look(Strict):
-    """Of the answers given until `time`: challenger - champion, with an interval that holds at every look; null: not known yet.
+    """The answers given until `time`: challenger - champion, with an interval that holds at every look; null: not known yet.
 
     Compared are click rates; when interleaving, the share of answers whose challenger's items were clicked more, less that of
     the champion's.

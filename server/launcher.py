@@ -117,7 +117,7 @@ class TritonServer:
 
     @property
     def state(self) -> ServerState:
-        """What a started server is. Raises ServerError before the start and after the end."""
+        """The state of a started server. Raises ServerError before the start and after the end."""
         if self._state is None:
             raise ServerError(f"The server on {self.repo} does not run. Its log is {self.log_path}.")
         return self._state

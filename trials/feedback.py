@@ -45,7 +45,7 @@ class Feedback:
         return Feedback(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
     def rewards(self, metric: str) -> np.ndarray:
-        """Return a reward per answer, float64: "ctr" (any click), "conversion" (any), "revenue", "degraded" or "coverage"."""
+        """Return a reward per answer, float64: "ctr" (any click), "conversion" (any), "revenue" or "degraded"."""
         if metric == "revenue":
             return self.revenue.sum(axis=1)
         if metric == "degraded":

@@ -1,4 +1,4 @@
-"""How an experiment goes: what users did by arm, and the interval of the difference as time went, from the logs alone."""
+"""Measure an experiment from the logs alone: what users did by arm, and the interval of the difference as time went."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ NO_ARM = "none"  # answers outside of experiments
 
 @dataclass(frozen=True)
 class Summary:
-    """What users did. count: answers or shown items; clicked, converted: how many of them; revenue: of one on average."""
+    """User actions. count: answers or shown items; clicked, converted: how many of them; revenue: of one on average."""
 
     count: int
     clicked: int

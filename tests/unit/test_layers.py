@@ -142,7 +142,7 @@ def test_loading_the_pipeline_loads_no_training_library():
 
 
 def test_gateway_supervisor_and_guard_do_without_what_only_trains():
-    """Where only requirements/serve.txt is installed, there is neither scipy nor pandas."""
+    """An installation of requirements/serve.txt has neither scipy nor pandas."""
     blocked = "import sys; sys.modules |= dict.fromkeys(['scipy', 'pandas'])"
     code = f"{blocked}; import gateway.__main__, server.watch, trials.__main__; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)

@@ -39,7 +39,7 @@ STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, ep
 
 @dataclass(frozen=True)
 class Lesson:
-    """What smaller networks learn from and are judged by.
+    """Requests that smaller networks learn from and are judged by.
 
     imitated: requests whose `taken` holds the teachers' shares, float32 [N, C]; imitated_validation: those of `validation`
     """
@@ -71,9 +71,7 @@ def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
     """Return an untrained DLRM with the teacher's standardisation and shared rare rows."""
     shape = replace(teacher.shape, width=settings.width, bottom=settings.bottom, top=settings.top)
     model = DLRM(shape)
-    model.network.mean.copy_(teacher.network.mean)
-    model.network.scale.copy_(teacher.network.scale)
-    model.share_rows_like(teacher)
+    model.read_like(teacher)
     return model
 
 

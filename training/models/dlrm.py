@@ -245,8 +245,10 @@ class RankingModel(nn.Module):
         """Yield the projections of narrow rows."""
         return (table.projection for table in self.tables if isinstance(table, MixedTable))
 
-    def share_rows_like(self, other: RankingModel) -> None:
-        """Let the rows share OOV's vector that do in another model of these tables."""
+    def read_like(self, other: RankingModel) -> None:
+        """Standardise the numbers, and let rows share OOV's vector, as another model of these tables does."""
+        for name in ("mean", "scale"):
+            getattr(self.network, name).copy_(getattr(other.network, name))
         for own, its in zip(self.tables, other.tables, strict=True):
             own.shared.copy_(its.shared)
 

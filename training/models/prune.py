@@ -19,7 +19,7 @@ SHARE = 0.5  # of the units of each hidden layer that stay
 EPOCHS, LEARNING_RATE = 10, 2e-3
 
 Importance = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
-"""Of each hidden layer of the bottom and of the top MLP, float32 [units]."""
+"""The importance of the units of each hidden layer, of the bottom and of the top MLP, float32 [units]."""
 
 
 def prune(lesson: Lesson, student: Ranker, settings: RankerSettings, seed: int = 0, report: Report = print) -> Ranker:

@@ -103,7 +103,7 @@ class Retriever:
 
     @property
     def user_network(self) -> UserTower | GraphAndTower:
-        """What computes the last G + D values of a user vector."""
+        """The network of the last G + D values of a user vector."""
         tower = self.model.user_tower
         return tower if self.graph is None else GraphAndTower(tower, self.graph.history.shape[1], self.graph_weight)
 

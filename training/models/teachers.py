@@ -39,7 +39,7 @@ class TeacherModel(RankingModel):
     def __init__(self, shape: Shape, name: str) -> None:
         super().__init__(shape)
         self.network: CrossNetwork | AttentionNetwork = NETWORKS[name](shape)
-        self.reads_history = name == "attention"
+        self.reads_history = isinstance(self.network, AttentionNetwork)
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,7 @@ def train_teacher(
     """Train a network of NETWORKS as `train_ranker` trains the DLRM, with its standardisation and shared rare rows."""
     torch.manual_seed(seed)
     model = TeacherModel(dlrm.model.shape, name)
-    model.network.mean.copy_(dlrm.model.network.mean)
-    model.network.scale.copy_(dlrm.model.network.scale)
-    model.share_rows_like(dlrm.model)
+    model.read_like(dlrm.model)
     teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
     fit(model, teaching, validation, settings, np.random.default_rng(seed), lambda text: report(f"{name} {text}"))
     return Teacher(model, best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)[0])

@@ -41,7 +41,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Choice:
-    """What each weight of a model found: NDCG@10 + Recall@20, mean over the kinds of questions. chosen: the one that serves."""
+    """Weights of a model and what each found: NDCG@10 + Recall@20, mean over the kinds of questions. chosen: serves."""
 
     found: dict[float, float]
     chosen: float

@@ -1,4 +1,4 @@
-"""What the exposure log says of the probability of each shown item: known ones are right, the others are null."""
+"""The exposure log has the probability of each shown item: known ones are right, the others are null."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the smaller rankers the merlin profile serves."""
+"""The merlin profile serves the smaller rankers that it can, and refuses the others."""
 
 import pytest
 

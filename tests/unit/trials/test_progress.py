@@ -1,4 +1,4 @@
-"""How an experiment goes: counts by arm, intervals as time went, and the decision in words."""
+"""Progress of an experiment: counts by arm, intervals as time went, and the decision in words."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def only_known(self, name: str, value) -> None:
 
 
 class OfModule:
-    """What every class of the fake is given besides its own names."""
+    """Names that every class of the fake is given besides its own."""
 
     trt: Any  # the module
 

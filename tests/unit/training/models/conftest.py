@@ -40,7 +40,7 @@ def order_agreement(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def lesson_of(teacher: Ranker, teaching: list[Requests], validation: Requests) -> Lesson:
-    """What a ranker alone teaches."""
+    """Return the lesson of one teacher, the ranker."""
     return Lesson.of(teacher, teaching, validation, Teacher(teacher.model, teacher.blend).shares)
 
 

@@ -1,4 +1,4 @@
-"""Which of the smaller rankers is served: the one that the settings name, or the one before it that keeps enough."""
+"""A smaller ranker is served as the settings name it, or the one before it that keeps enough."""
 
 from dataclasses import replace
 

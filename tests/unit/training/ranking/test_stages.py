@@ -60,7 +60,7 @@ def test_rank_scores_equal_the_trained_model(trained):
 
 @pytest.mark.parametrize(("compression", "exact"), [("none", 1.0), ("distilled", 1.0), ("pruned", 1.0), ("int8", 0.95)])
 def test_every_compression_is_served_as_it_was_trained(trained, tmp_path, compression, exact):
-    """Of int8, few scores read a value that is rounded up here and down there."""
+    """With int8, few scores read a value that is rounded up here and down there."""
     ranker = trained.ranking.ranker
     if compression != "none":
         lesson = lesson_of(ranker, [trained.requests], trained.requests)
