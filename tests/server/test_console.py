@@ -162,12 +162,12 @@ def test_an_experiment_shows_both_lists_the_interval_and_the_decision(browser, t
         data = shop(tmp_path / "data", users=12, items=30, events=60, more=CONTEXT)
         repo = export(tmp_path, data, rules={"blocked_items": [first]})  # generation 2, beside the one that is served
         load_challenger(served.server.grpc_url, repo, 2)
+        page = Page(browser, served)
+        page.open(USER)  # before the experiment, which would count this answer
+        page.press("to-experiment")
         experiment = start_experiment(repo, Experiment("spring", 1, 2, 0.5))
         answer_and_click(served, experiment, champion=0.1, challenger=0.6)
-        page = Page(browser, served)
-        page.open(USER)
-        page.press("to-experiment")
-        page.wait(lambda: page.items("challenger"))
+        page.wait(lambda: page.items("challenger") or page.press("refresh"))
         assert "spring: mode ab, generation 2 beside 1, 50.0 % of the users, since 20" in page.text("settings")
         assert page.text("decision") == "The challenger is better beyond doubt"
         assert "champion 200 20 (10.00 %) 20 (10.00 %)" in page.text("arms")

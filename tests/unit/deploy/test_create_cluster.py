@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.unit.tables.redis_server import free_port
+from tests.unit.tables.redis_server import free_port, wait_for_redis
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "create-cluster.sh"
 
@@ -23,13 +23,7 @@ def nodes(tmp_path):
         place = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--cluster-enabled", "yes"]
         started.append(subprocess.Popen(["redis-server", *place], stdout=subprocess.DEVNULL))
         ports.append(port)
-        client = redis.Redis(port=port)
-        for _ in range(200):
-            try:
-                client.ping()
-                break
-            except redis.ConnectionError:
-                started[-1].poll()
+        wait_for_redis(redis.Redis(port=port))
     yield [f"127.0.0.1:{port}" for port in ports]
     for process in started:
         process.terminate()

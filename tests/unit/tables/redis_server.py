@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import redis
@@ -24,6 +25,19 @@ def free_port() -> int:
             if probe.connect_ex(("127.0.0.1", port)) and probe.connect_ex(("127.0.0.1", port + 10_000)):
                 return port
     raise OSError("no free port")
+
+
+def wait_for_redis(client: redis.Redis, condition: Callable[[], object] | None = None) -> None:
+    """Wait until a server answers, or until a condition on its answers holds."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            if (condition or client.ping)():
+                return
+        except redis.ConnectionError:
+            pass
+        assert time.monotonic() < deadline, "redis-server did not start"
+        time.sleep(0.02)
 
 
 class RedisServer:
@@ -48,24 +62,12 @@ class RedisServer:
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         atexit.register(self._process.kill)  # also when a start that failed never gets to `stop`
         self.client = redis.Redis(port=self.port)
-        self._until(self.client.ping)
+        wait_for_redis(self.client)
         if b"cluster_slots_assigned:0" in self.client.execute_command("CLUSTER", "INFO"):
             self.client.execute_command("CLUSTER", "ADDSLOTSRANGE", *self._slots)
 
     def wait_ready(self) -> None:
-        self._until(lambda: b"cluster_state:ok" in self.client.execute_command("CLUSTER", "INFO"))
-
-    @staticmethod
-    def _until(condition) -> None:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                if condition():
-                    return
-            except redis.ConnectionError:
-                pass
-            assert time.monotonic() < deadline, "redis-server did not start"
-            time.sleep(0.02)
+        wait_for_redis(self.client, lambda: b"cluster_state:ok" in self.client.execute_command("CLUSTER", "INFO"))
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tests.unit.tables.redis_level.rows import ROWS, redis_rows, right, version
+from serving.tables.config import LevelsConfig
+from tests.unit.tables.redis_level.rows import PATIENT_MS, ROWS, redis_rows, right, version
 from tests.unit.tables.updating import Log
+
+
+@pytest.fixture
+def config(config: LevelsConfig) -> LevelsConfig:
+    assert config.redis is not None
+    return replace(config, redis=replace(config.redis, timeout_ms=PATIENT_MS))
 
 
 def test_a_machine_that_lags_brings_back_no_older_row(config, machine):
