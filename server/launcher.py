@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,12 +30,14 @@ from server.health import held_versions
 from server.memory import check_memory
 from server.ports import LOOPBACK, Ports, check_free, free_ports, listens, reachable_at
 from server.private_arguments import start_privately
+from server.stall import StallWatch
 from server.state import ServerState, known_servers
 from server.tls import ServerTls
 from server.tracing import trace_options
 from serving.contract.errors import ServerError
 
 READY_TIMEOUT_S = 300.0
+STALLED_AFTER_S = 60.0
 STOP_TIMEOUT_S = 30.0
 IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for requests it has accepted
 LAST_WORDS_S = 3.0  # a model's process may end a moment before the server logs why
@@ -52,6 +55,7 @@ class TritonServer:
     http: whether to answer over HTTP beside gRPC.
     tls: of gRPC; None speaks it plainly.
     tag: of a server that ended and is started again, so that its gateway and supervisor go on belonging to it.
+    stalled_after_s: a start that stands still for so long is begun again, once.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class TritonServer:
         http: bool = True,
         tls: ServerTls | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
+        stalled_after_s: float = STALLED_AFTER_S,
         run_dir: Path = RUN_DIR,
         tag: str = "",
     ) -> None:
@@ -77,7 +82,7 @@ class TritonServer:
         self.host = host
         self.http = http
         self.tls = tls
-        self.ready_timeout_s = ready_timeout_s
+        self.ready_timeout_s, self.stalled_after_s = ready_timeout_s, stalled_after_s
         self.run_dir = Path(run_dir).resolve()
         self.log_path = self.run_dir / "logs" / f"tritonserver-{self.ports.grpc}.log"
         self._state: ServerState | None = None
@@ -130,21 +135,25 @@ class TritonServer:
         clear_stale(self.run_dir)
         check_free(self.ports)
         check_memory(models)
-        self.process, tag = self._launch(models)
         settings: dict[str, int | bool | str] = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20}
         settings["fixed"] = self.model_control == "none"
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder}
         facts: dict[str, Any] = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
         facts["generation"] = generations.generation_on_disk(self.repo)
-        self._state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
+        tag = self._former_tag or f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
         try:
-            self._state.save(self.run_dir)
-            self._wait_ready(self.process)
+            self._launch(models, tag, facts)
+            if not self._wait_ready(self.stalled_after_s):
+                said = f"The start stands still for {self.stalled_after_s:.0f} s: {health.list_unready(self.grpc_url)}."
+                print(f"{said} Starting again; the log so far is {self.log_path}.1", file=sys.stderr)
+                end_server(self.state)
+                self._launch(models, tag, facts)
+                self._wait_ready(float("inf"))
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # it has no requests to wait for
             raise
-        live_helpers.follow(self._state, self.run_dir)
-        updaters.follow(self._state, self.run_dir)
+        live_helpers.follow(self.state, self.run_dir)
+        updaters.follow(self.state, self.run_dir)
         return self
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -166,9 +175,8 @@ class TritonServer:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def _launch(self, models: list[Model]) -> tuple[subprocess.Popen, str]:
+    def _launch(self, models: list[Model], tag: str, facts: Mapping[str, Any]) -> None:
         wheel = find_wheel()
-        tag = self._former_tag or f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
         command = [
             str(wheel.server),
             f"--model-repository={self.repo}",
@@ -198,7 +206,7 @@ class TritonServer:
         with self.log_path.open("wb") as log_file:
             # Stubs import from their working directory first, which must not be the checkout: it may be newer than the models.
             # A new session, so that Ctrl-C in the terminal does not reach the server.
-            process = start_privately(
+            self.process = start_privately(
                 command,
                 keys.restricting_options(key),
                 server_env(wheel, self.threads),
@@ -208,10 +216,14 @@ class TritonServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return process, tag
+        self._state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
+        self._state.save(self.run_dir)
 
-    def _wait_ready(self, process: subprocess.Popen) -> None:
-        deadline = time.monotonic() + self.ready_timeout_s
+    def _wait_ready(self, stalled_after_s: float) -> bool:
+        """Return whether the server is ready; it is not when its start stands still. Raises ServerError."""
+        process = self.process
+        assert process is not None  # launched just now
+        watch, deadline = StallWatch(self.state.tag), time.monotonic() + self.ready_timeout_s
         dead_since = float("inf")
         while True:
             text = self.log_path.read_text(errors="replace")
@@ -220,7 +232,7 @@ class TritonServer:
             if health.is_ready(self.grpc_url) and listens(
                 self.ports.metrics, reachable_at(self.host)
             ):  # the metrics page opens last
-                return
+                return True
             if failure := log.first_failure(text):
                 raise ServerError(self._failed("cannot serve this repository", failure))
             if dead := processes.count_dead_stubs(process.pid):
@@ -232,6 +244,8 @@ class TritonServer:
                     f"tritonserver is not ready after {self.ready_timeout_s:.0f} s: {health.list_unready(self.grpc_url)}. "
                     f"See {self.log_path}, or allow more time."
                 )
+            if watch.still_s(len(text)) > stalled_after_s:
+                return False
             time.sleep(POLL_S)
 
     def _failed(self, what: str, failure: log.Failure) -> str:

@@ -79,6 +79,18 @@ def test_models_see_the_threads_they_were_given_and_not_the_checkout(repo, launc
     assert is_ready(server.grpc_url)
 
 
+def test_a_start_that_stands_still_is_begun_again_once(repo, run_dir, launch, tmp_path, capfd):
+    begun = tmp_path / "begun"
+    waits = f"import os, time\nif not os.path.exists('{begun}'):\n    open('{begun}', 'w').close()\n    time.sleep(900)\n"
+    toys.publish(repo.parent / "other", 1, waits + toys.MODEL)
+    server = launch(repo.parent / "other", stalled_after_s=4.0)
+    with local_client(server.grpc_url) as client:
+        assert toys.ask(client, 5) == toys.expected(5, generation=1)
+    assert "The start stands still for 4 s" in capfd.readouterr().err
+    assert "loading: " in server.log_path.with_name(server.log_path.name + ".1").read_text()
+    assert running_servers(run_dir) == [server.state]
+
+
 def test_response_cache_answers_a_repeated_request(repo, launch):
     config = repo / "recommend" / "config.pbtxt"
     config.write_text(config.read_text() + "response_cache { enable: true }")
