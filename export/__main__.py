@@ -71,6 +71,7 @@ def follow(
     config: Config = None,
     events: Annotated[int, typer.Option(help="train when so many are newer than the serving generation", min=1)] = 1_000,
     minutes: Annotated[float, typer.Option(help="from the end of a round to the next", min=0.1)] = 60.0,
+    share: Annotated[float, typer.Option(help="of the users who meet it until it is found better", min=0.001, max=1)] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="one round, for a timer")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
 ) -> None:
@@ -83,7 +84,8 @@ def follow(
 
     while True:
         try:
-            done = follow_once(load_dataset(data), repo, settings, events, console if verbose else Console(quiet=True))
+            told = console if verbose else Console(quiet=True)
+            done = follow_once(load_dataset(data), repo, settings, events, told, share)
             console.print(escape(done.report))
         except RecommenderError as error:
             if once:

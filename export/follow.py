@@ -2,7 +2,7 @@
 
     log + live events ──split by time──▶ earlier ─▶ export into a repository of its own: the candidate
                                          newest  ─▶ questions to the candidate and to what serves, each with live state
-                                                 ─▶ verdict ─▶ published and activated, or a report of why not
+                                                 ─▶ verdict ─▶ published and served, to all or to some, or a report of why not
 
 What was judged is what is published: the newest events, which the candidate was not trained on, it knows as live events.
 """
@@ -23,15 +23,20 @@ from export.relayout import relayout
 from export.settings import Settings
 from export.verdict import Verdict, judge
 from repository.config import CONFIG_FILE, layout_of
+from repository.experiments import experiment_folder
 from repository.models import read_config
 from repository.publish import make_read_only
 from repository.registry import record_act
+from server.challenger import unload_challenger
 from server.environment import RUN_DIR
+from server.experiment import begin_experiment
 from server.launcher import activate, running_servers
+from server.state import ServerState
 from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
+from serving.live.experiment import Experiment, read_experiment
 from serving.live.store import live_folder
 from serving.stages.features.user_state import UserStore
 from training.dataset import Dataset
@@ -49,12 +54,17 @@ class Round:
     verdict: Verdict | None = None
 
 
-def follow_once(dataset: Dataset, repo: Path, settings: Settings, least_events: int, console: Console) -> Round:
+def follow_once(
+    dataset: Dataset, repo: Path, settings: Settings, least_events: int, console: Console, share: float = 1.0
+) -> Round:
     """Train and judge a generation if `least_events` are new, and publish it if it passes. Servers of `repo` move to it.
 
+    share: of the users who meet it; below 1 it is the challenger of an A/B experiment, and takes over once it is better
     dataset: as it is loaded, without live events. Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
     serving = pinned_generation(repo)
+    if share < 1 and (running := read_experiment(experiment_folder(repo))) and running.runs:
+        return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")
     if not (repo / OBSERVE).is_dir():
         raise ConfigError(
             f"{repo} has no model `{OBSERVE}`, so there are no live events to learn from. Export with PROFILE=cpu."
@@ -88,7 +98,17 @@ def follow_once(dataset: Dataset, repo: Path, settings: Settings, least_events: 
         generation = relayout(candidate, repo, layout)
     make_read_only(repo, generation)
     record_act(repo, "published", generation, reason=str(verdict))
-    for state in running_servers(RUN_DIR):
-        if state.repo == repo.resolve():
-            activate(state, generation, RUN_DIR)
+    servers = [state for state in running_servers(RUN_DIR) if state.repo == repo.resolve()]
+    if share < 1 and servers:
+        challenge(servers, repo, Experiment(f"generation-{generation}", serving, generation, share, promotes=True))
+        return Round(generation, f"generation {generation} meets {share:.1%} of the users. {verdict}", verdict)
+    for state in servers:
+        activate(state, generation, RUN_DIR)
     return Round(generation, f"generation {generation}. {verdict}", verdict)
+
+
+def challenge(servers: list[ServerState], repo: Path, experiment: Experiment) -> None:
+    """Let a generation meet some of the users in the place of a former challenger. Raises ServerError, ConfigError."""
+    for state in servers:
+        unload_challenger(state.grpc_url, state.repo)
+    begin_experiment(servers, repo, experiment)

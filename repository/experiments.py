@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from repository.registry import record_act
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
-from serving.live.experiment import EXPERIMENT_FILE, Experiment, read_experiment
+from serving.live.experiment import EXPERIMENT_FILE, Experiment, State, read_experiment
 from serving.live.store import live_folder, make_folder
 
 
@@ -42,13 +41,12 @@ def change_share(repository: Path, share: float) -> Experiment:
     return _change(repository, "share changed", lambda former: replace(_running(former), share=share))
 
 
-def end_experiment(repository: Path, reason: str, rolled_back: bool = False) -> Experiment:
+def end_experiment(repository: Path, reason: str, state: State = "stopped") -> Experiment:
     """Let the champion answer everybody from now on. Raises ConfigError where no experiment runs.
 
-    rolled_back: whether a guardrail ends it; reason: why
+    state: how it ends; a promoted challenger is moved to by the supervisors of its servers (server/promotion.py). reason: why
     """
-    state: Any = "rolled back" if rolled_back else "stopped"
-    act = "rolled back" if rolled_back else "experiment stopped"
+    act = "experiment stopped" if state == "stopped" else state
     return _change(repository, act, lambda former: replace(_running(former), state=state, share=0.0, reason=reason))
 
 

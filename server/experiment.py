@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -29,13 +30,13 @@ def start(
     challenger: Annotated[int, typer.Option(help="published generation to serve beside the one that answers")],
     share: Share = 0.1,
     mode: Annotated[Mode, typer.Option(help="ab, interleave (both in one answer), shadow (asked, logged, not shown)")] = "ab",
+    promote: Annotated[bool, typer.Option("--promote", help="let it take over once it is better beyond doubt")] = False,
     repo: Repo = DEFAULT,
 ) -> None:
     """Load a challenger beside the champion on every running server of a repository, and let a share of the users meet it."""
-    servers = servers_of(repo)
-    for state in servers:
-        champion = load_challenger(state.grpc_url, state.repo, challenger)
-    start_experiment(repo, Experiment(name, champion, challenger, share, mode))
+    if promote and mode == "shadow":
+        raise ConfigError("Users do not see a shadow, so it is never found better. Use --promote with --mode ab or interleave.")
+    champion = begin_experiment(servers_of(repo), repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
     typer.echo(f"experiment {name}: generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others")
 
 
@@ -72,6 +73,16 @@ def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo:
     unloaded = [unload_challenger(state.grpc_url, state.repo) for state in servers_of(repo)]
     gone = "unloaded" if any(unloaded) else "not loaded"
     typer.echo(f"experiment {experiment.name} is over: generation {experiment.challenger} is {gone}")
+
+
+def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experiment) -> Experiment:
+    """Load the challenger on every server, and start the experiment against what they serve. Raises ServerError, ConfigError.
+
+    experiment: its champion is found out here
+    """
+    for state in servers:
+        experiment = replace(experiment, champion=load_challenger(state.grpc_url, state.repo, experiment.challenger))
+    return start_experiment(repo, experiment)
 
 
 def servers_of(repo: Path) -> list[ServerState]:

@@ -37,6 +37,7 @@ from server.health import local_client
 from server.integrity import ArtifactCheck, is_intact
 from server.launcher import TritonServer, end_server, stop_server
 from server.lock import starting
+from server.promotion import Promotion
 from server.state import ServerState, read_state, state_path
 from server.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S
 from serving.contract.errors import RecommenderError, ServerError
@@ -123,7 +124,7 @@ class Watch:
     def _look(self, state: ServerState) -> None:
         if self._observed is None or (state.pid, state.generation) != (self._observed.pid, self._observed.generation):
             self._observer, self._check = Observer(state), ArtifactCheck(state.repo, state.generation)
-            self._guard = ExperimentGuard(state, self._run_dir)
+            self._followers = ExperimentGuard(state, self._run_dir), Promotion(state.repo, self._run_dir)
         self._observed = state
         assert self._observer is not None
         assert self._check is not None
@@ -137,8 +138,9 @@ class Watch:
         if time.monotonic() - self._helpers_seen_s > SCAN_EVERY_S:
             self._helpers_seen_s = time.monotonic()
             self._keep_gateway(state)
-            if done := self._guard.look():
-                say(done)
+            for follower in self._followers:
+                if done := follower.look():
+                    say(done)
 
     def _ending(self, fault: str) -> str:
         """Return what ended a server: the signal is known for certain where it is our child."""

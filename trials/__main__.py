@@ -22,8 +22,8 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, read_experiment
 from serving.live.store import live_folder
-from trials.feedback import Feedback, join_feedback
-from trials.guard import guard_once, read_events
+from trials.feedback import Feedback, join_feedback, read_events
+from trials.guard import guard_once
 from trials.off_policy import TrialError
 from trials.progress import tell_progress
 from trials.report import AnswerSummary, By, Summary, summarise
@@ -110,7 +110,7 @@ def guard(
     once: Annotated[bool, typer.Option("--once", help="look once")] = False,
     tag: Annotated[str, typer.Option(hidden=True, help="names the server that this guard ends with")] = "",
 ) -> None:
-    """Watch the running experiment until it is over, and roll it back when its challenger does harm (docs/trials.md).
+    """Watch the running experiment until it is over: roll back a challenger that does harm, promote a better one that may be.
 
     A server's supervisor runs it by itself while an experiment does.
     """
@@ -119,8 +119,8 @@ def guard(
         if experiment.name != watched:
             watched = experiment.name
             say(f"guards experiment {watched}: generation {experiment.challenger} beside {experiment.champion}")
-        if reason := guard_once(repo):
-            say(f"experiment {watched} is rolled back, because {reason}")
+        if ended := guard_once(repo):
+            say(f"experiment {watched} is {ended.state}, because {ended.reason}")
         elif once:
             return
         else:

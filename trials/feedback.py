@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from live.archive import read_log
 from serving.live.events import OBSERVED, EventBatch, Flags
 from serving.live.experiment import SHADOW_ARM
+from serving.live.reader import Reader
 from trials.sequential import Arm
 
 ATTRIBUTION_S = 7 * 86_400.0
+
+
+def read_events(folder: Path) -> Iterable[tuple[np.ndarray, EventBatch]]:
+    """Return the live log, nothing where no event was ever posted. folder: of the live store"""
+    return read_log(folder) if Reader(folder).exists() else ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Guardrails: end an experiment whose challenger does harm, and say why.
+"""End an experiment whose challenger does harm, or is better and may take over, and say why.
 
 Compared are the answers of the two arms in the exposure log since the share was last changed. Rates are compared by intervals
 that hold at every look (sequential.py), so a harmless challenger is ended by chance in at most 5 % of all experiments.
@@ -6,21 +6,19 @@ that hold at every look (sequential.py), so a harmless challenger is ended by ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from live.archive import read_log
 from live.exposures import read_exposures
 from repository.experiments import end_experiment, experiment_folder
 from serving.contract.errors import ConfigError
-from serving.live.events import EventBatch
-from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, Experiment, read_experiment
-from serving.live.reader import Reader
-from trials.feedback import Feedback, join_feedback
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, Experiment, State, read_experiment
+from trials.feedback import Feedback, join_feedback, read_events
+from trials.progress import measure_progress
 from trials.sequential import LEAST_OBSERVATIONS, Comparison, compare_arms
 
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
@@ -31,19 +29,26 @@ SLOWER, SLOWER_MS = 1.5, 20.0  # p99: so many times the champion's, and by so mu
 LEAST_COVERAGE = 0.3  # of the different items that as many answers of the champion show
 
 
-def guard_once(repo: Path) -> str:
-    """Roll the running experiment back if its challenger does harm. Return why, "" where it goes on or is over."""
+def guard_once(repo: Path) -> Experiment | None:
+    """Roll the running experiment back if its challenger does harm; promote the challenger if it may be, and is better.
+
+    Return the experiment that this has ended, None where it goes on or was over before.
+    """
     folder = experiment_folder(repo)
     experiment = read_experiment(folder)
     if experiment is None or not experiment.runs:
-        return ""
-    reason = find_harm(experiment, read_exposures(folder, experiment.changed_ms), folder)
-    if reason:
-        try:
-            end_experiment(repo, reason, rolled_back=True)
-        except ConfigError:  # ended meanwhile, by a person or by the guard of another server
-            return ""
-    return reason
+        return None
+    exposures = read_exposures(folder, experiment.changed_ms)
+    state: State = "rolled back"
+    reason = find_harm(experiment, exposures, folder)
+    if not reason and experiment.promotes:
+        reason, state = find_gain(experiment, exposures, folder), "promoted"
+    if not reason:
+        return None
+    try:
+        return end_experiment(repo, reason, state)
+    except ConfigError:  # ended meanwhile, by a person or by the guard of another server
+        return None
 
 
 def find_harm(experiment: Experiment, exposures: pa.Table, folder: Path) -> str:
@@ -60,11 +65,6 @@ def find_harm(experiment: Experiment, exposures: pa.Table, folder: Path) -> str:
         return ""
     harm = find_slowness(champion, challenger) or find_narrowness(champion, challenger)
     return harm or find_loss(exposures, experiment, folder)
-
-
-def read_events(folder: Path) -> Iterable[tuple[np.ndarray, EventBatch]]:
-    """Return the live log, nothing where no event was ever posted. folder: of the live store"""
-    return read_log(folder) if Reader(folder).exists() else ()
 
 
 def tried_arm(experiment: Experiment) -> str:
@@ -107,6 +107,16 @@ def find_loss(exposures: pa.Table, experiment: Experiment, folder: Path) -> str:
     if clicks.is_worse_than(FEWER_CLICKS * feedback.arm_sums("ctr", CHAMPION_ARM).mean):
         return f"{-clicks.difference:.1%} fewer of its answers are clicked (at least {-clicks.high:.1%})"
     return ""
+
+
+def find_gain(experiment: Experiment, exposures: pa.Table, folder: Path) -> str:
+    """Return by how much users like the challenger better beyond doubt, "" where they do not."""
+    looks = measure_progress(replace(experiment, started_ms=experiment.changed_ms), exposures, read_events(folder)).looks
+    if not looks or looks[-1][1].verdict != "better":
+        return ""
+    compared = looks[-1][1]
+    gained = "of the answers are clicked" if experiment.mode == "ab" else "of the answers are won by its items than lost"
+    return f"{compared.difference:.1%} more {gained} (at least {compared.low:.1%})"
 
 
 def compare(feedback: Feedback, metric: str, experiment: Experiment) -> Comparison:

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from live.exposures import read_exposures
 from serving.live.events import EventBatch
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, read_experiment
-from trials.feedback import Feedback, join_feedback
-from trials.guard import read_events
+from trials.feedback import Feedback, join_feedback, read_events
 from trials.interleaving import credit_clicks
 from trials.report import AnswerSummary, summarise_answers
 from trials.sequential import Arm, Comparison, Verdict, bound_mean, compare_arms

@@ -18,7 +18,7 @@ from serving.contract.errors import ArtifactError
 
 EXPERIMENT_FILE = "experiment.json"
 Mode = Literal["ab", "shadow", "interleave"]
-State = Literal["running", "stopped", "rolled back"]
+State = Literal["running", "stopped", "rolled back", "promoted"]
 # Arms, as the exposure log names them. "interleaved": both generations in one answer; "shadow": asked and never shown.
 CHAMPION_ARM, CHALLENGER_ARM, INTERLEAVED_ARM, SHADOW_ARM = "champion", "challenger", "interleaved", "shadow"
 ARM_OF_MODE = {"ab": CHALLENGER_ARM, "shadow": CHAMPION_ARM, "interleave": INTERLEAVED_ARM}
@@ -37,6 +37,7 @@ class Experiment:
     mode: enrolled users are answered by the challenger ("ab"), by both ("interleave"), or by the champion while the challenger
         is asked as well ("shadow")
     reason: why the state is what it is; version: counts the changes; started_ms, changed_ms: unix milliseconds
+    promotes: whether the challenger takes over by itself once it is better beyond doubt
     """
 
     name: str
@@ -49,6 +50,7 @@ class Experiment:
     version: int = 1
     started_ms: int = 0
     changed_ms: int = 0
+    promotes: bool = False
 
     def __post_init__(self) -> None:
         """Raise ArtifactError for a value that no experiment has."""

@@ -184,7 +184,7 @@ def test_an_experiment_shows_both_lists_the_interval_and_the_decision(browser, t
         ]
         assert 1 in climbed
 
-        end_experiment(repo, "its p99 is 200 ms", rolled_back=True)
+        end_experiment(repo, "its p99 is 200 ms", state="rolled back")
         page.wait(lambda: page.press("refresh") or page.text("decision") == "Rolled back: its p99 is 200 ms")
         assert page.text("settings").startswith("No experiment runs. The last one was spring")
         page.wait(lambda: page.items("challenger"))  # until it is unloaded

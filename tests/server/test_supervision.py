@@ -9,12 +9,17 @@ import httpx
 import psutil
 import pytest
 
-from repository.experiments import change_share, start_experiment
+from export.relayout import relayout
+from repository.experiments import change_share, end_experiment, start_experiment
 from repository.registry import read_acts
 from server import gateway, guard, launcher, watch
 from server.condition import examine
+from server.experiment import begin_experiment
+from server.promotion import Promotion
 from serving.contract.artifacts import stage_folder
+from serving.contract.generations import pinned_generation
 from serving.live.experiment import Experiment
+from tests.repositories import copy_small_repository
 from tests.server.gateways import USER
 from tests.server.supervised import RECOVERS_S, Supervised, supervised_shop
 
@@ -81,7 +86,7 @@ def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
 
 
 def test_a_changed_artifact_is_not_served(shop):
-    """The last test: the generation stays out of service until its files are as published."""
+    """Without another generation, this one stays out of service until its files are as published."""
     path = stage_folder(shop.repo, "rank", shop.state.generation) / "stage.json"
     published = path.read_bytes()
     path.chmod(0o644)
@@ -93,3 +98,18 @@ def test_a_changed_artifact_is_not_served(shop):
     path.write_bytes(published)
     shop.recover()
     launcher.activate(shop.state, shop.state.generation, shop.run_dir)
+
+
+def test_a_challenger_that_is_promoted_answers_everybody_until_a_person_decides_otherwise(shop, tmp_path):
+    champion = shop.state.generation
+    challenger = relayout(copy_small_repository(tmp_path / "other"), shop.repo, "ensemble")
+    begin_experiment([shop.state], shop.repo, Experiment("summer", 0, challenger, 0.0, promotes=True))
+    end_experiment(shop.repo, "more clicks", state="promoted")
+    shop.wait(lambda: shop.ask()["generation"] == challenger)
+    shop.wait(lambda: read_acts(shop.repo)[-1].action == "activated")
+    assert pinned_generation(shop.repo) == challenger
+    shop.recover()
+    launcher.activate(shop.state, champion, shop.run_dir)
+    assert Promotion(shop.repo, shop.run_dir).look() == ""
+    shop.recover()
+    assert shop.ask()["generation"] == champion

@@ -68,7 +68,7 @@ def test_a_running_experiment_is_told_with_its_arms_and_looks(repo, door):
 
 def test_an_experiment_that_was_rolled_back_says_why(repo, door):
     start(repo)
-    end_experiment(repo, "its p99 is 200 ms", rolled_back=True)
+    end_experiment(repo, "its p99 is 200 ms", state="rolled back")
     told = report(door)
     assert told["decision"] == "rolled back: its p99 is 200 ms"
     assert (told["experiment"]["state"], told["experiment"]["share"]) == ("rolled back", 0.0)

@@ -76,7 +76,7 @@ def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_
     assert followed.current() == begun == read_experiment(experiment_folder(repo))
     assert change_share(repo, 0.4).version == begun.version + 1
     assert followed.current().share == 0.4
-    ended = end_experiment(repo, "p99 is 90 ms", rolled_back=True)
+    ended = end_experiment(repo, "p99 is 90 ms", state="rolled back")
     assert followed.current() == ended
     assert (ended.state, ended.share, ended.reason) == ("rolled back", 0.0, "p99 is 90 ms")
     acts = read_acts(repo)

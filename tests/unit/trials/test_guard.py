@@ -77,14 +77,14 @@ def click(repo: Path, arm: str, share: float) -> None:
 def test_what_does_harm_is_rolled_back_with_its_reason(repo, mode, of_challenger, said):
     start_experiment(repo, Experiment("spring", 1, 2, 0.5, mode))
     show(repo, **of_challenger)
-    reason = guard_once(repo)
+    ended = guard_once(repo)
     experiment = read_experiment(experiment_folder(repo))
-    assert (said in reason) if said else reason == ""
+    assert ended == (experiment if said else None)
     assert (experiment.state, experiment.share) == (("rolled back", 0.0) if said else ("running", 0.5))
     if said:
         assert said in read_acts(repo)[-1].reason
         assert read_acts(repo)[-1].action == "rolled back"
-    assert guard_once(repo) == ""
+    assert guard_once(repo) is None
 
 
 @pytest.mark.parametrize(("challengers", "said"), [(0.5, ""), (0.45, ""), (0.1, "fewer of its answers are clicked")])
@@ -93,8 +93,25 @@ def test_a_challenger_whose_answers_are_clicked_less_is_rolled_back(repo, challe
     show(repo)
     click(repo, "a", 0.5)
     click(repo, "b", challengers)
-    reason = guard_once(repo)
-    assert (said in reason) if said else reason == ""
+    ended = guard_once(repo)
+    assert (ended is not None and said in ended.reason) if said else ended is None
+
+
+@pytest.mark.parametrize(
+    ("promotes", "challengers", "state"),
+    [(True, 0.5, "promoted"), (False, 0.5, "running"), (True, 0.3, "running"), (True, 0.1, "rolled back")],
+)
+def test_a_challenger_that_may_be_promoted_is_once_it_is_better(repo, promotes, challengers, state):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5, promotes=promotes))
+    show(repo)
+    click(repo, "a", 0.3)
+    click(repo, "b", challengers)
+    ended = guard_once(repo)
+    experiment = read_experiment(experiment_folder(repo))
+    assert (experiment.state, ended) == (state, None if state == "running" else experiment)
+    if state == "promoted":
+        assert "20.0% more of the answers are clicked (at least" in experiment.reason
+        assert (read_acts(repo)[-1].action, read_acts(repo)[-1].generation) == ("promoted", 2)
 
 
 def test_answers_before_a_change_of_the_share_do_not_count(repo):
@@ -103,7 +120,7 @@ def test_answers_before_a_change_of_the_share_do_not_count(repo):
     path = experiment_folder(repo) / "experiment.json"
     facts = json.loads(path.read_text())
     path.write_text(json.dumps(facts | {"changed_ms": facts["changed_ms"] + ANSWERS}))
-    assert guard_once(repo) == ""
+    assert guard_once(repo) is None
 
 
 def guard_by_command(repo: Path, *options: str) -> str:
@@ -120,6 +137,6 @@ def test_the_command_ends_with_the_experiment(repo):
 
 
 def test_without_an_experiment_or_an_answer_there_is_nothing_to_guard(repo):
-    assert guard_once(repo) == ""
+    assert guard_once(repo) is None
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
-    assert guard_once(repo) == ""
+    assert guard_once(repo) is None
