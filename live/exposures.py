@@ -1,8 +1,8 @@
 """The exposure log: what was shown to whom, by which generation. Parquet files in `<repository>.live/exposures`.
 
 An answer is kept when it belongs to an experiment, or when a hash of its request id falls into the logged share. Rows are
-gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds. A killed gateway loses the rows in memory, but no events:
-they have a log of their own.
+gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds. A killed gateway loses the rows in memory, but no
+events: they have a log of their own.
 """
 
 from __future__ import annotations
