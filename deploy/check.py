@@ -52,21 +52,21 @@ PROGRAMS = {"promtool": "prometheus", "amtool": "prometheus-alertmanager", "syst
 
 
 def main() -> int:
-    faults = list(all_faults())
+    faults = list(find_faults())
     for fault in faults:
         print(f"fault: {fault}")
     print(f"check-deploy: {len(faults)} faults" if faults else "check-deploy: all is valid")
     return bool(faults)
 
 
-def all_faults() -> Iterator[str]:
+def find_faults() -> Iterator[str]:
     for overlay in sorted(OVERLAYS.iterdir()):
-        yield from (f"{overlay.name}: {fault}" for fault in overlay_faults(overlay))
-    yield from monitoring_faults()
-    yield from unit_faults()
+        yield from (f"{overlay.name}: {fault}" for fault in find_overlay_faults(overlay))
+    yield from find_monitoring_faults()
+    yield from find_unit_faults()
 
 
-def overlay_faults(overlay: Path) -> Iterator[str]:
+def find_overlay_faults(overlay: Path) -> Iterator[str]:
     kubectl = Path(sys.executable).with_name("kubectl")
     rendered = subprocess.run([kubectl, "kustomize", overlay], capture_output=True, text=True)
     if rendered.returncode:
@@ -75,21 +75,21 @@ def overlay_faults(overlay: Path) -> Iterator[str]:
     documents = [document for document in yaml.safe_load_all(rendered.stdout) if document]
     for document in documents:
         name = f"{document['kind']} {document['metadata']['name']}"
-        yield from (f"{name}: {fault}" for fault in document_faults(document))
-    yield from reference_faults([kserve_as_pods(each) if each["apiVersion"] == KSERVE else each for each in documents])
+        yield from (f"{name}: {fault}" for fault in find_document_faults(document))
+    yield from reference_faults([convert_to_pod(each) if each["apiVersion"] == KSERVE else each for each in documents])
     print(f"{overlay.name}: {len(documents)} documents")
 
 
-def document_faults(document: dict[str, Any]) -> Iterator[str]:
-    """Yield what the schema of its kind says of a document."""
+def find_document_faults(document: dict[str, Any]) -> Iterator[str]:
+    """Yield where a document differs from the schema of its kind."""
     version = document["apiVersion"]
     if version in MODELS:
-        yield from model_faults(document, getattr(MODELS[version], document["kind"]))
+        yield from find_model_faults(document, getattr(MODELS[version], document["kind"]))
     elif version == KSERVE:
         predictor = document["spec"]["predictor"]
         if not 0 <= predictor.get("canaryTrafficPercent", 0) <= 100:
             yield "canaryTrafficPercent is no percentage"
-        yield from document_faults(kserve_as_pods(document))
+        yield from find_document_faults(convert_to_pod(document))
     else:
         try:
             kubernetes_validate.validate(document, KUBERNETES, strict=True)
@@ -99,56 +99,56 @@ def document_faults(document: dict[str, Any]) -> Iterator[str]:
             yield f"no schema of Kubernetes {KUBERNETES}: {error}"
 
 
-def model_faults(document: dict[str, Any], model: type) -> Iterator[str]:
+def find_model_faults(document: dict[str, Any], model: type) -> Iterator[str]:
     try:
         read = model.model_validate(document).model_dump(by_alias=True, exclude_none=True, mode="json")
     except ValidationError as error:
         for fault in error.errors():
             yield f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
         return
-    yield from (f"{path} is no field of it" for path in lost_fields(document, read))  # the models pass unknown fields over
+    yield from (f"{path} is an unknown field" for path in list_lost_fields(document, read))  # the models ignore unknown fields
 
 
-def lost_fields(given: Any, read: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of what was given and is not in what was read."""
+def list_lost_fields(given: Any, read: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of given fields that the model did not read."""
     if isinstance(given, dict) and isinstance(read, dict):
         for key, value in given.items():
             if key not in read and value is not None:
                 yield f"{path}{key}"
             else:
-                yield from lost_fields(value, read.get(key), f"{path}{key}.")
+                yield from list_lost_fields(value, read.get(key), f"{path}{key}.")
     elif isinstance(given, list) and isinstance(read, list):
         for place, (one, other) in enumerate(zip(given, read, strict=True)):
-            yield from lost_fields(one, other, f"{path}{place}.")
+            yield from list_lost_fields(one, other, f"{path}{place}.")
 
 
-def kserve_as_pods(document: dict[str, Any]) -> dict[str, Any]:
+def convert_to_pod(document: dict[str, Any]) -> dict[str, Any]:
     """Return an InferenceService as the Pod that its predictor describes, without the fields that are KServe's own."""
     spec = {name: value for name, value in document["spec"]["predictor"].items() if name not in KSERVE_FIELDS}
     labels = {"serving.kserve.io/inferenceservice": document["metadata"]["name"]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {**document["metadata"], "labels": labels}, "spec": spec}
 
 
-def monitoring_faults() -> Iterator[str]:
+def find_monitoring_faults() -> Iterator[str]:
     folder = HERE / "prometheus"
-    yield from run_faults("promtool", "check", "rules", "alerts.yml", cwd=folder)
-    yield from run_faults("promtool", "check", "config", "--syntax-only", "prometheus.yml", cwd=folder)
-    yield from run_faults("promtool", "test", "rules", "alerts.test.yml", cwd=folder)
-    yield from run_faults("amtool", "check-config", "alertmanager.yml", cwd=HERE / "alertmanager")
+    yield from run_check("promtool", "check", "rules", "alerts.yml", cwd=folder)
+    yield from run_check("promtool", "check", "config", "--syntax-only", "prometheus.yml", cwd=folder)
+    yield from run_check("promtool", "test", "rules", "alerts.test.yml", cwd=folder)
+    yield from run_check("amtool", "check-config", "alertmanager.yml", cwd=HERE / "alertmanager")
 
 
-def unit_faults() -> Iterator[str]:
-    """Yield what systemd says of the units, with this checkout in the place where they expect it."""
+def find_unit_faults() -> Iterator[str]:
+    """Yield systemd's complaints about the units, with this checkout in place of /opt/recommender."""
     with TemporaryDirectory() as folder:
         units = []
         for unit in sorted((HERE / "systemd").glob("*.[st]*")):
             units.append(Path(folder, unit.name))
             units[-1].write_text(unit.read_text().replace("/opt/recommender", str(HERE.parent)))
-        yield from run_faults("systemd-analyze", "verify", "--man=no", *map(str, units), cwd=HERE, silent=True)
+        yield from run_check("systemd-analyze", "verify", "--man=no", *map(str, units), cwd=HERE, silent=True)
 
 
-def run_faults(program: str, *arguments: str, cwd: Path, silent: bool = False) -> Iterator[str]:
-    """Run a program that checks. silent: whatever it says is a fault, its exit code 0 or not."""
+def run_check(program: str, *arguments: str, cwd: Path, silent: bool = False) -> Iterator[str]:
+    """Run a checking program; yield its output if it fails. silent: any output on stderr is a failure too"""
     if not shutil.which(program):
         yield f"{program} is not installed, so {' '.join(arguments)} was not checked. apt-get install {PROGRAMS[program]}"
         return

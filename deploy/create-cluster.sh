@@ -1,10 +1,10 @@
 #!/bin/sh
-# create-cluster.sh: one Redis cluster of the nodes in $NODES ("host:port host:port host:port"), made of nodes that know no other.
-# Nodes that are a cluster already are left as they are, and waited for: after a restart they read their files first.
+# create-cluster.sh: join the new nodes in $NODES ("host:port host:port host:port") to one Redis cluster, and wait until it is ready.
+# An existing cluster is left as it is, and waited for: after a restart its nodes load their files first.
 set -eu
 : "${NODES:?names no nodes; expected host:port host:port host:port}"
 
-# redis-cli prints an error ("LOADING …") where the answer would be and exits with 0: only lines of the answer count.
+# redis-cli prints an error ("LOADING …") instead of the answer and exits with 0: so look for lines of the answer.
 cluster_info() { redis-cli -h "${1%:*}" -p "${1#*:}" cluster info 2>&1 | tr -d '\r'; }
 known_nodes() { cluster_info "$1" | sed -n 's/^cluster_known_nodes://p'; }
 answers() { [ -n "$(known_nodes "$1")" ]; }
@@ -38,8 +38,8 @@ elif [ "$alone" = "$nodes" ]; then
   # shellcheck disable=SC2086  # one word per node
   redis-cli --cluster create $NODES --cluster-replicas 0 --cluster-yes
 else
-  echo "$alone of the $nodes nodes $NODES know no other, the rest are of a cluster; expected all or none." \
-    "Add them (redis-cli --cluster add-node), or start all of them again without their files." >&2
+  echo "$alone of the $nodes nodes $NODES belong to no cluster, the others do; expected all or none." \
+    "Add them (redis-cli --cluster add-node), or restart all of them with empty data folders." >&2
   exit 1
 fi
 wait_until ready 60

@@ -18,7 +18,7 @@ import numpy as np
 from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.leveled import LeveledTables
-from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
+from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, estimate_reader_bytes
 from serving.tables.store.table import l1_sections, l2_sections
 
 TABLE = "items"
@@ -64,7 +64,7 @@ def fit_in_share(rows: int, l1_share: float) -> dict[str, int]:
 
 
 def rocksdb_bytes(rows: int) -> int:
-    return reader_bytes(rows, WIDTH) + BLOCK_CACHE_BYTES
+    return estimate_reader_bytes(rows, WIDTH) + BLOCK_CACHE_BYTES
 
 
 def levels_bytes(table: TableConfig) -> int:

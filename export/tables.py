@@ -21,7 +21,7 @@ import numpy as np
 
 from export.settings import TableSettings
 from hps_config.description import HpsDescription
-from hps_config.levels import levels_config
+from hps_config.levels import convert_levels
 from hps_config.planning import Plan, plan_levels
 from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json, read_ps_json
@@ -126,7 +126,7 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
 def settings_said_by(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> LevelsConfig:
     """Return the settings that ps.json states; it has no default rows."""
     rows = {name: len(array) for name, array in arrays.items()}
-    return levels_config(read_ps_json(ps_file), f"{MODEL}-{digest}", digest, rows, source=".")
+    return convert_levels(read_ps_json(ps_file), f"{MODEL}-{digest}", digest, rows, source=".")
 
 
 def check_tables(folder: Path) -> list[Finding]:

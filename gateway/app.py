@@ -142,9 +142,9 @@ def create_app(
         shop.refresh()
         wire_id = shop.item_id(item_id)
         found = await asyncio.to_thread(shop.published.similar_items, wire_id, k)
-        items = [shop.described(item.item_id) | {"score": item.score, "source": item.source} for item in found]
+        items = [shop.describe_item(item.item_id) | {"score": item.score, "source": item.source} for item in found]
         known = shop.published.position_of(wire_id) is not None
-        return JsonResponse({"item": shop.described(wire_id), "known": known, "items": items})
+        return JsonResponse({"item": shop.describe_item(wire_id), "known": known, "items": items})
 
     @app.get("/v1/explain", response_model=schema.Explanation)
     async def explain(request: Request, user: str, item: str, exclude: Ids = None) -> Response:

@@ -60,7 +60,7 @@ class Explainer:
             state, _, _ = pipeline.stages["preprocess"].inputs.read_state(inputs)
         seen = zip(state.history_ids[0].tolist(), state.history_times[0].tolist(), strict=True)
         history = [
-            self._shop.described(item_id) | {"time": datetime.fromtimestamp(time, UTC).isoformat()}
+            self._shop.describe_item(item_id) | {"time": datetime.fromtimestamp(time, UTC).isoformat()}
             for item_id, time in seen
             if item_id != PAD_ID
         ]
@@ -87,9 +87,9 @@ class Explainer:
         places, rules = follow_item(pipeline, trace, item_id)
         position = int(pipeline.stages["retrieve"].items.positions(np.array([item_id]))[0])
         source, speakers = who_speaks_for(pipeline, trace, position)
-        told = [self._shop.described(speaker) | {"weight": weight} for speaker, weight in speakers]
+        told = [self._shop.describe_item(speaker) | {"weight": weight} for speaker, weight in speakers]
         return self._user(user_id) | {
-            "item": self._shop.described(item_id),
+            "item": self._shop.describe_item(item_id),
             "shown": places[-1].rank is not None,
             "why": reason_of(pipeline, trace, item_id, position, places, rules),
             "generation": pipeline.info.generation,

@@ -1,4 +1,4 @@
-"""One recommendation: asked in time, and answered whatever happens behind the gateway."""
+"""Answer a request for recommendations within its deadline: from the servers, or with popular items where they fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger("gateway")
 
 DEFAULT_K = 20
 FALLBACK = "gateway_fallback"
-GRACE_S = 0.05  # beyond the deadline, for the client to say itself that it is over
+GRACE_S = 0.05  # after the deadline, so that the client raises its own, more telling timeout first
 DEGRADED_NAMES = {
     Degraded.PREPROCESS: "feature_store",
     Degraded.RETRIEVE: "candidates_short",
@@ -46,9 +46,9 @@ DEGRADED_NAMES = {
 
 @dataclass(frozen=True)
 class Question:
-    """Ids as the shop writes them. k: None for all.
+    """A request for recommendations, with ids as the shop writes them. k: None for all.
 
-    session: of a visitor whom no user id describes, or one of whom nothing is known
+    session: identifies a visitor without a user id, or one whose user id is unknown
     history: item ids, newest first, in place of what the server knows
     """
 
@@ -60,13 +60,13 @@ class Question:
     after: int | None = None
     k: int | None = None
     deadline_s: float = 0.25
-    priority: str = "normal"  # high, normal or low: who gives way when the servers have too much to do
+    priority: str = "normal"  # high, normal or low: low ones are shed first when the servers are overloaded
     fallback: bool = True  # False: an error instead of popular items
-    generation: int | None = None  # that must answer, for testers; None: as the experiment says
+    generation: int | None = None  # the generation that must answer, for testers; None: the experiment decides
 
 
 class Answering:
-    """Asks the servers, as many questions at a time as `limiter` admits; the rest, and what fails, gets popular items."""
+    """Asks the servers as many questions at a time as `limiter` admits. The others, and failed ones, get popular items."""
 
     def __init__(
         self,
@@ -79,15 +79,15 @@ class Answering:
         propensities: Propensities,
         challenger: AsyncRecommender,
     ) -> None:
-        """challenger: the client that asks challengers"""
+        """recommender: the client of the champion; challenger: the client of challengers"""
         self._shop, self._recommender, self._metrics, self._limiter = shop, recommender, metrics, limiter
         self._exposures, self._experiments, self._challenger = exposures, experiments, challenger
         self._propensities = propensities
 
     async def answer(self, question: Question) -> dict[str, Any]:
-        """Return the answer as JSON has it.
+        """Return the answer as a JSON object.
 
-        Raises InvalidRequest for what no server could answer, and other errors only where no fallback is wanted.
+        Raises InvalidRequest for a malformed question, and other errors only where the question wants no fallback.
         """
         shop, request_id = self._shop, uuid.uuid4().hex
         user_id = None if question.user is None else shop.user_id(question.user)
@@ -96,10 +96,10 @@ class Answering:
         session = question.session
         if session is not None and user_id is not None:
             user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)
-        if question.fallback and not self._limiter.admits(question.priority):  # as cheap as it can be
+        if question.fallback and not self._limiter.admits(question.priority):  # first of all, because shedding must be cheap
             self._metrics.shed.labels(question.priority).inc()
             self._metrics.fallbacks.labels(Overloaded.status).inc()
-            return self._fallback(question, set(exclude) | set(history or ()), user_id, request_id, NO_EXPERIMENT)
+            return self._answer_with_popular(question, set(exclude) | set(history or ()), user_id, request_id, NO_EXPERIMENT)
         shop.refresh()
         query = Query(user_id, history, exclude, question.context, question.after, session)
         user_id = user_id if session is None else session_id(session)
@@ -109,25 +109,27 @@ class Answering:
             shown = await self._ask(query, question, request_id, user_id, enrolment, stamp)
         except InvalidRequest:
             raise
-        except Exception as error:  # whatever it is: a shop gets items to show
+        except Exception as error:  # of any kind: the shop must get items to show
             reason = error.status if isinstance(error, RecommenderError) else type(error).__name__
             if not question.fallback:
                 raise
             self._metrics.fallbacks.labels(reason).inc()
             trace.get_current_span().add_event("popular items", {"reason": reason})
-            if not isinstance(error, Overloaded):  # a line each would add to the load
+            if not isinstance(error, Overloaded):  # under overload, a log line for each would add to the load
                 fields = {"request_id": request_id, "reason": reason}
-                log.warning("answered with popular items: %s", error, exc_info=not _expected(error), extra={"fields": fields})
-            return self._fallback(question, set(exclude) | set(history or ()), user_id, request_id, enrolment)
+                log.warning(
+                    "answered with popular items: %s", error, exc_info=not _is_expected(error), extra={"fields": fields}
+                )
+            return self._answer_with_popular(question, set(exclude) | set(history or ()), user_id, request_id, enrolment)
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
         if answer.generation != enrolment.challenger:
             await shop.move_to(answer.generation)
-        items = shop.scored(answer.item_ids, answer.scores)
-        degraded = names_of(answer.degraded) + [FAILED] * shown.failed
-        both = (enrolment.challenger,) if shown.drafted is not None and enrolment.challenger is not None else ()
-        draws = Draws((answer.generation, *both), stamp, shown.drafted)
+        items = shop.list_items(answer.item_ids, answer.scores)
+        degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
+        interleaved = (enrolment.challenger,) if shown.drafted is not None and enrolment.challenger is not None else ()
+        draws = Draws((answer.generation, *interleaved), stamp, shown.drafted)
         self._log(request_id, user_id, answer.generation, degraded, list(answer), enrolment, draws, shown.teams, latency_ms)
-        return self._told(request_id, user_id, answer.generation, degraded, items)
+        return self._build_answer(request_id, user_id, answer.generation, degraded, items)
 
     async def _ask(
         self, query: Query, question: Question, request_id: str, user_id: int | None, enrolment: Enrolment, stamp: Stamp
@@ -142,10 +144,11 @@ class Answering:
             return (await self._challenger.recommend_many([query], generation=generation, **settings))[0]
 
         def log_shadow(answer: Recommendations | None, seconds: float) -> None:
-            told = Recommendations((), ()) if answer is None else answer
-            part = (told.generation, names_of(told.degraded) + [FAILED] * (answer is None), list(told))
-            shadow, draws = enrolment._replace(arm=SHADOW_ARM), Draws((told.generation,), stamp)
-            self._log(request_id, user_id, *part, shadow, draws, latency_ms=1_000 * seconds)
+            shadow_answer = Recommendations((), ()) if answer is None else answer
+            degraded = list_degraded(shadow_answer.degraded) + [FAILED] * (answer is None)
+            facts = (shadow_answer.generation, degraded, list(shadow_answer))
+            shadow, draws = enrolment._replace(arm=SHADOW_ARM), Draws((shadow_answer.generation,), stamp)
+            self._log(request_id, user_id, *facts, shadow, draws, latency_ms=1_000 * seconds)
 
         if not limiter.admits(question.priority):
             self._metrics.shed.labels(question.priority).inc()
@@ -159,19 +162,19 @@ class Answering:
             self._metrics.in_flight.set(limiter.in_flight)
             self._metrics.limit.set(limiter.limit)
 
-    def _fallback(
+    def _answer_with_popular(
         self,
         question: Question,
         exclude: set[int],
         user_id: int | None,
         request_id: str,
-        enrolment: Enrolment = NO_EXPERIMENT,
+        enrolment: Enrolment,
     ) -> dict[str, Any]:
-        popular = self._shop.popular(exclude, question.context, question.k or DEFAULT_K)
-        items = self._shop.scored(popular, [None] * len(popular))
+        popular = self._shop.pick_popular(exclude, question.context, question.k or DEFAULT_K)
+        items = self._shop.list_items(popular, [None] * len(popular))
         scored = [(item_id, None) for item_id in popular]
         self._log(request_id, user_id, self._shop.published.generation, [FALLBACK], scored, enrolment)
-        return self._told(request_id, user_id, self._shop.published.generation, [FALLBACK], items)
+        return self._build_answer(request_id, user_id, self._shop.published.generation, [FALLBACK], items)
 
     def _log(
         self,
@@ -185,7 +188,7 @@ class Answering:
         teams: list[int] | None = None,
         latency_ms: float | None = None,
     ) -> None:
-        """draws: None for a list of which nothing is drawn"""
+        """Add an answer to the exposure log. draws: None for a list without random draws"""
         if not self._exposures.keeps(request_id, enrolment.name):
             return
         item_ids, scores = [item_id for item_id, _ in scored], [score for _, score in scored]
@@ -196,14 +199,16 @@ class Answering:
         part = (enrolment.name, enrolment.arm, teams, latency_ms, enrolment.assignment)
         self._exposures.add(Exposure(*shown, *part, propensities))
 
-    def _told(self, request_id: str, user_id: int | None, generation: int, degraded: list[str], items: list) -> dict[str, Any]:
+    def _build_answer(
+        self, request_id: str, user_id: int | None, generation: int, degraded: list[str], items: list
+    ) -> dict[str, Any]:
         known = None if user_id is None else self._shop.knows_user(user_id)
         return {"request_id": request_id, "generation": generation, "known": known, "degraded": degraded, "items": items}
 
 
-def names_of(degraded: Degraded) -> list[str]:
+def list_degraded(degraded: Degraded) -> list[str]:
     return [name for bit, name in DEGRADED_NAMES.items() if bit in degraded]
 
 
-def _expected(error: Exception) -> bool:
+def _is_expected(error: Exception) -> bool:
     return isinstance(error, RecommenderError | TimeoutError)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from serving.contract.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-FILES = {  # settings that name files, relative to the file of the settings
+FILES = {  # settings that name files; paths are relative to the settings file
     "tokens",
     "certificate",
     "key",
@@ -23,7 +23,7 @@ FILES = {  # settings that name files, relative to the file of the settings
 
 
 class GatewaySettings(BaseModel):
-    """What a gateway may be told. Times in milliseconds or seconds, as their names say."""
+    """Settings of a gateway, with their defaults. Names end in the unit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,17 +31,17 @@ class GatewaySettings(BaseModel):
     certificate: Path | None = None  # PEM, with `key`: TLS
     key: Path | None = None
     client_authorities: Path | None = None  # PEM: callers must show a certificate that one of these signed
-    tokens: Path | None = None  # a file of `python -m gateway token`; None: no token is asked for
+    tokens: Path | None = None  # a file of `python -m gateway token`; None: no token is required
     servers: tuple[str, ...] = ()  # further host:port of gRPC, asked when the first fails
     server_authorities: Path | None = None  # PEM: who signed the servers' certificates; TLS to the servers
-    server_certificate: Path | None = None  # PEM, with `server_key`: who the gateway is, for servers that ask for it
+    server_certificate: Path | None = None  # PEM, with `server_key`: shown to servers that require a client certificate
     server_key: Path | None = None
-    hedge_after_ms: float | None = Field(default=None, gt=0)
-    deadline_ms: float = Field(default=250.0, gt=0, le=60_000)
-    most_deadline_ms: float = Field(default=5_000.0, gt=0, le=60_000)
+    hedge_after_ms: float | None = Field(default=None, gt=0)  # a second server is asked after it; None: never
+    deadline_ms: float = Field(default=250.0, gt=0, le=60_000)  # of a request that names none
+    most_deadline_ms: float = Field(default=5_000.0, gt=0, le=60_000)  # that a request may name
     most_in_flight: int = Field(default=256, gt=0)  # recommendations; beyond, the fallback answers
-    latency_factor: float = Field(default=3.0, gt=1)  # of the latency without a queue, at which fewer are admitted
-    latency_floor_ms: float = Field(default=20.0, gt=0)  # below, latency is never a reason to admit fewer
+    latency_factor: float = Field(default=3.0, gt=1)  # times the latency without a queue: beyond, fewer are admitted
+    latency_floor_ms: float = Field(default=20.0, gt=0)  # below this latency, admission is never reduced
     body_bytes: int = Field(default=1 << 20, gt=0)
     body_timeout_s: float = Field(default=10.0, gt=0)
     header_bytes: int = Field(default=16 << 10, ge=1 << 10)
@@ -63,10 +63,10 @@ class GatewaySettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _refuse_strangers(self) -> GatewaySettings:
+    def _require_tokens(self) -> GatewaySettings:
         if not ip_address(self.host).is_loopback and self.tokens is None:
             raise ValueError(
-                f"host is {self.host}, which strangers reach, and no tokens are asked for. Make some with "
+                f"host is {self.host}, which other machines can reach, but no tokens are required. Make some with "
                 "`python -m gateway token --file tokens.txt --name shop` and set tokens, or leave host out"
             )
         return self

@@ -24,10 +24,10 @@ log = logging.getLogger("gateway")
 
 
 class Shop:
-    """Names, titles and popular items of the generation that answers; it moves when an answer comes from another one."""
+    """Names, titles and popular items of the generation that answers. They change when another generation answers."""
 
     def __init__(self, repo: Path, metrics: Metrics) -> None:
-        """Raises ArtifactError or CatalogueError."""
+        """Load the pinned generation. Raises ArtifactError or CatalogueError."""
         self.repo, self._metrics = repo, metrics
         self._moving, self._unreadable = asyncio.Lock(), set[int]()
         self._use(Published.load(repo, pinned_generation(repo)))
@@ -35,7 +35,7 @@ class Shop:
         self.live_items = LiveItems(self.reader)
 
     async def move_to(self, generation: int) -> None:
-        """Use names and popular items of the generation that answers. One that cannot be read leaves all as it is."""
+        """Use names and popular items of another generation; keep the present ones where it cannot be read."""
         if generation in (0, self.published.generation) or generation in self._unreadable:
             return
         async with self._moving:
@@ -48,22 +48,22 @@ class Shop:
                 log.warning("titles and popular items stay those of generation %d: %s", self.published.generation, error)
 
     def refresh(self) -> None:
-        """See what was upserted. A store that cannot be read leaves all as it is."""
+        """Read what `upsert` changed; keep the present titles where the store cannot be read."""
         try:
             self.live_items.refresh()
         except DependencyError as error:
             log.warning("titles may be old: %s", error)
 
     def user_id(self, user: str) -> int:
-        """Return the id on the wire of a user as the shop writes it. Raises InvalidRequest."""
-        return _number("user", self.published.catalogue.user_id(user))
+        """Return the id on the wire for a user id as the shop writes it. Raises InvalidRequest."""
+        return _require_number("user", self.published.catalogue.user_id(user))
 
     def item_id(self, item: str) -> int:
-        """Return the id on the wire of an item as the shop writes it. Raises InvalidRequest."""
-        return _number("item", self.published.catalogue.item_id(item))
+        """Return the id on the wire for an item id as the shop writes it. Raises InvalidRequest."""
+        return _require_number("item", self.published.catalogue.item_id(item))
 
     def knows_user(self, user_id: int) -> bool:
-        """Return whether anything is known of a user: from the log of the export, or since."""
+        """Return whether a user has events: in the exported log, or since."""
         if self.published.knows_user(user_id):
             return True
         if not self.reader.exists():
@@ -74,7 +74,7 @@ class Shop:
         except DependencyError:
             return False
 
-    def scored(self, item_ids: Sequence[int], scores: Sequence[float | None]) -> list[dict[str, Any]]:
+    def list_items(self, item_ids: Sequence[int], scores: Sequence[float | None]) -> list[dict[str, Any]]:
         """Return items with their scores as answers list them."""
         titles, live_titles = self.published.catalogue.titles, self.live_items.titles
         name = self.published.catalogue.item_name
@@ -83,13 +83,13 @@ class Shop:
             for item_id, score in zip(item_ids, scores, strict=True)
         ]
 
-    def described(self, item_id: int) -> dict[str, Any]:
+    def describe_item(self, item_id: int) -> dict[str, Any]:
         """Return an item as answers name it: the shop's own id, and the title."""
         catalogue = self.published.catalogue
         title = self.live_items.titles.get(item_id) or catalogue.title(item_id)
         return {"id": catalogue.item_name(item_id) or item_id, "title": title}
 
-    def popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
+    def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
         """Return the popular items that may be shown in a context, best first."""
         hidden = exclude | self.live_items.unavailable
         shown = (item_id for item_id in self.published.popular_in(context) if item_id not in hidden)
@@ -103,7 +103,7 @@ class Shop:
         self._metrics.generation.set(published.generation)
 
 
-def _number(what: str, value: int | str | None) -> int:
+def _require_number(what: str, value: int | str | None) -> int:
     if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
         raise InvalidRequest(f"{what} is {value!r}; this shop's ids are whole numbers. Correct the id.")
     return value

@@ -1,4 +1,4 @@
-"""Convert ps.json to the settings of our own levels: one file drives NVIDIA's `hps` backend and ours, with the same meaning.
+"""Convert ps.json to the settings of our own levels: one file configures NVIDIA's `hps` backend and our levels alike.
 
 gpucache, gpucacheper      ─▶ L1 rows per process        volatile_db    ─▶ L2: shared memory, or Redis
 hit_rate_threshold         ─▶ the same                   persistent_db  ─▶ L3: RocksDB
@@ -15,13 +15,15 @@ from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, RedisConfig, RocksConfig, TableConfig, UpdateConfig
 
 
-def levels_config(
+def convert_levels(
     config: PsConfig, model: str, arena: str, table_rows: Mapping[str, int], source: str | None = None, dense: bool = True
 ) -> LevelsConfig:
     """Convert one model of a ps.json to the settings of our levels.
 
-    table_rows: table -> rows. dense: their keys are 0 … rows - 1. source: folder
-    of <table>.npy, or of HPS's <table>.model, that fills an empty L3. Raises ConfigError for unknown models, tables without a
+    table_rows: table -> number of rows; dense: whether their keys are 0 … rows - 1
+    source: folder of <table>.npy, or of HPS's <table>.model, that fills an empty L3
+
+    Raises ConfigError for unknown models, tables without a
     row count, and a Redis over TLS.
     """
     params = config.model(model)
@@ -72,7 +74,7 @@ def _l2_rows(volatile: VolatileDb, rows: int) -> int:
 def _redis(volatile: VolatileDb) -> RedisConfig:
     if volatile.enable_tls:
         raise ConfigError(
-            "ps.json asks for a Redis over TLS (enable_tls), which our levels do not speak. Expected enable_tls false. Put "
+            "ps.json asks for Redis over TLS (enable_tls), which our levels do not support. Expected enable_tls false. Put "
             "a TLS tunnel between, or serve the rank stage by HPS."
         )
     return RedisConfig(volatile.address, volatile.num_partitions, volatile.user_name, volatile.password)

@@ -11,7 +11,7 @@ from math import ceil
 
 from hps_config.tables import TableSpec
 from serving.tables.config import TableConfig
-from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
+from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, estimate_reader_bytes
 from serving.tables.store.table import l1_sections, l2_sections, ring_sections
 
 L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one set per table
@@ -52,7 +52,7 @@ def l3_bytes(table: TableSpec, rows: int) -> int:
 
 def l3_memory_bytes(tables: tuple[TableSpec, ...]) -> int:
     """Return the memory of RocksDB in every process that has it open: index and filters of all rows, and cached blocks."""
-    readers = sum(reader_bytes(table.rows, table.width) for table in tables)
+    readers = sum(estimate_reader_bytes(table.rows, table.width) for table in tables)
     return readers + min(BLOCK_CACHE_BYTES, sum(l3_bytes(table, table.rows) for table in tables))
 
 

@@ -1,8 +1,8 @@
 """The exposure log: what was shown to whom, by which generation. Parquet files in `<repository>.live/exposures`.
 
-An answer is kept when it belongs to an experiment, or when a hash of its request id falls into the logged share, so that all
-parts of a request agree. Rows are gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds: a gateway that is
-killed loses the last of them, but no event, which has a log of its own.
+An answer is kept when it belongs to an experiment, or when a hash of its request id falls into the logged share. Rows are
+gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds. A killed gateway loses the rows in memory, but no
+events: they have a log of their own.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Exposure:
-    """One answer. user_id: the wire's id, None for a session; experiment, arm: "" outside of experiments.
+    """One answer. user_id: the id on the wire, None where the request named neither user nor session.
 
+    experiment, arm: "" outside of experiments
     item_ids, scores: in the served order; teams: of interleaving (trials/interleaving.py), None elsewhere.
-    latency_ms: from the question to the servers' answer; None where it is not known
+    latency_ms: from the request to the servers' answer; None where it is not known
     assignment: probability with which the user met this arm; 1 outside of experiments
-    propensities: of each item, the probability with which it was shown at its place given the items before it, over what is
-        drawn for an answer; None where that is not known (gateway/propensities.py)
+    propensities: for each item, the probability that the answer's random draws put it at its place, given the items before
+        it; None where that is not known (gateway/propensities.py)
     """
 
     request_id: str
@@ -74,7 +75,7 @@ class Exposure:
 
 
 class ExposureLog:
-    """Appends answers. share: of answers that are kept; keep_days, keep_bytes: older and further files are removed.
+    """Appends answers. share: of the answers that are kept; keep_days, keep_bytes: age and total size beyond which files go.
 
     Safe to call from one event loop: `add` only appends, a thread writes.
     """
@@ -96,7 +97,7 @@ class ExposureLog:
         return bool(experiment) or hash_share(request_id) < self.share
 
     def add(self, exposure: Exposure) -> None:
-        """Keep an answer, if it is one of those that are kept."""
+        """Add an answer, unless the log does not keep it."""
         if not self.keeps(exposure.request_id, exposure.experiment):
             return
         if len(self._rows) >= MOST_WAITING:
@@ -132,7 +133,7 @@ class ExposureLog:
             try:
                 self.flush()
             except OSError as error:
-                log.warning("%d exposures wait, as they cannot be written: %s", len(self._rows), error)
+                log.warning("%d exposures cannot be written and stay in memory: %s", len(self._rows), error)
 
     def _write(self, rows: list[Exposure]) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,22 +142,22 @@ class ExposureLog:
         self._files += 1
 
 
-def exposure_files(folder: Path) -> list[Path]:
-    """Return the files of a log, oldest first. folder: that of the live store's exposures."""
+def list_exposure_files(folder: Path) -> list[Path]:
+    """Return the files of a log, oldest first. folder: `exposures` in the live store's folder"""
     return sorted(folder.glob("exposures-*.parquet"))
 
 
-def written_ms(file: Path) -> int:
-    """Return when a file of a log was written, unix milliseconds. It holds older answers only."""
+def parse_written_ms(file: Path) -> int:
+    """Return when a file of a log was written, unix milliseconds: all its answers are older."""
     return int(file.name.split("-")[1])
 
 
 def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
     """Remove files written before `oldest_s` (unix seconds), then the oldest beyond `most_bytes`. Return them."""
-    sizes = {path: path.stat().st_size for path in exposure_files(folder)}
+    sizes = {path: path.stat().st_size for path in list_exposure_files(folder)}
     removed, total = [], sum(sizes.values())
     for path, size in sizes.items():
-        if written_ms(path) >= oldest_s * 1_000 and total <= most_bytes:
+        if parse_written_ms(path) >= oldest_s * 1_000 and total <= most_bytes:
             break
         path.unlink()
         removed.append(path)
@@ -167,25 +168,25 @@ def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
 def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:
     """Return the log of a live store's folder as one table, oldest first, without files written before `from_ms`.
 
-    from_ms: unix milliseconds; all later answers are in it. A column that a file of an older version does not have is null.
+    from_ms: unix milliseconds; the table may hold some earlier answers too. Columns that an old file lacks are null.
     """
-    files = [path for path in exposure_files(folder / FOLDER) if written_ms(path) >= from_ms]
+    files = [path for path in list_exposure_files(folder / FOLDER) if parse_written_ms(path) >= from_ms]
     return pa.concat_tables([pq.read_table(path, schema=SCHEMA) for path in files]) if files else SCHEMA.empty_table()
 
 
 def erase_exposures(folder: Path, user_id: int) -> int:
-    """Make a user's logged answers nobody's: their user id becomes null. Return how many these were."""
+    """Set the user id of a user's logged answers to null. Return the number of these answers."""
     count = 0
-    for path in exposure_files(folder / FOLDER):
+    for path in list_exposure_files(folder / FOLDER):
         table = pq.read_table(path, schema=SCHEMA)
-        own = pc.fill_null(pc.equal(table["user_id"], user_id), False)
-        if found := pc.sum(own).as_py():
-            user_ids = pc.if_else(own, pa.scalar(None, pa.int64()), table["user_id"])
+        is_users = pc.fill_null(pc.equal(table["user_id"], user_id), False)
+        if n_answers := pc.sum(is_users).as_py():
+            user_ids = pc.if_else(is_users, pa.scalar(None, pa.int64()), table["user_id"])
             write_table(path, table.set_column(SCHEMA.get_field_index("user_id"), "user_id", user_ids))
-            count += found
+            count += n_answers
     return count
 
 
 def count_exposures(folder: Path, user_id: int) -> int:
-    """Return how many logged answers name a user."""
+    """Return the number of logged answers to a user."""
     return pc.sum(pc.fill_null(pc.equal(read_exposures(folder)["user_id"], user_id), False)).as_py() or 0

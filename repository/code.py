@@ -14,25 +14,25 @@ PACKAGE = "serving"
 
 def copy_serving_code(folder: Path, modules: Iterable[str]) -> None:
     """Copy the package `serving` into `folder`, reduced to what `modules` import. Raises FileNotFoundError."""
-    for source in sorted(files_reached(modules)):
+    for source in sorted(find_imported_files(modules)):
         target = folder / source.relative_to(PROJECT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
 
 
-def files_reached(modules: Iterable[str]) -> set[Path]:
-    """Return the source files of `modules` and of every module of `serving` that they import anywhere in their code."""
+def find_imported_files(modules: Iterable[str]) -> set[Path]:
+    """Return the source files of `modules` and of all modules of `serving` that they import, directly or not."""
     reached: set[Path] = set()
-    waiting = list(modules)
-    while waiting:
-        module = waiting.pop()
-        path = source_of(module)
-        packages = package_files(module)
+    pending = list(modules)
+    while pending:
+        module = pending.pop()
+        path = find_source(module)
+        packages = list_package_files(module)
         if path in reached:
             continue
         reached |= {path, *packages}
         for source in (path, *packages):
-            waiting += list_imports(source)
+            pending += list_imports(source)
     return reached
 
 
@@ -43,18 +43,19 @@ def list_imports(source: Path) -> tuple[str, ...]:
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == PACKAGE:
             submodules = [f"{node.module}.{alias.name}" for alias in node.names]
-            modules += [node.module, *(name for name in submodules if source_of(name).is_file())]
+            modules += [node.module, *(name for name in submodules if find_source(name).is_file())]
         elif isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE]
     return tuple(modules)
 
 
-def source_of(module: str) -> Path:
+def find_source(module: str) -> Path:
+    """Return the source file of a module or package."""
     path = PROJECT / module.replace(".", "/")
     return path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
 
 
-def package_files(module: str) -> list[Path]:
+def list_package_files(module: str) -> list[Path]:
     """Return the `__init__.py` of every package above a module."""
     parts = module.split(".")[:-1]
     return [PROJECT.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)]

@@ -1,4 +1,4 @@
-"""Start, change and end the experiment of a repository. Every change is a line of the registry as well."""
+"""Start, change and end the experiment of a repository. Every change is recorded in the registry too."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from serving.live.store import live_folder, make_folder
 
 
 def experiment_folder(repository: Path) -> Path:
-    """Return the folder of the experiment: the live store, which belongs to the shop and not to a generation."""
+    """Return the folder that holds the experiment: the live store's, which belongs to the shop and not to a generation."""
     info = read_stage(stage_folder(repository, STAGES[0], pinned_generation(repository)))
     return live_folder(repository, info.live_folder)
 
 
 def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
-    """Let an experiment run from now on. Raises ConfigError while another one does."""
+    """Start an experiment. Raises ConfigError while another one runs."""
 
     def begin(former: Experiment | None) -> Experiment:
         if former and former.runs and former.name != experiment.name:
@@ -38,19 +38,19 @@ def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
 
 def change_share(repository: Path, share: float) -> Experiment:
     """Give the running experiment another share of the users. Raises ConfigError where none runs."""
-    return _change(repository, "share changed", lambda former: replace(_running(former), share=share))
+    return _change(repository, "share changed", lambda former: replace(_require_running(former), share=share))
 
 
 def end_experiment(repository: Path, reason: str, state: State = "stopped") -> Experiment:
-    """Let the champion answer everybody from now on. Raises ConfigError where no experiment runs.
+    """End the experiment: the champion answers everybody. Raises ConfigError where none runs.
 
     state: how it ends; a promoted challenger is moved to by the supervisors of its servers (server/promotion.py). reason: why
     """
     act = "experiment stopped" if state == "stopped" else state
-    return _change(repository, act, lambda former: replace(_running(former), state=state, share=0.0, reason=reason))
+    return _change(repository, act, lambda former: replace(_require_running(former), state=state, share=0.0, reason=reason))
 
 
-def _running(experiment: Experiment | None) -> Experiment:
+def _require_running(experiment: Experiment | None) -> Experiment:
     if experiment is None or not experiment.runs:
         raise ConfigError("No experiment runs. Start one: python -m server experiment start NAME --challenger GENERATION")
     return experiment
@@ -61,16 +61,16 @@ def _change(repository: Path, act: str, make: Callable[[Experiment | None], Expe
     make_folder(folder)
     with _locked(folder):
         former = read_experiment(folder)
-        made = make(former)
-        made = replace(made, version=former.version + 1 if former else 1, changed_ms=_now_ms())
-        _write(folder, made)
-        facts = f"experiment {made.name}, {made.mode}, share {made.share:g}"
-        record_act(repository, act, made.challenger, reason=f"{facts}: {made.reason}" if made.reason else facts)
-    return made
+        changed = make(former)
+        changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_now_ms())
+        _write(folder, changed)
+        facts = f"experiment {changed.name}, {changed.mode}, share {changed.share:g}"
+        record_act(repository, act, changed.challenger, reason=f"{facts}: {changed.reason}" if changed.reason else facts)
+    return changed
 
 
 def _write(folder: Path, experiment: Experiment) -> None:
-    """Replace the file by one rename, which running gateways notice with their next request."""
+    """Replace the file by one rename. Running gateways notice at their next request."""
     new = folder / f".{EXPERIMENT_FILE}"
     with new.open("w") as file:
         file.write(experiment.text())
@@ -81,7 +81,7 @@ def _write(folder: Path, experiment: Experiment) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until nobody else changes the experiment."""
+    """Hold the lock on the experiment; wait while another process holds it."""
     with (folder / ".experiment.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

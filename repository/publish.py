@@ -77,7 +77,7 @@ FindHeld = Callable[[Path], set[int] | None]
 
 
 def hold_nothing(repository: Path) -> set[int]:
-    """Return no generation, for a repository that no server uses."""
+    """Return the empty set: no server uses the repository."""
     return set()
 
 
@@ -123,7 +123,7 @@ class Staging:
 
     def _prepare(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
-        self.generation = 1 + max(generations_present(self.repository), default=0)
+        self.generation = 1 + max(list_versions(self.repository), default=0)
         for name in (ENSEMBLE, *STAGES, *LIVE_MODELS):
             self.folder(name).mkdir(parents=True)
         refuse_other_file_system(self.root, self.repository)
@@ -198,7 +198,7 @@ class Staging:
     ) -> None:
         rows = len(warmup["user_id"])
         served = {previous, self.generation, *challengers(self.repository)}
-        for name, spec in live_specs_of(specs).items():  # no warm-up, because its requests would be events
+        for name, spec in derive_live_specs(specs).items():  # no warm-up, because its requests would be events
             folder, versions = self.repository / name, sorted({previous, self.generation})
             place_version(self.folder(name), folder)
             write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], versions, warmup_rows=0))
@@ -213,16 +213,16 @@ class Staging:
         write_pins(self.repository, self.generation)
 
 
-def live_specs_of(stages: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
-    """Return the specs of the models that take events, whose context columns are those of the first stage."""
+def derive_live_specs(stages: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
+    """Return the specs of the live models. They have the context columns of the first stage."""
     fixed = {tensor.name for tensor in stage_specs(Axes())[STAGES[0]].inputs}
     return live_specs(tuple(tensor for tensor in stages[STAGES[0]].inputs if tensor.name not in fixed))
 
 
 def refuse_other_file_system(staging: Path, repository: Path) -> None:
-    """Rename a file from one into the other, as publication will, before the training.
+    """Raise ExportError when no file can be renamed from one folder into the other, as publication will have to.
 
-    Raises ExportError when the repository is on another file system, into which nothing can be renamed.
+    It is tried before the training, which may take hours.
     """
     staged, placed = staging / ".probe", repository / f".{repository.name}.probe"
     staged.touch()
@@ -239,7 +239,7 @@ def refuse_other_file_system(staging: Path, repository: Path) -> None:
 
 
 def find_served_generation(repository: Path) -> int | None:
-    """Return the pinned generation, None when it is incomplete: publishing must also repair a damaged repository."""
+    """Return the pinned generation. None when it is incomplete: a publication must be able to repair a damaged repository."""
     try:
         generation = pinned_generation(repository)
         return generation if generation in published_generations(repository) else None
@@ -247,7 +247,7 @@ def find_served_generation(repository: Path) -> int | None:
         return None
 
 
-def generations_present(repository: Path) -> set[int]:
+def list_versions(repository: Path) -> set[int]:
     """Return all version numbers in the repository, of any model."""
     folders = (path for name in (*STAGES, *LIVE_MODELS, ENSEMBLE) for path in (repository / name).glob("*"))
     return {int(path.name) for path in folders if path.is_dir() and path.name.isdecimal()}
@@ -261,8 +261,8 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
             f"{repository} is laid out as {found!r}, this generation as {layout!r}. "
             "Generations of one repository share their layout: export into another REPO, or remove this one first."
         )
-    specs = {**specs, **live_specs_of(specs), ENSEMBLE: ensemble_spec(specs)}
-    for name in reversed(models_of(layout)):  # callers know `recommend`
+    specs = {**specs, **derive_live_specs(specs), ENSEMBLE: ensemble_spec(specs)}
+    for name in reversed(models_of(layout)):  # from `recommend` on, the model that callers know
         if differing := compare_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
             raise ExportError(
                 f"{repository} serves another contract: {differing} of {name} differ. "
@@ -298,12 +298,13 @@ def write_model_py(
 
 
 def forbid_caches(folder: Path) -> None:
-    """Put an empty *file* in the place of Python's caches: tritonserver reloads a version whose folder changes."""
+    """Stop Python's caches by an empty *file* in their place: tritonserver reloads a version whose folder changes."""
     for code in {path.parent for path in folder.rglob("*.py")}:
         (code / "__pycache__").touch()
 
 
 def place_version(staged: Path, model_folder: Path) -> None:
+    """Rename a staged version folder into the folder of its model."""
     model_folder.mkdir(exist_ok=True)
     staged.rename(model_folder / staged.name)
 
@@ -322,17 +323,17 @@ def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray],
 
 
 def replace_warmup(path: Path, content: bytes) -> None:
-    """Replace a warm-up file atomically. It is made beside the model folder, as configs are."""
-    beside = path.parents[2] / f".{path.parents[1].name}.{path.name}.{os.getpid()}"
+    """Replace a warm-up file atomically, by a draft beside the model folder, as configs are."""
+    draft = path.parents[2] / f".{path.parents[1].name}.{path.name}.{os.getpid()}"
     try:
-        beside.write_bytes(content)
-        beside.replace(path)
+        draft.write_bytes(content)
+        draft.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def make_read_only(repository: Path, generation: int) -> None:
-    """Take the right to write away from the files of a generation, which servers have mapped: nothing changes by accident."""
+    """Make the files of a generation read-only, because servers have them mapped: nothing may change by accident."""
     for folder in repository.glob(f"*/{generation}"):
         for path in folder.rglob("*"):
             if path.is_file():
@@ -340,7 +341,7 @@ def make_read_only(repository: Path, generation: int) -> None:
 
 
 def prune(repository: Path, kept: set[int]) -> None:
-    """Remove older generations that nobody uses, and the remains of failed publications."""
+    """Remove all generations but those in `kept`, and the remains of failed publications."""
     for name in (*STAGES, *LIVE_MODELS, ENSEMBLE):
-        for generation in generations_present(repository) - kept:
+        for generation in list_versions(repository) - kept:
             shutil.rmtree(repository / name / str(generation), ignore_errors=True)

@@ -26,8 +26,12 @@ NOT_COMPARED = ("files", "stages", "generation", "schema")  # of a manifest: the
 
 @dataclass(frozen=True)
 class Act:
-    """One line of the record. action: "tagged", "untagged", "activated", "published" or "not published" (by `follow`, with its
-    verdict as the reason); tag: "" unless one was set."""
+    """One line of the record.
+
+    action: "tagged", "untagged", "activated", "published" or "not published" (by `follow`, with its verdict as the reason), or
+        a change of an experiment (experiments.py)
+    tag: "" unless one was set
+    """
 
     time_s: int
     author: str
@@ -39,7 +43,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Entry:
-    """A generation of a repository, for a list."""
+    """A generation of a repository, for a list. log: facts of the interaction log; quality: the ranker's, by metric."""
 
     generation: int
     served: bool
@@ -51,7 +55,7 @@ class Entry:
 
 
 def record_act(repo: Path, action: str, generation: int, tag: str = "", reason: str = "") -> Act:
-    """Append what was done, durable on return. The author is the user of this process."""
+    """Append what was done, and return when it is on disk. The author is the user of this process."""
     act = Act(int(time.time()), getpass.getuser(), action, generation, tag, reason)
     with open(os.open(repo / RECORD_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), "a") as file:
         file.write(json.dumps(asdict(act)) + "\n")
@@ -61,7 +65,7 @@ def record_act(repo: Path, action: str, generation: int, tag: str = "", reason: 
 
 
 def read_acts(repo: Path) -> list[Act]:
-    """Return the record, oldest first. Raises ConfigError for a line that is none."""
+    """Return the record, oldest first. Raises ConfigError for a line that is no record."""
     path = repo / RECORD_FILE
     if not path.is_file():
         return []
@@ -74,8 +78,8 @@ def read_acts(repo: Path) -> list[Act]:
     return acts
 
 
-def tags_of(acts: list[Act], generation: int) -> tuple[str, ...]:
-    """Return the tags that a generation has now. A tag belongs to one generation: setting it elsewhere moves it."""
+def find_tags(acts: list[Act], generation: int) -> tuple[str, ...]:
+    """Return the tags of a generation. A tag belongs to one generation: setting it elsewhere moves it."""
     holders: dict[str, int] = {}
     for act in acts:
         if act.action == "tagged":
@@ -92,11 +96,12 @@ def list_generations(repo: Path) -> list[Entry]:
 
 
 def describe_generation(repo: Path, generation: int, served: int, acts: list[Act]) -> Entry:
+    """Return one entry of the list. served: the generation that is served; acts: the record"""
     manifest = read_manifest(repo, generation)
     published_s = int((stage_folder(repo, ENSEMBLE, generation) / MANIFEST_FILE).stat().st_mtime)
     quality = manifest.get("reports", {}).get("validation", {}).get("ranker", {})
     name = manifest.get("dataset", {}).get("name", "")
-    tags = tags_of(acts, generation)
+    tags = find_tags(acts, generation)
     return Entry(generation, generation == served, published_s, name, manifest.get("log", {}), quality, tags)
 
 

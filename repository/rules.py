@@ -12,6 +12,7 @@ import numpy as np
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import PAD_ID
 from serving.stages.rules.config import (
+    ABOVE_PRICE_CAP,
     BLOCKED,
     CATEGORY,
     CONFIG_FILE,
@@ -21,7 +22,6 @@ from serving.stages.rules.config import (
     NO_CAP,
     OVER_CAP,
     PROVIDER,
-    TOO_DEAR,
     RulesConfig,
 )
 
@@ -64,7 +64,7 @@ def compile_rules(
         items["draw_rate"] = np.exp(_novelty(popularity) * config.exploration.novelty)
     items["blocked"] = np.isin(item_ids, [_wire_id(item_id, item_names) for item_id in config.blocked_items])
     items["behind"] = (
-        OVER_CAP if config.price_cap is None or price is None else np.where(price > config.price_cap, TOO_DEAR, OVER_CAP)
+        OVER_CAP if config.price_cap is None or price is None else np.where(price > config.price_cap, ABOVE_PRICE_CAP, OVER_CAP)
     )
     if config.provider_floor:
         favoured = set(config.provider_floor.providers)

@@ -3,7 +3,7 @@
     every look   size and times of all files (a stat each); a file that differs is read at once
                  and one block of the next file is read, so that damage which leaves no trace is found within minutes
 
-The stages verify every file when they load. Afterwards they hold mapped pages, which a write into the file changes.
+The stages verify every file when they load. Afterwards they read mapped pages, which change when somebody writes to the file.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ class PublishedFile(NamedTuple):
 
 
 class ArtifactCheck:
-    """Looks at one generation of a repository. One whose models have no manifest has no files to look at."""
+    """Compares the files of one generation with its manifests. A model without a manifest has no files to compare."""
 
     def __init__(self, repo: Path, generation: int) -> None:
         self._unreadable = ""
         try:
-            self._files = [file for folder in sorted(repo.glob(f"*/{generation}")) for file in _files_of(folder)]
+            self._files = [file for folder in sorted(repo.glob(f"*/{generation}")) for file in _list_files(folder)]
         except ArtifactError as error:
             self._files, self._unreadable = [], str(error)
-        self._stamps = {file.path: _stamp_of(file.path) for file in self._files}
+        self._stamps = {file.path: _read_stamp(file.path) for file in self._files}
         self._reading = self._read_in_turn()
 
     def look(self) -> str:
-        """Return which file is not as it was published, and how; "" when none was found."""
+        """Return the first fault found: a file that is not as it was published, and why; "" without one."""
         if self._unreadable:
             return self._unreadable
         for file in self._files:
-            stamp = _stamp_of(file.path)
+            stamp = _read_stamp(file.path)
             if stamp == self._stamps[file.path]:
                 continue
-            if fault := _fault_of(file):
+            if fault := _find_fault(file):
                 return fault
             self._stamps[file.path] = stamp  # touched, and still the same bytes
         return next(self._reading)
 
     def read_all(self) -> str:
         """Read every file. Return the first fault; "" without one."""
-        return self._unreadable or next(filter(None, map(_fault_of, self._files)), "")
+        return self._unreadable or next(filter(None, map(_find_fault, self._files)), "")
 
-    def changed_since(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether any file was written or replaced since this object was made."""
-        return any(_stamp_of(path) != stamp for path, stamp in self._stamps.items())
+        return any(_read_stamp(path) != stamp for path, stamp in self._stamps.items())
 
     def _read_in_turn(self) -> Iterator[str]:
         """Read one block at every step -> a fault, or "". Never ends."""
@@ -73,7 +73,7 @@ class ArtifactCheck:
                     yield f"{file.path} cannot be read: {error.strerror}"
                     continue
                 if digest.hexdigest() != file.sha256:
-                    yield _differs(file.path)
+                    yield _describe_difference(file.path)
 
 
 def is_intact(repo: Path, generation: int) -> bool:
@@ -81,7 +81,7 @@ def is_intact(repo: Path, generation: int) -> bool:
     return not ArtifactCheck(repo, generation).read_all()
 
 
-def _files_of(folder: Path) -> list[PublishedFile]:
+def _list_files(folder: Path) -> list[PublishedFile]:
     """Return the files of a version folder. Raises ArtifactError when its manifest cannot be read."""
     manifest = folder / MANIFEST_FILE
     if not manifest.is_file():
@@ -91,21 +91,21 @@ def _files_of(folder: Path) -> list[PublishedFile]:
     return [PublishedFile(manifest, sha256_of(manifest)), *files]
 
 
-def _stamp_of(path: Path) -> Stamp | None:
-    """Return what tells one state of a file from another; None when it is gone."""
+def _read_stamp(path: Path) -> Stamp | None:
+    """Return a stamp that changes whenever the file is written or replaced; None when it is gone."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _fault_of(file: PublishedFile) -> str:
+def _find_fault(file: PublishedFile) -> str:
     try:
-        return "" if sha256_of(file.path) == file.sha256 else _differs(file.path)
+        return "" if sha256_of(file.path) == file.sha256 else _describe_difference(file.path)
     except OSError as error:
         return f"{file.path} cannot be read: {error.strerror}"
 
 
-def _differs(path: Path) -> str:
+def _describe_difference(path: Path) -> str:
     return f"{path} is not the file that was published: its SHA-256 differs from the manifest"

@@ -24,12 +24,12 @@ from typing import Any
 
 PTRACE_TRACEME, PTRACE_DETACH = 0, 17
 ENVIRONMENT_NAME = "PRIVATE_ARGUMENT_{}"
-VISIBLE = (
+VISIBLE_WARNING = (
     "warning: every user of this machine can read the server's key in the command line of {program}: the kernel forbids this "
     "user to trace its children (kernel.yama.ptrace_scope, or a container's seccomp profile). Allow it, and start again."
 )
-SHOWN = "[hidden]"
-REFUSED_EXIT_CODE, ABSENT_EXIT_CODE = 113, 127  # of a child that may not be traced, or whose program does not exist
+PLACEHOLDER = "[hidden]"
+REFUSED_EXIT_CODE, ABSENT_EXIT_CODE = 113, 127  # of the child: it may not be traced, or the program does not exist
 # Linux, 64 bit: fields of /proc/PID/stat, counted from 1 as in proc(5)
 START_STACK, ENV_START, ENV_END = 28, 50, 51
 WORD = struct.Struct("<Q")
@@ -51,22 +51,22 @@ except OSError:
 
 
 def start_privately(command: Sequence[str], private: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen:
-    """Start `command` followed by the arguments `private`; others see `[hidden]` instead of these.
+    """Start `command` followed by the arguments `private`. Other users see `[hidden]` in place of each of these.
 
-    options: of `subprocess.Popen`. Where tracing is forbidden (kernel.yama.ptrace_scope of 2 or 3, or a container), the
+    options: passed to `subprocess.Popen`. Where tracing is forbidden (kernel.yama.ptrace_scope of 2 or 3, or a container), the
     program starts anyway, with a warning that its arguments can be read.
     """
     if not private:
         return subprocess.Popen(command, env=env, **options)
     names = map(ENVIRONMENT_NAME.format, range(len(private)))
-    traced = [sys.executable, "-I", "-S", "-c", TRACED_EXEC, *command, *[SHOWN] * len(private)]
+    traced = [sys.executable, "-I", "-S", "-c", TRACED_EXEC, *command, *[PLACEHOLDER] * len(private)]
     process = subprocess.Popen(traced, env=dict(env) | dict(zip(names, private, strict=True)), **options)
     try:
         _, status = os.waitpid(process.pid, 0)
         if os.WIFSTOPPED(status):
             _point_to_environment(process.pid, len(private))
             if _LIBC.ptrace(PTRACE_DETACH, process.pid, None, None):
-                raise OSError(ctypes.get_errno(), "a traced process cannot be let go")
+                raise OSError(ctypes.get_errno(), "a traced process cannot be detached")
             return process
         process.returncode = os.waitstatus_to_exitcode(status)
     except BaseException:
@@ -75,7 +75,7 @@ def start_privately(command: Sequence[str], private: Sequence[str], env: Mapping
         raise
     if process.returncode != REFUSED_EXIT_CODE:
         raise FileNotFoundError(f"{command[0]} cannot be started")
-    print(VISIBLE.format(program=command[0]), file=sys.stderr)
+    print(VISIBLE_WARNING.format(program=command[0]), file=sys.stderr)
     return subprocess.Popen([*command, *private], env=env, **options)
 
 
@@ -90,6 +90,6 @@ def _point_to_environment(pid: int, count: int) -> None:
         environment = memory.read(env_end - env_start)
         for number in range(count):
             name = f"{ENVIRONMENT_NAME.format(number)}=".encode()
-            place = (b"\0" + environment).index(b"\0" + name)
+            position = (b"\0" + environment).index(b"\0" + name)
             memory.seek(stack + WORD.size * (1 + argc - count + number))  # argc, then a pointer per argument
-            memory.write(WORD.pack(env_start + place + len(name)))
+            memory.write(WORD.pack(env_start + position + len(name)))

@@ -196,7 +196,7 @@ class Watch:
     def _return_to_service(self, state: ServerState) -> None:
         """Restart a server that was taken out of service once its files are as published."""
         assert self._check is not None
-        if self._check.changed_since():
+        if self._check.has_changed():
             self._check = ArtifactCheck(state.repo, state.generation)
             if is_intact(state.repo, state.generation):
                 self._restart(replace(state, fault=""), "its files are as published again")

@@ -41,7 +41,7 @@ REMEDY = "Export the repository again (`make export`), or move the server back t
 
 @dataclass(frozen=True)
 class StageInfo:
-    """The contents of `stage.json`. `settings` belong to the one stage.
+    """The contents of `stage.json`. `settings` are those of this stage alone.
 
     In the fused layout `recommend` has a `stage.json` too, without settings.
     """
@@ -101,7 +101,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 def open_array(folder: Path, name: str) -> np.ndarray:
     """Return `<name>.npy`, memory-mapped and not writable. Raises ArtifactError when it is missing, truncated or pickled.
 
-    All processes share its pages. What `writable` writes goes to a private copy of a page, never to the file.
+    All processes share its pages. Writes through `writable` go to a private copy of a page (copy-on-write), never to the file.
     """
     path = folder / f"{name}.npy"
     try:
@@ -114,7 +114,7 @@ def open_array(folder: Path, name: str) -> np.ndarray:
 
 
 def writable(array: np.ndarray) -> np.ndarray:
-    """Return a view of an array of `open_array` through which this process's own copy of it can be written."""
+    """Return a writable view of an array from `open_array`. Writes change this process's own copy only."""
     view = array.view()
     view.flags.writeable = True
     return view
@@ -129,7 +129,7 @@ def open_checked_array(folder: Path, name: str, dtype: str | np.dtype, *shape: i
     array = open_array(folder, name).view(np.ndarray)
     fits = len(shape) == array.ndim and all(wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits or not array.flags.c_contiguous:
-        order = "" if array.flags.c_contiguous else ", not row by row"
+        order = "" if array.flags.c_contiguous else ", not in C order"
         wanted = ", ".join("any" if length is None else str(length) for length in shape)
         raise ArtifactError(
             f"{folder / name}.npy holds {array.dtype} {list(array.shape)}{order}; expected {dtype} [{wanted}]. {REMEDY}"

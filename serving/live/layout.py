@@ -41,7 +41,10 @@ class Layout:
                 ("history_ids", "<i8", (self.history,)),  # PAD_ID padded
                 ("session_ids", "<i8", (self.session,)),  # PAD_ID padded
                 ("session_ms", "<i8", (self.session,)),
-                ("event_count", "<i8"),  # of the kinds that the interaction log holds, as are the sums and the two times
+                (
+                    "event_count",
+                    "<i8",
+                ),  # only event kinds that the interaction log holds; the same for sums, first_ms and last_ms
                 ("sum_weight", "<f8"),
                 ("sum_label", "<f8"),
                 ("first_ms", "<i8"),
@@ -57,7 +60,7 @@ class Layout:
 
     @cached_property
     def item(self) -> np.dtype:
-        """Record of an item. Counts are of live events only; a generation knows the events before them."""
+        """Record of an item. It counts live events only; earlier ones are in the generation."""
         return np.dtype(
             [
                 ("event_count", "<i8"),  # of any kind
@@ -91,8 +94,8 @@ class Layout:
                 "schema": SCHEMA,
                 "history": self.history,
                 "session": self.session,
-                "user_aggregates": describe(self.user_aggregates),
-                "item_aggregates": describe(self.item_aggregates),
+                "user_aggregates": describe_dtype(self.user_aggregates),
+                "item_aggregates": describe_dtype(self.item_aggregates),
             },
             sort_keys=True,
         ).encode()
@@ -107,11 +110,11 @@ class Layout:
                 "Run the program that wrote it, or move the folder away."
             )
         for name in ("user_aggregates", "item_aggregates"):
-            fields[name] = described(fields[name])
+            fields[name] = parse_dtype(fields[name])
         return cls(**fields)
 
 
-def describe(dtype: np.dtype) -> list:
+def describe_dtype(dtype: np.dtype) -> list:
     """Return a structured dtype as JSON can hold it: names, types, shapes and offsets."""
     rows = [[name, dtype[name].base.str, list(dtype[name].shape), offset_of(dtype, name)] for name in dtype.names or ()]
     return [dtype.itemsize, rows]
@@ -123,8 +126,8 @@ def offset_of(dtype: np.dtype, name: str) -> int:
     return dtype.fields[name][1]
 
 
-def described(description: list) -> np.dtype:
-    """Return the dtype that `describe` was given."""
+def parse_dtype(description: list) -> np.dtype:
+    """Return the dtype that `describe_dtype` described."""
     itemsize, rows = description
     return np.dtype(
         {

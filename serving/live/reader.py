@@ -1,4 +1,4 @@
-"""The reading side: what answers are made of, from any process of the machine.
+"""Read a live store, from any process of the machine.
 
 A read is one LMDB transaction: it sees everything that was acknowledged before it began, takes no lock that a writer waits
 for, and is never torn.
@@ -42,7 +42,7 @@ WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited f
 
 
 class Change(NamedTuple):
-    """What `upsert` set. type: ITEM_CHANGED or USER_CHANGED; columns: all that was ever set, by name."""
+    """An item or user that `upsert` changed. type: ITEM_CHANGED or USER_CHANGED; columns: all that were ever set, by name."""
 
     type: int
     id: int
@@ -64,6 +64,7 @@ class Snapshot:
             raise DependencyError(f"The live store in {self._store.folder} cannot be read: {error}.") from error
 
     def progress(self) -> Progress:
+        """Return how far the store's log and clock are."""
         return Progress.unpack(self._txn.get(PROGRESS, db=self._store.meta))
 
     def machine(self) -> str:
@@ -87,7 +88,7 @@ class Snapshot:
         return read_records(self._txn, self._store.items, ids_as_keys(item_ids), self.layout.item)
 
     def seen(self, user_ids: np.ndarray) -> np.ndarray:
-        """int64 [B] distinct ids -> PAIR [P]: what is not recommended to them again, the pairs of a user together."""
+        """int64 [B] distinct ids -> PAIR [P]: the items that these users must not be shown again, grouped by user."""
         cursor = self._txn.cursor(self._store.seen)
         pairs = cursor.getmulti(ids_as_keys(user_ids), dupdata=True, dupfixed_bytes=8, keyfixed=True)
         return np.frombuffer(pairs, PAIR)
@@ -113,7 +114,7 @@ class Snapshot:
         return [(row, json.loads(bytes(text))) for row, text in enumerate(texts) if text is not None]
 
     def seeds(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
-        """Return the rows [M] of users that a generation knew before their first live event, and how their records began."""
+        """Return the rows [M] of users that a generation knew before their first live event, and their first records [M]."""
         return read_records(self._txn, self._store.seeds, ids_as_keys(user_ids), self.layout.user)
 
     def all_users(self) -> np.ndarray:
@@ -135,7 +136,7 @@ class Snapshot:
                 yield int.from_bytes(key, "big"), packed
 
     def item_ids_since(self, after: int) -> np.ndarray | None:
-        """Return int64 [N] items of the events after a sequence; None when they are many, or not all in the log any more."""
+        """Return int64 [N] items of the events after a sequence; None when they are many, or the log no longer holds all."""
         rows = list(islice(self.events(after), MOST_READ_EVENTS + 1))
         if len(rows) > MOST_READ_EVENTS or (rows[0][0] if rows else self.progress().last_sequence + 1) != after + 1:
             return None
@@ -173,7 +174,7 @@ class UserReader(Protocol):
 
 
 class Reader:
-    """Reads a store that may not exist yet: it is opened when there is one."""
+    """Reads a store that may not exist yet. It is opened by the first snapshot."""
 
     def __init__(self, folder: Path, shop: str = "", store_bytes: int = DEFAULT_BYTES) -> None:
         """shop: name of the data set whose events the store must hold, "" for any"""
@@ -182,11 +183,11 @@ class Reader:
 
     @property
     def users(self) -> UserReader:
-        """What users are read from."""
+        """The reader of users."""
         return self
 
     def exists(self) -> bool:
-        """Has a writer made the store?"""
+        """Return whether a writer has created the store."""
         return self._opened is not None or (self.folder / DATA_FILE).exists()
 
     def snapshot(self) -> Snapshot:

@@ -1,7 +1,7 @@
-"""The time that features are seen in: event time without the pauses in which nothing happened at all.
+"""Feature time: event time without the long pauses in which no event happened at all.
 
-A store that is filled long after its generation was exported, such as a demonstration on an old log, must not make everybody
-look as if they had been away for years. Where a shop has events every day there is no pause, and the two times are the same.
+A store may be filled long after its generation was exported, for instance by a demonstration on an old log. Users must not look
+as if they had been away for years. Where a shop has events every day there is no pause, and both times are the same.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ class Timeline(NamedTuple):
 
     @classmethod
     def of(cls, pauses_ms: Sequence[tuple[int, int]], first_ms: int, as_of_ms: int) -> Timeline:
-        """pauses_ms: (start, end) of the store's, ascending; first_ms: its first event, 0 without one; as_of_ms: the export"""
+        """Build the timeline of a store.
+
+        pauses_ms: (start, end) of its pauses, ascending; first_ms: its first event, 0 without one; as_of_ms: time of the export
+        """
         before = [(as_of_ms, first_ms)] if first_ms else []
         known = [(max(start, as_of_ms), end) for start, end in (*before, *pauses_ms)]
         kept = [(start, end) for start, end in known if end - start > PAUSE_MS]
         ends = np.array([end for _, end in kept], np.int64) // 1000
         return cls(ends, ends - np.array([start for start, _ in kept], np.int64) // 1000)
 
-    def seen_s(self, time_s: int) -> int:
-        """Return a moment in the time that features are seen in, which stands still during a pause."""
+    def skip_pauses(self, time_s: int) -> int:
+        """Return a moment, unix seconds, in feature time, which stands still during a pause."""
         if not len(self.ends_s):
             return time_s
         return time_s - int(np.clip(time_s - (self.ends_s - self.lengths_s), 0, self.lengths_s).sum())
 
-    def seen_all(self, times_s: np.ndarray) -> np.ndarray:
-        """Return `seen_s` of moments, int64 [N]."""
+    def skip_all_pauses(self, times_s: np.ndarray) -> np.ndarray:
+        """Return `skip_pauses` of moments, int64 [N]."""
         paused = np.clip(times_s[:, None] - (self.ends_s - self.lengths_s), 0, self.lengths_s)
         return times_s - paused.sum(axis=1)

@@ -1,8 +1,8 @@
 """Inner products with one fixed order of additions, so that they are bit-identical wherever they are computed.
 
-Sixteen partial sums run side by side: element d goes to sum d % 16. Then the upper half of the sums is added to the lower one
-until one is left, and the rest of the width is added one by one. A plain loop would be slow, because compilers must not
-reorder its additions. The order of BLAS depends on how many vectors it is given.
+Sixteen partial sums run side by side: element d is added to sum d % 16. Then the upper half of the sums is added to the lower
+half until one sum remains, and elements after the last whole block of 16 are added to it one by one. A plain loop is slow,
+because compilers must not reorder its additions. BLAS adds in an order that depends on the number of vectors.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ def sum_in_lanes(typing_context, a, b, n_blocks):
 
     def generate(context, builder, signature, arguments):
         kinds = signature.args
-        a, b = (context.make_array(kinds[at])(context, builder, arguments[at]).data for at in range(2))
+        a, b = (context.make_array(kinds[i])(context, builder, arguments[i]).data for i in range(2))
         sums = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
         with cgutils.for_range(builder, arguments[2]) as block:
             start = builder.mul(block.index, ir.Constant(block.index.type, LANES))
-            own = [builder.load(builder.bitcast(builder.gep(of, [start]), vector.as_pointer()), align=4) for of in (a, b)]
-            builder.store(builder.fadd(builder.load(sums), builder.fmul(*own)), sums)
-        left = builder.load(sums)
+            blocks = [
+                builder.load(builder.bitcast(builder.gep(data, [start]), vector.as_pointer()), align=4) for data in (a, b)
+            ]
+            builder.store(builder.fadd(builder.load(sums), builder.fmul(*blocks)), sums)
+        remaining = builder.load(sums)
         half = LANES // 2
         while half:
-            parts = (ir.Constant(ir.VectorType(index, half), list(range(at, at + half))) for at in (0, half))
-            left = builder.fadd(*(builder.shuffle_vector(left, left, part) for part in parts))
+            parts = (ir.Constant(ir.VectorType(index, half), list(range(first, first + half))) for first in (0, half))
+            remaining = builder.fadd(*(builder.shuffle_vector(remaining, remaining, part) for part in parts))
             half //= 2
-        return builder.extract_element(left, ir.Constant(index, 0))
+        return builder.extract_element(remaining, ir.Constant(index, 0))
 
     return types.float32(a, b, n_blocks), generate

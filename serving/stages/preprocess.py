@@ -2,8 +2,8 @@
 
     user_id ─▶ store ─▶ UserState ─(live events)─(history override)─▶ derive + context ─▶ Plan ─▶ user_categorical, …, history
 
-Unknown users, negative and huge ids are cold-start users. When the store cannot answer, every
-user is one, with `degraded` set. A live store overrides the generation's users and clock.
+Unknown users, also with negative or huge ids, are cold-start users. When the store cannot answer, every user is treated as one,
+and `degraded` is set. A live store overrides the generation's users and clock.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class PreprocessInputs:
-    """Reads the users of a batch, before encoding. Every layout of the stage holds one.
+    """Reads the users of a batch, before encoding, in every layout of the stage.
 
-    store: any FeatureStore; embedded: the store that gives an unknown user's state
+    store: answers lookups; embedded: the store in the version folder, which gives an unknown user's state
     """
 
     context: tuple[ContextColumn, ...]
@@ -93,16 +93,16 @@ class PreprocessInputs:
         except DependencyError:
             state, degraded = self.embedded.empty(user_ids), Degraded.PREPROCESS
         if self.live_items:
-            self.live_items.refresh()  # `live` says whether the store can be read
+            self.live_items.refresh()  # its result is not needed: `live.update` reports a store that cannot be read
         if self.live:
             clock_s, behind = self.live.update(state, inputs["after"][:, 0], clock_s)
             degraded = degraded | behind
         state = override_history(state, inputs["history"], self.items, self.item_category, clock_s)
-        if self.live:  # the clock of an event newer than the watermark is its own time
+        if self.live:  # an event may be newer than the watermark: no feature may have a negative age
             return state, np.maximum(state.last_time, clock_s), degraded
         return state, clock_s, degraded
 
-    def raw_columns(self, state: UserState, inputs: Arrays, clock_s: int | np.ndarray) -> dict[str, np.ndarray]:
+    def derive_columns(self, state: UserState, inputs: Arrays, clock_s: int | np.ndarray) -> dict[str, np.ndarray]:
         """Return the workflow's input columns by name, each [B]."""
         context = {column.name: inputs[column.name][:, 0] for column in self.context}
         return derive(state, context, clock_s)
@@ -147,7 +147,7 @@ class Preprocess:
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `preprocess` (serving/contract/tensors.py)."""
         state, clock_s, degraded = self.inputs.read_state(inputs)
-        encoded = self.plan(self.inputs.raw_columns(state, inputs, clock_s))
+        encoded = self.plan(self.inputs.derive_columns(state, inputs, clock_s))
         if self.drift:
             self.drift.add(encoded.categorical, encoded.continuous)
         return {
@@ -158,7 +158,7 @@ class Preprocess:
         }
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield how far the features of the latest requests are from the export's, and how soon events show in answers."""
+        """Yield the drift of features since the export, and the delay until events show in answers."""
         if self.drift:
             yield from self.drift.measurements()
         if self.inputs.live:

@@ -34,7 +34,7 @@ LIST_FEATURES = 5  # width of `list_features`
 
 @dataclass(frozen=True)
 class RerankSettings:
-    """`settings` of stage.json. list_length: M; trust: weight of the network's correction beside the rank scores.
+    """`settings` of stage.json. list_length: M; trust: weight of the network's correction, which is added to the rank scores.
 
     newcomer_share: share of lists that show an item newer than the export, at newcomer_place, whatever its scores
     """
@@ -47,7 +47,11 @@ class RerankSettings:
 
 
 class BestCandidates(NamedTuple):
-    """ids, positions: int64 [B, M], PAD_ID and n_items padded; both scores: float32 [B, M]; valid: bool [B, M], not padding."""
+    """The first M candidates of each request.
+
+    ids: int64 [B, M], PAD_ID padded; positions: int64 [B, M], n_items padded; both scores: float32 [B, M]
+    valid: bool [B, M], False for padding
+    """
 
     ids: np.ndarray
     positions: np.ndarray
@@ -58,14 +62,14 @@ class BestCandidates(NamedTuple):
 
 @dataclass(frozen=True)
 class BestLists:
-    """Picks the list for the network and the rules. Every layout of the stage holds one."""
+    """Picks the list for the network and the rules, in every layout of the stage."""
 
     items: ItemIndex
     length: int  # M
 
     def pick(self, inputs: Arrays) -> BestCandidates:
         """Return the first M candidates by rank score."""
-        columns = first_by_score(inputs["rank_scores"], self.length)
+        columns = pick_best_columns(inputs["rank_scores"], self.length)
         if self.items.has_newcomers:
             keep_newcomers(columns, np.isin(inputs["candidate_ids"], self.items.newcomers[self.items.newcomers != PAD_ID]))
         ids, rank_scores, retrieval, valid = _gather_list(
@@ -76,7 +80,7 @@ class BestLists:
 
 @dataclass(frozen=True)
 class RerankInputs:
-    """The network's inputs. item_vectors: float32 [n_items + 1, D], the last row padding."""
+    """Builds the network's inputs. item_vectors: float32 [n_items + 1, D], the last row padding."""
 
     item_vectors: np.ndarray
 
@@ -130,14 +134,14 @@ class RerankOutputs:
         }
 
     def explore(self, columns: np.ndarray, positions: np.ndarray, user_ids: np.ndarray) -> None:
-        """Give new items their chance in the list, int64 [B, K] columns of positions, int64 [B, M]."""
+        """Put new items into some of the lists. columns: int64 [B, K], which of the positions, int64 [B, M], are shown"""
         settings = self.settings
         pinned = {pin.slot for pin in self.rules.config.pinned}
         free = [place for place in range(min(settings.newcomer_place + 1, columns.shape[1])) if place not in pinned]
         if free:
             first, blocked, seed = len(self.items.ids), self.rules.items["blocked"], hashed_seed(0, self.generation)
-            explored = (positions, first, self.items.n_items, blocked, user_ids, seed, settings.newcomer_share, free[-1])
-            explore_newcomers(columns, *explored)
+            arguments = (positions, first, self.items.n_items, blocked, user_ids, seed, settings.newcomer_share, free[-1])
+            explore_newcomers(columns, *arguments)
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ class Rerank:
         return cls(info, BestLists(items, settings.list_length), inputs, network, outputs, Content.load(folder))
 
     def with_live(self, reader: Reader) -> Rerank:
-        """Return the stage as it answers with a live store."""
+        """Return the stage with a live store attached."""
         if self.content is None:
             return self
         rules = self.outputs.rules
@@ -195,9 +199,9 @@ class Rerank:
 
 
 def replace_non_finite(scores: np.ndarray, best: BestCandidates) -> np.ndarray:
-    """Give rows with a non-finite score the retrieval scores, or the order of the list. Return bool [B]: those rows.
+    """Rank rows with a non-finite score by retrieval scores, or by the order of the list. Return bool [B]: those rows.
 
-    The stages before never send such scores. They come from forged records, or from rows that changed after they were read.
+    The earlier stages never send such scores. They come from forged records, or from rows that changed after they were read.
     scores: float32 [B, M], -inf where not valid
     """
     broken = (best.valid & ~np.isfinite(scores)).any(axis=1)
@@ -210,8 +214,8 @@ def replace_non_finite(scores: np.ndarray, best: BestCandidates) -> np.ndarray:
 
 
 @compiled
-def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return columns by falling score, int64 [B, min(count, C)], of float32 [B, C]; the earlier one on a tie, NaN last."""
+def pick_best_columns(scores: np.ndarray, count: int) -> np.ndarray:
+    """Return the columns of the best of scores [B, C], int64 [B, min(count, C)]: the earlier one on a tie, NaN last."""
     batch, width = scores.shape
     columns = np.empty((batch, min(count, width)), np.int64)
     ranks, spare_ranks = np.empty(width, np.int64), np.empty(width, np.int64)
@@ -250,8 +254,8 @@ def _add_correction(rank_scores, valid, correction, trust):
         for place in range(scores.shape[1]):
             broken[row] |= valid[row, place] and not np.isfinite(correction[row, place])
         for place in range(scores.shape[1]):
-            own = np.float32(0.0) if broken[row] else correction[row, place]
-            scores[row, place] = rank_scores[row, place] + trust * own if valid[row, place] else np.float32(-np.inf)
+            added = np.float32(0.0) if broken[row] else correction[row, place]
+            scores[row, place] = rank_scores[row, place] + trust * added if valid[row, place] else np.float32(-np.inf)
     return scores, broken
 
 
@@ -279,16 +283,16 @@ def list_features(rank_scores: np.ndarray, retrieval: np.ndarray, valid: np.ndar
     features = np.zeros((batch, length, LIST_FEATURES), np.float32)
     log_place = np.log1p(np.arange(length)) * SCALE
     for row in range(batch):
-        scores, own = rank_scores[row], features[row]
-        _standardize(scores, valid[row], own[:, 0])
-        _standardize(retrieval[row], valid[row], own[:, 1])
+        scores, row_features = rank_scores[row], features[row]
+        _standardize(scores, valid[row], row_features[:, 0])
+        _standardize(retrieval[row], valid[row], row_features[:, 1])
         for place in range(length):
             if not valid[row, place]:
                 continue
-            own[place, 2] = (scores[0] if valid[row, 0] else np.float32(0.0)) - scores[place]
+            row_features[place, 2] = (scores[0] if valid[row, 0] else np.float32(0.0)) - scores[place]
             if place + 1 < length and valid[row, place + 1]:
-                own[place, 3] = scores[place] - scores[place + 1]
-            own[place, 4] = log_place[place]
+                row_features[place, 3] = scores[place] - scores[place + 1]
+            row_features[place, 4] = log_place[place]
     return features
 
 

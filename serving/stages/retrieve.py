@@ -55,7 +55,7 @@ class RetrieveSettings:
 
     sequence_width: S, 0 without a sequence network; sequence_length, sequence_weight: SequenceSource
     graph_width: G, 0 without a graph model, which is a part of the user tower's network
-    as_of_s: clock of the exported popularity, which live sales move on; 0: it stays
+    as_of_s: time of the exported popularity, which live sales then update; 0: it stays as exported
     """
 
     user_tables: tuple[str, ...]
@@ -71,7 +71,7 @@ class RetrieveSettings:
 
 @dataclass(frozen=True)
 class RetrieveInputs:
-    """The user tower's inputs. Every layout of the stage holds one.
+    """Reads the user tower's inputs, in every layout of the stage.
 
     tables: `history`, float32 [n_items + 1, G + D - 1], and one per user column
     """
@@ -164,7 +164,7 @@ class RetrieveOutputs:
 class Retrieve:
     """The stage in one process: inputs, the user tower, the sequence network if there is one, outputs.
 
-    sources: the columns of user and item vectors whose product is a source's term of the score
+    sources: by name of a source, the columns of user and item vectors whose inner product is its term of the score
     """
 
     info: StageInfo
@@ -175,7 +175,7 @@ class Retrieve:
     sources: dict[str, slice]
     content: Content | None = None
     sequence: SequenceSource | None = None
-    popularity: np.ndarray | None = None  # float32 [n_items + 1] decayed counts, where live sales move them on
+    popularity: np.ndarray | None = None  # float32 [n_items + 1] decayed counts, where live sales update them
     as_of_s: int = 0
     tower: ContentTower | None = None  # of new items
     learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
@@ -190,9 +190,9 @@ class Retrieve:
         inputs = RetrieveInputs.load(folder, info, settings, items)
         network, sequence = open_network(folder, NETWORK, settings.threads), load_sequence(folder, settings, outputs.search)
         popularity = open_checked_array(folder, POPULARITY, "float32", items.n_items + 1) if settings.as_of_s else None
-        live_of_items = (popularity, settings.as_of_s, ContentTower.load(folder), load_learned_sales(folder))
-        sources = columns_of_sources(settings)
-        return cls(info, items, inputs, network, outputs, sources, Content.load(folder), sequence, *live_of_items)
+        live_parts = (popularity, settings.as_of_s, ContentTower.load(folder), load_learned_sales(folder))
+        sources = map_source_columns(settings)
+        return cls(info, items, inputs, network, outputs, sources, Content.load(folder), sequence, *live_parts)
 
     @property
     def search(self) -> Search:
@@ -268,7 +268,7 @@ def collect_blocked_positions(
 
 @compiled
 def find_broken(vectors, broken):
-    """Write to broken, bool [B], which vectors, float32 [B, D], are not finite."""
+    """Write to broken, bool [B], which vectors, float32 [B, D], have a value that is not finite."""
     for row in range(len(vectors)):
         broken[row] = False
         for value in vectors[row]:
@@ -305,11 +305,11 @@ def load_tables(folder: Path, info: StageInfo, settings: RetrieveSettings, items
     return tables
 
 
-def columns_of_sources(settings: RetrieveSettings) -> dict[str, slice]:
-    """Return the columns of the vectors that belong to each source."""
+def map_source_columns(settings: RetrieveSettings) -> dict[str, slice]:
+    """Return the columns of the vectors, by source."""
     towers = settings.sequence_width + settings.graph_width
     columns = {"sequence": slice(0, settings.sequence_width), "graph": slice(settings.sequence_width, towers)}
-    return {name: own for name, own in columns.items() if own.start < own.stop} | {"two_tower": slice(towers, None)}
+    return {name: part for name, part in columns.items() if part.start < part.stop} | {"two_tower": slice(towers, None)}
 
 
 def load_sequence(folder: Path, settings: RetrieveSettings, search: Search) -> SequenceSource | None:
@@ -344,7 +344,7 @@ def load_search(folder: Path, settings: RetrieveSettings) -> Search:
 
 
 def listed_positions(index: Any) -> Iterator[np.ndarray]:
-    """Yield the item positions in a Faiss index, list by list: int64 views of its memory."""
+    """Yield the item positions in a Faiss index, one inverted list at a time: int64 views of its memory."""
     if isinstance(index, faiss.IndexIDMap):
         yield faiss.vector_to_array(index.id_map)
     elif inverted := faiss.try_extract_index_ivf(index):
@@ -355,7 +355,7 @@ def listed_positions(index: Any) -> Iterator[np.ndarray]:
 
 
 def check_lengths(folder: Path, items: ItemIndex, search: Search) -> None:
-    """Raise ArtifactError unless the searcher has as many items."""
+    """Raise ArtifactError unless the searcher and `items` have the same number of items."""
     lengths = {"item_vectors": search.n_items, "neighbours": len(search.neighbours.positions) - 1}
     if set(lengths.values()) != {items.n_items}:
         raise ArtifactError(f"{folder}: item_ids.npy holds {items.n_items} items, but found {lengths}. {REMEDY}")

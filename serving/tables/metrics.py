@@ -15,9 +15,9 @@ class TableCounts:
     l1_hits: int = 0
     l2_hits: int = 0
     l3_hits: int = 0
-    perhaps_old: int = 0  # rows that may lack updates: exported ones while L3 is down, or of a store that is behind
-    late: int = 0  # default vectors because the request did not wait (asynchronous insertion)
-    unknown: int = 0  # default vectors because no available level has the key
+    perhaps_old: int = 0  # rows that may lack updates: exported rows while L3 is down, or rows of a store that is behind
+    late: int = 0  # default vectors, because the request did not wait for the row (asynchronous insertion)
+    unknown: int = 0  # default vectors, because no available level has the key
 
     @property
     def hit_rate(self) -> float:
@@ -35,7 +35,7 @@ class TableCounts:
 
     @property
     def l3_hit_rate(self) -> float:
-        """The share of L2's misses, as far as requests waited, that L3 held."""
+        """The share of L2's misses that L3 held, among those that requests waited for."""
         return self._share(self.l3_hits, self.l3_hits + self.unknown)
 
     @property
@@ -48,8 +48,8 @@ class TableCounts:
         return self._share(self.late + self.unknown, self.rows)
 
     @staticmethod
-    def _share(part: int, whole: int, of_nothing: float = 0.0) -> float:
-        return part / whole if whole else of_nothing
+    def _share(part: int, whole: int, if_empty: float = 0.0) -> float:
+        return part / whole if whole else if_empty
 
 
 @dataclass(frozen=True)

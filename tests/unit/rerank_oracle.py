@@ -14,7 +14,7 @@ from serving.stages.rerank import Rerank
 Arrays = dict[str, np.ndarray]
 
 
-def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:
+def pick_best_columns(scores: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
 
@@ -29,7 +29,7 @@ def feeds(rerank: Rerank, inputs: Arrays) -> Arrays:
 
 
 def best(inputs: Arrays, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    columns = first_by_score(inputs["rank_scores"], length)
+    columns = pick_best_columns(inputs["rank_scores"], length)
     names = ("candidate_ids", "rank_scores", "retrieval_scores")
     ids, rank_scores, retrieval_scores = (np.take_along_axis(inputs[name], columns, axis=1) for name in names)
     return ids, rank_scores, retrieval_scores

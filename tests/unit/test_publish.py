@@ -16,7 +16,7 @@ from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
 from repository.generations import pin
 from repository.lock import publication_lock
 from repository.models import read_config, read_repository
-from repository.publish import Staging, find_served_generation, generations_present, hold_nothing, write_warmup
+from repository.publish import Staging, find_served_generation, hold_nothing, list_versions, write_warmup
 from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ExportError, ServerError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
@@ -156,7 +156,7 @@ def test_the_published_code_imports_without_the_checkout(tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_previous_generation_stays_and_older_ones_go(tmp_path, layout):
     assert [publish_once(tmp_path, layout=layout) for _ in range(3)] == [1, 2, 3]
-    assert generations_present(tmp_path) == {2, 3}
+    assert list_versions(tmp_path) == {2, 3}
     assert find_served_generation(tmp_path) == 3
 
 
@@ -167,7 +167,7 @@ def test_going_back_and_publishing_again_keeps_the_generation_that_answers(tmp_p
     pin(tmp_path, 1)
     assert find_served_generation(tmp_path) == 1
     assert publish_once(tmp_path, layout=layout) == 3
-    assert generations_present(tmp_path) == {1, 3}
+    assert list_versions(tmp_path) == {1, 3}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -187,7 +187,7 @@ def test_a_failure_before_the_last_rename_changes_nothing_that_answers(tmp_path,
     assert all(1 in model.versions_loaded for model in read_repository(tmp_path))
     monkeypatch.undo()
     assert publish_once(tmp_path, layout=layout) == 3
-    assert generations_present(tmp_path) == {1, 3}
+    assert list_versions(tmp_path) == {1, 3}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -214,18 +214,18 @@ def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(tmp_
     monkeypatch.setattr("repository.lock.time", PatientClock())
     with publication_lock(tmp_path), pytest.raises(ServerError, match="Another publication or move has held"):
         publish_once(tmp_path)
-    assert (find_served_generation(tmp_path), generations_present(tmp_path)) == (1, {1})
+    assert (find_served_generation(tmp_path), list_versions(tmp_path)) == (1, {1})
     assert publish_once(tmp_path) == 2
 
 
 def test_what_a_running_server_holds_stays(tmp_path):
     for _ in range(4):
         publish_once(tmp_path, find_held=lambda _: {1})
-    assert generations_present(tmp_path) == {1, 3, 4}
+    assert list_versions(tmp_path) == {1, 3, 4}
     publish_once(tmp_path, find_held=lambda _: None)  # a server does not answer
-    assert generations_present(tmp_path) == {1, 3, 4, 5}
+    assert list_versions(tmp_path) == {1, 3, 4, 5}
     publish_once(tmp_path)
-    assert generations_present(tmp_path) == {5, 6}
+    assert list_versions(tmp_path) == {5, 6}
 
 
 def test_another_contract_is_refused(tmp_path):

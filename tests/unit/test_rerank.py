@@ -10,7 +10,15 @@ from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage
 from serving.loops.ordering import falling, sort_stably
 from serving.stages.features.ids import ItemIndex
-from serving.stages.rerank import BestLists, Rerank, RerankInputs, RerankOutputs, RerankSettings, first_by_score, list_features
+from serving.stages.rerank import (
+    BestLists,
+    Rerank,
+    RerankInputs,
+    RerankOutputs,
+    RerankSettings,
+    list_features,
+    pick_best_columns,
+)
 from serving.stages.rules.config import RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.unit import rerank_oracle
@@ -41,7 +49,7 @@ def test_sort_is_stable_and_leaves_the_rest_alone(keys, count):
 @given(SCORES, st.integers(1, 90))
 def test_first_by_score_is_a_stable_argsort(scores, count):
     scores = np.array([scores, scores[::-1]], np.float32)
-    np.testing.assert_array_equal(first_by_score(scores, count), rerank_oracle.first_by_score(scores, count))
+    np.testing.assert_array_equal(pick_best_columns(scores, count), rerank_oracle.pick_best_columns(scores, count))
 
 
 class Network:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from serving.stages.rerank import LIST_FEATURES, first_by_score, list_features
+from serving.stages.rerank import LIST_FEATURES, list_features, pick_best_columns
 from training.models.ranking_data import Requests
 from training.models.train_ranker import listwise_loss, ranking_quality
 
@@ -54,7 +54,7 @@ class Lists:
     @classmethod
     def of(cls, requests: Requests, rank_scores: np.ndarray, length: int) -> Lists:
         """Build lists of the best `length` candidates. rank_scores: float32 [N, C], -inf at padding."""
-        best = first_by_score(rank_scores, length)
+        best = pick_best_columns(rank_scores, length)
         positions, scores, retrieval, taken = (
             np.take_along_axis(values, best, axis=1)
             for values in (requests.candidates, rank_scores, requests.retrieval_scores, requests.taken)

@@ -12,7 +12,7 @@ from serving.contract.artifacts import writable
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import CategoryColumn, NumberColumn, Plan
 from serving.stages.features.user_state import raw_name
-from serving.stages.live.users import whole_number
+from serving.stages.live.users import parse_whole_number
 
 FOLDER = "item_plan"
 FIRST_SLOT = 1  # slot 0 is the item's own id
@@ -62,7 +62,7 @@ def encoded(plan: Plan, source: str, value: object) -> np.ndarray:
     if kind == "strings":
         column = np.array([value], object)
     elif kind == "integers":
-        column = np.array([MISSING_INT if value is None else whole_number(value)])
+        column = np.array([MISSING_INT if value is None else parse_whole_number(value)])
     else:
         column = np.array([value if isinstance(value, int | float) else np.nan], np.float64)
     done = plan({source: column})

@@ -12,7 +12,7 @@ from serving.contract.tensors import PAD_ID
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import GROUPS, Content
-from serving.stages.rules.config import BLOCKED, NEVER, NO_CAP, OVER_CAP, TOO_DEAR
+from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, NEVER, NO_CAP, OVER_CAP
 from serving.stages.rules.passes import uniform
 from serving.stages.rules.rules import Rules
 
@@ -61,7 +61,7 @@ class ListedItems:
                 record["in_floor_group"] = alike is not None and bool(items["in_floor_group"][alike])
         cap, price = self.rules.config.price_cap, columns.get("price")
         if cap is not None and "price" in columns and not record["blocked"][0]:
-            record["behind"] = TOO_DEAR if isinstance(price, int | float) and price > cap else OVER_CAP
+            record["behind"] = ABOVE_PRICE_CAP if isinstance(price, int | float) and price > cap else OVER_CAP
 
 
 @compiled

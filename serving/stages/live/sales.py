@@ -79,7 +79,7 @@ class LiveSales:
         """
         pauses_ms = snapshot.pauses_ms() if progress.n_pauses else []
         timeline = Timeline.of(pauses_ms, progress.first_ms, 1_000 * self.as_of_s)
-        elapsed_s = max(timeline.seen_s(progress.watermark_ms // 1_000) - self.as_of_s, 0)
+        elapsed_s = max(timeline.skip_pauses(progress.watermark_ms // 1_000) - self.as_of_s, 0)
         clock_s = self.as_of_s + elapsed_s // STEP_S * STEP_S
         sold = snapshot.item_ids_since(self.sequence)
         if sold is None:
@@ -111,8 +111,8 @@ class LiveSales:
         counts, decayed, first_ms, last_ms = (records[name][known] for name in FIELDS)
         counts, decayed = self._subtract_learned(ids[known], counts, decayed, last_ms)
         self.counts[positions], self.decayed[positions] = counts, decayed
-        self.first_s[positions] = timeline.seen_all(first_ms // 1_000)
-        self.last_s[positions] = timeline.seen_all(last_ms // 1_000)
+        self.first_s[positions] = timeline.skip_all_pauses(first_ms // 1_000)
+        self.last_s[positions] = timeline.skip_all_pauses(last_ms // 1_000)
         return positions
 
     def _subtract_learned(

@@ -76,7 +76,7 @@ class LiveUsers:
                 self.visible.add(time.time() - int(arrivals_ms.max()) / 1000)
         write_profile(state.profile, changes)
         self._write(state, rows, records, timeline)
-        return max(clock_s, timeline.seen_s(progress.watermark_ms // 1000)), degraded
+        return max(clock_s, timeline.skip_pauses(progress.watermark_ms // 1000)), degraded
 
     def _timeline(self, snapshot: UserSnapshot, progress: Progress, clock_s: int) -> Timeline:
         """Return the timeline of a store. The last one is kept: pauses are rare, and only ever added."""
@@ -90,8 +90,8 @@ class LiveUsers:
     def with_machine_code(self, nobody: UserState) -> LiveUsers:
         """Return a copy whose compiled loop is loaded, so that no request waits for it. nobody: two unknown users
 
-        The fields of several records are strided. Their machine code reads those of one record too, which numba would take for
-        another type and compile again.
+        numba would compile it twice: the fields of several records are strided arrays, those of one record contiguous ones.
+        Machine code for strided arrays reads both.
         """
         layout = Layout()
         records = np.frombuffer(layout.empty_users(2).tobytes(), layout.user)
@@ -124,11 +124,11 @@ def write_profile(profile: dict[str, np.ndarray], changes: list[tuple[int, dict]
             elif values.dtype.kind == "f":
                 values[row] = np.nan if value is None else value
             else:
-                values[row] = whole_number(value)
+                values[row] = parse_whole_number(value)
 
 
-def whole_number(value: object) -> int:
-    """Return a category that is a number in the data, as a number or its text; MISSING_INT for what is none."""
+def parse_whole_number(value: object) -> int:
+    """Return the whole number that `value` holds, also as text; MISSING_INT where it holds none."""
     try:
         number = int(str(value))
     except ValueError:
@@ -161,7 +161,7 @@ class LiveSeen:
         return cls(reader)
 
     def read(self, user_ids: np.ndarray) -> tuple[SeenSince, bool]:
-        """Return what users, int64 [B], have seen since the export, and whether the store could be read."""
+        """Return the items that users, int64 [B], have seen since the export, and whether the store could be read."""
         if not self.reader.exists():
             return SeenSince.nothing(len(user_ids)), True
         distinct = user_ids if len(user_ids) == 1 else np.unique(user_ids)
@@ -175,19 +175,22 @@ class LiveSeen:
 
 
 def as_columns(pairs: np.ndarray) -> np.ndarray:
-    """PAIR [P] -> int64 [P, 2]: user, item. Its type does not depend on P, so that no second purchase waits for a compiler."""
+    """PAIR [P] -> int64 [P, 2]: user, item. The type is the same for every P, so that numba compiles the loop only once."""
     return pairs.view(np.int64).reshape(-1, 2)
 
 
 @compiled
 def gather_pairs(distinct, pairs, places):
-    """Return the items of each row, and where they start. pairs: sorted by `distinct` users; places: int64 [B] of rows."""
+    """Return the items of all rows, int64 [P], and where each row's begin, int64 [B + 1].
+
+    distinct: int64 [U] user ids; pairs: int64 [P, 2], grouped by user in that order; places: int64 [B] index of each row's user
+    """
     bounds = np.zeros(len(distinct) + 1, np.int64)
-    at = 0
+    pair = 0
     for place in range(len(distinct)):
-        while at < len(pairs) and pairs[at, 0] == distinct[place]:
-            at += 1
-        bounds[place + 1] = at
+        while pair < len(pairs) and pairs[pair, 0] == distinct[place]:
+            pair += 1
+        bounds[place + 1] = pair
     starts = np.zeros(len(places) + 1, np.int64)
     for row in range(len(places)):
         starts[row + 1] = starts[row] + bounds[places[row] + 1] - bounds[places[row]]
@@ -206,33 +209,33 @@ def write_records(
     ids, times, categories, counts, weights, labels, first_times, last_times,  # state [B], written
 ):  # fmt: skip
     """Write M records into rows of a state. A user without positive events has the session's distinct items as history."""
-    for at in range(len(rows)):
-        row = rows[at]
-        counts[row], weights[row], labels[row] = event_count[at], sum_weight[at], sum_label[at]
-        first_times[row] = seen_at(first_ms[at] // 1000, pause_ends, pauses)
-        last_times[row] = seen_at(last_ms[at] // 1000, pause_ends, pauses)
+    for record in range(len(rows)):
+        row = rows[record]
+        counts[row], weights[row], labels[row] = event_count[record], sum_weight[record], sum_label[record]
+        first_times[row] = skip_pauses(first_ms[record] // 1000, pause_ends, pauses)
+        last_times[row] = skip_pauses(last_ms[record] // 1000, pause_ends, pauses)
         ids[row], times[row] = PAD_ID, 0
-        if history_ids[at, 0] != PAD_ID:
+        if history_ids[record, 0] != PAD_ID:
             for place in range(min(ids.shape[1], history_ids.shape[1])):
-                ids[row, place] = history_ids[at, place]
+                ids[row, place] = history_ids[record, place]
                 if ids[row, place] != PAD_ID:
-                    times[row, place] = seen_at(np.int64(history_s[at, place]), pause_ends, pauses)
+                    times[row, place] = skip_pauses(np.int64(history_s[record, place]), pause_ends, pauses)
         else:
             n_kept = 0
             for place in range(session_ids.shape[1]):
-                item = session_ids[at, place]
+                item = session_ids[record, place]
                 if item != PAD_ID and n_kept < ids.shape[1] and not np.any(ids[row, :n_kept] == item):
                     ids[row, n_kept] = item
-                    times[row, n_kept] = seen_at(session_ms[at, place] // 1000, pause_ends, pauses)
+                    times[row, n_kept] = skip_pauses(session_ms[record, place] // 1000, pause_ends, pauses)
                     n_kept += 1
         for place in range(categories.shape[1]):
             categories[row, place] = item_category[position_of(ids[row, place], catalogue, table, newcomers)]
 
 
 @compiled
-def seen_at(time_s, pause_ends, pauses):
-    """`Timeline.seen_s` of one moment."""
-    seen_s = time_s
+def skip_pauses(time_s, pause_ends, pauses):
+    """Do the same as `Timeline.skip_pauses`, in a compiled loop."""
+    feature_s = time_s
     for number in range(len(pause_ends)):
-        seen_s -= min(max(time_s - (pause_ends[number] - pauses[number]), 0), pauses[number])
-    return seen_s
+        feature_s -= min(max(time_s - (pause_ends[number] - pauses[number]), 0), pauses[number])
+    return feature_s

@@ -56,7 +56,7 @@ class PreprocessFeatures(PreprocessPart):
 
     def __call__(self, inputs: Arrays) -> Arrays:
         state, clock_s, degraded = self.inputs.read_state(inputs)
-        raw = self.inputs.raw_columns(state, inputs, clock_s)
+        raw = self.inputs.derive_columns(state, inputs, clock_s)
         bits = np.empty((len(state.user_ids), 1), np.int32)
         bits[:, 0] = degraded
         return {

@@ -27,7 +27,7 @@ ITEMS_FILE = "rules_items.npy"
 
 NO_CAP = np.iinfo(np.int16).max
 BLOCKED = 1 << 20
-KEPT, OVER_CAP, TOO_DEAR, NEVER = range(4)  # the sort order of a list after the caps
+KEPT, OVER_CAP, ABOVE_PRICE_CAP, NEVER = range(4)  # the sort order of a list after the caps
 CATEGORY, PROVIDER = 0, 1  # the groups of an item, in ITEM_RULES
 
 ITEM_RULES = np.dtype(
@@ -37,7 +37,7 @@ ITEM_RULES = np.dtype(
         ("draw_rate", np.float32),  # weight in the exploration draw
         ("zone", np.int32),  # sort key: pinned items (slot - BLOCKED) first, others 0, BLOCKED last
         ("blocked", np.bool_),
-        ("behind", np.int8),  # its place when a cap drops it: OVER_CAP, TOO_DEAR or NEVER
+        ("behind", np.int8),  # its sort order when a cap drops it: OVER_CAP, ABOVE_PRICE_CAP or NEVER
         ("in_floor_group", np.bool_),
     ],
     align=True,
@@ -58,7 +58,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class ProviderFloor:
-    """Of every first p free slots, at least floor(share * p) show an item of these providers."""
+    """Among the first p free slots, for every p, at least floor(share * p) show an item of these providers."""
 
     providers: tuple[str, ...]
     share: float
@@ -116,7 +116,7 @@ class RulesConfig:
     max_per_provider: int | None = None  # quota of every provider in one list
     provider_floor: ProviderFloor | None = None  # share of the slots that show items of some providers
     diversity: float = 0.0  # weight of variety over categories, 0…1; at 0.2 the second item of a category falls by K/8 places
-    exploration: Exploration | None = None  # last slots drawn at random from the items behind them
+    exploration: Exploration | None = None  # fills the last slots at random from the next items of the list
 
     def __post_init__(self) -> None:
         for name in ("blocked_items", "pinned"):
@@ -140,14 +140,14 @@ class RulesConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping) -> RulesConfig:
-        """Build it from parsed JSON. Raises ConfigError on an unknown key or a bad value."""
+        """Build the rules from parsed JSON or TOML. Raises ConfigError on an unknown key or a bad value."""
         _check_keys(cls, values, "rules")
         values = dict(values)
         if isinstance(values.get("pinned"), Sequence) and not isinstance(values["pinned"], str):
-            values["pinned"] = tuple(_part(Pin, pin, "pinned") for pin in values["pinned"])
+            values["pinned"] = tuple(_build_part(Pin, pin, "pinned") for pin in values["pinned"])
         for name, kind in (("provider_floor", ProviderFloor), ("exploration", Exploration)):
             if values.get(name) is not None:
-                values[name] = _part(kind, values[name], name)
+                values[name] = _build_part(kind, values[name], name)
         return cls(**values)
 
     def to_dict(self) -> dict:
@@ -175,23 +175,23 @@ def _check_pins(pins: tuple[Pin, ...]) -> None:
             )
 
 
-def _part(kind: type, values: Any, key: str) -> Any:
+def _build_part(kind: type, values: Any, key: str) -> Any:
     _check_keys(kind, values, key)
     try:
         return kind(**values)
     except TypeError as error:
-        raise ConfigError(f"rules: {key} is {values!r}: {error}. Expected {_keys(kind)}.") from error
+        raise ConfigError(f"rules: {key} is {values!r}: {error}. Expected {_list_keys(kind)}.") from error
 
 
 def _check_keys(kind: type, values: object, key: str) -> None:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"rules: {key} is {values!r}; expected an object with {_keys(kind)}.")
+        raise ConfigError(f"rules: {key} is {values!r}; expected an object with {_list_keys(kind)}.")
     for name in values:
         if name not in {f.name for f in fields(kind)}:
-            raise ConfigError(f"rules: {key} has no setting {name!r}. There are {_keys(kind)}. Correct or remove it.")
+            raise ConfigError(f"rules: {key} has no setting {name!r}. There are {_list_keys(kind)}. Correct or remove it.")
 
 
-def _keys(kind: type) -> str:
+def _list_keys(kind: type) -> str:
     return ", ".join(f.name for f in fields(kind))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from serving.loops.compiled import compiled
 from serving.loops.ordering import falling, sort_stably
-from serving.stages.rules.config import BLOCKED, CATEGORY, KEPT, OVER_CAP, PROVIDER, TOO_DEAR
+from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, KEPT, OVER_CAP, PROVIDER
 
 _ROUNDING = 1e-9  # tolerance of share * count against a whole number
 
@@ -183,7 +183,7 @@ def cap(desk, n_pinned, count, k, n_favoured):
                 desk.in_group[kind, item.group[kind]] += 1
     _forget(desk, count)
     at = 0
-    for which in (KEPT, OVER_CAP, TOO_DEAR):
+    for which in (KEPT, OVER_CAP, ABOVE_PRICE_CAP):
         for place in range(count):
             if behind[place] == which:
                 desk.spare_order[at] = order[place]

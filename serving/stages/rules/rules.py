@@ -18,7 +18,7 @@ import numpy as np
 
 from serving.contract.artifacts import check_range, open_array
 from serving.contract.errors import ArtifactError, ConfigError
-from serving.stages.rules.config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, OVER_CAP, TOO_DEAR, RulesConfig
+from serving.stages.rules.config import ABOVE_PRICE_CAP, CONFIG_FILE, ITEM_RULES, ITEMS_FILE, OVER_CAP, RulesConfig
 from serving.stages.rules.passes import Passes, mix_bits, serve
 
 
@@ -57,7 +57,7 @@ class Rules:
             )
         items = items.view(np.ndarray)
         behind = items["behind"][~items["blocked"]]  # `cap` would lose an item with any other value
-        check_range(f"{folder / ITEMS_FILE}, field behind,", behind, TOO_DEAR, first=OVER_CAP)
+        check_range(f"{folder / ITEMS_FILE}, field behind,", behind, ABOVE_PRICE_CAP, first=OVER_CAP)
         return cls(config, items, generation)
 
     @property

@@ -55,7 +55,7 @@ def load_l3(config: LevelsConfig) -> None:
         source, store = Source(Path(config.source), config.tables), _store(config, writable=True)
         try:
             for name in source.names:
-                if not store.loaded(name):
+                if not store.has_rows(name):
                     vectors = source.vectors(name)
                     store.bulk_load(name, source.keys(name, 0, len(vectors)), vectors)
         finally:

@@ -142,8 +142,8 @@ class RedisStore:
             return False
         return True
 
-    def set_log(self, table: str, partition: int, reached: int) -> None:
-        """Set the least applied offset of a partition of the log; 0: unread."""
+    def set_offset(self, table: str, partition: int, reached: int) -> None:
+        """Raise the applied offset of a partition to at least `reached`; 0 resets it, so that the partition is read again."""
         self._run([("EVAL", SET, 2, *names, partition, reached) for names in self._all_hashes(table)])
 
     def _by_partition(self, keys: np.ndarray) -> list[np.ndarray]:

@@ -32,14 +32,16 @@ from serving.tables.store.wave import Wave
 BLOCK_CACHE_BYTES = 8 << 20  # of one store, all tables, without index and filters; hot rows are in L1 and L2
 BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read (false positives)
 BLOCK_BYTES = 4096
-INDEX_BYTES_PER_BLOCK, READER_BYTES = 15, 2048  # measured; READER_BYTES per file: its properties, and rounding
+INDEX_BYTES_PER_BLOCK = 15  # measured
+FILE_BYTES = 2048  # measured, per file of a table: its properties, and rounding
 BLOCK_ROW_BYTES = 16  # overhead of a row in a block: key, sequence number, lengths
 FULL_SHARE = 0.9  # fill of a block: rows are not split over blocks
 KEYS_PER_READ = 2  # per thread: waking a thread for fewer does not pay
 MEMTABLE_BYTES = 4 << 20  # bounds what a secondary replays while it holds the interpreter: 0.6 us per row
 MERGED_BYTES_PER_S = 160 << 20  # at most; the limiter starts from a twentieth, enough for 80,000 updated rows a second
 REPORT_BYTES = 1 << 20  # limit of RocksDB's own LOG, of which it keeps two: otherwise it grows by 40 MB a day
-REFILL_US, PIECE_BYTES = 10_000, 128 << 10
+REFILL_US = 10_000  # how often the rate limiter allows further writes
+WRITE_BYTES = 128 << 10  # of one write to a file: small, so that a request seldom waits for it
 SST_ROWS = 1_000_000  # rows per file, to bound the memory of loading
 LOADING_PREFIX = "loading-files-"  # folders of such files, in the database's folder; leftovers come from killed loaders
 DAMAGED_MARK = "tables.damaged"  # in the database's folder: it is damaged; the next process that opens it moves it aside
@@ -48,11 +50,11 @@ SYNCED_FILE = "tables.synced"  # sequence number of a write known to be on disk:
 log = logging.getLogger(__name__)
 
 
-def reader_bytes(rows: int, width: int) -> int:
+def estimate_reader_bytes(rows: int, width: int) -> int:
     """Return the bytes that every process with the database open needs for a table: filters, and the index of blocks."""
     rows_per_block = ceil(FULL_SHARE * BLOCK_BYTES / (BLOCK_ROW_BYTES + 4 * width))
     index_bytes = INDEX_BYTES_PER_BLOCK * ceil(rows / rows_per_block)
-    return ceil(rows * BLOOM_BITS_PER_KEY / 8) + index_bytes + READER_BYTES * ceil(rows / SST_ROWS)
+    return ceil(rows * BLOOM_BITS_PER_KEY / 8) + index_bytes + FILE_BYTES * ceil(rows / SST_ROWS)
 
 
 class DamagedError(DependencyError):
@@ -62,9 +64,9 @@ class DamagedError(DependencyError):
 class RocksStore:
     """Rows of one model's tables, `widths` values each. Every failure of RocksDB is a DependencyError.
 
-    writable: open as the one writer, creating it when absent; otherwise as a secondary. held: closed with the store.
-    complete: {table: N} whose keys 0 … N - 1 must exist; None where a damaged database cannot be refilled. Where it can,
-    damage is marked in its folder and soon raises DamagedError; where not, the rows of damaged blocks are missing.
+    writable: open as the one writer, creating it when absent; otherwise as a secondary. held: contexts to close with the store.
+    complete: {table: N} whose keys 0 … N - 1 must exist; None where a damaged database cannot be refilled. Where it can be,
+    damage is marked in its folder and soon raises DamagedError; otherwise only the rows of damaged blocks are missing.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class RocksStore:
         self._cache = Cache(BLOCK_CACHE_BYTES)
         self._reading = self._failures("read")
         with ExitStack() as on_failure, self._failures("open"):
-            self._access = AccessType.read_write() if writable else self._as_secondary(on_failure)
+            self._access = AccessType.read_write() if writable else self._prepare_secondary(on_failure)
             self._following = Following(self._path, config.path, self._open_database)
             try:
                 self._open()
@@ -95,7 +97,7 @@ class RocksStore:
             self._held.push(held)
         self._wave = Wave(config.read_threads - 1)  # the calling thread reads too
 
-    def _as_secondary(self, undo: ExitStack) -> AccessType:
+    def _prepare_secondary(self, undo: ExitStack) -> AccessType:
         folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
         undo.callback(os.close, folder)
         self._identity = os.fstat(folder)
@@ -105,7 +107,7 @@ class RocksStore:
         )
 
     def _open(self) -> None:
-        synced = self._synced()
+        synced = self._read_synced()
         if self.writable:
             self._path.mkdir(parents=True, exist_ok=True)
             self._open_database()
@@ -121,8 +123,8 @@ class RocksStore:
     def _open_database(self) -> Rdict:
         """Open the database anew. The old one closes when its last reader is done."""
         path = str(self._path)
-        there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
-        names = {*there, *self._families.values()} if self.writable else there
+        existing = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
+        names = {*existing, *self._families.values()} if self.writable else existing
         families = {name: self._options() for name in names}
         self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
         self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
@@ -144,7 +146,7 @@ class RocksStore:
             options.set_max_log_file_size(REPORT_BYTES)
             # Flush and compact through a rate limiter: otherwise they take a core from the requests for up to 0.2 s.
             options.set_auto_tuned_ratelimiter(MERGED_BYTES_PER_S, REFILL_US, fairness=10)
-            options.set_writable_file_max_buffer_size(PIECE_BYTES)
+            options.set_writable_file_max_buffer_size(WRITE_BYTES)
         blocks = BlockBasedOptions()
         blocks.set_block_size(BLOCK_BYTES)
         blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
@@ -161,10 +163,10 @@ class RocksStore:
         remedy = "Delete the folder: it is loaded again from the exported tables (updates since the export are lost)."
         if self._complete is not None:
             self._damage = what
-            remedy = "It is put aside and filled again by the next process that opens it while nobody else writes."
+            remedy = "The next process that opens it while nobody else writes moves it aside and fills a new one."
             with suppress(OSError):  # a disk that cannot take the mark cannot take a new database either
                 (self._path / DAMAGED_MARK).touch()
-        return DamagedError(f"RocksDB at {self._config.path} is damaged: {what}. Expected what was written there. {remedy}")
+        return DamagedError(f"RocksDB at {self._config.path} is damaged: {what}. {remedy}")
 
     def check(self) -> None:
         """Raise DamagedError when any process found damage, DependencyError when the database was replaced."""
@@ -174,13 +176,13 @@ class RocksStore:
                 if self._complete is not None and (self._path / DAMAGED_MARK).exists():
                     raise self.mark_damaged("an instance could not read it")
             elif not os.path.samestat(self._identity, os.stat(self._config.path)):
-                raise DependencyError(f"RocksDB at {self._config.path} was replaced by a new one, which is opened next.")
+                raise DependencyError(f"RocksDB at {self._config.path} was replaced. The new one is opened next.")
 
     def _check_damage(self) -> None:
         if self._damage:
             raise self.mark_damaged(self._damage)
 
-    def _synced(self) -> int:
+    def _read_synced(self) -> int:
         """Return the sequence number of the last write known to be on disk."""
         try:
             return int((self._path / SYNCED_FILE).read_text())
@@ -188,14 +190,14 @@ class RocksStore:
             return 0
 
     def _check_log_files(self) -> None:
-        """Raise DamagedError for a log on which a secondary may hang."""
+        """Raise DamagedError for a damaged log, because a secondary may hang when it reads one."""
         for file in self._path.glob("*.log"):
             try:
-                at = first_damage(file)
+                damage_byte = first_damage(file)
             except FileNotFoundError:  # the writer has removed it
                 continue
-            if at >= 0:
-                raise self.mark_damaged(f"its log {file.name} is damaged from byte {at} on")
+            if damage_byte >= 0:
+                raise self.mark_damaged(f"its log {file.name} is damaged from byte {damage_byte} on")
 
     def _check_log(self, synced: int) -> None:
         """Raise DamagedError when the log ends before the write `synced`."""
@@ -220,7 +222,7 @@ class RocksStore:
                 self._following.catch_up()
                 found, intact = self._following.read_undisturbed(lambda: self._read(wanted))
                 if intact and self._misses_required_row(wanted, found):
-                    raise self.mark_damaged("rows that were loaded are not there")
+                    raise self.mark_damaged("loaded rows are missing")
             return found, intact
 
     def _misses_required_row(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
@@ -228,10 +230,10 @@ class RocksStore:
         if not self._complete or self.writable:
             return False
         return any(
-            there is not None
+            is_found is not None
             and table in self._complete
-            and (wanted[table][~there].view(np.uint64) < self._complete[table]).any()
-            for table, (_, there) in found.items()
+            and (wanted[table][~is_found].view(np.uint64) < self._complete[table]).any()
+            for table, (_, is_found) in found.items()
         )
 
     def _read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
@@ -240,7 +242,7 @@ class RocksStore:
             if len(keys) <= KEYS_PER_READ:  # the usual miss: a wave would cost as much as half a read
                 stored, intact = self._get(table, encode_keys(keys))
                 return {table: decode_vectors(stored, self._widths[table])}, intact
-        parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._chunks(encode_keys(keys))]
+        parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._split_keys(encode_keys(keys))]
         replies = self._wave.run(self._get, parts)
         values: dict[str, list[bytes | None]] = {table: [] for table in wanted}
         for (table, _), (reply, _) in zip(parts, replies, strict=True):
@@ -248,8 +250,8 @@ class RocksStore:
         found = {table: decode_vectors(rows, self._widths[table]) for table, rows in values.items()}
         return found, all(intact for _, intact in replies)
 
-    def _chunks(self, keys: list[bytes]) -> list[list[bytes]]:
-        """Return the keys that each thread reads of one table."""
+    def _split_keys(self, keys: list[bytes]) -> list[list[bytes]]:
+        """Split the keys of one table among the threads."""
         size = max(KEYS_PER_READ, -(-len(keys) // self._config.read_threads))
         return [keys[start : start + size] for start in range(0, len(keys), size)]
 
@@ -269,7 +271,7 @@ class RocksStore:
             if last_error is not None and not any(values):
                 raise last_error from None
             if last_error is not None and self._complete is not None and not self._damage and _is_damage(last_error):
-                log.warning("%s", self.mark_damaged(str(last_error)))  # and the next call raises
+                log.warning("%s", self.mark_damaged(str(last_error)))  # the next call raises it
             return values, last_error is None
 
     def catch_up(self) -> None:
@@ -277,11 +279,11 @@ class RocksStore:
         if not self.writable:
             self.check()
             with self._failures("catch up"):
-                synced = self._synced()
+                synced = self._read_synced()
                 self._following.catch_up()
                 self._check_log(synced)
 
-    def loaded(self, table: str) -> bool:
+    def has_rows(self, table: str) -> bool:
         """Return whether the table has rows."""
         with self._failures("read"):
             family = self._tables.get(table)
@@ -291,7 +293,7 @@ class RocksStore:
     def update(self, table: str, batch: Batch, since: np.ndarray) -> None:
         """Write the rows of the log that are new, and the offsets, atomically.
 
-        since: the applied offsets so far, int64 [PARTITIONS], from `reached`.
+        since: the applied offsets so far, int64 [PARTITIONS], from `read_offsets`.
         """
         new = batch.drop_applied(since)
         if not len(new):
@@ -314,8 +316,8 @@ class RocksStore:
         reached[: len(stored)] = stored
         return reached
 
-    def set_log(self, table: str, partition: int, reached: int) -> None:
-        """Set the least applied offset of a partition of the log; 0: unread."""
+    def set_offset(self, table: str, partition: int, reached: int) -> None:
+        """Raise the applied offset of a partition to at least `reached`; 0 resets it, so that the partition is read again."""
         all_reached = self.read_offsets(table)
         all_reached[partition] = max(reached, all_reached[partition]) if reached else 0
         with self._failures("write"):
@@ -361,12 +363,14 @@ class RocksStore:
 def _is_damage(error: Exception) -> bool:
     """Return whether an error of RocksDB (mostly a bare Exception) means damage, not a full or inaccessible disk."""
     text = str(error)
-    lacks = "No such file or directory" in text and ("/MANIFEST" in text or "/CURRENT" in text)  # others name them
+    lacks = "No such file or directory" in text and (
+        "/MANIFEST" in text or "/CURRENT" in text
+    )  # of other files: the writer has just replaced them
     return text.startswith("Corruption") or lacks
 
 
 class _Failures:
-    """Turns any error of RocksDB into a DependencyError."""
+    """Turns any error of RocksDB inside a `with` block into a DependencyError."""
 
     def __init__(self, doing: str, damaged: Callable[[str], DamagedError]) -> None:
         self._doing, self._damaged = doing, damaged

@@ -29,7 +29,7 @@ PRIVATE_MODE = 0o700
 
 
 class Sections:
-    """Named arrays end to end in a block of bytes. Zeros must be a valid initial state of each."""
+    """Layout of named arrays, one after another, in a block of bytes. Zeros must be a valid initial state of each."""
 
     def __init__(self, specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]]) -> None:
         self.offsets: dict[str, int] = {}
@@ -128,7 +128,7 @@ def is_private(folder: Path) -> bool:
 
 
 def close_to_others(folder: Path) -> None:
-    """Give a folder that `is_own`, and that nobody else could write to, the mode PRIVATE_MODE: its rows are ours."""
+    """Give a folder the mode PRIVATE_MODE, if it `is_own` and nobody else could have written to it."""
     others_may_write = stat.S_IWGRP | stat.S_IWOTH
     if is_own(folder) and not stat.S_IMODE(folder.lstat().st_mode) & others_may_write:
         folder.chmod(PRIVATE_MODE)
@@ -138,7 +138,7 @@ class SharedFolder:
     """The folder of one arena. It is not removed while it is open; `close` removes it after the last user.
 
     Its name is predictable, and every user can create folders in shared memory. So rows are only read from a folder that nobody
-    else could have filled; ArtifactError for any other.
+    else could have filled. Raises ArtifactError for any other.
     """
 
     def __init__(self, root: Path, name: str) -> None:
@@ -160,8 +160,8 @@ class SharedFolder:
             if not is_private(self.path):
                 raise ArtifactError(
                     f"{self.path} may hold rows that somebody else wrote. Expected a folder of mode 0700, not a link, that "
-                    f"belongs to user {os.geteuid()}, who serves. End the servers that use it, if any do "
-                    f"(`fuser {self.path}/*`), and remove it; what another user made, that user or the administrator removes."
+                    f"belongs to user {os.geteuid()}, whom the server runs as. End the servers that use it, if any do "
+                    f"(`fuser {self.path}/*`), and remove it, if necessary as its owner or as administrator."
                 )
             self._users = open(self.path / USERS_FILE, "wb")  # noqa: SIM115 - its lock marks this process as a user
             fcntl.flock(self._users, fcntl.LOCK_SH)
@@ -171,6 +171,7 @@ class SharedFolder:
 
 
 def leave(users: IO[bytes], arena: Path) -> None:
+    """End this process's use of an arena, and delete the arena if nobody else uses it."""
     users.close()
     remove_unused(arena)
 

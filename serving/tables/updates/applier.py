@@ -59,7 +59,7 @@ class Backlog:
         self.restart(self.reached)
         self.lost_rows = True
 
-    def set_log(self, table: str, partition: int, reached: int) -> None:
+    def set_offset(self, table: str, partition: int, reached: int) -> None:
         """Set the least applied offset of a partition; 0: unread.
 
         The store is updated before its next write.
@@ -79,7 +79,7 @@ class Backlog:
 
     def _take(self, store: RocksStore | RedisStore) -> None:
         for (table, partition), reached in list(self._to_set.items()):
-            store.set_log(table, partition, reached)
+            store.set_offset(table, partition, reached)
             del self._to_set[table, partition]
         if store is not self._adopted:
             self._adopt(self, store)
@@ -230,7 +230,7 @@ class Applier:
             store.restart(store.reached)
             for table, low in lows.items():
                 for partition in np.flatnonzero(store.reached[table] < low):
-                    store.set_log(table, int(partition), int(low[partition]))
+                    store.set_offset(table, int(partition), int(low[partition]))
         return Start(start, {table: np.maximum(positions, lows[table]) for table, positions in start.items()})
 
     def apply(self, table: str, batch: Batch) -> None:
@@ -281,7 +281,7 @@ class Applier:
         for place in (ring.begun, ring.reached, ring.stored_reached):
             place[partition] = 0
         for store in self._stores:
-            store.set_log(table, partition, 0)
+            store.set_offset(table, partition, 0)
             store.lose()
 
     @property

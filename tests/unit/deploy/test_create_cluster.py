@@ -112,7 +112,7 @@ def test_a_cluster_that_reads_its_files_is_waited_for_and_not_created(told):
 def test_a_node_that_lost_its_cluster_is_named_and_nothing_created(told):
     done, created = told([READY], [ONE], [READY])
     assert (done.returncode, created) == (1, [])
-    assert "1 of the 3 nodes host:0 host:1 host:2 know no other" in done.stderr
+    assert "1 of the 3 nodes host:0 host:1 host:2 belong to no cluster" in done.stderr
 
 
 def test_what_never_gets_ready_says_why(told):

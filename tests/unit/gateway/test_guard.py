@@ -91,7 +91,7 @@ def test_every_answer_forbids_scripts_from_elsewhere(gateway):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("host = '0.0.0.0'", "strangers reach, and no tokens are asked for"),
+        ("host = '0.0.0.0'", "other machines can reach, but no tokens are required"),
         ("colour = 1", "colour: Extra inputs are not permitted. The keys are host, certificate,"),
         ("body_bytes = 0", "body_bytes: Input should be greater than 0"),
         ("host", "cannot be read"),

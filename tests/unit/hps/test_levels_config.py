@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from hps_config.hit_rate import WARM_UP_SHARE, predict_hit_rates
-from hps_config.levels import levels_config
+from hps_config.levels import convert_levels
 from hps_config.memory import l1_rows
 from hps_config.planning import Budgets, plan_levels
 from hps_config.reader import read_ps_json
@@ -29,7 +29,7 @@ ROWS = {"t0": 1_000, "t1": 500}
 def tiers(tmp_path, block=None, **model):
     path = tmp_path / "ps.json"
     path.write_text(json.dumps(document(block, **{**NAMED, **model})))
-    return levels_config(read_ps_json(path), "dlrm_hps", "shop", ROWS, source="rows")
+    return convert_levels(read_ps_json(path), "dlrm_hps", "shop", ROWS, source="rows")
 
 
 def test_one_file_for_both(tmp_path):
@@ -70,7 +70,7 @@ def test_redis_takes_the_place_of_shared_memory(tmp_path):
 
 
 def test_redis_over_tls_is_refused_rather_than_asked_without_it(tmp_path):
-    with pytest.raises(ConfigError, match=r"enable_tls\), which our levels do not speak"):
+    with pytest.raises(ConfigError, match=r"enable_tls\), which our levels do not support"):
         tiers(tmp_path, {"volatile_db": {"type": "redis", "address": "h:7000", "num_partitions": 8, "enable_tls": True}})
 
 
@@ -83,7 +83,7 @@ def test_tables_without_a_row_count(tmp_path):
     path = tmp_path / "ps.json"
     path.write_text(json.dumps(document(**NAMED)))
     with pytest.raises(ConfigError, match="tables t1 of dlrm_hps have no row count"):
-        levels_config(read_ps_json(path), "dlrm_hps", "shop", {"t0": 1})
+        convert_levels(read_ps_json(path), "dlrm_hps", "shop", {"t0": 1})
 
 
 def test_sparse_folders_of_a_ps_json_are_served(tmp_path):
@@ -94,7 +94,7 @@ def test_sparse_folders_of_a_ps_json_are_served(tmp_path):
         write_sparse_folder(tmp_path / f"{name}.model", *rows[name])
     path = tmp_path / "ps.json"
     path.write_text(json.dumps(document(**NAMED)))
-    config = levels_config(read_ps_json(path), "dlrm_hps", "sparse", ROWS, source=str(tmp_path), dense=False)
+    config = convert_levels(read_ps_json(path), "dlrm_hps", "sparse", ROWS, source=str(tmp_path), dense=False)
     tiers = LeveledTables(replace(config, shared_folder=str(tmp_path), rocksdb=None))
     try:
         for name, (keys, vectors) in rows.items():
@@ -139,7 +139,7 @@ def test_planned_memory_is_what_the_tiers_take(tmp_path, width, row_format):
         row_format_per_table=[row_format],
     )
     path.write_text(json.dumps(changed))
-    config = levels_config(read_ps_json(path), "dlrm_hps", "shop", {"item": spec.rows}, source="rows").tables[0]
+    config = convert_levels(read_ps_json(path), "dlrm_hps", "shop", {"item": spec.rows}, source="rows").tables[0]
     assert (config.l1_rows, config.l2_rows) == (planned.l1_rows, planned.l2_rows)
 
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:  # no freed memory of other tests to reuse

@@ -13,7 +13,7 @@ from hps_config.report import human_bytes, print_plan
 from hps_config.tables import ROW_FORMATS, TableSpec
 from serving.contract.errors import ConfigError
 from serving.tables.config import RocksConfig
-from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, RocksStore, reader_bytes
+from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, RocksStore, estimate_reader_bytes
 from serving.tables.store.row_formats import RowCodec
 from tests.unit.hps.oracle import simulate
 
@@ -226,6 +226,6 @@ def test_rocksdbs_memory_is_what_it_says_itself(tmp_path, width, step):
     of_both = [store._tables[table].property_value("rocksdb.block-cache-usage") for table in ("item", "user")]
     cache = int(store._tables["item"].property_value("rocksdb.block-cache-capacity"))
     store.close()
-    assert reader_bytes(rows, width) == pytest.approx(said, rel=0.15)
+    assert estimate_reader_bytes(rows, width) == pytest.approx(said, rel=0.15)
     assert cache == BLOCK_CACHE_BYTES
     assert of_both[0] == of_both[1] > "0"  # one cache

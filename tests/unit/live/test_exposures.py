@@ -5,7 +5,7 @@ from dataclasses import replace
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from live.exposures import Exposure, ExposureLog, count_exposures, erase_exposures, exposure_files, read_exposures
+from live.exposures import Exposure, ExposureLog, count_exposures, erase_exposures, list_exposure_files, read_exposures
 
 ANSWER = Exposure("r0", 1_000, 7, 3, [10, 11], [0.5, None], ["ranker"])
 
@@ -44,7 +44,7 @@ def test_answers_come_back_as_they_were_written(tmp_path):
 
 def test_a_file_of_an_older_version_is_read_and_erased_like_any_other(tmp_path):
     write(tmp_path, [ANSWER])
-    [path] = exposure_files(tmp_path / "exposures")
+    [path] = list_exposure_files(tmp_path / "exposures")
     pq.write_table(pq.read_table(path).drop_columns(["assignment", "propensities"]), path)
     new = replace(ANSWER, request_id="r1", assignment=0.25, propensities=[1.0, None])
     write(tmp_path, [new], now=2_000.0)
@@ -74,7 +74,7 @@ def test_old_files_and_files_beyond_the_size_go(tmp_path):
     write(tmp_path, answers(20), now=50_000.0)
     write(tmp_path, answers(30), now=100_000.0)
     assert len(read_exposures(tmp_path)) == 50  # the first is older than a day
-    write(tmp_path, [], now=100_000.0, keep_bytes=exposure_files(tmp_path / "exposures")[-1].stat().st_size)
+    write(tmp_path, [], now=100_000.0, keep_bytes=list_exposure_files(tmp_path / "exposures")[-1].stat().st_size)
     assert len(read_exposures(tmp_path)) == 30
 
 

@@ -13,7 +13,7 @@ import pytest
 from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.tensors import PAD_ID
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKind, EventKinds, Flags, pack, unpack
-from serving.live.layout import Layout, describe
+from serving.live.layout import Layout, describe_dtype
 from serving.live.reader import Reader
 from serving.live.seeds import GenerationSeeds
 from serving.live.timeline import Timeline
@@ -77,7 +77,7 @@ def test_a_layout_survives_json():
     layout = Layout(history=10, session=4, user_aggregates=aggregates)
     again = Layout.from_json(layout.to_json())
     assert (again.history, again.session) == (10, 4)
-    assert describe(again.user["aggregates"]) == describe(aggregates)
+    assert describe_dtype(again.user["aggregates"]) == describe_dtype(aggregates)
     assert again.user.itemsize == layout.user.itemsize
 
 
@@ -282,10 +282,10 @@ def test_pauses_are_no_time():
     timeline = Timeline.of([pause_ms], first_ms, export_ms)
     day_s = DAY_MS // 1000
     seen_days = [
-        (timeline.seen_s((export_ms + days * DAY_MS) // 1000) - export_ms // 1000) / day_s for days in (-5, 0, 500, 1_000)
+        (timeline.skip_pauses((export_ms + days * DAY_MS) // 1000) - export_ms // 1000) / day_s for days in (-5, 0, 500, 1_000)
     ]
     assert seen_days == [-5, 0, 0, 0]
-    assert timeline.seen_s(pause_ms[0] // 1000) == timeline.seen_s(pause_ms[1] // 1000) == export_ms // 1000 + day_s
+    assert timeline.skip_pauses(pause_ms[0] // 1000) == timeline.skip_pauses(pause_ms[1] // 1000) == export_ms // 1000 + day_s
     later = Timeline.of([pause_ms], first_ms, pause_ms[1])
-    assert later.seen_s(pause_ms[1] // 1000 + 5) == pause_ms[1] // 1000 + 5
-    assert Timeline.of([], export_ms + 29 * DAY_MS, export_ms).seen_s(export_ms // 1000 + 7) == export_ms // 1000 + 7
+    assert later.skip_pauses(pause_ms[1] // 1000 + 5) == pause_ms[1] // 1000 + 5
+    assert Timeline.of([], export_ms + 29 * DAY_MS, export_ms).skip_pauses(export_ms // 1000 + 7) == export_ms // 1000 + 7

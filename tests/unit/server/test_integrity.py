@@ -47,7 +47,7 @@ def test_damage_is_found_at_the_next_look(repo, damage):
         path = repo / "rank" / "3" / "manifest.json"
         path.write_text("{")
     assert str(path) in check.look()
-    assert check.changed_since()
+    assert check.has_changed()
     assert not is_intact(repo, 3)
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from serving.contract.errors import DependencyError
 from serving.tables.config import RocksConfig
-from serving.tables.levels.following import MOST_IN_A_ROW, Following
+from serving.tables.levels.following import MOST_TRIES, Following
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch, zero_offsets
 from tests.unit.tables.updating import PROCESSES
@@ -101,9 +101,9 @@ def test_new_files_are_no_reason_to_do_it_again(stores, folder):
 
 def test_files_that_go_away_every_time_are_said(stores, folder):
     _, secondary = stores
-    Watched(secondary, folder, MOST_IN_A_ROW)
+    Watched(secondary, folder, MOST_TRIES)
     with pytest.raises(
-        DependencyError, match=rf"RocksDB at {folder} failed to .*went away {MOST_IN_A_ROW} times.* check the disk"
+        DependencyError, match=rf"RocksDB at {folder} failed to .*disappeared {MOST_TRIES} times.* check the disk"
     ):
         secondary.catch_up()
 
@@ -142,7 +142,7 @@ def test_nothing_is_read_where_catching_up_failed(stores, folder):
     """Rows may be behind what was read before."""
     writer, secondary = stores
     begun, reading = threading.Event(), threading.Event()
-    Watched(secondary, folder, MOST_IN_A_ROW, lambda: (begun.set(), reading.wait(10)))
+    Watched(secondary, folder, MOST_TRIES, lambda: (begun.set(), reading.wait(10)))
     read_rows = secondary._read
     secondary._read = lambda wanted: (read_rows(wanted), reading.set())[0]
     update(writer, 5)

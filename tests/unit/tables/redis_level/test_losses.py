@@ -23,7 +23,7 @@ def lose_all_but(batch: Batch, config: LevelsConfig, *tables: str) -> None:
     assert config.redis is not None
     redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
     for table in tables:
-        redis.set_log(table, 0, 0)
+        redis.set_offset(table, 0, 0)
         redis.update(table, batch, zero_offsets())
 
 
