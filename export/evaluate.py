@@ -28,7 +28,7 @@ from serving.pipeline import Pipeline
 from serving.stages.search.search import Blocked
 from training.dataset import Dataset, split_by_time
 from training.evaluation.baselines import Baseline, Quality, baselines, evaluate
-from training.evaluation.metrics import auc, countable, coverage, ndcg_at, recall_at
+from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, recall_at
 from training.evaluation.problem import TEST_SHARE, Problem, problem_of
 
 USERS_PER_CALL = 32
@@ -69,7 +69,7 @@ def remove_repository(folder: Path) -> None:
 def refuse_nothing_to_find(dataset: Dataset, problem: Problem) -> None:
     """Raise DataError when no user has a later positive to find, in the test or in the validation part."""
     for part, split in (("test", problem.test), ("validation", problem.validation)):
-        if not countable(split.relevant).any():
+        if not has_test_items(split.relevant).any():
             raise DataError(
                 f"{dataset.description.name}: no user has a positive in the {part} part that they did not have before. "
                 "Evaluation needs users with at least 4 different positives; the export does not."

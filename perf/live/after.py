@@ -12,7 +12,7 @@ import numpy as np
 from perf.figures import Figure
 from perf.live.exchange import connected
 from perf.live.shop import Shop
-from perf.live.visible import Probes, first_lists
+from perf.live.visible import Probes, ask_first_items
 from perf.observe import Latency
 from serving.live.reader import Reader
 
@@ -25,7 +25,7 @@ def measure(shop: Shop, count: int, rng: np.random.Generator) -> list[Figure]:
         first = last_sequence(reader)
         with connected(shop.site.grpc_url) as exchange:
             users = shop.draw_users(min(count, len(shop.user_ids)), rng)
-            probes = Probes(shop, exchange, first_lists(shop, exchange, users))
+            probes = Probes(shop, exchange, ask_first_items(shop, exchange, users))
             known = list(probes.next_item)
             exchange.run_closed_loop(purchases(probes, known, count), min(AT_ONCE, len(known)))
         logged = last_sequence(reader) - first

@@ -17,8 +17,8 @@ import scipy.sparse as sp
 from implicit.cpu.als import AlternatingLeastSquares
 from threadpoolctl import threadpool_limits
 
-from training.evaluation.metrics import auc, countable, coverage, ndcg_at, recall_at, top_k
-from training.models.ease import ease_on_users_side, ease_weights
+from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, recall_at, top_k
+from training.models.ease import solve_ease, solve_on_users_side
 
 Scores = Callable[[np.ndarray], np.ndarray]  # int64 [B] user rows -> float32 [B, n_items]
 GRAM_LIMIT = 20_000  # EASE inverts a square of min(users, items): 3 GB in float64 at this size
@@ -30,12 +30,12 @@ class Split(NamedTuple):
 
     positives: sp.csr_matrix  # training positives
     seen: sp.csr_matrix  # any interaction: never served, never counted
-    relevant: sp.csr_matrix  # countable later positives
+    relevant: sp.csr_matrix  # later positives that count
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Averages over the users with at least one countable item."""
+    """Averages over the users with at least one test item that counts."""
 
     recall_at_20: float
     ndcg_at_10: float
@@ -69,9 +69,9 @@ def fit_ease(positives: sp.csr_matrix, l2: float) -> Scores:
     """Fit Steck's EASE: X B with B = I - P / diag(P), P = (XᵀX + l2 I)⁻¹, solved on the smaller side."""
     n_users, n_items = positives.shape
     if n_items <= n_users:
-        weights = ease_weights(positives, l2)
+        weights = solve_ease(positives, l2)
         return lambda users: np.asarray(positives[users] @ weights)
-    projected, precision_diagonal = ease_on_users_side(positives, l2)
+    projected, precision_diagonal = solve_on_users_side(positives, l2)
     return lambda users: positives[users].toarray() - projected[users] / precision_diagonal
 
 
@@ -119,8 +119,8 @@ def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split
 
 
 def evaluate(scores: Scores, split: Split, with_auc: bool = True) -> Quality:
-    """Rank items for every countable user, block by block, and average. AUC, the slowest metric, is NaN unless `with_auc`."""
-    users = np.flatnonzero(countable(split.relevant))
+    """Rank items for every user with test items, block by block, and average. The AUC is slow, hence NaN unless `with_auc`."""
+    users = np.flatnonzero(has_test_items(split.relevant))
     n_items = split.relevant.shape[1]
     recalls, ndcgs, aucs, lists = [], [], [], []
     for start in range(0, len(users), USERS_PER_BLOCK):

@@ -15,7 +15,7 @@ from training.evaluation.baselines import (
     fit_popularity,
     search,
 )
-from training.models.ease import ease_weights
+from training.models.ease import solve_ease
 
 
 def random_log(n_users=40, n_items=25, seed=0) -> sp.csr_matrix:
@@ -40,7 +40,7 @@ def test_ease_equals_its_formula(shape):
     weights = np.eye(shape[1]) - precision / np.diag(precision)
     users = np.array([3, 0, 24])
     np.testing.assert_allclose(fit_ease(log, l2=7.0)(users), (dense @ weights)[users], atol=1e-5)
-    np.testing.assert_allclose(ease_weights(log, l2=7.0), weights, atol=1e-6)
+    np.testing.assert_allclose(solve_ease(log, l2=7.0), weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("neighbours", [3, 100])

@@ -61,7 +61,7 @@ def test_untrained_towers_are_what_they_begin_as():
     rng, model = np.random.default_rng(1), towers()
     sides = rng.normal(size=(2, N_ITEMS, WIDTH - 1)).astype(np.float32)
     appeal = rng.normal(size=N_ITEMS).astype(np.float32)
-    model.begin_as(*sides, appeal)
+    model.initialise(*sides, appeal)
     users, _ = examples(20)
     scores = vectors_of(model, users) @ item_vectors_of(model).T
     weights = recency_weights(users.history_positions, N_ITEMS)
