@@ -27,7 +27,7 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID
 from serving.pipeline import Pipeline
 from serving.stages.search.search import Blocked
 from training.dataset import Dataset, split_by_time
-from training.evaluation.baselines import Baseline, Quality, baselines, evaluate
+from training.evaluation.baselines import Baseline, Quality, evaluate, fit_baselines
 from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, recall_at
 from training.evaluation.problem import TEST_SHARE, Problem, problem_of
 
@@ -47,7 +47,7 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     train, _ = split_by_time(dataset.interactions, TEST_SHARE)
     build_repository(replace(dataset, interactions=train), repository, settings, console)
     rows: dict[str, Quality] = {}
-    for baseline in baselines(problem.validation, problem.test, console.print):
+    for baseline in fit_baselines(problem.validation, problem.test, console.print):
         quality = rows[named(baseline)] = evaluate(baseline.scores, problem.test)
         console.print(f"{named(baseline)}: Recall@20 {quality.recall_at_20:.4f}, NDCG@10 {quality.ndcg_at_10:.4f}")
     rows |= stage_qualities(Pipeline.load(repository), problem)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from perf.command import BROKEN
-from perf.report.results import circumstances, last_line
+from perf.report.results import read_circumstances, to_json_line
 from perf.report.tables import Row, Table
 from server.environment import PROJECT
 
@@ -89,7 +89,7 @@ class Result(BaseModel, frozen=True):
 
 def read_machine() -> dict[str, Any]:
     """Return the code's commit, the cores and the load; call it before the measurement adds its own load."""
-    return circumstances()
+    return read_circumstances()
 
 
 def finish(
@@ -114,7 +114,7 @@ def finish(
         print(f"Answers differ, so these figures do not count and are not written: {differing_answers}")
     else:
         result.write(results)
-    print(last_line(result.model_dump(exclude_defaults=True) | machine | {"missed": missed, "differing": differing_answers}))
+    print(to_json_line(result.model_dump(exclude_defaults=True) | machine | {"missed": missed, "differing": differing_answers}))
     if missed or differing_answers:
         raise typer.Exit(BROKEN)
 

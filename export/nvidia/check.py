@@ -197,9 +197,9 @@ def check_configs(repository: Path) -> Iterator[Finding]:
     for name in models_of(merlin_of(repository)):
         config, folder = read_config(repository / name / CONFIG_FILE), repository / name
         facts = (
-            *config_rules.version_faults(config, generation),
-            *config_rules.model_file_faults(config, folder / str(generation)),
-            *config_rules.warmup_faults(config, folder / "warmup"),
+            *config_rules.find_version_faults(config, generation),
+            *config_rules.find_model_file_faults(config, folder / str(generation)),
+            *config_rules.find_warmup_faults(config, folder / "warmup"),
         )
         for fact in facts:
             yield error(f"{name}/{CONFIG_FILE}", fact)

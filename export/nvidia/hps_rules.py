@@ -1,4 +1,4 @@
-"""Rules of the `hps` backend (hps.cc, model_state.cpp, model_instance_state.cpp), checked against an exported repository."""
+"""Check an exported repository against the rules of the `hps` backend (hps.cc, model_state.cpp, model_instance_state.cpp)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from export.merlin_settings import PROFILE_NAME
-from export.nvidia.config import hps_config, nested_config, preferred_sizes, tensorrt_profiles
+from export.nvidia.config import list_preferred_sizes, make_hps_config, make_nested_config, make_profiles
 from export.nvidia.graph import FLAT, fix_candidates, with_flat_rows
 from export.nvidia.hps import PS_FILE, estimate_uses, write_ps, write_table
 from export.nvidia.index import index_bytes, write_gpu_index
@@ -112,7 +112,7 @@ class Writer:
         self.first_keys = write_table(version, tables, uses)
         per_request = keys_per_request(source.info["rank"], source.sizes)
         write_ps(self.target / PS_FILE, self.settings, tables, per_request, source.generation, serving)
-        config = hps_config(self.merlin, source.generation, serving.instances)
+        config = make_hps_config(self.merlin, source.generation, serving.instances)
         write_config(self.target / RANK_EMBEDDINGS / CONFIG_FILE, config)
         write_manifest(version, generation=source.generation)
 
@@ -163,7 +163,7 @@ class Writer:
         spec, serving, generation = self.specs[part.name], self.serving[part.stage], self.source.generation
         batch = self.max_batch_size(part.stage)
         per_row = {FLAT: keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
-        profiles = tensorrt_profiles(spec, serving, batch, per_row)
+        profiles = make_profiles(spec, serving, batch, per_row)
         config = tensorrt_config(
             part.name,
             spec.inputs,
@@ -171,7 +171,7 @@ class Writer:
             batch,
             profiles,
             versions=[generation],
-            preferred_batch_sizes=preferred_sizes(serving),
+            preferred_batch_sizes=list_preferred_sizes(serving),
             queue_delay_us=serving.queue_delay_us,
             gpus=[self.merlin.gpu],
             cuda_graphs=self.merlin.cuda_graphs,
@@ -205,10 +205,10 @@ class Writer:
     def _write_ensembles(self) -> None:
         for stage in nested(self.merlin):
             steps = [self.specs[part.name] for part in self.parts if part.stage == stage]
-            config = nested_config(self.source.specs[stage], steps, self.source.generation, self.max_batch_size(stage))
+            config = make_nested_config(self.source.specs[stage], steps, self.source.generation, self.max_batch_size(stage))
             write_config(self.target / stage / CONFIG_FILE, config)
         stages = self.source.specs
-        config = nested_config(
+        config = make_nested_config(
             ensemble_spec(stages), list(stages.values()), self.source.generation, self.max_batch_size(ENSEMBLE)
         )
         write_config(self.target / ENSEMBLE / CONFIG_FILE, config)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from perf.figures import Figure
-from perf.live.after import last_sequence
+from perf.live.after import read_last_sequence
 from perf.live.exchange import Exchange, connected
 from perf.live.shop import Shop, sequences_of
 from perf.load.open_loop import prevent_delays
@@ -35,10 +35,10 @@ def measure(shop: Shop, seconds: float, rounds: int, rng: np.random.Generator, p
     with closing(Reader(shop.live_folder)) as reader:
         for number in range(rounds):
             progress(f"round {number + 1}: {CLIENTS} clients of {EVENTS_PER_REQUEST} events a request")
-            before = last_sequence(reader)
+            before = read_last_sequence(reader)
             count, taken_s = run_clients(shop, seconds, rng)
             rates.append(count / taken_s)
-            missing += count - (last_sequence(reader) - before)
+            missing += count - (read_last_sequence(reader) - before)
             progress(f"round {number + 1}: one client, and the disk")
             alone.append(time_one_client(shop, seconds / 2, rng).p50_ms)
             synced.append(time_fsync(shop.live_folder.parent).p50_ms)

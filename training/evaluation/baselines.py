@@ -1,8 +1,8 @@
-"""Four baselines for every pipeline: popularity, item-kNN, EASE and implicit ALS.
+"""Fit four baselines for every pipeline: popularity, item-kNN, EASE and implicit ALS.
 
 Each `fit_*` takes the training positives as CSR [n_users, n_items] (stored entries 1.0) and returns `scores(users) -> float32
 [B, n_items]` for users of that matrix. `search` selects a baseline's settings on a validation split inside the training log;
-`baselines` then fits it on the whole training log. The test set is never used.
+`fit_baselines` then fits it on the whole training log. The test set is never used.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def fit_popularity(positives: sp.csr_matrix) -> Scores:
 def fit_item_knn(positives: sp.csr_matrix, neighbours: int, shrinkage: float) -> Scores:
     """Score by the sum, over the user's items, of the shrunk cosine co/(|i||j| + shrinkage) with each item's best
     neighbours."""
-    similarity = _shrunk_cosine(positives, shrinkage)
-    kept = [_strongest(similarity[item], neighbours) for item in range(similarity.shape[0])]
-    to_neighbours = sp.vstack(kept, format="csr").T.tocsr()  # column j: weights of j's neighbours
+    similarity = _compute_shrunk_cosine(positives, shrinkage)
+    rows = [_keep_strongest(similarity[item], neighbours) for item in range(similarity.shape[0])]
+    to_neighbours = sp.vstack(rows, format="csr").T.tocsr()  # column j: weights of j's neighbours
     return lambda users: np.asarray((positives[users] @ to_neighbours).todense(), np.float32)
 
 
@@ -93,7 +93,7 @@ GRIDS: dict[str, tuple[Callable[..., Scores], dict[str, tuple[float, ...]]]] = {
 }
 
 
-def baselines(validation: Split, train: Split, report: Callable[[str], None] = print) -> Iterator[Baseline]:
+def fit_baselines(validation: Split, train: Split, report: Callable[[str], None] = print) -> Iterator[Baseline]:
     """Yield the baselines, with settings selected on `validation` and fitted on `train`.
 
     EASE is skipped, with a report, where both of its Gram matrices are too large to invert.
@@ -136,19 +136,19 @@ def evaluate(scores: Scores, split: Split, with_auc: bool = True) -> Quality:
     return Quality(recall_mean, ndcg_mean, coverage(np.concatenate(lists), n_items), auc_mean)
 
 
-def _shrunk_cosine(positives: sp.csr_matrix, shrinkage: float) -> sp.csr_matrix:
+def _compute_shrunk_cosine(positives: sp.csr_matrix, shrinkage: float) -> sp.csr_matrix:
     """Return the shrunk cosines, CSR [n_items, n_items], zero diagonal."""
-    together = (positives.T @ positives).tocsr().astype(np.float32)
-    norms = np.sqrt(together.diagonal())
-    rows = np.repeat(np.arange(together.shape[0]), np.diff(together.indptr))
-    together.data[rows == together.indices] = 0.0
-    together.data /= norms[rows] * norms[together.indices] + shrinkage
-    return together
+    cooccurrence = (positives.T @ positives).tocsr().astype(np.float32)
+    norms = np.sqrt(cooccurrence.diagonal())
+    rows = np.repeat(np.arange(cooccurrence.shape[0]), np.diff(cooccurrence.indptr))
+    cooccurrence.data[rows == cooccurrence.indices] = 0.0
+    cooccurrence.data /= norms[rows] * norms[cooccurrence.indices] + shrinkage
+    return cooccurrence
 
 
-def _strongest(row: sp.csr_matrix, count: int) -> sp.csr_matrix:
+def _keep_strongest(row: sp.csr_matrix, count: int) -> sp.csr_matrix:
     """Return the `count` largest entries of a one-row matrix."""
     if row.nnz <= count:
         return row
-    kept = np.argpartition(-row.data, count)[:count]
-    return sp.csr_matrix((row.data[kept], (np.zeros(count, int), row.indices[kept])), shape=row.shape)
+    strongest = np.argpartition(-row.data, count)[:count]
+    return sp.csr_matrix((row.data[strongest], (np.zeros(count, int), row.indices[strongest])), shape=row.shape)

@@ -71,7 +71,7 @@ class TestAnswers:
         config = read_config(repository / "rank_features" / "config.pbtxt")
         config.parameters["record_user"].string_value = "user_id INT64 [1]"
         write_config(repository / "rank_features" / "config.pbtxt", config)
-        with pytest.raises(ArtifactError, match="the code of this checkout know different tensors: user UINT8"):
+        with pytest.raises(ArtifactError, match="the code of this checkout state different tensors: user UINT8"):
             MerlinPipeline(repository, 1, "/models")
 
     def test_a_model_that_no_export_writes(self, repository):

@@ -7,9 +7,9 @@ import scipy.sparse as sp
 from training.evaluation import baselines as module
 from training.evaluation.baselines import (
     Split,
-    baselines,
     evaluate,
     fit_als,
+    fit_baselines,
     fit_ease,
     fit_item_knn,
     fit_popularity,
@@ -87,7 +87,7 @@ def test_search_takes_the_best_and_the_earlier_on_a_tie():
 
 def test_all_four_are_fitted_and_better_than_popularity():
     split = halves()
-    ndcg = {b.name: evaluate(b.scores, split).ndcg_at_10 for b in baselines(split, split)}
+    ndcg = {b.name: evaluate(b.scores, split).ndcg_at_10 for b in fit_baselines(split, split)}
     assert list(ndcg) == ["popularity", "item-kNN", "EASE", "ALS"]
     assert min(ndcg["item-kNN"], ndcg["EASE"], ndcg["ALS"]) > ndcg["popularity"]
 
@@ -96,5 +96,5 @@ def test_ease_says_why_it_is_left_out(monkeypatch):
     monkeypatch.setattr(module, "GRAM_LIMIT", 10)
     said = []
     split = halves()
-    assert "EASE" not in [b.name for b in baselines(split, split, said.append)]
+    assert "EASE" not in [b.name for b in fit_baselines(split, split, said.append)]
     assert said == ["EASE skipped: 60 users and 24 items, its inverse stops at 10 of either."]
