@@ -1,6 +1,6 @@
-"""Answers asked for before their users come: the most active users of every cluster first, so that every taste is warm early.
+"""Warm a cache before its users come: the most active users of every cluster first, so that every taste is warm early.
 
-    preprocess ─▶ user tower ─▶ vectors ─▶ k-means ─▶ 1st of each cluster, 2nd of each, …
+    preprocess ─▶ user tower ─▶ vectors ─▶ k-kmeans ─▶ 1st of each cluster, 2nd of each, …
 
 The vectors are those that retrieval searches with, computed by the published stages: this needs a checkout and the
 repository's folder, so it is no part of the installable client.
@@ -29,14 +29,14 @@ POOL = 50_000  # users that are clustered at most: the most active ones
 STAGE_BATCH = 256
 
 
-def popular_by_cluster(repo: Path, n_users: int, n_clusters: int, seed: int = 0) -> np.ndarray:
-    """Return int64 [<= n_users] ids: of each cluster in turn its most active user who is left."""
-    user_ids, activity, vectors = users_of(repo)
-    clusters = clusters_of(vectors, n_clusters, seed)
-    return user_ids[in_turns(clusters, activity)[:n_users]]
+def pick_by_cluster(repo: Path, n_users: int, n_clusters: int, seed: int = 0) -> np.ndarray:
+    """Return int64 [<= n_users] ids: the most active user of each cluster, then the second of each, …"""
+    user_ids, activity, vectors = read_active_users(repo)
+    clusters = cluster_vectors(vectors, n_clusters, seed)
+    return user_ids[order_by_turns(clusters, activity)[:n_users]]
 
 
-def users_of(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def read_active_users(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return int64 [U] ids, int64 [U] events, most first, and float32 [U, D] vectors of the served generation; U <= POOL."""
     from serving.contract.artifacts import stage_folder
     from serving.stages.preprocess import Preprocess  # Faiss and ONNX Runtime: a client needs neither
@@ -45,15 +45,15 @@ def users_of(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     generation = pinned_generation(repo)
     preprocess = Preprocess.load(stage_folder(repo, "preprocess", generation))
     retrieve = Retrieve.load(stage_folder(repo, "retrieve", generation))
-    everybody = preprocess.inputs.embedded.user_ids
-    events = preprocess.inputs.embedded.lookup(everybody).event_count
+    all_user_ids = preprocess.inputs.embedded.user_ids
+    events = preprocess.inputs.embedded.lookup(all_user_ids).event_count
     active = np.argsort(-events, kind="stable")[:POOL]
-    user_ids = everybody[active]
+    user_ids = all_user_ids[active]
     batches = np.split(user_ids, range(STAGE_BATCH, len(user_ids), STAGE_BATCH))
-    return user_ids, events[active], np.concatenate([_vectors(preprocess, retrieve, batch) for batch in batches])
+    return user_ids, events[active], np.concatenate([compute_vectors(preprocess, retrieve, batch) for batch in batches])
 
 
-def _vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
+def compute_vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
     from serving.contract.tensors import stage_specs
 
     spec = stage_specs(preprocess.info.axes, preprocess.info.context)["preprocess"]
@@ -62,18 +62,18 @@ def _vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
     return retrieve.user_vectors(features, retrieve.items.positions(features["history_ids"]))
 
 
-def clusters_of(vectors: np.ndarray, n_clusters: int, seed: int = 0) -> np.ndarray:
-    """Return int64 [U]: the cluster of each vector, float32 [U, D], by spherical k-means."""
+def cluster_vectors(vectors: np.ndarray, n_clusters: int, seed: int = 0) -> np.ndarray:
+    """Return int64 [U]: the cluster of each vector, float32 [U, D], by spherical k-kmeans."""
     import faiss
 
     directions = np.ascontiguousarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), np.float32)
     n_clusters = min(n_clusters, len(directions))
-    means = faiss.Kmeans(directions.shape[1], n_clusters, niter=10, seed=seed, spherical=True, min_points_per_centroid=1)
-    means.train(directions)
-    return means.index.search(directions, 1)[1][:, 0]
+    kmeans = faiss.Kmeans(directions.shape[1], n_clusters, niter=10, seed=seed, spherical=True, min_points_per_centroid=1)
+    kmeans.train(directions)
+    return kmeans.index.search(directions, 1)[1][:, 0]
 
 
-def in_turns(clusters: np.ndarray, activity: np.ndarray) -> np.ndarray:
+def order_by_turns(clusters: np.ndarray, activity: np.ndarray) -> np.ndarray:
     """Return positions [U]: the most active user of every cluster, then the second of every cluster, …"""
     order = np.lexsort((-activity, clusters))
     sorted_clusters = clusters[order]
@@ -91,11 +91,11 @@ def warm(
 ) -> Iterator[Recommendations]:
     """Ask for users, in their order, through a client that has a cache, and yield their answers.
 
-    context: as the callers will send it, for another context is another question;  progress: gets how many are done
+    context: as callers will send it, because an answer is cached by its context; progress: gets the number of users done
     """
-    most = shop.signature().max_batch
-    for start in range(0, len(user_ids), most):
-        part = [Query(int(user_id), context=context or {}) for user_id in user_ids[start : start + most]]
+    max_batch = shop.signature().max_batch
+    for start in range(0, len(user_ids), max_batch):
+        part = [Query(int(user_id), context=context or {}) for user_id in user_ids[start : start + max_batch]]
         yield from shop.recommend_many(part)
         progress(start + len(part))
 
@@ -110,8 +110,8 @@ def warm_cache(
     repo: Annotated[Path, typer.Option(help="the folder of the repository that the server serves")] = Path("model_repository"),
     url: Annotated[str, typer.Option("--url", help="host:port of the server's gRPC endpoint")] = DEFAULT_URL,
 ) -> None:
-    """Ask for popular users of every cluster, so that their answers are there when they come."""
-    user_ids = popular_by_cluster(repo, users, clusters)
+    """Ask for the most active users of every cluster, so that their answers are cached when they come."""
+    user_ids = pick_by_cluster(repo, users, clusters)
     store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
     columns = parse_pairs(context or [], "--context")
     with Recommender(url, timeouts=Timeouts(30.0), cache=store) as shop, Progress(console=err) as bar:

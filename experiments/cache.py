@@ -1,13 +1,13 @@
-"""Measure what caches of answers are worth on a recorded log.
+"""Measure hit rates and latencies of answer caches on a recorded log.
 
     python -m experiments.cache --repo … --data online-retail
 
     hit rates   a stretch of the log goes through a MemoryCache that lives by the log's own clock, for several ttls
-    warming     share of the first day's visits that are hits when users were asked for beforehand: by cluster, or by activity
+    warming     hit rate of the first day's visits after warming with the most active users, overall or of each cluster
     time        the same requests to two real servers, in the log's order, in turns: without a cache, with Triton's response
-                cache, with ours in memory and in Redis, and ours asking for the generation before every answer
+                cache, with ours in memory and in Redis, and ours reading the generation before every answer
 
-The log does not say what was requested, so two readings bound it: `lines` asks once for every line of an invoice (somebody
+The log does not hold requests, so two readings bound them: `lines` asks once for every line of an invoice (somebody
 browses and buys at the end), `visits` once per invoice. With events, a user is forgotten when their invoice ends.
 
 Every answer is compared with that of the server without a cache.
@@ -31,7 +31,7 @@ import redis
 import typer
 from rich.console import Console
 
-from clients.warming import clusters_of, in_turns, users_of
+from clients.warming import cluster_vectors, order_by_turns, read_active_users
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from perf.command import run
 from perf.observe import Latency
@@ -54,7 +54,7 @@ CACHE_MIB = 64
 COUNTED_S = 1.0  # the server counts a moment after it has answered
 TTL_S = 86_400.0  # of our caches while times are measured
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -91,22 +91,22 @@ def read_stretch(data: str, count: int) -> Stretch:
     return Stretch(user_id, time_s, ends)
 
 
-def hit_rate(stretch: Stretch, ttl_s: float, events: bool, warm: list[int] | None = None) -> float:
+def replay_hit_rate(stretch: Stretch, ttl_s: float, events: bool, warm: list[int] | None = None) -> float:
     """Return the hit rate of a cache that holds everything. events: users are forgotten when an invoice ends."""
     now_s = float(stretch.time_s[0])
     cache = MemoryCache(ttl_s, 1 << 30, clock_s=lambda: now_s)
     for user in warm or ():
-        look_up(cache, user)
+        read_or_write(cache, user)
     hits = 0
     for user, time_s, end in zip(stretch.user_id.tolist(), stretch.time_s.tolist(), stretch.ends.tolist(), strict=True):
         now_s = float(time_s)
-        hits += look_up(cache, user)
+        hits += read_or_write(cache, user)
         if end and events:
             cache.forget([user])
     return hits / len(stretch)
 
 
-def look_up(cache: MemoryCache, user: int) -> bool:
+def read_or_write(cache: MemoryCache, user: int) -> bool:
     """Return whether the user's answer was cached; cache one where it was not."""
     key = Key(user, (user % (1 << 63)).to_bytes(DIGEST_BYTES, "little"))
     [token], [value] = cache.read([key], 1)
@@ -118,33 +118,35 @@ def look_up(cache: MemoryCache, user: int) -> bool:
 def measure_hit_rates(stretch: Stretch) -> list[Figure]:
     readings = {"lines": (stretch, False), "lines with events": (stretch, True), "visits": (stretch.visits, False)}
     return [
-        Figure(name=f"hit rate, {reading}, ttl {name}", values=[hit_rate(part, ttl_s, events)])
+        Figure(name=f"hit rate, {reading}, ttl {name}", values=[replay_hit_rate(part, ttl_s, events)])
         for name, ttl_s in TTLS_S.items()
         for reading, (part, events) in readings.items()
     ]
 
 
 def measure_warming(stretch: Stretch, repo: Path, ttl_s: float) -> list[Figure]:
-    """Return the share of visits within `ttl_s` of the start that are hits, by who was asked for beforehand."""
-    user_ids, activity, vectors = users_of(repo)
+    """Return the share of visits within `ttl_s` of the start that are hits, by the users that the cache was warmed with."""
+    user_ids, activity, vectors = read_active_users(repo)
     chosen = {
         "nobody": [],
         f"{WARM_USERS} users by activity": user_ids[:WARM_USERS].tolist(),
         f"{WARM_USERS} users by cluster": user_ids[
-            in_turns(clusters_of(vectors, WARM_CLUSTERS), activity)[:WARM_USERS]
+            order_by_turns(cluster_vectors(vectors, WARM_CLUSTERS), activity)[:WARM_USERS]
         ].tolist(),
     }
     visits = stretch.visits
     visits = visits.part(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + ttl_s)))
     return [
-        Figure(name=f"hit rate of the first day's visits, warmed with {who}", values=[hit_rate(visits, ttl_s, True, users)])
+        Figure(
+            name=f"hit rate of the first day's visits, warmed with {who}", values=[replay_hit_rate(visits, ttl_s, True, users)]
+        )
         for who, users in chosen.items()
     ]
 
 
 @dataclass
 class Way:
-    """One way to ask. hits: per request; nothing is known of Triton's cache."""
+    """One way to ask. hits: bool per request, for our caches; those of Triton's cache are counted by the server."""
 
     name: str
     shop: Recommender
@@ -181,15 +183,15 @@ class Way:
 
 
 def measure_times(
-    readings: dict[str, Stretch], strangers: list[int], repo: Path, rounds: int, say: Say
+    readings: dict[str, Stretch], strangers: list[int], repo: Path, rounds: int, report: Report
 ) -> tuple[list[Figure], int]:
     """Return the figures of every reading and way, and how many answers differ from those without a cache."""
     figures, differing = [], 0
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="cache-")))
-        say("two servers and a Redis")
+        report("two servers and a Redis")
         plain_url = running.enter_context(own_server(repo)).grpc_url
-        redis_url, cached_repo = running.enter_context(own_redis(folder)), copy_with_response_cache(repo, folder)
+        redis_url, cached_repo = running.enter_context(run_redis(folder)), copy_with_response_cache(repo, folder)
         for reading, stretch in readings.items():
             with contextlib.ExitStack() as of_reading:
                 server = own_server(cached_repo)  # a new one per reading: Triton's cache never expires
@@ -200,27 +202,27 @@ def measure_times(
                     way.warm_up(strangers)
                 before = read_cache_hits(cached_url)
                 for number, part in enumerate(stretch.parts(rounds)):
-                    say(f"time, {reading}, round {number + 1}")
+                    report(f"time, {reading}, round {number + 1}")
                     for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
                         way.ask(part)
                 triton_hits = read_cache_hits(cached_url) - before
                 for way in ways:
-                    figures += figures_of_way(reading, way, ways[0], triton_hits)
+                    figures += make_figures(reading, way, ways[0], triton_hits)
                     differing += sum(a != b for a, b in zip(way.answers, ways[0].answers, strict=True))
     return figures, differing
 
 
-def figures_of_way(reading: str, way: Way, plain: Way, triton_hits: int) -> list[Figure]:
-    taken_ns, plain_ns, hits = np.array(way.latencies_ns), np.array(plain.latencies_ns), np.array(way.hits)
-    latency, name = Latency.of(taken_ns), f"{reading}, {way.name}"
+def make_figures(reading: str, way: Way, plain: Way, triton_hits: int) -> list[Figure]:
+    latencies_ns, plain_ns, hits = np.array(way.latencies_ns), np.array(plain.latencies_ns), np.array(way.hits)
+    latency, name = Latency.of(latencies_ns), f"{reading}, {way.name}"
     assert latency is not None  # it was asked
     n_hits = triton_hits if way.name == "Triton's cache" else int(hits.sum())
     times_ms = {"p50": latency.p50_ms, "p99": latency.p99_ms, "mean": latency.mean_ms}
     if way.cache and hits.any() and not hits.all():
-        times_ms |= {"p50 of a hit": np.median(taken_ns[hits]) / 1e6, "p50 of a miss": np.median(taken_ns[~hits]) / 1e6}
-    times_ms["saved per request, mean"] = (plain_ns.mean() - taken_ns.mean()) / 1e6
+        times_ms |= {"p50 of a hit": np.median(latencies_ns[hits]) / 1e6, "p50 of a miss": np.median(latencies_ns[~hits]) / 1e6}
+    times_ms["saved per request, mean"] = (plain_ns.mean() - latencies_ns.mean()) / 1e6
     figures = [Figure(name=f"{name}: {what}", values=[float(ms)], unit="ms") for what, ms in times_ms.items()]
-    return [Figure(name=f"{name}: hit rate", values=[n_hits / len(taken_ns)]), *figures]
+    return [Figure(name=f"{name}: hit rate", values=[n_hits / len(latencies_ns)]), *figures]
 
 
 def make_ways(plain_url: str, cached_url: str, redis_url: str, reading: str) -> list[Way]:
@@ -242,7 +244,7 @@ def copy_with_response_cache(repo: Path, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def own_redis(folder: Path) -> Iterator[str]:
+def run_redis(folder: Path) -> Iterator[str]:
     """Run a Redis of our own on a free port of loopback; yield its redis:// address."""
     port = free_ports().grpc
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
@@ -282,17 +284,17 @@ def main(
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure hit rates by ttl, the effect of warming, and the time that caches save. Exit code 1 when an answer differs."""
-    machine, say = read_machine(), Console(stderr=True).print
+    machine, report = read_machine(), Console(stderr=True).print
     read_repository(repo)
     stretch = read_stretch(data, lines)
-    say("hit rates, and warming")
+    report("hit rates, and warming")
     figures = measure_hit_rates(stretch) + measure_warming(stretch, repo, 86_400)
     strangers = np.setdiff1d(np.arange(1, 4 * WARM_UP), stretch.user_id)[:WARM_UP].tolist()
     readings = {
         "lines": stretch.part(0, requests),
         "visits": stretch.part(requests, len(stretch)).visits.part(0, requests // 4),
     }
-    times, differing = measure_times(readings, strangers, repo, rounds, say)
+    times, differing = measure_times(readings, strangers, repo, rounds, report)
     title, command = "Caches of answers on a recorded log", f"python -m experiments.cache --data {data}"
     conditions = f"{data}: the last {lines:,} lines; times of {requests:,} requests, one client"
     text = f"{differing} of them" if differing else ""

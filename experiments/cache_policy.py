@@ -25,20 +25,21 @@ KEYS_PER_REQUEST = 64
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def zipf_trace(rows: int, exponent: float, count: int, rng: np.random.Generator) -> np.ndarray:
+def draw_zipf_trace(rows: int, exponent: float, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw int64 [count] keys 0 … rows - 1; the popular ones are spread over them."""
     return rng.permutation(rows)[draw_zipf_keys(rows, exponent, count, rng)]
 
 
-def log_trace(name: str) -> np.ndarray:
+def read_log_trace(name: str) -> np.ndarray:
     """Read int64 positions of the items of a bundled log, in time order."""
     from training.dataset import load_dataset
 
     return np.unique(load_dataset(name).interactions["item_id"].to_numpy(), return_inverse=True)[1].astype(np.int64)
 
 
-def tables_hit_rate(trace: np.ndarray, room: int) -> float:
-    sections = CachedTable.sections(room, RowCodec("fp32", 1))
+def replay_tables(trace: np.ndarray, capacity: int) -> float:
+    """Return the hit rate of the tables' own cache with room for `capacity` rows."""
+    sections = CachedTable.sections(capacity, RowCodec("fp32", 1))
     block = PrivateBlock(sections.nbytes)
     CachedTable.initialise(block.view, sections)
     table, hits = CachedTable(block, sections, RowCodec("fp32", 1), block.view), 0
@@ -54,39 +55,39 @@ def tables_hit_rate(trace: np.ndarray, room: int) -> float:
     return hits / (len(trace) - len(trace) // 2)
 
 
-def lru_hit_rate(trace: np.ndarray, room: int) -> float:
-    held: OrderedDict[int, None] = OrderedDict()
+def replay_lru(trace: np.ndarray, capacity: int) -> float:
+    cached: OrderedDict[int, None] = OrderedDict()
     hits, half = 0, len(trace) // 2
     for i, key in enumerate(trace.tolist()):
-        if key in held:
-            held.move_to_end(key)
+        if key in cached:
+            cached.move_to_end(key)
             hits += i >= half
         else:
-            held[key] = None
-            if len(held) > room:
-                held.popitem(last=False)
+            cached[key] = None
+            if len(cached) > capacity:
+                cached.popitem(last=False)
     return hits / (len(trace) - half)
 
 
-def best_fixed_hit_rate(trace: np.ndarray, room: int) -> float:
+def replay_best_fixed(trace: np.ndarray, capacity: int) -> float:
     """Return the hit rate of the rows requested most often in the second half, as if known beforehand."""
     second = trace[len(trace) // 2 :]
     counts = np.bincount(second)
-    return float(np.sort(counts)[::-1][:room].sum() / len(second))
+    return float(np.sort(counts)[::-1][:capacity].sum() / len(second))
 
 
 def measure(rows: int, count: int, logs: list[str], rng: np.random.Generator) -> list[Figure]:
-    traces = {f"Zipf {s}": zipf_trace(rows, s, count, rng) for s in (0.9, 1.0, 1.1, 1.2)}
-    quarters = [zipf_trace(rows, 1.0, count // 4, rng) for _ in range(4)]
+    traces = {f"Zipf {s}": draw_zipf_trace(rows, s, count, rng) for s in (0.9, 1.0, 1.1, 1.2)}
+    quarters = [draw_zipf_trace(rows, 1.0, count // 4, rng) for _ in range(4)]
     traces["Zipf 1.0, new every quarter"] = np.concatenate(quarters)
-    traces |= {name: log_trace(name) for name in logs}
-    policies = {"tables": tables_hit_rate, "LRU": lru_hit_rate, "best fixed": best_fixed_hit_rate}
+    traces |= {name: read_log_trace(name) for name in logs}
+    policies = {"tables": replay_tables, "LRU": replay_lru, "best fixed": replay_best_fixed}
     figures = []
     for name, trace in traces.items():
         for share in (0.01, 0.1):
-            room = max(int(share * (trace.max() + 1)) // 8, 1) * 8
-            for policy, rate in policies.items():
-                figures.append(Figure(name=f"{name}, room for {share:.0%}: {policy}", values=[rate(trace, room)]))
+            capacity = max(int(share * (trace.max() + 1)) // 8, 1) * 8
+            for policy, replay in policies.items():
+                figures.append(Figure(name=f"{name}, room for {share:.0%}: {policy}", values=[replay(trace, capacity)]))
     return figures
 
 

@@ -1,4 +1,4 @@
-"""Requests that no honest client sends: broken tensors for gRPC and HTTP, nonsense for REST, forged records for the stages."""
+"""Forge requests that no honest client sends: broken tensors for gRPC and HTTP, nonsense for REST, records for stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTILE_JSON = [
 
 def forge_fields(spec: ModelSpec, generation: int, rng: np.random.Generator) -> Arrays:
     """Return the fields of a stage's inputs, [1, *dims] each: of the right types, with values that no stage would send."""
-    fields = {field.name: _values(field, rng) for field in spec.input_fields}
+    fields = {field.name: _draw_values(field, rng) for field in spec.input_fields}
     if "lineage" in fields:  # another generation is refused before anything is computed
         fields["lineage"][:] = (generation, int(rng.integers(0, 32)))
     return fields
@@ -35,38 +35,40 @@ def forge_stage_request(spec: ModelSpec, generation: int, rng: np.random.Generat
 
 def forge_request(spec: ModelSpec, rng: np.random.Generator) -> bytes:
     """Return an encoded request of `recommend`, broken in one of several ways."""
-    fields = {tensor.name: _values(tensor, rng) for tensor in spec.inputs}
+    fields = {tensor.name: _draw_values(tensor, rng) for tensor in spec.inputs}
     body = _encode(spec.name, fields, spec)
     request = pb.ModelInferRequest.FromString(body)
-    place = int(rng.integers(len(request.inputs)))
-    way = int(rng.integers(9))
-    if way == 0:
-        del request.inputs[place]
-    elif way == 1:
-        request.inputs[place].datatype = str(rng.choice(["FP64", "BYTES", "INT8", "", "HOROSCOPE", "INT64"]))
-    elif way == 2:
-        request.inputs[place].shape[:] = [int(size) for size in rng.choice([0, 1, -1, 3, 65, 2**31, 2**62], rng.integers(0, 4))]
-    elif way == 3:
-        request.raw_input_contents[place] = request.raw_input_contents[place][: int(rng.integers(8))]
-    elif way == 4:
-        request.inputs[place].name = str(rng.choice(WORDS))
-    elif way == 5:
+    position = int(rng.integers(len(request.inputs)))
+    fault = int(rng.integers(9))
+    if fault == 0:
+        del request.inputs[position]
+    elif fault == 1:
+        request.inputs[position].datatype = str(rng.choice(["FP64", "BYTES", "INT8", "", "HOROSCOPE", "INT64"]))
+    elif fault == 2:
+        request.inputs[position].shape[:] = [
+            int(size) for size in rng.choice([0, 1, -1, 3, 65, 2**31, 2**62], rng.integers(0, 4))
+        ]
+    elif fault == 3:
+        request.raw_input_contents[position] = request.raw_input_contents[position][: int(rng.integers(8))]
+    elif fault == 4:
+        request.inputs[position].name = str(rng.choice(WORDS))
+    elif fault == 5:
         request.parameters["deadline_unix_ms"].string_param = str(rng.choice(TEXTS))
-    elif way == 6:
+    elif fault == 6:
         request.model_name = str(rng.choice(["", "recommend/../rank", "nothing", "rank", "a" * 1_000]))
-    elif way == 7:
+    elif fault == 7:
         request.parameters["sequence_id"].int64_param = int(rng.choice(EXTREMES["i"][:7]))
         del request.raw_input_contents[:]
     else:
-        cut = bytearray(body)
-        for at in rng.integers(0, len(cut), 4):
-            cut[at] = int(rng.integers(256))
-        return bytes(cut[: int(rng.integers(1, len(cut)))])
+        damaged = bytearray(body)
+        for index in rng.integers(0, len(damaged), 4):
+            damaged[index] = int(rng.integers(256))
+        return bytes(damaged[: int(rng.integers(1, len(damaged)))])
     return request.SerializeToString()
 
 
 def forge_http(rng: np.random.Generator) -> bytes:
-    """Return a request to tritonserver's HTTP port with a body that is not what it should be."""
+    """Return a request to tritonserver's HTTP port with a malformed body."""
     model = str(rng.choice(["recommend", "rank", "observe", "nothing"]))
     body = str(rng.choice(HOSTILE_JSON)).encode() if rng.random() < 0.7 else rng.bytes(int(rng.integers(1, 200)))
     length = f"inference-header-content-length: {rng.choice([0, 1, 7, 10**9])}\r\n" if rng.random() < 0.5 else ""
@@ -86,7 +88,7 @@ def forge_rest(rng: np.random.Generator) -> bytes:
     return f"{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def _values(tensor: TensorSpec, rng: np.random.Generator) -> np.ndarray:
+def _draw_values(tensor: TensorSpec, rng: np.random.Generator) -> np.ndarray:
     dtype = tensor.numpy_dtype
     if dtype == np.object_:
         return np.array([str(rng.choice(TEXTS)).encode()] * int(np.prod(tensor.dims)), object).reshape(1, *tensor.dims)

@@ -19,13 +19,13 @@ __all__ = [
     "bootstrap_drop",
     "draw_zipf_keys",
     "finish",
-    "in_turns",
     "read_machine",
     "rows_one_by_one",
+    "run_in_turns",
 ]
 
 
-def in_turns(
+def run_in_turns(
     tasks: Mapping[str, Callable[[], dict[str, float]]], rounds: int, step: Callable[[str], None] = lambda _: None
 ) -> dict[str, list[float]]:
     """Run every task once per round and return what they measured, by name: a value per round.

@@ -33,7 +33,7 @@ from rich.console import Console
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
-from export.prequential import EVENTS_PER_BATCH, blocks, event_inputs
+from export.prequential import EVENTS_PER_BATCH, event_inputs, split_blocks
 from export.settings import PipelineSettings, Settings, TrainingSettings
 from perf.command import run
 from serving.contract.generations import pinned_generation
@@ -131,9 +131,9 @@ def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
     observe = Observe.load(repository / OBSERVE / str(pinned_generation(repository)))
     users = parts.events["user_id"].to_numpy(np.int64)[parts.test]
     with closing(observe), closing(Reader(folder)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
-        for rows in blocks(np.arange(len(observed.interactions)), EVENTS_PER_BATCH):
+        for rows in split_blocks(np.arange(len(observed.interactions)), EVENTS_PER_BATCH):
             observe(event_inputs(observed, rows))
-        found = [pipeline({"user_id": block[:, None]})["item_ids"] for block in blocks(users, USERS_PER_CALL)]
+        found = [pipeline({"user_id": block[:, None]})["item_ids"] for block in split_blocks(users, USERS_PER_CALL)]
     answers = np.concatenate(found)[:, :LIST_LENGTH]
     return np.where(answers == PAD_ID, np.iinfo(np.int64).max, answers)
 
@@ -170,7 +170,7 @@ def ask_model(
     """Return int64 [U, 20] positions for events, rows of the log, from the user's events before each."""
     users, items, times_s = log
     answers = []
-    for block in blocks(rows, 512):
+    for block in split_blocks(rows, 512):
         back = block[:, None] - 1 - np.arange(model.encoder.shape.length)
         own = (back >= 0) & (users[np.maximum(back, 0)] == users[block][:, None])
         history = np.where(own, items[np.maximum(back, 0)], n_items)
@@ -210,7 +210,7 @@ def measure_baselines(dataset: Dataset) -> Iterator[tuple[str, Quality]]:
             continue
         fit, grid = GRIDS[name]
         scores = fit(before, **(search(fit, grid, tuned) if grid else {}))
-        users = blocks(np.arange(len(user_ids)), 512)
+        users = split_blocks(np.arange(len(user_ids)), 512)
         positions = np.concatenate([top_k(scores(block), before[block], LIST_LENGTH) for block in users])
         yield name, Quality.of(positions, wanted, len(item_ids))
 

@@ -31,7 +31,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, in_turns, read_machine
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.merlin_graph import MODEL, VARIANTS, Parts, export_variant, read_sides
 from export.build import build_repository
 from export.relayout import relayout
@@ -196,7 +196,7 @@ def measure(contenders: list[Contender], rounds: int, step: Callable[[str], None
         step(f"{contender.name}: how many clients")
         clients[contender.name] = contender.best_clients()
     tasks = {c.name: partial(c.measure_round, clients[c.name]) for c in contenders}
-    return figures_of(in_turns(tasks, rounds, step))
+    return figures_of(run_in_turns(tasks, rounds, step))
 
 
 def figures_of(values: dict[str, list[float]]) -> list[Figure]:

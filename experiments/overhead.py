@@ -4,7 +4,7 @@
 
 The repository is laid out in both layouts with the code as it is now, without training; each once more without dynamic
 batching, and once with stages that compute nothing (the no-op baseline: what tritonserver, its Python backend and the load
-generator cost by themselves). The six servers and the in-process workers live side by side; all but one are suspended, and
+generator cost by themselves). The six servers and the in-process workers run side by side; all but one are suspended, and
 every round measures each of them.
 
 Figures count only for equal answers: they are compared before the load, in batches of the server's own, and again for every
@@ -26,8 +26,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from experiments.harness import RESULTS, ResultsFolder, finish, in_turns, read_machine
-from experiments.overhead_figures import PAUSE_S, ProcessorTime, Values, breakdown, figures_of, processor_time
+from experiments.harness import RESULTS, ResultsFolder, finish, read_machine, run_in_turns
+from experiments.overhead_figures import PAUSE_S, ProcessorTime, Values, figures_of, measure_breakdown, read_processor_time
 from export.relayout import relayout
 from perf.answers import differing_answers, require_comparable
 from perf.bench import PEAK_CLIENTS, Bench, new_bench
@@ -36,7 +36,7 @@ from perf.in_process import InProcess
 from perf.load import schedule
 from perf.load.workload import draw
 from perf.observe import PeakMemory, total_mib
-from perf.recall import measured_recall
+from perf.recall import measure_served_recall
 from perf.sweep import Scenario, add_open
 from perf.target import Turns, own_server, site_of, take_turns
 from repository.config import CONFIG_FILE, LAYOUTS
@@ -97,7 +97,7 @@ def measure(repo: Path, scratch: Path, candidates: int | None, rounds: int, wind
     """Return the figures, their C, and what differs between the answers ("" when nothing does)."""
     step("laying the repository out")
     c = lay_out(repo, scratch, candidates)
-    _, recall = measured_recall(scratch / "fused")
+    _, recall = measure_served_recall(scratch / "fused")
     peak_clients, memory_mib = {}, {}
     for copy in (layout + kind for layout in LAYOUTS for kind in ("", EMPTY)):
         step(f"{copy}: peak and memory")
@@ -107,7 +107,7 @@ def measure(repo: Path, scratch: Path, candidates: int | None, rounds: int, wind
         tasks = {"in process": partial(measure_in_process, sides)}
         for copy in sides.benches:
             tasks[copy] = partial(measure_copy, sides, copy)
-        values = in_turns(tasks, rounds, step)
+        values = run_in_turns(tasks, rounds, step)
         under_load = [bench.run.differing_under_load for bench in sides.benches.values()]
         compared = sum(bench.run.compared_under_load for bench in sides.benches.values())
     memory_mb = {layout: memory_mib[layout] * 2**20 / 1e6 for layout in LAYOUTS}
@@ -144,7 +144,7 @@ def copy_with_empty_stages(repo: Path, copy: Path) -> None:
         write_config(copy / model.name / CONFIG_FILE, config)
 
 
-def bench_of(server: TritonServer) -> Bench:
+def make_bench(server: TritonServer) -> Bench:
     """Return a bench with the requests of the copy's layout: a repository of empty stages records none."""
     site = site_of(server.state)
     name = site.repo.name
@@ -154,7 +154,7 @@ def bench_of(server: TritonServer) -> Bench:
 def measure_peak_alone(scratch: Path, copy: str, window_s: float) -> tuple[int, float]:
     """Return the number of clients with the most answers/s, and the peak memory in MiB; no other server runs."""
     with own_server(scratch / copy) as server, PeakMemory(server.state.tag) as memory:
-        bench = bench_of(server)
+        bench = make_bench(server)
         rates = {clients: measure_rate(bench, clients, window_s) for clients in PEAK_CLIENTS}
     return max(rates, key=rates.__getitem__), total_mib(memory.peak)
 
@@ -166,7 +166,7 @@ def serve_sides(scratch: Path, peak_clients: dict[str, int], window_s: float, st
         for copy in (layout + kind for kind in ("", UNBATCHED, EMPTY) for layout in LAYOUTS):
             step(f"serving {copy}")
             server = running.enter_context(own_server(scratch / copy))
-            benches[copy] = bench_of(server)
+            benches[copy] = make_bench(server)
             turns[copy] = running.enter_context(take_turns(server.state.tag))
         first = benches["ensemble"]
         rows = draw(first.requests, ROWS, np.random.default_rng(0))
@@ -201,7 +201,7 @@ def measure_copy(sides: Sides, copy: str) -> Values:
         if copy.endswith(UNBATCHED):
             one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
             return {f"{copy} p50": one.latency.p50_ms, f"{copy} rate, many": measure_rate(bench, MANY_CLIENTS, window_s)}
-        values = breakdown(bench, copy, window_s, empty=copy.endswith(EMPTY)) | measure_at_peak(sides, copy)
+        values = measure_breakdown(bench, copy, window_s, empty=copy.endswith(EMPTY)) | measure_at_peak(sides, copy)
         if not copy.endswith(EMPTY):
             values[f"{copy} rate, many"] = measure_rate(bench, MANY_CLIENTS, window_s)
             values |= measure_at_half(bench, copy, values[f"{copy} rate"])
@@ -212,28 +212,28 @@ def measure_rate(bench: Bench, clients: int, window_s: float) -> float:
     return bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate
 
 
-def time_of(bench: Bench) -> ProcessorTime:
+def read_server_time(bench: Bench) -> ProcessorTime:
     assert bench.site.tag is not None  # its server was started here
-    return processor_time(bench.site.tag)
+    return read_processor_time(bench.site.tag)
 
 
 def measure_at_peak(sides: Sides, copy: str) -> Values:
     """Return answers/s and the processor time of one answer."""
     bench = sides.benches[copy]
-    before = time_of(bench)
+    before = read_server_time(bench)
     level = bench.closed(ENSEMBLE, "grpc", "concurrency", sides.peak_clients[copy], sides.window_s)
-    spent = time_of(bench).per_answer(before, level.stages[ENSEMBLE].requests)
+    spent = read_server_time(bench).per_answer(before, level.stages[ENSEMBLE].requests)
     return {f"{copy} rate": level.achieved_rate, f"{copy} server us": spent.server_us, f"{copy} models us": spent.models_us}
 
 
 def measure_at_half(bench: Bench, copy: str, peak_rate: float) -> Values:
     """Return latency, errors, and how long an answer's work runs and waits for a core, with Poisson arrivals."""
-    before = time_of(bench)
+    before = read_server_time(bench)
     half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak_rate / 2, OPEN_S, rng), OPEN_S))
     if half.latency is None:
         raise ServerError(f"Nothing was answered at half of the peak: {half.errors}")
     assert half.idle_share is not None  # only older runs lack it
-    spent = time_of(bench).per_answer(before, half.latency.count)
+    spent = read_server_time(bench).per_answer(before, half.latency.count)
     values = {"p50": half.latency.p50_ms, "p99": half.latency.p99_ms, "errors": half.error_share, "idle": half.idle_share}
     values |= {"models us": spent.models_us, "models waited us": spent.models_waited_us}
     values |= {"server us": spent.server_us, "server waited us": spent.server_waited_us}

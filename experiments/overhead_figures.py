@@ -124,7 +124,7 @@ def figures_of_layout(by_round: dict[str, np.ndarray], layout: str, bounds: Boun
     ]
 
 
-def breakdown(bench: Bench, copy: str, window_s: float, empty: bool) -> Values:
+def measure_breakdown(bench: Bench, copy: str, window_s: float, empty: bool) -> Values:
     """Measure one client for a while, and what the server and the models count meanwhile; no-op stages count nothing."""
     before = {} if empty else read_settled(bench)
     level = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
@@ -176,7 +176,7 @@ class ProcessorTime:
         return PerAnswer(*(1e6 * (now - then) / answers for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 
-def processor_time(tag: str) -> ProcessorTime:
+def read_processor_time(tag: str) -> ProcessorTime:
     """Read it for the server with this tag; updaters of tables are left out, because they answer nothing."""
     kinds = ("tritonserver", STUB_NAME)
     ran_s, waited_s = dict.fromkeys(kinds, 0.0), dict.fromkeys(kinds, 0.0)

@@ -29,12 +29,12 @@ from training.features.columns import RawColumn, frame_of, rows_of
 from training.features.workflow import fit_workflow
 
 BATCHES = (1, 32, 1024)
-LEAST_FASTER = 100.0  # for one row
+MIN_SPEEDUP = 100.0  # for one row
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def median_us(call: Callable[[], object], repeats: int) -> float:
+def measure_median_us(call: Callable[[], object], repeats: int) -> float:
     elapsed_ns = []
     for _ in range(repeats):
         start = time.perf_counter_ns()
@@ -55,7 +55,7 @@ def load_stage(features: Features, folder: Path) -> Preprocess:
     return Preprocess.load(folder)
 
 
-def full_rows(columns: Mapping[str, RawColumn], n_rows: int) -> dict[str, RawColumn]:
+def take_complete_rows(columns: Mapping[str, RawColumn], n_rows: int) -> dict[str, RawColumn]:
     """Return the first complete rows: NVTabular cannot transform a single row with a missing category."""
     complete = frame_of(columns).notna().all(axis=1).to_numpy()
     rows = np.resize(np.flatnonzero(complete), n_rows)
@@ -66,14 +66,14 @@ def measure_batch(
     batch: int, columns: Mapping[str, RawColumn], workflow: Any, features: Features, stage: Preprocess, dataset: Dataset
 ) -> dict[str, float]:
     """Return the median µs of a call with `batch` rows, by what is called."""
-    sample = full_rows(columns, batch)
+    sample = take_complete_rows(columns, batch)
     frame = frame_of(sample)
     user_ids = np.resize(dataset.users["user_id"].to_numpy(), batch)
     inputs = {t.name: t.filled(batch) for t in stage.info.spec.inputs if t.optional} | {"user_id": user_ids[:, None]}
     return {
-        "workflow": median_us(lambda: workflow.transform(frame), 20),
-        "plan": median_us(lambda: features.user_plan(sample), 300),
-        "stage": median_us(lambda: stage(inputs), 300),
+        "workflow": measure_median_us(lambda: workflow.transform(frame), 20),
+        "plan": measure_median_us(lambda: features.user_plan(sample), 300),
+        "stage": measure_median_us(lambda: stage(inputs), 300),
     }
 
 
@@ -89,10 +89,10 @@ def measure(data: str, batches: tuple[int, ...]) -> list[Figure]:
         stage = load_stage(features, Path(folder) / "stage")
         for batch in batches:
             times_us = measure_batch(batch, columns, workflow, features, stage, dataset)
-            name, faster = f"{batch:,} rows" if batch > 1 else "1 row", times_us["workflow"] / times_us["plan"]
-            figures += [Figure(name=f"{name}: {what}", values=[us], unit="µs") for what, us in times_us.items()]
-            at_least = LEAST_FASTER if batch == 1 else None
-            figures.append(Figure(name=f"{name}: plan over workflow", values=[faster], unit="x", at_least=at_least))
+            name, speedup = f"{batch:,} rows" if batch > 1 else "1 row", times_us["workflow"] / times_us["plan"]
+            figures += [Figure(name=f"{name}: {what}", values=[time_us], unit="µs") for what, time_us in times_us.items()]
+            at_least = MIN_SPEEDUP if batch == 1 else None
+            figures.append(Figure(name=f"{name}: plan over workflow", values=[speedup], unit="x", at_least=at_least))
     return figures
 
 

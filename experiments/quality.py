@@ -1,4 +1,4 @@
-"""Measure the quality of what is served beside the baselines: `make eval` on several data sets, and its figures kept.
+"""Measure the quality of what is served beside the baselines: `make eval` on several data sets, and write the figures.
 
     python -m experiments.quality [--data online-retail,movielens]
 
@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def figures_of(qualities: dict[str, Quality]) -> list[Figure]:
-    """qualities: by baseline, stage, and SERVED."""
+    """Return the figures. qualities: by name of a baseline, "after <stage>", and SERVED"""
     baselines = {name: q for name, q in qualities.items() if name != SERVED and not name.startswith("after ")}
     figures = []
     for name, quality in qualities.items():

@@ -22,7 +22,7 @@ import numpy as np
 import typer
 
 from experiments.gateway_soak import stub_of
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, in_turns, read_machine
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.served import Served, serve_with_gateway
 from export.relayout import relayout
 from perf.command import run
@@ -104,7 +104,7 @@ def main(
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=30) as http:
                 shopper = Shopper(http, user)
                 tasks = {name: partial(measure_fault, served, name, shopper) for name in FAULTS}
-                values = in_turns(tasks, rounds)
+                values = run_in_turns(tasks, rounds)
     limits = {"readiness fails after": 2.0, "started again after": 5.0}
     figures = [
         Figure(name=name, values=each, unit="s", at_most=limits.get(name.rpartition(": ")[2])) for name, each in values.items()

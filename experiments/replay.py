@@ -31,7 +31,7 @@ from export.settings import Settings
 from perf.command import run
 from perf.live.shop import Shop, opened_shop
 from perf.load.workload import ask
-from perf.report.results import last_line
+from perf.report.results import to_json_line
 from server.health import local_client
 from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ConfigError
@@ -83,7 +83,7 @@ def run_command(
     with opened_shop(repo) as shop:
         show(replay, replay.steps(shop, first, 60 * minutes), console)
     console.print(replay.table())
-    print(last_line(replay.document()))
+    print(to_json_line(replay.document()))
 
 
 def held_back_row(dataset: Dataset, repo: Path) -> int:

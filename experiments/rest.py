@@ -25,7 +25,7 @@ import psutil
 import typer
 
 import clients  # noqa: F401  so that triton_recommender is found
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, in_turns, read_machine
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.rest_load import get_request, percentile_ms, send_closed_loop
 from experiments.served import Served, serve_with_gateway
 from perf.command import run
@@ -130,7 +130,7 @@ def main(
             tasks[f"plain FastAPI {n}"] = partial(ask_rest, "plain FastAPI", plain_port, [plain], users, seconds, n)
         for task in tasks.values():
             task()  # warm
-        values = in_turns(tasks, rounds)
+        values = run_in_turns(tasks, rounds)
     units = {"p50": "ms", "p99": "ms", "answers/s": "/s"}
     figures = [Figure(name=name, values=each, unit=units.get(name.rpartition(": ")[2], "ms")) for name, each in values.items()]
     added = [

@@ -3,7 +3,7 @@
     python -m experiments.results
 
 Every figure that this project publishes is in results/*.json, with the command that measures it; the figures of a result file
-are those of its last run. In README.md, what stands between the two markers is replaced.
+are those of its last run. In README.md, the text between the two markers is replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 PAGE = PROJECT / "docs" / "results.md"
 README = PROJECT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-SECTIONS = {  # title -> how the names of its results begin
+SECTIONS = {  # title -> prefixes of the names of its results
     "Quality": ("quality-", "prequential-", "leave-one-out-"),
     "Speed": ("overhead-", "merlin", "growth", "preprocess", "sizing-", "sequence-"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
@@ -33,7 +33,7 @@ SECTIONS = {  # title -> how the names of its results begin
 }
 OVER_BEST = "served (end to end) over the best baseline: NDCG@10"
 IN_RAM = "large: 10 % in RAM, waits for misses, p99 of recommend over all in RAM, one client"
-SUMMARY = (  # (result, figure, its words in README.md)
+SUMMARY = (  # (result, figure, its label in README.md)
     ("quality-online-retail", OVER_BEST, "NDCG@10 over the best baseline, Online Retail"),
     ("quality-movielens", OVER_BEST, "NDCG@10 over the best baseline, MovieLens"),
     ("quality-amazon-grocery", OVER_BEST, "NDCG@10 over the best baseline, Amazon grocery"),
@@ -69,12 +69,12 @@ def write_page(results: dict[str, Result]) -> str:
     names = {title: [name for name in results if name.startswith(begins)] for title, begins in SECTIONS.items()}
     listed: set[str] = set()
     parts = [PREFACE]
-    for title, of_section in names.items():
-        if not of_section:  # nothing of it was measured yet
+    for title, section_names in names.items():
+        if not section_names:  # nothing of it was measured yet
             continue
         parts.append(f"## {title}\n")
-        parts += [describe_result(results[name]) for name in of_section if name not in listed]
-        listed |= set(of_section)
+        parts += [describe_result(results[name]) for name in section_names if name not in listed]
+        listed |= set(section_names)
     if missing := results.keys() - listed:
         raise ConfigError(f"No section of docs/results.md holds {', '.join(sorted(missing))}. Add one to SECTIONS.")
     return "\n".join(parts).rstrip() + "\n"
@@ -84,32 +84,36 @@ def describe_result(result: Result) -> str:
     lines = [f"### {result.title}\n", f"`{result.command}`; {result.conditions}.\n"]
     lines += ["| figure | value | low to high | bound | |", "|---|---|---|---|---|"]
     for record in result.figures:
-        low_high = "" if record.low is None or record.high is None else f"{number(record.low)} to {number(record.high)}"
-        cells = (record.figure, value_of(record), low_high, record.bound, verdict(record))
+        low_high = (
+            "" if record.low is None or record.high is None else f"{format_number(record.low)} to {format_number(record.high)}"
+        )
+        cells = (record.figure, format_value(record), low_high, record.bound, format_verdict(record))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def value_of(record: Record) -> str:
-    return f"{number(record.value)} {record.unit}".rstrip()
+def format_value(record: Record) -> str:
+    return f"{format_number(record.value)} {record.unit}".rstrip()
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:g}"
 
 
-def verdict(record: Record) -> str:
+def format_verdict(record: Record) -> str:
     return {None: "", True: "met", False: "**missed**"}[record.met]
 
 
 def write_summary(results: dict[str, Result]) -> str:
     """Return the summary table of README.md. Raises ConfigError where a figure of it is not in its result file."""
     lines = ["| | value | bound | |", "|---|---|---|---|"]
-    for name, figure, words in SUMMARY:
+    for name, figure, label in SUMMARY:
         record = next((r for r in results[name].figures if r.figure == figure), None) if name in results else None
         if record is None:
-            raise ConfigError(f"experiments/results/{name}.json lacks the figure {figure!r}. Run its command, or mend SUMMARY.")
-        lines.append(f"| {words} | {value_of(record)} | {record.bound} | {verdict(record)} |")
+            raise ConfigError(
+                f"experiments/results/{name}.json lacks the figure {figure!r}. Run its command, or correct SUMMARY."
+            )
+        lines.append(f"| {label} | {format_value(record)} | {record.bound} | {format_verdict(record)} |")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.tables_lookups import measure_growth, measure_hits, measure_misses
-from experiments.tables_workload import EXPONENT, levels_by_case
+from experiments.tables_workload import EXPONENT, choose_levels
 from perf.command import BROKEN, progress, run
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
@@ -61,7 +61,7 @@ def main(
     if {"large", "updates"} & set(chosen):
         pinned_generation(repo)  # now: the parts before them may take an hour
     if "large" in chosen:
-        levels_by_case(rows)  # likewise: raises for a table that is too small
+        choose_levels(rows)  # likewise: raises for a table that is too small
     broken = False
     for part in chosen:
         machine, title, command = read_machine(), PARTS[part], f"python -m experiments.tables {part} --rows {rows}"

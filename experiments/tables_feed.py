@@ -1,6 +1,6 @@
-"""Processes beside the one that serves: a Kafka broker (librdkafka's own mock) and a publisher of rows.
+"""Run a Kafka broker (librdkafka's own mock) and a publisher of rows as processes beside the server.
 
-They belong on other machines. Here they share the cores, so they do little: few large messages, made beforehand.
+They belong on other machines. Here they share its cores, so they do little: few large messages, encoded beforehand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ spawn = multiprocessing.get_context("spawn")
 
 @contextmanager
 def run_beside(name: str, target: Callable[..., None], arguments: tuple, stop: Callable[[], object]) -> Iterator[BaseProcess]:
-    """Run a process as long as the block. Raises ServerError when it ended before: figures without it would flatter."""
+    """Run a process as long as the block. Raises ServerError when it ended earlier: figures without its load look too good."""
     process = spawn.Process(target=target, args=arguments, daemon=True)
     process.start()
     try:
@@ -40,7 +40,7 @@ def run_beside(name: str, target: Callable[..., None], arguments: tuple, stop: C
         process.join(STOPPED_S)
 
 
-def pid_of(process: BaseProcess) -> int:
+def require_pid(process: BaseProcess) -> int:
     assert process.pid is not None  # it was started
     return process.pid
 
@@ -57,17 +57,17 @@ def require_alive(name: str, process: BaseProcess) -> None:
 @contextmanager
 def run_broker() -> Iterator[tuple[str, int]]:
     """Yield the broker's host:port and process id."""
-    ours, theirs = spawn.Pipe()
+    receiver, sender = spawn.Pipe()
     stop = spawn.Event()
-    with run_beside("The broker", serve_broker, (theirs, stop), stop.set) as process:
-        theirs.close()  # else the broker's end would not count as closed when it dies
+    with run_beside("The broker", serve_broker, (sender, stop), stop.set) as process:
+        sender.close()  # else the broker's end would not count as closed when it dies
         try:
-            address = ours.recv()
+            address = receiver.recv()
         except EOFError:
             process.join()
             require_alive("The broker", process)
             raise
-        yield address, pid_of(process)
+        yield address, require_pid(process)
 
 
 def serve_broker(address, stop) -> None:
@@ -123,10 +123,11 @@ def run_publisher(published: Published) -> Iterator[int]:
         published.go.set()
 
     with run_beside("The publisher", publish, (published,), stop) as process:
-        yield pid_of(process)
+        yield require_pid(process)
 
 
 def publish(published: Published) -> None:
+    """Send rows until `published.stop` is set. Raises DependencyError when Kafka acknowledges nothing."""
     from confluent_kafka import Producer
 
     messages = itertools.cycle(make_messages(published, np.random.default_rng(1)))
@@ -134,7 +135,7 @@ def publish(published: Published) -> None:
     partitions = {}
     for name in [topic(model, table) for model in (published.model, UNREAD) for table in published.keys]:
         partitions[name] = len(producer.list_topics(name, timeout=STARTED_S).topics[name].partitions)
-    for _ in ticks(published.go, published.stop):
+    for _ in tick(published.go, published.stop):
         message = next(messages)
         name = topic(UNREAD if published.unread.is_set() else published.model, message.table)
         producer.produce(name, message.payload, partition=kafka_partition(message.group, partitions[name]))
@@ -143,7 +144,7 @@ def publish(published: Published) -> None:
         published.count.value += message.rows
 
 
-def ticks(go, stop) -> Iterator[None]:
+def tick(go, stop) -> Iterator[None]:
     """Yield MESSAGES_PER_S times a second while `go` is set, until `stop` is."""
     next_s = time.monotonic()
     while not stop.is_set():

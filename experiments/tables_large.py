@@ -22,7 +22,16 @@ import numpy as np
 from experiments.harness import Figure, draw_zipf_keys
 from experiments.tables_device import read_through
 from experiments.tables_lookups import FROM_MEMORY
-from experiments.tables_workload import RAM_SHARE, TABLE, WAITS, WIDTH, levels_by_case, ram_share, settings_of, write_table
+from experiments.tables_workload import (
+    RAM_SHARE,
+    TABLE,
+    WAITS,
+    WIDTH,
+    choose_levels,
+    compute_ram_share,
+    make_settings,
+    write_table,
+)
 from export.relayout import relayout
 from perf.bench import Bench, new_bench
 from perf.load import schedule
@@ -71,7 +80,7 @@ class Side:
         level_bytes: dict[str, list[int]] = {"l1": [], "l2": []}
         for level, of_instance in self.read_metric(BYTES_HELD, "level"):
             level_bytes[level].append(int(of_instance))
-        return ram_share(rows, sum(level_bytes["l1"]), max(level_bytes["l2"]), processes=len(level_bytes["l2"]))
+        return compute_ram_share(rows, sum(level_bytes["l1"]), max(level_bytes["l2"]), processes=len(level_bytes["l2"]))
 
     def read_metric(self, name: str, label: str) -> list[tuple[str, float]]:
         """Return the label and the value of each sample of the large table. Raises ServerError where there is none."""
@@ -113,7 +122,7 @@ def measure_large(
     keys = draw_zipf_keys(rows, exponent, (KEYS, candidates_of(repo)), rng).astype(np.int32)
     with ExitStack() as running:
         sides = []
-        for number, case in enumerate(levels_by_case(rows)):
+        for number, case in enumerate(choose_levels(rows)):
             step(f"a server, {case}")
             sides.append(serve_case(repo, source, scratch / str(number), rows, case, keys, running))
         read_through(source)
@@ -152,8 +161,8 @@ def make_large_repository(repo: Path, scratch: Path, source: str, rows: int, cas
     for table in own.tables:
         (links / f"{table.name}.npy").symlink_to(Path(own.source, f"{table.name}.npy").resolve())
     (links / f"{TABLE}.npy").symlink_to(Path(source, f"{TABLE}.npy").resolve())
-    threshold, levels = levels_by_case(rows)[case]
-    large = settings_of(rows, source, threshold, **levels)
+    threshold, levels = choose_levels(rows)[case]
+    large = make_settings(rows, source, threshold, **levels)
     others = tuple(replace(table, l1_rows=0, l2_rows=table.rows) for table in own.tables if table.name != LARGE)
     arena = f"bench-large-{os.getpid()}-{scratch.name}"
     (folder / "large").mkdir()

@@ -22,10 +22,10 @@ from experiments.tables_workload import (
     KEYS_PER_REQUEST,
     TABLE,
     WIDTH,
-    latencies_us,
+    find_resident_keys,
+    make_settings,
+    measure_latencies_us,
     open_tables,
-    resident_keys,
-    settings_of,
     write_table,
 )
 from serving.tables.leveled import LeveledTables
@@ -58,8 +58,8 @@ def measure_hits(
     }
     figures = []
     for kind, table in kinds.items():
-        with open_tables(settings_of(rows, source, **table)) as tables:
-            resident = resident_keys(tables, rows)
+        with open_tables(make_settings(rows, source, **table)) as tables:
+            resident = find_resident_keys(tables, rows)
             for batch in batches:
                 requests = resident[draw_zipf_keys(len(resident), exponent, (max(4, keys // batch), batch), rng)]
                 figures += figures_of_hits(f"hits: {kind}, {batch:,} keys", plain, tables, requests)
@@ -99,9 +99,9 @@ def measure_misses(folder: Path, rows: int, rng: np.random.Generator, n_requests
     just read comes back sooner."""
     source, figures = write_table(folder, rows, rng), []
     device = RawDevice(f"{source}/{TABLE}.npy")
-    with open_tables(settings_of(rows, source, l2_rows=rows // 10)) as tables:
+    with open_tables(make_settings(rows, source, l2_rows=rows // 10)) as tables:
         read_through(source)
-        resident = resident_keys(tables, rows // 10)
+        resident = find_resident_keys(tables, rows // 10)
 
         def look_up(keys: np.ndarray) -> None:
             tables.lookup(TABLE, keys)
@@ -112,9 +112,9 @@ def measure_misses(folder: Path, rows: int, rng: np.random.Generator, n_requests
             for missing, of_device in zip(*absent, strict=True):
                 hits = rng.choice(resident, KEYS_PER_REQUEST)
                 mixed = np.concatenate([missing, hits[n_misses:]])
-                elapsed_us["device"] += latencies_us(device.read, of_device[None]).tolist()
-                elapsed_us["hits"] += latencies_us(look_up, hits[None]).tolist()
-                elapsed_us["mixed"] += latencies_us(look_up, mixed[None]).tolist()
+                elapsed_us["device"] += measure_latencies_us(device.read, of_device[None]).tolist()
+                elapsed_us["hits"] += measure_latencies_us(look_up, hits[None]).tolist()
+                elapsed_us["mixed"] += measure_latencies_us(look_up, mixed[None]).tolist()
                 tables.settle()
             device_us, hits_us, mixed_us = (float(np.median(us)) for us in elapsed_us.values())
             name, added_us = f"misses: {n_misses} of {KEYS_PER_REQUEST} keys", mixed_us - hits_us
@@ -139,14 +139,14 @@ class Size:
 
     def measure_round(self, count: int, rng: np.random.Generator) -> None:
         """Time `count` requests with 13 misses each, and raw reads for a quarter of them."""
-        resident = resident_keys(self.tables, 2 * self.cached)  # fewer after every round of misses
+        resident = find_resident_keys(self.tables, 2 * self.cached)  # fewer after every round of misses
         mixed = resident[draw_zipf_keys(len(resident), GROWTH_EXPONENT, (count, KEYS_PER_REQUEST), rng)]
-        latencies_us(self.look_up, mixed)
+        measure_latencies_us(self.look_up, mixed)
         mixed[:, :N_MISSES] = rng.integers(2 * self.cached, self.rows, (count, N_MISSES))
         before = self.counts
-        self.look_ups_us += latencies_us(self.look_up, mixed, pause_s=0.002).tolist()
+        self.look_ups_us += measure_latencies_us(self.look_up, mixed, pause_s=0.002).tolist()
         self.memory_hit_rates.append(memory_hit_rate(before, self.counts))
-        self.device_us += latencies_us(self.device.read, mixed[: max(count // 4, 1), :N_MISSES]).tolist()
+        self.device_us += measure_latencies_us(self.device.read, mixed[: max(count // 4, 1), :N_MISSES]).tolist()
 
     def look_up(self, keys: np.ndarray) -> None:
         self.tables.lookup(TABLE, keys)
@@ -183,7 +183,7 @@ def measure_growth(
 def open_size(folder: Path, rows: int, cached: int, rng: np.random.Generator, running: ExitStack) -> Size:
     source = write_table(folder, rows, rng)
     arena = f"bench-growth-{rows}"
-    tables = running.enter_context(open_tables(settings_of(rows, source, l2_rows=cached), arena=arena))
+    tables = running.enter_context(open_tables(make_settings(rows, source, l2_rows=cached), arena=arena))
     read_through(source)
     device = RawDevice(f"{source}/{TABLE}.npy")
     running.callback(device.close)

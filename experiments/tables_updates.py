@@ -5,7 +5,7 @@ Four kinds of turns. All turns of a round get the same requests of `recommend` a
     quiet      no updates
     unread     10,000 rows/s to topics that nobody reads: the cost of broker and publisher, which belong on other machines
     updated    10,000 rows/s to the server's own topics; the published rows again, so that answers stay real
-    watched    the same, and new rows of a few items, each looked for in the answers of `rank` until it shows
+    watched    the same, and new rows of a few items, each polled for in the answers of `rank` until it shows
 
 Updated over unread is what updates cost this machine; updated over quiet includes broker and publisher.
 """
@@ -50,9 +50,9 @@ SETTLED_S = 0.5  # between two turns
 TOPICS_FOUND_S = 8.0  # the first message creates the topics, which the updater then finds
 WATCHED_TABLE, OTHER_TABLE = "item_0", "user_0"  # the largest
 WATCHED = 32  # candidates
-EVERY_S = 0.1
-NEVER_S = 5.0
-IDLE_S = 4 * NEVER_S  # the last look for a row is over by then
+WATCH_PAUSE_S = 0.1
+VISIBLE_TIMEOUT_S = 5.0
+IDLE_S = 4 * VISIBLE_TIMEOUT_S  # by then the last poll for a row is over
 
 
 @dataclass
@@ -101,7 +101,7 @@ def measure_updates(repo: Path, scratch: Path, seconds: float, rounds: int, step
                 set_publishing(published, turn)
                 time.sleep(SETTLED_S)
                 begun_s, rows_before = time.monotonic(), published.count.value
-                with watching(watched, turn == "watched"):
+                with watch_while(watched, turn == "watched"):
                     outcomes[turn].append(send_load(bench, requests))
                 if turn == "updated":
                     rows_per_s.append((published.count.value - rows_before) / (time.monotonic() - begun_s))
@@ -138,7 +138,7 @@ def send_load(bench: Bench, requests: Requests) -> Outcome:
 
 
 @contextmanager
-def watching(watched: Watched, active: bool) -> Iterator[None]:
+def watch_while(watched: Watched, active: bool) -> Iterator[None]:
     if active:
         watched.go.set()
     yield
@@ -155,11 +155,13 @@ def choose_watched(bench: Bench, tables: Path, table: str, brokers: str, model: 
     candidate_ids = unpack_records(bench.specs["rank"].inputs, inputs)["candidate_ids"]
     positions = ItemIndex.load(tables.parent / "item_ids.npy").positions(candidate_ids)[0]
     keys = np.load(tables.parent / "item_rows.npy")[positions, 0].astype(np.int64)
-    alone, columns, counts = np.unique(keys, return_index=True, return_counts=True)
+    unique_keys, columns, counts = np.unique(keys, return_index=True, return_counts=True)
     chosen = np.flatnonzero(counts == 1)[-WATCHED:]
-    rows = np.load(tables / f"{table}.npy", mmap_mode="r")[alone[chosen]]
+    rows = np.load(tables / f"{table}.npy", mmap_mode="r")[unique_keys[chosen]]
     spec, site = bench.specs["rank"], bench.site
-    return Watched(site.grpc_url, brokers, model, table, spec, site.generation, inputs, columns[chosen], alone[chosen], rows)
+    return Watched(
+        site.grpc_url, brokers, model, table, spec, site.generation, inputs, columns[chosen], unique_keys[chosen], rows
+    )
 
 
 @contextmanager
@@ -182,12 +184,12 @@ def watch(watched: Watched) -> None:
             watched.idle.set()
             watched.go.wait()
             watched.idle.clear()
-            watched.visible_ms.put(1e3 * time_until_visible(watched, number, client, sender, rng))
+            watched.visible_ms.put(1e3 * measure_visible_s(watched, number, client, sender, rng))
             number = (number + 1) % len(watched.keys)
-            time.sleep(EVERY_S)
+            time.sleep(WATCH_PAUSE_S)
 
 
-def time_until_visible(watched: Watched, number: int, client: Any, sender: Publisher, rng: np.random.Generator) -> float:
+def measure_visible_s(watched: Watched, number: int, client: Any, sender: Publisher, rng: np.random.Generator) -> float:
     """Return seconds from a new row's acknowledgement to the first answer that uses it; infinite when it never does."""
 
     def read_score() -> float:
@@ -199,14 +201,14 @@ def time_until_visible(watched: Watched, number: int, client: Any, sender: Publi
     sender.publish(watched.table, watched.keys[number : number + 1], row[None])
     sender.flush()
     acknowledged_s = time.monotonic()
-    while time.monotonic() < acknowledged_s + NEVER_S:
+    while time.monotonic() < acknowledged_s + VISIBLE_TIMEOUT_S:
         if read_score() != before:
             return time.monotonic() - acknowledged_s
     return float("inf")
 
 
 def figures_of(outcomes: dict[str, list[Outcome]], visible_ms: list[float], rows_per_s: list[float]) -> list[Figure]:
-    """Ratios are taken within a round; visible_ms holds infinity for a row that never showed."""
+    """Return the figures; ratios are taken within a round. visible_ms: infinite for a row that never showed"""
     p99_ms = {turn: [p99_ms_of(outcome) for outcome in outcomes[turn]] for turn in TURNS}
     errors = sum(sum(outcome.errors.values()) for of_turn in outcomes.values() for outcome in of_turn)
     p50_visible_ms, p99_visible_ms = np.percentile(visible_ms, (50, 99), method="inverted_cdf").tolist()

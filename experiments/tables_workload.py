@@ -1,7 +1,7 @@
-"""The table that the `tables` experiments measure: its file, its memory budget, and how look-ups are timed.
+"""Make the table that the `tables` experiments measure, fit it into its memory budget, and time look-ups.
 
-Memory counts everything that serves the table: the levels with all that finds their rows, and what every process with RocksDB
-open keeps of it (index, filters, and a block cache that does not grow with the table). The update ring is left out.
+Memory counts everything that serves the table: the levels with their indexes, and what RocksDB keeps in every process that
+opens it (index, filters, and a block cache that does not grow with the table). The update ring is left out.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WIDTH = 16
 ROW_BYTES = 4 * WIDTH
 KEYS_PER_REQUEST = 256
 EXPONENT = 1.145  # of the keys' popularity: a tenth of 50 million rows in RAM, warm, answers 95 % of the keys
-WRITTEN_ROWS = 1 << 20  # at a time
+CHUNK_ROWS = 1 << 20  # at a time
 RAM_SHARE = 0.1  # of the rows' bytes
-ENOUGH_ROWS = 5_000_000  # RocksDB alone takes half of a tenth of these
+MIN_ROWS = 5_000_000  # RocksDB alone takes half of a tenth of these
 WAITS = "10 % in RAM, waits for misses"  # answers are exact
 
 
-def levels_by_case(rows: int) -> dict[str, tuple[float, dict[str, int]]]:
+def choose_levels(rows: int) -> dict[str, tuple[float, dict[str, int]]]:
     """Return the hit-rate threshold and the levels of each case. Raises ConfigError for a table that is too small.
 
     A threshold that lets rows come late applies to L1, which therefore gets all the memory.
@@ -49,31 +49,31 @@ def fit_in_share(rows: int, l1_share: float) -> dict[str, int]:
 
     Raises ConfigError for a table so small that RocksDB alone takes as much.
     """
-    budget_bytes = RAM_SHARE * rows * ROW_BYTES - rocksdb_bytes(rows)
+    budget_bytes = RAM_SHARE * rows * ROW_BYTES - count_rocksdb_bytes(rows)
     cached = int(budget_bytes / ROW_BYTES)
     while cached > 0:
         table = TableConfig(TABLE, rows, WIDTH, l1_rows=int(l1_share * cached), l2_rows=int((1 - l1_share) * cached))
-        if levels_bytes(table) <= budget_bytes:
+        if count_levels_bytes(table) <= budget_bytes:
             return {"l1_rows": table.l1_rows, "l2_rows": table.l2_rows}
         cached = int(cached * 0.99)
     raise ConfigError(
         f"{RAM_SHARE:.0%} of {rows:,} rows x {WIDTH} are {RAM_SHARE * rows * ROW_BYTES / 1e6:.1f} MB; RocksDB's index, "
-        f"filters and block cache alone take {rocksdb_bytes(rows) / 1e6:.1f}. Expected room for rows beside them. "
-        f"Pass --rows {ENOUGH_ROWS} or more."
+        f"filters and block cache alone take {count_rocksdb_bytes(rows) / 1e6:.1f}. Expected room for rows beside them. "
+        f"Pass --rows {MIN_ROWS} or more."
     )
 
 
-def rocksdb_bytes(rows: int) -> int:
+def count_rocksdb_bytes(rows: int) -> int:
     return estimate_reader_bytes(rows, WIDTH) + BLOCK_CACHE_BYTES
 
 
-def levels_bytes(table: TableConfig) -> int:
+def count_levels_bytes(table: TableConfig) -> int:
     return (l1_sections(table).nbytes if table.l1_rows else 0) + (l2_sections(table).nbytes if table.l2_rows else 0)
 
 
-def ram_share(rows: int, l1_bytes: int, l2_bytes: int, processes: int = 1) -> float:
+def compute_ram_share(rows: int, l1_bytes: int, l2_bytes: int, processes: int = 1) -> float:
     """Return the memory of a table over the bytes of its rows, float32 [rows, 16]. l1_bytes: of all processes together."""
-    return (l1_bytes + l2_bytes + processes * rocksdb_bytes(rows)) / (rows * ROW_BYTES)
+    return (l1_bytes + l2_bytes + processes * count_rocksdb_bytes(rows)) / (rows * ROW_BYTES)
 
 
 def write_table(folder: Path, rows: int, rng: np.random.Generator) -> str:
@@ -82,15 +82,15 @@ def write_table(folder: Path, rows: int, rng: np.random.Generator) -> str:
     if not (folder / "done").exists():
         folder.mkdir(parents=True, exist_ok=True)
         table = np.lib.format.open_memmap(folder / f"{TABLE}.npy", "w+", np.float32, (rows, WIDTH))
-        for start in range(0, rows, WRITTEN_ROWS):
-            count = min(WRITTEN_ROWS, rows - start)
+        for start in range(0, rows, CHUNK_ROWS):
+            count = min(CHUNK_ROWS, rows - start)
             table[start : start + count] = rng.standard_normal((count, WIDTH), dtype=np.float32)
         table.flush()
         (folder / "done").touch()
     return str(folder)
 
 
-def settings_of(rows: int, source: str, threshold: float = 1.1, **table) -> LevelsConfig:
+def make_settings(rows: int, source: str, threshold: float = 1.1, **table) -> LevelsConfig:
     """Return the settings of one table over RocksDB, read past the page cache. table: further settings of it."""
     return LevelsConfig(
         "bench",
@@ -111,7 +111,7 @@ def open_tables(config: LevelsConfig, **changes) -> Iterator[LeveledTables]:
         tables.close()
 
 
-def resident_keys(tables: LeveledTables, rows: int) -> np.ndarray:
+def find_resident_keys(tables: LeveledTables, rows: int) -> np.ndarray:
     """Return int64: those of the keys 0 … rows - 1 that the first level holds."""
     table = tables._tables[TABLE]
     first = table.l1 or table.shared
@@ -125,8 +125,8 @@ def resident_keys(tables: LeveledTables, rows: int) -> np.ndarray:
     return np.concatenate(resident)
 
 
-def latencies_us(call: Callable[[np.ndarray], object], requests: np.ndarray, pause_s: float = 0.0) -> np.ndarray:
-    """Return float64 [R], one per request. pause_s: after each, in which background work may go on."""
+def measure_latencies_us(call: Callable[[np.ndarray], object], requests: np.ndarray, pause_s: float = 0.0) -> np.ndarray:
+    """Return float64 [R], one per request. pause_s: after each, for background work"""
     elapsed_ns = np.empty(len(requests))
     for i, keys in enumerate(requests):
         started_ns = time.perf_counter_ns()

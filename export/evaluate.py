@@ -27,8 +27,8 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID
 from serving.pipeline import Pipeline
 from serving.stages.search.search import Blocked
 from training.dataset import Dataset, split_by_time
-from training.evaluation.baselines import Baseline, Quality, baselines, evaluate
-from training.evaluation.metrics import auc, countable, coverage, ndcg_at, recall_at
+from training.evaluation.baselines import Baseline, Quality, evaluate, fit_baselines
+from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, recall_at
 from training.evaluation.problem import TEST_SHARE, Problem, problem_of
 
 USERS_PER_CALL = 32
@@ -47,7 +47,7 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     train, _ = split_by_time(dataset.interactions, TEST_SHARE)
     build_repository(replace(dataset, interactions=train), repository, settings, console)
     rows: dict[str, Quality] = {}
-    for baseline in baselines(problem.validation, problem.test, console.print):
+    for baseline in fit_baselines(problem.validation, problem.test, console.print):
         quality = rows[named(baseline)] = evaluate(baseline.scores, problem.test)
         console.print(f"{named(baseline)}: Recall@20 {quality.recall_at_20:.4f}, NDCG@10 {quality.ndcg_at_10:.4f}")
     rows |= stage_qualities(Pipeline.load(repository), problem)
@@ -69,7 +69,7 @@ def remove_repository(folder: Path) -> None:
 def refuse_nothing_to_find(dataset: Dataset, problem: Problem) -> None:
     """Raise DataError when no user has a later positive to find, in the test or in the validation part."""
     for part, split in (("test", problem.test), ("validation", problem.validation)):
-        if not countable(split.relevant).any():
+        if not has_test_items(split.relevant).any():
             raise DataError(
                 f"{dataset.description.name}: no user has a positive in the {part} part that they did not have before. "
                 "Evaluation needs users with at least 4 different positives; the export does not."

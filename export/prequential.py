@@ -1,7 +1,7 @@
 """Predict events of a log before they are observed, in process: by a repository as it was exported, or with live state.
 
 A question is a positive event of an item that the user never had before: at its moment the whole pipeline is asked, and the
-answer is good if it holds the item of the event.
+answer is a hit if it holds the item of the event.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Quality:
-    """Means over questions."""
+    """Means over Q questions."""
 
     recall_at_20: float
     ndcg_at_10: float
@@ -53,18 +53,18 @@ class Quality:
 
     @classmethod
     def of(cls, answers: np.ndarray, items: np.ndarray) -> Quality:
-        """answers: int64 [Q, 20], best first; items: int64 [Q], the one that each answer should hold"""
-        rank = ranks_of(answers, items)
-        return cls(float(np.isfinite(rank).mean()), float(gains_of(rank).mean()), float((1 / (rank + 1)).mean()))
+        """Average over questions. answers: int64 [Q, 20], best first; items: int64 [Q], the one that each answer should hold"""
+        rank = find_ranks(answers, items)
+        return cls(float(np.isfinite(rank).mean()), float(compute_gains(rank).mean()), float((1 / (rank + 1)).mean()))
 
 
-def ranks_of(answers: np.ndarray, items: np.ndarray) -> np.ndarray:
-    """Return float64 [Q], the place of each item in its answer from 0, infinity where it is not there."""
+def find_ranks(answers: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Return float64 [Q], the rank of each item in its answer from 0, infinity where it is missing."""
     hits = answers == items[:, None]
     return np.where(hits.any(axis=1), hits.argmax(axis=1), np.inf)
 
 
-def gains_of(ranks: np.ndarray) -> np.ndarray:
+def compute_gains(ranks: np.ndarray) -> np.ndarray:
     """Return the NDCG@10 of each question, float64 [Q]."""
     return np.where(ranks < 10, 1 / np.log2(ranks + 2), 0.0)
 
@@ -79,7 +79,7 @@ def choose_questions(events: pd.DataFrame, first: int, end: int, most: int) -> n
 def answer_frozen(repository: Path, dataset: Dataset, rows: np.ndarray) -> Answers:
     """Answer the users of log rows, from what was exported."""
     with closing(Pipeline.load(repository)) as pipeline:
-        return Answers.join([ask(pipeline, dataset, part) for part in blocks(rows, QUESTIONS_PER_CALL)])
+        return Answers.join([ask(pipeline, dataset, part) for part in split_blocks(rows, QUESTIONS_PER_CALL)])
 
 
 def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path) -> Answers:
@@ -92,7 +92,7 @@ def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int
     observe = Observe.load(repository / OBSERVE / str(pinned_generation(repository)), store)
     with closing(observe), closing(Reader(store)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
         for row in rows:
-            for part in blocks(np.arange(start, row), EVENTS_PER_BATCH):
+            for part in split_blocks(np.arange(start, row), EVENTS_PER_BATCH):
                 observe(event_inputs(dataset, part))
             answers.append(ask(pipeline, dataset, row[None]))
             start = row
@@ -110,15 +110,16 @@ def ask(pipeline: Pipeline, dataset: Dataset, rows: np.ndarray) -> Answers:
 def event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Return the tensors of `observe` for rows of the log."""
     events, log = dataset.interactions.iloc[rows], dataset.description.interactions
-    given = {"user_id": events["user_id"], "item_id": events["item_id"], "timestamp_ms": 1_000 * events["timestamp"]}
+    columns = {"user_id": events["user_id"], "item_id": events["item_id"], "timestamp_ms": 1_000 * events["timestamp"]}
     if log.label or log.weight:
-        given["value"] = events["label" if log.label else "weight"]
-    given |= context_of(events, dataset.context_columns)
+        columns["value"] = events["label" if log.label else "weight"]
+    columns |= context_of(events, dataset.context_columns)
     tensors = live_specs(tuple(column.tensor() for column in dataset.context_columns))[OBSERVE].inputs
     return {
-        t.name: np.asarray(given[t.name], t.numpy_dtype)[:, None] if t.name in given else t.filled(len(rows)) for t in tensors
+        t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.filled(len(rows))
+        for t in tensors
     }
 
 
-def blocks(rows: np.ndarray, size: int) -> list[np.ndarray]:
+def split_blocks(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 
-from export.prequential import Answers, gains_of, ranks_of
+from export.prequential import Answers, compute_gains, find_ranks
 from serving.contract.tensors import PAD_ID, PAD_SCORE
 from training.evaluation.metrics import auc
 
@@ -79,7 +79,7 @@ def judge(candidate: Answers, serving: Answers, items: np.ndarray, rng: np.rando
     if count < LEAST_QUESTIONS:
         fault = f"not published, because the newest events hold {count} questions, and {LEAST_QUESTIONS} are needed to judge"
         return Verdict(count, fault)
-    gains, serving_gains = (gains_of(ranks_of(answers.items, items)) for answers in (candidate, serving))
+    gains, serving_gains = (compute_gains(find_ranks(answers.items, items)) for answers in (candidate, serving))
     quality, serving_quality = float(gains.mean()), float(serving_gains.mean())
     resampled = (gains - serving_gains)[rng.integers(0, count, (RESAMPLES, count))].mean(axis=1)
     low, high = np.percentile(resampled, (2.5, 97.5)).tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from hps_config.reader import check_ps_json
 from hps_config.report import print_plan
 from hps_config.tables import TableSpec
 from repository.finding import count_errors
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError, run_program
 
 app = typer.Typer(help="Plan the embedding tables, write and check ps.json.", add_completion=False, no_args_is_help=True)
 
@@ -69,12 +68,5 @@ def read_traces(path: Path, tables: tuple[TableSpec, ...]) -> dict[str, np.ndarr
     return {name: loaded[name] for name in loaded.files}
 
 
-def main() -> None:
-    try:
-        app()
-    except RecommenderError as error:
-        sys.exit(f"error: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    run_program(app)

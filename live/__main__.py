@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import threading
 import time
 from contextlib import closing
@@ -29,7 +28,7 @@ from live.messages import MessageDecoder
 from live.replay import replay as replay_log
 from live.sharing import Sharer
 from serving.contract.artifacts import read_stage, stage_folder, stage_settings
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.admission import ChangeAdmission
@@ -250,13 +249,5 @@ def moment(time_ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000)) if time_ms else "never"
 
 
-def main() -> None:
-    try:
-        app()
-    except RecommenderError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(app)

@@ -10,7 +10,6 @@ partitions into its own store, so nothing is committed to Kafka and no group is 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import socket
@@ -23,6 +22,7 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from live.messages import MessageDecoder, Refusal
+from serving.contract.locks import hold_lock_unless
 from serving.live.events import OBSERVED, EventBatch, Flags
 from serving.live.offsets import KAFKA, read_offsets, write_offsets
 from serving.live.writer import Writer
@@ -52,13 +52,7 @@ class EventConsumer:
     def run(self, stop: threading.Event) -> None:
         """Consume until `stop` is set. Broker outages are survived; a disk that takes no events raises DependencyError."""
         log.info("consumes topic %s of %s", self._topic, self._brokers)
-        with open(self._writer.store.folder / LOCK, "wb") as file:
-            while not stop.is_set():
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    stop.wait(0.5)
+        with hold_lock_unless(self._writer.store.folder / LOCK, stop):
             consumer = self._connect()
             try:
                 while not stop.is_set():

@@ -11,7 +11,6 @@ send it to every machine, or by Kafka.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import threading
@@ -23,6 +22,7 @@ import numpy as np
 
 from live.archive import read_log
 from serving.contract.errors import DependencyError
+from serving.contract.locks import hold_lock_unless
 from serving.live.events import OBSERVED, EventBatch, Flags
 from serving.live.feast_layout import encode_time
 from serving.live.feast_views import (
@@ -75,13 +75,7 @@ class Sharer:
     def run(self, stop: threading.Event) -> None:
         """Share until `stop` is set. Outages of Redis are survived: the log waits."""
         log.info("shares with %s as %s", self._state.addresses, self.machine)
-        with open(self._writer.store.folder / LOCK, "wb") as file:
-            while not stop.is_set():
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    stop.wait(0.5)
+        with hold_lock_unless(self._writer.store.folder / LOCK, stop):
             while not stop.is_set():
                 try:
                     self._follow(stop)

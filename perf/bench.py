@@ -15,7 +15,7 @@ from perf.answers import is_comparable
 from perf.load import analyzer
 from perf.load.workload import Arrays, draw, read_recorded_of, read_specs, stage_inputs, write_analyzer_json
 from perf.observe import PeakMemory, hit_rates, read_samples
-from perf.report.results import Closed, Machine, Run, commit_of, config_hash, new_folder, priority_levels
+from perf.report.results import Closed, Machine, Run, count_priority_levels, hash_configs, name_folder, read_commit
 from perf.target import Site
 from repository.config import CONFIG_FILE, layout_of
 from repository.models import read_config
@@ -107,14 +107,14 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
         url=site.grpc_url,
         repo=str(site.repo),
         generation=site.generation,
-        commit=commit_of(),
-        config_hash=config_hash(site.repo),
+        commit=read_commit(),
+        config_hash=hash_configs(site.repo),
         machine=Machine.here(),
         layout=layout_of(read_config(site.repo / ENSEMBLE / CONFIG_FILE)),
         comparable=is_comparable(site.repo, site.generation),
-        priority_levels=priority_levels(site.repo),
+        priority_levels=count_priority_levels(site.repo),
     )
-    return Bench(site, run, folder or new_folder(), np.random.default_rng(SEED))
+    return Bench(site, run, folder or name_folder(), np.random.default_rng(SEED))
 
 
 @contextlib.contextmanager

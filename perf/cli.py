@@ -20,7 +20,7 @@ from perf.live.cli import app as live_app
 from perf.load import schedule
 from perf.load.open_loop import PARTS
 from perf.report import tables
-from perf.report.results import RESULTS, Run, find_latest_run, last_line, load_run, new_folder, summary
+from perf.report.results import RESULTS, Run, find_latest_run, load_run, name_folder, summarise, to_json_line
 from perf.target import serve
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
@@ -138,7 +138,7 @@ def ab(
     window_s: WindowS = 1.5,
 ) -> None:
     """Compare A with B in turns: the ratio of each metric with its spread. Exit code 1 when their answers differ."""
-    folder = new_folder()
+    folder = name_folder()
     with (
         ab_mode.repository(a, data) as repo_a,
         ab_mode.repository(b, data) as repo_b,
@@ -146,12 +146,12 @@ def ab(
     ):
         result = ab_mode.compare(repo_a, repo_b, folder, rounds, clients, window_s, step)
     (folder / "ab.json").write_text(result.model_dump_json(indent=1))
-    stdout_console().print(tables.ratio_table(result.ratios).to_rich())
+    stdout_console().print(tables.make_ratio_table(result.ratios).to_rich())
     stdout_console().print(
         "answers: " + (f"they differ: {result.answers}; the ratios do not count" if result.answers else "equal")
     )
     ratios = {ratio.metric: [round(x, 4) for x in (ratio.median, ratio.low, ratio.high)] for ratio in result.ratios}
-    print(last_line({"perf": "ab", "a": a, "b": b, "answers_equal": not result.answers, "ratio_median_low_high": ratios}))
+    print(to_json_line({"perf": "ab", "a": a, "b": b, "answers_equal": not result.answers, "ratio_median_low_high": ratios}))
     if result.answers:
         raise typer.Exit(BROKEN)
 
@@ -164,27 +164,32 @@ def gate(
     """Judge a finished run by the SLO: exit code 0 when kept, 1 when broken."""
     document = read_document(source)
     verdicts = slo.judge(slo.read_slo(slo_file), document)
-    stdout_console().print(tables.verdict_table(verdicts).to_rich())
-    print(last_line(document | slo_facts(verdicts)))
+    stdout_console().print(tables.make_verdict_table(verdicts).to_rich())
+    print(to_json_line(document | slo_facts(verdicts)))
     if not all(verdict.kept for verdict in verdicts):
         raise typer.Exit(BROKEN)
 
 
 def finish_run(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = True) -> None:
     """Write the report, print tables and verdict, and the JSON line, always last."""
-    from perf.report.page import notes, write_report  # draws: what it imports takes seconds
+    from perf.report.page import write_notes, write_report  # draws: what it imports takes seconds
 
-    document = summary(run)
+    document = summarise(run)
     verdicts = slo.judge(bounds, document)
     page = write_report(run, folder, verdicts)
-    shown = [tables.closed_table(run), tables.open_table(run), tables.stage_table(run), tables.verdict_table(verdicts)]
+    shown = [
+        tables.make_closed_table(run),
+        tables.make_open_table(run),
+        tables.make_stage_table(run),
+        tables.make_verdict_table(verdicts),
+    ]
     for table in shown:
         if table.rows:
             stdout_console().print(table.to_rich())
-    for note in notes(run):
+    for note in write_notes(run):
         stdout_console().print(note)
     stdout_console().print(f"report: {page}")
-    print(last_line(document | (slo_facts(verdicts) if verdicts else {}) | {"run": str(folder)}))
+    print(to_json_line(document | (slo_facts(verdicts) if verdicts else {}) | {"run": str(folder)}))
     if gate and not all(verdict.kept for verdict in verdicts):
         raise typer.Exit(BROKEN)
 
@@ -202,7 +207,7 @@ def read_document(source: str) -> dict:
     else:
         text = ""
     if not text:
-        return summary(load_run(Path(source) if source else find_latest_run()))
+        return summarise(load_run(Path(source) if source else find_latest_run()))
     try:
         return dict(json.loads(text.strip().splitlines()[-1]))
     except (ValueError, TypeError, IndexError) as error:

@@ -1,8 +1,8 @@
-"""Figures with their bounds, and how a measurement of them ends.
+"""Define figures with bounds, and report them at the end of a measurement.
 
-Measurements with bounds end alike: a table of the figures beside their bounds, the same figures in
-experiments/results/<name>.json, from which docs/results.md is generated, and the same document as one line of JSON, the last
-one on stdout. The exit code is 1 when a bound is missed or answers differ.
+Every measurement prints a table of its figures and bounds, writes them to experiments/results/<name>.json, from which
+docs/results.md is generated, and prints the same document as one line of JSON, the last one on stdout. The exit code is 1
+when a bound is missed or answers differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from perf.command import BROKEN
-from perf.report.results import circumstances, last_line
+from perf.report.results import read_circumstances, to_json_line
 from perf.report.tables import Row, Table
 from server.environment import PROJECT
 
@@ -40,7 +40,7 @@ class Figure(BaseModel, frozen=True):
 
     @property
     def met(self) -> bool | None:
-        """None without a bound."""
+        """Return whether the median keeps the bounds; None without a bound."""
         if self.at_most is None and self.at_least is None:
             return None
         below = self.at_most is None or self.median <= self.at_most
@@ -89,7 +89,7 @@ class Result(BaseModel, frozen=True):
 
 def read_machine() -> dict[str, Any]:
     """Return the code's commit, the cores and the load; call it before the measurement adds its own load."""
-    return circumstances()
+    return read_circumstances()
 
 
 def finish(
@@ -104,7 +104,7 @@ def finish(
 ) -> None:
     """Print the figures, write the result file and the last line. Raises typer.Exit where a bound is missed.
 
-    Figures of other answers than those expected are not written: they do not count.
+    differing_answers: which answers are wrong; the figures are not written then
     """
     where = f"{conditions}; {machine['cores']} cores, load average {machine['load_before']} at the start"
     result = Result(name=name, title=title, command=command, conditions=where, figures=[f.to_record() for f in figures])
@@ -114,7 +114,7 @@ def finish(
         print(f"Answers differ, so these figures do not count and are not written: {differing_answers}")
     else:
         result.write(results)
-    print(last_line(result.model_dump(exclude_defaults=True) | machine | {"missed": missed, "differing": differing_answers}))
+    print(to_json_line(result.model_dump(exclude_defaults=True) | machine | {"missed": missed, "differing": differing_answers}))
     if missed or differing_answers:
         raise typer.Exit(BROKEN)
 

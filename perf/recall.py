@@ -15,7 +15,7 @@ from training.retrieval.effort import every_other, measure_recall, user_vectors
 WIDENED_BY, JUDGED_BY = 0, 1  # first of every other request: the requests that set the effort do not judge it
 
 
-def measured_recall(repo: Path) -> tuple[int, float]:
+def measure_served_recall(repo: Path) -> tuple[int, float]:
     """Return C and the index's recall at it, of the generation that answers. Raises ArtifactError."""
     with closing(Pipeline.load(repo)) as pipeline:
         search, count = pipeline.stages["retrieve"].search, pipeline.info.axes.candidates

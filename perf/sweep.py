@@ -16,7 +16,7 @@ from perf.bench import PEAK_CLIENTS, ROWS, Bench, watched
 from perf.command import progress
 from perf.in_process import InProcess
 from perf.load import schedule
-from perf.load.open_loop import Outcome, floor_ns, run_load
+from perf.load.open_loop import Outcome, measure_floor_ns, run_load
 from perf.load.workload import Arrays, draw, serialise
 from perf.observe import Latency, between, read_counters
 from perf.report.results import Closed, Open, Yardstick
@@ -163,7 +163,7 @@ def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S
     n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
     n_open = len(scenarios(1.0, load_s, RATE_SHARES))
     with watched(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
-        floor = Latency.of(floor_ns(bench.site.grpc_url))
+        floor = Latency.of(measure_floor_ns(bench.site.grpc_url))
         bench.run.floor_p50_ms = floor.p50_ms if floor else None
         best = sweep_recommend(bench, window_s, step)
         for stage in bench.stages:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from repository.registry import diff_generations, list_generations, read_acts, read_manifest, record_act
-from serving.contract.errors import RecommenderError
+from serving.contract.errors import run_program
 
 app = typer.Typer(help="The generations of a model repository.", no_args_is_help=True, add_completion=False)
 
@@ -94,13 +93,5 @@ def moment(time_s: int) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def main() -> None:
-    try:
-        app()
-    except RecommenderError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(app)

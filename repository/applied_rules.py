@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from repository.rules import compile_rules, find_misfits, insert_rows
 from serving.contract.artifacts import open_array, read_json, read_stage, stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
+from serving.contract.locks import hold_lock
 from serving.contract.tensors import ENSEMBLE
 from serving.live.store import live_folder, make_folder
 from serving.stages.features.ids import ItemIndex
@@ -77,7 +76,7 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> 
     make_folder(folder.parent)
     make_folder(folder)
     exported = stage_folder(repository, "rerank", generation)
-    with locked(folder):
+    with hold_lock(folder / "lock"):
         if not list_versions(folder):
             known = json.loads((exported / CONFIG_FILE).read_text(encoding="utf-8"))
             add_version(repository, folder, generation, known, "as exported")
@@ -160,11 +159,3 @@ def serving_catalogue(repository: Path, generation: int) -> dict[str, Any]:
         "items_returned": read_stage(folder).axes.items_returned,
         "item_names": json.loads(names.read_text()) if names.exists() else None,
     }
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Wait until nobody else applies rules."""
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

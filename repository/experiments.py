@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from repository.registry import record_act
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
+from serving.contract.locks import hold_lock
 from serving.contract.tensors import STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, State, read_experiment
 from serving.live.store import live_folder, make_folder
@@ -59,7 +58,7 @@ def _require_running(experiment: Experiment | None) -> Experiment:
 def _change(repository: Path, act: str, make: Callable[[Experiment | None], Experiment]) -> Experiment:
     folder = experiment_folder(repository)
     make_folder(folder)
-    with _locked(folder):
+    with hold_lock(folder / ".experiment.lock"):
         former = read_experiment(folder)
         changed = make(former)
         changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_now_ms())
@@ -77,14 +76,6 @@ def _write(folder: Path, experiment: Experiment) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.rename(new, folder / EXPERIMENT_FILE)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock on the experiment; wait while another process holds it."""
-    with (folder / ".experiment.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _now_ms() -> int:

@@ -6,13 +6,13 @@ for seconds: an export takes it to publish, not while it trains.
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from serving.contract.errors import ConfigError, ServerError
+from serving.contract.locks import try_lock
 
 LOCK_FILE = ".publication.lock"
 LOCK_TIMEOUT_S = 600.0  # a move loads two generations of every stage, and a finished export should wait for it
@@ -34,12 +34,3 @@ def publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[
                 )
             time.sleep(POLL_S)
         yield
-
-
-def try_lock(descriptor: int) -> bool:
-    """Take an exclusive lock on an open file without waiting. Return whether it was free."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from server.log import explain, explain_end
 from server.ports import LOOPBACK, Ports, listens
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState, known_servers, unreadable_states
-from serving.contract.errors import RecommenderError, ServerError
+from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import pinned_generation
 
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
@@ -249,13 +248,5 @@ def _line(state: ServerState) -> str:
     return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{beside}{opened} (process {state.pid})"
 
 
-def main() -> None:
-    try:
-        app()
-    except RecommenderError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(app)

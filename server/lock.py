@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from repository.lock import try_lock
+from serving.contract.locks import try_lock
 
 
 @contextmanager

@@ -71,14 +71,5 @@ def psi_bound(reference_rows: int, rows: int, bins: int, features: int = 1) -> f
     return float((1 / reference_rows + 1 / rows) * chi2.isf(FALSE_ALARMS / features, bins - 1))
 
 
-def simulate_psi_bound(reference: Reference, rows: int, features: int = 1, samples: int = 20_000, seed: int = 0) -> float:
-    """Return the same bound by simulation: the slow twin of `psi_bound`. Both samples are drawn from the reference's shares."""
-    generator, shares = np.random.default_rng(seed), np.asarray(reference.shares)
-    drawn = generator.multinomial(reference.rows, shares, samples) / reference.rows
-    found = generator.multinomial(rows, shares, samples) / rows
-    values = [psi(one, other) for one, other in zip(drawn, found, strict=True)]
-    return float(np.quantile(values, 1 - FALSE_ALARMS / features))
-
-
 def _with_shares(reference: Reference, values: np.ndarray) -> Reference:
     return replace(reference, shares=tuple(reference.count_shares(values).tolist()))

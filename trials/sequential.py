@@ -1,4 +1,4 @@
-"""A/B tests that may be looked at whenever one likes: intervals that hold at every moment at once.
+"""Compare the arms of A/B tests at any time: always-valid confidence intervals.
 
 A fixed-horizon test that is watched and stopped at the first significant look raises far more false alarms than it states. The
 intervals here are confidence sequences: with probability 1 - alpha the true value is inside of *all* of them, so stopping at
@@ -60,11 +60,11 @@ class Comparison:
         return "better" if self.low > 0 else "worse" if self.high < 0 else "undecided"
 
     def is_worse_than(self, margin: float) -> bool:
-        """Return whether the challenger loses more than `margin` (above 0) beyond doubt: what rolls it back."""
+        """Return whether the challenger loses more than `margin` (above 0) with confidence: the condition for a rollback."""
         return self.high < -margin
 
 
-def boundary(count: float, alpha: float = ALPHA, tightest_at: float = TIGHTEST_AT) -> float:
+def compute_boundary(count: float, alpha: float = ALPHA, tightest_at: float = TIGHTEST_AT) -> float:
     """Return how many standard errors the interval spans to each side after `count` observations."""
     log_term = -2 * np.log(alpha)
     rho_squared = (log_term + np.log(log_term + 1)) / tightest_at
@@ -81,16 +81,16 @@ def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA) -> Compar
     error = np.sqrt(champion.variance / champion.count + challenger.variance / challenger.count)
     if error == 0:  # no reward differs from another: nothing was seen yet
         return Comparison(difference, -np.inf, np.inf, requests)
-    half = boundary(requests, alpha) * error
-    return Comparison(difference, difference - half, difference + half, requests)
+    half_width = compute_boundary(requests, alpha) * error
+    return Comparison(difference, difference - half_width, difference + half_width, requests)
 
 
 def bound_mean(rewards: Arm, alpha: float = ALPHA) -> tuple[float, float]:
     """Return an interval of one arm's mean that holds at every look: for interleaving, whose arms share requests."""
     if rewards.count < LEAST_OBSERVATIONS or rewards.variance == 0:
         return -np.inf, np.inf
-    half = boundary(rewards.count, alpha) * np.sqrt(rewards.variance / rewards.count)
-    return rewards.mean - half, rewards.mean + half
+    half_width = compute_boundary(rewards.count, alpha) * np.sqrt(rewards.variance / rewards.count)
+    return rewards.mean - half_width, rewards.mean + half_width
 
 
 def sample_ratio_p_value(counts: tuple[int, int], shares: tuple[float, float]) -> float:

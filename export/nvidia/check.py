@@ -159,7 +159,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     if others := sorted({params.model for params in ps.models} - {RANK_EMBEDDINGS}):
         fact = f"It names the models {', '.join(others)}, which are not in this repository: HPS loads them all when it starts"
         yield Finding("warning", PS_FILE, fact, "Remove them from ps.json, or export again.")
-    params = hps_rules.model_of(ps, RANK_EMBEDDINGS)
+    params = hps_rules.find_model(ps, RANK_EMBEDDINGS)
     if params is None:
         yield error(PS_FILE, f"It names no model {RANK_EMBEDDINGS!r}: the backend would not load it")
         return
@@ -169,15 +169,17 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     most = read_config(repository / RANK_FEATURES / CONFIG_FILE).max_batch_size
     facts = (
         *hps_rules.tensor_faults(config),
-        *hps_rules.instance_faults(config, params),
-        *hps_rules.refresh_faults(config, params),
-        *hps_rules.table_faults(params, repository, settings.mount),
-        *hps_rules.key_faults(params, repository, settings.mount, features, own),
-        *hps_rules.batch_faults(params, keys_per_request(info, Sizes(**own.sizes)), most),
+        *hps_rules.find_instance_faults(config, params),
+        *hps_rules.find_refresh_faults(config, params),
+        *hps_rules.find_table_faults(params, repository, settings.mount),
+        *hps_rules.find_key_faults(params, repository, settings.mount, features, own),
+        *hps_rules.find_batch_faults(params, keys_per_request(info, Sizes(**own.sizes)), most),
     )
     for fact in facts:
         yield error(f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact)
-    if len(params.sparse_files) == 1 and (fact := hps_rules.order_fault(params, repository, settings.mount, features, own)):
+    if len(params.sparse_files) == 1 and (
+        fact := hps_rules.find_order_fault(params, repository, settings.mount, features, own)
+    ):
         yield Finding("warning", f"{RANK_EMBEDDINGS}/{generation}", fact, AGAIN)
 
 
@@ -185,7 +187,7 @@ def check_wiring(repository: Path) -> Iterator[Finding]:
     """Yield an error where KEYS or NUMKEYS reach the `hps` model in another form than it reads."""
     configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
     if RANK_EMBEDDINGS in configs:
-        for fact in hps_rules.wiring_faults(configs["rank"], configs):
+        for fact in hps_rules.find_wiring_faults(configs["rank"], configs):
             yield error(f"rank/{CONFIG_FILE}", fact)
 
 
@@ -195,9 +197,9 @@ def check_configs(repository: Path) -> Iterator[Finding]:
     for name in models_of(merlin_of(repository)):
         config, folder = read_config(repository / name / CONFIG_FILE), repository / name
         facts = (
-            *config_rules.version_faults(config, generation),
-            *config_rules.model_file_faults(config, folder / str(generation)),
-            *config_rules.warmup_faults(config, folder / "warmup"),
+            *config_rules.find_version_faults(config, generation),
+            *config_rules.find_model_file_faults(config, folder / str(generation)),
+            *config_rules.find_warmup_faults(config, folder / "warmup"),
         )
         for fact in facts:
             yield error(f"{name}/{CONFIG_FILE}", fact)

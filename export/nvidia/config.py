@@ -1,7 +1,7 @@
-"""config.pbtxt of the models that only the merlin profile has: stages that are ensembles, and the model of the `hps` backend.
+"""Make config.pbtxt of models that only the merlin profile has: stages that are ensembles, and the model of the `hps` backend.
 
 Triton refuses an ensemble with batches around a model without. The `hps` model has no batch axis, so `rank` and `recommend`
-around it have max_batch_size 0, and the requests are the first of their dims. Callers send the same tensors either way.
+around it have max_batch_size 0, and the first of their dims counts requests. Callers send the same tensors either way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serving.stages.parts.specs import (
 TUNED_BATCHES = (8, 32)  # for engines without preferred sizes, whose batches may have any size
 
 
-def hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.ModelConfig:
+def make_hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.ModelConfig:
     """Return the config of `rank_embeddings`, with the names, types and dims that the backend requires. It never batches."""
     config = pb.ModelConfig(name=RANK_EMBEDDINGS, backend="hps", max_batch_size=0)
     config.input.add(name=KEYS, data_type=pb.TYPE_INT64, dims=[-1, -1])
@@ -40,26 +40,26 @@ def hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.
     return config
 
 
-def nested_config(spec: ModelSpec, steps: Sequence[ModelSpec], generation: int, max_batch_size: int) -> pb.ModelConfig:
+def make_nested_config(spec: ModelSpec, steps: Sequence[ModelSpec], generation: int, max_batch_size: int) -> pb.ModelConfig:
     """Return the config of a stage, or of `recommend`, as an ensemble of `steps`, all pinned to `generation`."""
-    config = ensemble(spec, generation, max_batch_size)
+    config = make_ensemble(spec, generation, max_batch_size)
     for step in steps:
         entry = config.ensemble_scheduling.step.add(model_name=step.name, model_version=generation)
         for tensor in step.inputs:
             entry.input_map[tensor.name] = raw_tensor(tensor.name) if step.name == PREPROCESS_WORKFLOW else tensor.name
         for tensor in step.outputs:
-            entry.output_map[tensor.name] = _edge(step.name, tensor.name)
+            entry.output_map[tensor.name] = _name_edge(step.name, tensor.name)
     return config
 
 
-def _edge(step: str, tensor: str) -> str:
+def _name_edge(step: str, tensor: str) -> str:
     """Return the ensemble's name for a step's output tensor."""
     if step == PREPROCESS_WORKFLOW:  # its inputs and outputs share their names
         return encoded_tensor(tensor)
     return {HPS_OUTPUT: FLAT}.get(tensor, tensor)
 
 
-def ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.ModelConfig:
+def make_ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.ModelConfig:
     """Return the config of an ensemble without steps. max_batch_size 0: the dims begin with the requests."""
     config = pb.ModelConfig(name=spec.name, platform="ensemble", max_batch_size=max_batch_size)
     rows = () if max_batch_size else (-1,)
@@ -73,15 +73,13 @@ def ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.ModelC
     return config
 
 
-def preferred_sizes(serving: Serving) -> list[int]:
+def list_preferred_sizes(serving: Serving) -> list[int]:
     """Return the batch sizes that Triton's batcher aims at: those of the settings, none by default (see `Serving`)."""
     return [size for size in serving.preferred_batch_sizes if size <= serving.max_batch_size]
 
 
-def tensorrt_profiles(
-    spec: ModelSpec, serving: Serving, max_batch_size: int, per_row: Mapping[str, int]
-) -> tuple[Profile, ...]:
+def make_profiles(spec: ModelSpec, serving: Serving, max_batch_size: int, per_row: Mapping[str, int]) -> tuple[Profile, ...]:
     """Return a network's profiles; each accepts every batch that the settings allow. max_batch_size 0: see `profiles_for`."""
-    usual = [size for size in TUNED_BATCHES if size <= serving.max_batch_size]
-    tuned = preferred_sizes(serving) or usual
+    default = [size for size in TUNED_BATCHES if size <= serving.max_batch_size]
+    tuned = list_preferred_sizes(serving) or default
     return profiles_for(spec.inputs, max_batch_size, tuned, serving.max_batch_size, per_row)

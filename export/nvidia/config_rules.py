@@ -1,4 +1,4 @@
-"""Rules for every config.pbtxt of a merlin repository, whichever backend serves it: warm-up, model file, version."""
+"""Check what every config.pbtxt of a merlin repository needs, whatever its backend: warm-up, model file, version."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MODEL_FILES = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "m
 BUILT_LATER = frozenset({"model.plan"})  # by the start script, on the machine that serves it
 
 
-def version_faults(config: pb.ModelConfig, generation: int) -> Iterator[str]:
+def find_version_faults(config: pb.ModelConfig, generation: int) -> Iterator[str]:
     """Yield a fault unless Triton loads the version that the ensembles are pinned to."""
     if (versions := list(config.version_policy.specific.versions)) != [generation]:
         yield f"Its version_policy names {versions or 'no version'}; the ensembles are pinned to {generation}"
 
 
-def model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[str]:
+def find_model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[str]:
     """Yield a fault where Triton would not find the model file.
 
     Engines are built on the serving machine, under one fixed name.
@@ -27,14 +27,14 @@ def model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[str]:
     expected = MODEL_FILES.get(config.backend)
     if expected is None:
         return
-    named = config.default_model_filename or expected
-    if named != expected:
-        yield f"default_model_filename is {named!r}; for {config.backend} the export writes {expected}"
-    elif named not in BUILT_LATER and not (version / named).is_file():
-        yield f"{version.name}/{named} is missing, which {config.backend} opens"
+    file_name = config.default_model_filename or expected
+    if file_name != expected:
+        yield f"default_model_filename is {file_name!r}; for {config.backend} the export writes {expected}"
+    elif file_name not in BUILT_LATER and not (version / file_name).is_file():
+        yield f"{version.name}/{file_name} is missing, which {config.backend} opens"
 
 
-def warmup_faults(config: pb.ModelConfig, folder: Path) -> Iterator[str]:
+def find_warmup_faults(config: pb.ModelConfig, folder: Path) -> Iterator[str]:
     """Yield the faults of a warm-up that does not match the model's inputs; such a model does not load. folder: `warmup`."""
     inputs = {tensor.name: tensor for tensor in config.input}
     for warmup in config.model_warmup:
@@ -43,25 +43,25 @@ def warmup_faults(config: pb.ModelConfig, folder: Path) -> Iterator[str]:
         if warmup.batch_size > max(config.max_batch_size, 1):
             yield f"Warm-up {warmup.name} has a batch of {warmup.batch_size}; max_batch_size is {config.max_batch_size}"
         for name, entry in sorted(warmup.inputs.items()):
-            yield from _tensor_faults(warmup.name, name, entry, inputs.get(name))
+            yield from _find_tensor_faults(warmup.name, name, entry, inputs.get(name))
             if entry.input_data_file:
-                yield from _file_faults(entry, folder / entry.input_data_file)
+                yield from _find_file_faults(entry, folder / entry.input_data_file)
 
 
-def _tensor_faults(warmup: str, name: str, entry: pb.ModelWarmup.Input, stated: pb.ModelInput | None) -> Iterator[str]:
+def _find_tensor_faults(warmup: str, name: str, entry: pb.ModelWarmup.Input, stated: pb.ModelInput | None) -> Iterator[str]:
     """Yield the faults of one warm-up tensor. Its dims, like those of the model's input, exclude the batch axis."""
     if stated is None:
         yield f"Warm-up {warmup} sends {name}, which the model does not take"
         return
     if entry.data_type != stated.data_type:
-        sent, taken = (pb.DataType.Name(kind) for kind in (entry.data_type, stated.data_type))
-        yield f"Warm-up {warmup} sends {name} as {sent}, the model takes {taken}"
+        sent, expected = (pb.DataType.Name(kind) for kind in (entry.data_type, stated.data_type))
+        yield f"Warm-up {warmup} sends {name} as {sent}, the model takes {expected}"
     fits = len(entry.dims) == len(stated.dims) and all(b in (-1, a) for a, b in zip(entry.dims, stated.dims, strict=True))
     if not fits or any(size < 1 for size in entry.dims):
         yield f"Warm-up {warmup} sends {name} with the dims {list(entry.dims)}, the model takes {list(stated.dims)}"
 
 
-def _file_faults(entry: pb.ModelWarmup.Input, path: Path) -> Iterator[str]:
+def _find_file_faults(entry: pb.ModelWarmup.Input, path: Path) -> Iterator[str]:
     where = f"warmup/{entry.input_data_file}"
     if not path.is_file():
         yield f"{where}: The file is missing"

@@ -1,6 +1,6 @@
-"""The one table that the `hps` backend serves, with the rows of all slots, and the ps.json that names it.
+"""Write the one table that the `hps` backend serves, with the rows of all slots, and the ps.json that names it.
 
-HPS answers with flat rows. With one table they come in the order of the request's keys, so that the network reads them by a
+HPS answers with flat rows. With one table they come in the order of the request's keys, so that the network reads them with a
 single reshape. A key is the first key of its slot's own table plus the row there.
 """
 
@@ -27,8 +27,8 @@ PS_FILE = "ps.json"
 STATE_ROOT = "/var/lib/hps"  # in the container, unless [tables] state is absolute
 
 
-def table_name(tables: dict[str, np.ndarray]) -> str:
-    """Return a name that depends on the table's content: a key means another row in another export.
+def name_table(tables: dict[str, np.ndarray]) -> str:
+    """Return a name that depends on the table's content, because the same key means another row in another export.
 
     HPS stores the rows of all servers of a Redis cluster, a RocksDB folder and a Kafka under the names of model and table.
     """
@@ -43,11 +43,11 @@ def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[st
     """Write the sparse folder into a version folder of `rank_embeddings`. Return the first key of each slot's table."""
     rows = np.concatenate(list(tables.values()))
     counts = np.concatenate([use_counts[name] for name in tables])
-    write_sparse_folder(folder / sparse_folder_name(table_name(tables)), np.arange(len(rows)), rows, counts)
+    write_sparse_folder(folder / sparse_folder_name(name_table(tables)), np.arange(len(rows)), rows, counts)
     return slot_offsets(tables)
 
 
-def estimated_uses(
+def estimate_uses(
     tables: Mapping[str, Sized], item_tables: tuple[str, ...], item_rows: np.ndarray, popularity: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return how often each row will be read, up to a factor, float64 [rows] by table: HPS fills its cache hottest first.
@@ -56,13 +56,13 @@ def estimated_uses(
     popularity: float32 [n_items + 1] scaled logarithm of how often each item was taken.
     An item's count goes to each of its rows. Users' rows are numbered by falling frequency, so the r-th counts 1 / r.
     """
-    taken = np.expm1(popularity.astype(np.float64) / SCALE).clip(min=0.0)
+    times_taken = np.expm1(popularity.astype(np.float64) / SCALE).clip(min=0.0)
     uses = {}
     for name, table in tables.items():
         if name in item_tables:
-            uses[name] = np.bincount(item_rows[:, item_tables.index(name)], taken, len(table))
+            uses[name] = np.bincount(item_rows[:, item_tables.index(name)], times_taken, len(table))
         else:
-            uses[name] = taken.sum() / np.arange(1, len(table) + 1)
+            uses[name] = times_taken.sum() / np.arange(1, len(table) + 1)
     return uses
 
 
@@ -71,7 +71,7 @@ def write_ps(
 ) -> None:
     """Write ps.json. tables: those of all slots, float32 [rows, D]. Raises ConfigError when a budget is too small."""
     budgets = settings.tables.model_copy(update={"row_format": "fp32", "row_formats": {}})  # the only format of HPS
-    samples, name = serving.max_batch_size, table_name(tables)
+    samples, name = serving.max_batch_size, name_table(tables)
     n_rows, width = sum(map(len, tables.values())), next(iter(tables.values())).shape[1]
     description, plan = plan_tables(budgets, {name: (n_rows, width)}, serving.instances, samples, RANK_EMBEDDINGS)
     table = TableSection(name=name, rows=n_rows, width=width, keys_per_sample=keys_per_request)

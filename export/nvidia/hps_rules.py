@@ -1,4 +1,4 @@
-"""Rules of the `hps` backend (hps.cc, model_state.cpp, model_instance_state.cpp), checked against an exported repository."""
+"""Check an exported repository against the rules of the `hps` backend (hps.cc, model_state.cpp, model_instance_state.cpp)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.nvidia.hps import PS_FILE, estimated_uses
+from export.nvidia.hps import PS_FILE, estimate_uses
 from export.nvidia.pipeline import map_to_host
 from hps_config.ps_config import ModelParams, PsConfig
 from serving.contract.artifacts import open_array
@@ -40,7 +40,7 @@ def tensor_faults(config: pb.ModelConfig) -> Iterator[str]:
         yield f"Its output is not called {HPS_OUTPUT}, as the ensemble around it expects"
 
 
-def instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
+def find_instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
     """Yield instances that contradict the model's entry in ps.json."""
     if not config.instance_group:
         yield "There is no instance_group, which the backend demands"
@@ -58,7 +58,7 @@ def instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str
             yield f"{group.count} instances share {params.num_of_worker_buffer_in_pool} worker buffers; requests would spin"
 
 
-def refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
+def find_refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
     """Yield faults of the refresh settings.
 
     The interval is read from config.pbtxt, in whole seconds. The backend ignores parameters that are not in READ.
@@ -74,48 +74,48 @@ def refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]
         yield f"refresh_interval is {stated}, and cache_refresh_percentage_per_iteration of {PS_FILE} is 0: nothing happens"
 
 
-def table_faults(params: ModelParams, repository: Path, mount: str) -> Iterator[str]:
+def find_table_faults(params: ModelParams, repository: Path, mount: str) -> Iterator[str]:
     """Yield faults of the sparse folder's rows.
 
     Raises ArtifactError when it is missing, truncated or has duplicate or reserved keys.
     """
     for path, width in zip(params.sparse_files, params.embedding_vecsize_per_table, strict=True):
         table = read_sparse_folder(map_to_host(repository, mount, path), width)
-        if (row := first_unsound(table.vectors)) is not None:
+        if (row := find_non_finite(table.vectors)) is not None:
             yield f"Row {row} of {path}, key {table.keys[row]}, is not finite; expected numbers. Its answers would be NaN"
     if any(row_format != "fp32" for row_format in params.row_format_per_table):
         yield f"row_format_per_table is {list(params.row_format_per_table)}; HPS serves fp32 whatever it says"
 
 
-def first_unsound(vectors: np.ndarray) -> int | None:
+def find_non_finite(vectors: np.ndarray) -> int | None:
     """Return the first row with a NaN or an infinity, None without any. vectors: float32 [N, D]."""
     for start in range(0, len(vectors), CHUNK_ROWS):
-        sound = np.isfinite(vectors[start : start + CHUNK_ROWS]).all(axis=1)
-        if not sound.all():
-            return start + int(np.argmin(sound))
+        is_finite = np.isfinite(vectors[start : start + CHUNK_ROWS]).all(axis=1)
+        if not is_finite.all():
+            return start + int(np.argmin(is_finite))
     return None
 
 
-def order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> str:
+def find_order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> str:
     """Return "" when the hottest keys come first, by the statistics published with `rank_features`; else the fault."""
     table = read_sparse_folder(map_to_host(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
     names = sorted(own.first_keys, key=own.first_keys.__getitem__)
     ends = [*(own.first_keys[name] for name in names[1:]), len(table.keys)]
     rows = {name: range(end - own.first_keys[name]) for name, end in zip(names, ends, strict=True)}
     popularity = np.asarray(open_array(features, "popularity"))[:, 0]
-    uses = estimated_uses(rows, tuple(own.stage["item_tables"]), np.asarray(open_array(features, "item_rows")), popularity)
+    uses = estimate_uses(rows, tuple(own.stage["item_tables"]), np.asarray(open_array(features, "item_rows")), popularity)
     in_order = np.concatenate([uses[name] for name in names])[table.keys]
     hotter = np.flatnonzero(in_order[1:] > in_order[:-1] * (1 + ROUNDING))
     if not len(hotter):
         return ""
-    at = int(hotter[0]) + 1
+    position = int(hotter[0]) + 1
     return (
-        f"Key {table.keys[at]}, asked for more often than key {table.keys[at - 1]}, comes after it in the sparse folder "
+        f"Key {table.keys[position]}, used more often than key {table.keys[position - 1]}, comes after it in the sparse folder "
         f"({len(hotter):,} such places): the GPU cache is filled from the start of the file, expected hottest first"
     )
 
 
-def wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfig]) -> Iterator[str]:
+def find_wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfig]) -> Iterator[str]:
     """Yield faults of `rank`, the ensemble around the `hps` model.
 
     Both tensors must come from one step, in host memory, and one request at a time.
@@ -130,15 +130,15 @@ def wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfig]) -
         edge = lookup.input_map.get(tensor, "")
         source, own = made_by.get(edge, ("", ""))
         if own != tensor:
-            yield f"{tensor} of {RANK_EMBEDDINGS} is fed by {edge or 'nothing'}; expected what a step gives as {tensor}"
+            yield f"{tensor} of {RANK_EMBEDDINGS} is fed by {edge or 'nothing'}; expected the output {tensor} of a step"
         elif any(group.kind != pb.ModelInstanceGroup.KIND_CPU for group in configs[source].instance_group):
-            yield f"{source} makes {tensor} and is not KIND_CPU; the backend copies it from host memory, whatever lies there"
+            yield f"{source} makes {tensor} and is not KIND_CPU; the backend copies it from host memory, whatever is there"
     for name in (rank.name, RANK_EMBEDDINGS):
         if configs[name].max_batch_size:
             yield f"{name} has max_batch_size {configs[name].max_batch_size}; behind hps nothing is batched, expected 0"
 
 
-def key_faults(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> Iterator[str]:
+def find_key_faults(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> Iterator[str]:
     """Yield a fault unless every key that `rank_features` may send has a row. Its tables follow each other without a gap."""
     if len(params.sparse_files) != 1:
         yield f"{PS_FILE} names {len(params.sparse_files)} tables; {features.parent.name} sends the keys of one"
@@ -152,7 +152,7 @@ def key_faults(params: ModelParams, repository: Path, mount: str, features: Path
         yield f"{features.parent.name} sends keys up to {largest}; the table has {len(table.keys)}"
 
 
-def batch_faults(params: ModelParams, keys_per_request: int, max_batch_size: int) -> Iterator[str]:
+def find_batch_faults(params: ModelParams, keys_per_request: int, max_batch_size: int) -> Iterator[str]:
     """Yield a fault unless ps.json states the number of keys that a request sends as one sample."""
     per_sample = sum(params.maxnum_catfeature_query_per_table_per_sample)
     if per_sample != keys_per_request:
@@ -161,5 +161,5 @@ def batch_faults(params: ModelParams, keys_per_request: int, max_batch_size: int
         yield f"max_batch_size of {PS_FILE} is {params.max_batch_size}; callers may send {max_batch_size} requests at once"
 
 
-def model_of(config: PsConfig, name: str) -> ModelParams | None:
+def find_model(config: PsConfig, name: str) -> ModelParams | None:
     return next((params for params in config.models if params.model == name), None)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.nvidia.hps import PS_FILE, estimated_uses
+from export.nvidia.hps import PS_FILE, estimate_uses
 from export.nvidia.hugectr.layers import DlrmLayers, layers_from_arrays
 from export.nvidia.hugectr.model import write_model
 from export.nvidia.source import Source
@@ -54,7 +54,7 @@ def write_hugectr_repository(source: Source, target: Path, settings: Settings) -
     folder, tables = target / NAME / str(source.generation), source.tables()
     layers = read_layers(source.folders["rank"] / LAYERS_FILE)
     rank = source.folders["rank"]
-    uses = estimated_uses(
+    uses = estimate_uses(
         tables,
         tuple(source.info["rank"].settings["item_tables"]),
         np.asarray(open_array(rank, "item_rows")),

@@ -42,7 +42,7 @@ class MerlinPipeline:
         """Load every model. Raises ArtifactError or ConfigError when a file is missing or differs from the published one."""
         self.repository, self.generation, self.mount = repository, generation, mount
         self.configs = {path.parent.name: read_config(path) for path in sorted(repository.glob(f"*/{CONFIG_FILE}"))}
-        self._runs = {name: self._opened(name, config) for name, config in self.configs.items()}
+        self._runs = {name: self._open_model(name, config) for name, config in self.configs.items()}
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Return the outputs of `recommend` for one batch. Raises RequestError for the first malformed row."""
@@ -50,40 +50,40 @@ class MerlinPipeline:
 
     def trace(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
         """Return the inputs of every model but the ensembles, records as their fields."""
-        given: dict[str, Arrays] = {}
-        plain = {name: run for name, run in self._runs.items() if not self.configs[name].HasField("ensemble_scheduling")}
-        recording = {name: _recording(spec_of(self.configs[name]), run, given) for name, run in plain.items()}
+        recorded: dict[str, Arrays] = {}
+        models = {name: run for name, run in self._runs.items() if not self.configs[name].HasField("ensemble_scheduling")}
+        recording = {name: _record_inputs(spec_of(self.configs[name]), run, recorded) for name, run in models.items()}
         self._runs |= recording
         try:
             self(inputs)
         finally:
-            self._runs |= plain
-        return given
+            self._runs |= models
+        return recorded
 
-    def _opened(self, name: str, config: Any) -> Run:
+    def _open_model(self, name: str, config: Any) -> Run:
         folder = self.repository / name / str(self.generation)
         if config.platform == "ensemble":
-            return lambda tensors: self._ensemble(config, tensors)
+            return lambda tensors: self._run_ensemble(config, tensors)
         if config.backend == "hps":
             return _Lookup(self.repository, self.mount)
         if config.platform == "tensorrt_plan":
-            network = _network(folder)
+            network = _open_network(folder)
             outputs = [tensor.name for tensor in config.output]
             return lambda tensors: dict(zip(outputs, network.run(outputs, tensors), strict=True))
         verify_manifest(folder)
         if name in PART_TYPES:
             stage = PART_TYPES[name].load(folder)
-            return _stage_run(stage, require_same_tensors(stage.spec, config))
+            return _make_stage_run(stage, require_same_tensors(stage.spec, config))
         if name == PREPROCESS_WORKFLOW:
-            from export.nvidia.workflow import workflow_run  # only now: NVTabular takes seconds to import
+            from export.nvidia.workflow import make_workflow_run  # only now: NVTabular takes seconds to import
 
-            return workflow_run(folder)
+            return make_workflow_run(folder)
         if name == "preprocess":
             stage = Preprocess.load(folder)
-            return _stage_run(stage, require_same_tensors(stage.info.spec, config))
+            return _make_stage_run(stage, require_same_tensors(stage.info.spec, config))
         raise ArtifactError(f"{self.repository} has the model {name}, which no export writes. Move it out of the repository.")
 
-    def _ensemble(self, config: Any, tensors: Arrays) -> Arrays:
+    def _run_ensemble(self, config: Any, tensors: Arrays) -> Arrays:
         known = dict(tensors)
         for step in config.ensemble_scheduling.step:
             given = {own: known[source] for own, source in step.input_map.items() if source in known}
@@ -104,13 +104,13 @@ class _Lookup:
         self.default = np.float32(params.default_value_for_each_table[0])
 
     def __call__(self, tensors: Arrays) -> Arrays:
-        wanted = tensors[KEYS][0]
-        place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-        found = (self.keys[place] == wanted)[:, None]
-        return {HPS_OUTPUT: np.where(found, self.vectors[place], self.default).ravel()}
+        keys = tensors[KEYS][0]
+        positions = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        is_known = (self.keys[positions] == keys)[:, None]
+        return {HPS_OUTPUT: np.where(is_known, self.vectors[positions], self.default).ravel()}
 
 
-def _network(folder: Path) -> Any:
+def _open_network(folder: Path) -> Any:
     """Return a session that answers as the engine will. ONNX Runtime by itself does not round where fp16 does."""
     session = open_network(folder, NETWORK)
     if read_json(folder, ENGINE_FILE)["precision"] == "fp32":
@@ -132,13 +132,13 @@ def require_same_tensors(spec: ModelSpec, config: Any) -> ModelSpec:
     """Return `spec`. Raises ArtifactError when config.pbtxt, which the other models are wired by, states other tensors."""
     if differing := compare_tensors(config, spec):
         raise ArtifactError(
-            f"{spec.name}/{CONFIG_FILE} and the code of this checkout know different tensors: {differing}. "
+            f"{spec.name}/{CONFIG_FILE} and the code of this checkout state different tensors: {differing}. "
             "Use the checkout that exported the repository, or export again."
         )
     return spec
 
 
-def _stage_run(stage: Any, spec: ModelSpec) -> Run:
+def _make_stage_run(stage: Any, spec: ModelSpec) -> Run:
     def run(tensors: Arrays) -> Arrays:
         batch = len(next(iter(tensors.values())))
         fills = {t.name: t.filled(batch) for t in spec.inputs if t.optional}
@@ -151,9 +151,9 @@ def _stage_run(stage: Any, spec: ModelSpec) -> Run:
     return run
 
 
-def _recording(spec: ModelSpec, run: Run, given: dict[str, Arrays]) -> Run:
-    def recorded(tensors: Arrays) -> Arrays:
-        given[spec.name] = unpack_records(tuple(t for t in spec.inputs if t.name in tensors), tensors)
+def _record_inputs(spec: ModelSpec, run: Run, recorded: dict[str, Arrays]) -> Run:
+    def run_and_record(tensors: Arrays) -> Arrays:
+        recorded[spec.name] = unpack_records(tuple(t for t in spec.inputs if t.name in tensors), tensors)
         return run(tensors)
 
-    return recorded
+    return run_and_record

@@ -80,7 +80,7 @@ def columns_of(config: pb.ModelConfig, plan: Plan) -> WorkflowColumns:
     return WorkflowColumns(raw, encoded, first_rows, tuple(column.name for column in plan.continuous))
 
 
-def workflow_run(version: Path) -> Callable[[Arrays], Arrays]:
+def make_workflow_run(version: Path) -> Callable[[Arrays], Arrays]:
     """Return a function that runs the model with merlin-systems' own runner, on the same tensors."""
     from merlin.systems.workflow.base import WorkflowRunner
 

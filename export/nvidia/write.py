@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 
 from export.merlin_settings import PROFILE_NAME
-from export.nvidia.config import hps_config, nested_config, preferred_sizes, tensorrt_profiles
+from export.nvidia.config import list_preferred_sizes, make_hps_config, make_nested_config, make_profiles
 from export.nvidia.graph import FLAT, fix_candidates, with_flat_rows
-from export.nvidia.hps import PS_FILE, estimated_uses, write_ps, write_table
+from export.nvidia.hps import PS_FILE, estimate_uses, write_ps, write_table
 from export.nvidia.index import index_bytes, write_gpu_index
 from export.nvidia.parts import NVTABULAR, PYTHON, TENSORRT, Part, models_of, nested, parts_of, python_models
 from export.nvidia.pipeline import MerlinPipeline
@@ -76,34 +76,34 @@ class Writer:
     def write(self) -> None:
         """Write everything; no file is changed after it was written."""
         for name in models_of(self.merlin):
-            self.version(name).mkdir(parents=True)
+            self.version_folder(name).mkdir(parents=True)
         if self.behind_hps:
-            self._hps_model()
+            self._write_hps_model()
         if self.merlin.preprocess == "nvtabular":
-            self._workflow_model()
+            self._write_workflow_model()
         else:
-            self._preprocess()
+            self._write_preprocess()
         for part in self.parts:
             if part.kind == PYTHON:
-                self._step(part)
+                self._write_python_part(part)
             elif part.kind == TENSORRT:
-                self._network_model(part)
-        self._ensembles()
-        self._recommend()
-        self._warmup()
+                self._write_network_model(part)
+        self._write_ensembles()
+        self._write_recommend()
+        self._write_warmup()
 
-    def version(self, model: str) -> Path:
+    def version_folder(self, model: str) -> Path:
         return self.target / model / str(self.source.generation)
 
-    def batch(self, stage: str) -> int:
+    def max_batch_size(self, stage: str) -> int:
         """Return the max_batch_size of an ensemble or a network: 0 behind `hps`, which has no batch axis."""
         return 0 if self.behind_hps and stage in ("rank", ENSEMBLE) else self.serving[stage].max_batch_size
 
-    def _hps_model(self) -> None:
+    def _write_hps_model(self) -> None:
         """Write the table, ps.json and the model of the `hps` backend."""
-        source, serving, version = self.source, self.serving["rank"], self.version(RANK_EMBEDDINGS)
+        source, serving, version = self.source, self.serving["rank"], self.version_folder(RANK_EMBEDDINGS)
         tables = source.tables()
-        uses = estimated_uses(
+        uses = estimate_uses(
             tables,
             tuple(source.info["rank"].settings["item_tables"]),
             np.asarray(open_array(source.folders["rank"], "item_rows")),
@@ -112,20 +112,20 @@ class Writer:
         self.first_keys = write_table(version, tables, uses)
         per_request = keys_per_request(source.info["rank"], source.sizes)
         write_ps(self.target / PS_FILE, self.settings, tables, per_request, source.generation, serving)
-        config = hps_config(self.merlin, source.generation, serving.instances)
+        config = make_hps_config(self.merlin, source.generation, serving.instances)
         write_config(self.target / RANK_EMBEDDINGS / CONFIG_FILE, config)
         write_manifest(version, generation=source.generation)
 
-    def _preprocess(self) -> None:
+    def _write_preprocess(self) -> None:
         """Copy the cpu profile's model."""
-        shutil.copytree(self.source.folders["preprocess"], self.version("preprocess"), dirs_exist_ok=True)
-        self._python_config(self.source.specs["preprocess"], "preprocess")
+        shutil.copytree(self.source.folders["preprocess"], self.version_folder("preprocess"), dirs_exist_ok=True)
+        self._write_python_config(self.source.specs["preprocess"], "preprocess")
 
-    def _workflow_model(self) -> None:
+    def _write_workflow_model(self) -> None:
         """Write NVTabular's own workflow, and keep the columns that its neighbours need."""
         from export.nvidia.workflow import columns_of, write_workflow_model  # imported late: NVTabular takes seconds
 
-        version = self.version(PREPROCESS_WORKFLOW)
+        version = self.version_folder(PREPROCESS_WORKFLOW)
         if self.source.workflow is None:
             raise ConfigError("NVTabular's workflow was not kept. Expected its folder. Export from the data set.")
         config = write_workflow_model(self.source.workflow, version, self.serving["preprocess"])
@@ -135,9 +135,9 @@ class Writer:
         write_config(self.target / PREPROCESS_WORKFLOW / CONFIG_FILE, config)
         write_manifest(version, generation=self.source.generation)
 
-    def _step(self, part: Part) -> None:
+    def _write_python_part(self, part: Part) -> None:
         """Write a part in Python: files of its stage, its code, a manifest."""
-        info, folder, version = self.source.info[part.stage], self.source.folders[part.stage], self.version(part.name)
+        info, folder, version = self.source.info[part.stage], self.source.folders[part.stage], self.version_folder(part.name)
         for path in sorted({path for pattern in part.files for path in folder.glob(pattern)}):
             copy = version / path.relative_to(folder)
             copy.parent.mkdir(exist_ok=True)
@@ -146,24 +146,24 @@ class Writer:
         if part.name == RETRIEVE_SEARCH:
             settings["index"] = write_gpu_index(version, settings["index"])
         columns = asdict(self.columns) if part.stage == "preprocess" else {}
-        own = PartSettings(part.name, asdict(self.source.sizes), settings, self.first_keys, columns, self.merlin.gpu)
-        replace(info, settings=asdict(own)).write(version)
+        part_settings = PartSettings(part.name, asdict(self.source.sizes), settings, self.first_keys, columns, self.merlin.gpu)
+        replace(info, settings=asdict(part_settings)).write(version)
         copy_serving_code(version, ("serving.stages.parts.triton",))
         (version / "model.py").write_text(MODEL_PY.format(part=PART_TYPES[part.name].__name__))
         forbid_caches(version)
         write_manifest(version, stage=part.stage, generation=self.source.generation)
-        self._python_config(self.specs[part.name], part.stage)
+        self._write_python_config(self.specs[part.name], part.stage)
 
-    def _python_config(self, spec: ModelSpec, stage: str) -> None:
+    def _write_python_config(self, spec: ModelSpec, stage: str) -> None:
         config = stage_config(spec, self.serving[stage], [self.source.generation], WARMUP_ROWS)
         write_config(self.target / spec.name / CONFIG_FILE, config)
 
-    def _network_model(self, part: Part) -> None:
+    def _write_network_model(self, part: Part) -> None:
         """Write a network: ONNX file, profiles, configs. Its engine is built on the serving machine."""
         spec, serving, generation = self.specs[part.name], self.serving[part.stage], self.source.generation
-        batch = self.batch(part.stage)
+        batch = self.max_batch_size(part.stage)
         per_row = {FLAT: keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
-        profiles = tensorrt_profiles(spec, serving, batch, per_row)
+        profiles = make_profiles(spec, serving, batch, per_row)
         config = tensorrt_config(
             part.name,
             spec.inputs,
@@ -171,20 +171,20 @@ class Writer:
             batch,
             profiles,
             versions=[generation],
-            preferred_batch_sizes=preferred_sizes(serving),
+            preferred_batch_sizes=list_preferred_sizes(serving),
             queue_delay_us=serving.queue_delay_us,
             gpus=[self.merlin.gpu],
             cuda_graphs=self.merlin.cuda_graphs,
         )
         network = self.target / f"{part.name}.onnx"
-        precision, fp32_nodes = self._network(part, network)
-        write_version(self.version(part.name), network, Engine(precision, profiles, fp32_nodes))
+        precision, fp32_nodes = self._write_network(part, network)
+        write_version(self.version_folder(part.name), network, Engine(precision, profiles, fp32_nodes))
         network.unlink()
         write_configs(self.target / part.name, config)
-        write_manifest(self.version(part.name), generation=generation)
+        write_manifest(self.version_folder(part.name), generation=generation)
 
-    def _network(self, part: Part, target: Path) -> tuple[str, tuple[str, ...]]:
-        """Write the stage's ONNX file for this profile. Return its precision, and the nodes that TensorRT 8 must not lower."""
+    def _write_network(self, part: Part, target: Path) -> tuple[str, tuple[str, ...]]:
+        """Write the stage's ONNX file for this profile. Return its precision, and the nodes that TensorRT 8 keeps in fp32."""
         path, axes = self.source.folders[part.stage] / part.files[0], self.source.info[part.stage].axes
         lowered = self.lowered.get(part.stage) or Lowered(onnx.load(str(path)), "fp32")
         model = lowered.model
@@ -202,50 +202,52 @@ class Writer:
             {} if self.merlin.precision == "fp32" else lower_networks(self.source.folders, self.merlin.precision, self.report)
         )
 
-    def _ensembles(self) -> None:
+    def _write_ensembles(self) -> None:
         for stage in nested(self.merlin):
             steps = [self.specs[part.name] for part in self.parts if part.stage == stage]
-            config = nested_config(self.source.specs[stage], steps, self.source.generation, self.batch(stage))
+            config = make_nested_config(self.source.specs[stage], steps, self.source.generation, self.max_batch_size(stage))
             write_config(self.target / stage / CONFIG_FILE, config)
         stages = self.source.specs
-        config = nested_config(ensemble_spec(stages), list(stages.values()), self.source.generation, self.batch(ENSEMBLE))
+        config = make_nested_config(
+            ensemble_spec(stages), list(stages.values()), self.source.generation, self.max_batch_size(ENSEMBLE)
+        )
         write_config(self.target / ENSEMBLE / CONFIG_FILE, config)
 
-    def _recommend(self) -> None:
+    def _write_recommend(self) -> None:
         """Copy what the cpu profile publishes with the ensemble, and write a manifest of every model of this repository."""
-        folder, version = self.source.folders[ENSEMBLE], self.version(ENSEMBLE)
+        folder, version = self.source.folders[ENSEMBLE], self.version_folder(ENSEMBLE)
         shutil.copytree(folder, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
         facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
-        with_manifest = [name for name in models_of(self.merlin) if (self.version(name) / MANIFEST_FILE).exists()]
-        digests = {name: sha256_of(self.version(name) / MANIFEST_FILE) for name in with_manifest}
+        with_manifest = [name for name in models_of(self.merlin) if (self.version_folder(name) / MANIFEST_FILE).exists()]
+        digests = {name: sha256_of(self.version_folder(name) / MANIFEST_FILE) for name in with_manifest}
         facts |= {
             "profile": PROFILE_NAME,
             PROFILE_NAME: self.merlin.model_dump(mode="json"),
             "stages": digests,
-            "gpu_memory_bytes": self._gpu_memory(),
+            "gpu_memory_bytes": self._plan_gpu_memory(),
         }
         write_manifest(version, **facts)
 
-    def _gpu_memory(self) -> dict[str, int]:
+    def _plan_gpu_memory(self) -> dict[str, int]:
         """Return GPU bytes that are known in advance: HPS's cached rows, the index and its scratch space per instance.
 
         TensorRT's contexts come on top: their need is known once the engines are built.
         """
-        planned = {"search_index": index_bytes(self.version(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
+        planned = {"search_index": index_bytes(self.version_folder(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
         if self.behind_hps:
             params = read_ps_json(self.target / PS_FILE).model(RANK_EMBEDDINGS)
             rows = sum(map(len, self.source.tables().values()))
             planned["hps_cache"] = int(rows * params.gpucacheper) * self.source.sizes.row_width * 4
         return planned
 
-    def _warmup(self) -> None:
+    def _write_warmup(self) -> None:
         """Write warm-up requests for every Python model: recorded ones, traced through the written repository."""
-        recorded = read_recorded(self.version(ENSEMBLE) / RECORDED_FILE)
+        recorded = read_recorded(self.version_folder(ENSEMBLE) / RECORDED_FILE)
         pipeline = MerlinPipeline(self.target, self.source.generation, self.merlin.mount)
-        given = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
+        traced = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
         specs = self.source.specs | self.specs
         workflows = [part.name for part in self.parts if part.kind == NVTABULAR]
         for spec in (specs[name] for name in (*python_models(self.merlin), *workflows)):
             fills = {t.name: t.filled(WARMUP_ROWS) for t in spec.inputs if t.optional}
-            tensors = fills | given[spec.name] | {"lineage": new_lineage(WARMUP_ROWS, ANY_GENERATION)}
+            tensors = fills | traced[spec.name] | {"lineage": new_lineage(WARMUP_ROWS, ANY_GENERATION)}
             write_warmup(self.target / spec.name / "warmup", spec, tensors, WARMUP_ROWS)

@@ -1,4 +1,4 @@
-"""Every answer that names an event by `after` reflects it, and the log holds every event that was acknowledged."""
+"""Check that an answer to `after=<event>` reflects the event, and that the log holds every acknowledged event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from perf.figures import Figure
 from perf.live.exchange import connected
 from perf.live.shop import Shop
-from perf.live.visible import Probes, first_lists
+from perf.live.visible import Probes, ask_first_items
 from perf.observe import Latency
 from serving.live.reader import Reader
 
@@ -20,15 +20,15 @@ AT_ONCE = 16
 
 
 def measure(shop: Shop, count: int, rng: np.random.Generator) -> list[Figure]:
-    """Let users buy the first item they were shown, `count` times, and look at the answer after each purchase."""
+    """Let users buy the first item they were shown, `count` times, and check the answer after each purchase."""
     with closing(Reader(shop.live_folder)) as reader:
-        first = last_sequence(reader)
+        first = read_last_sequence(reader)
         with connected(shop.site.grpc_url) as exchange:
             users = shop.draw_users(min(count, len(shop.user_ids)), rng)
-            probes = Probes(shop, exchange, first_lists(shop, exchange, users))
-            known = list(probes.next_item)
-            exchange.run_closed_loop(purchases(probes, known, count), min(AT_ONCE, len(known)))
-        logged = last_sequence(reader) - first
+            probes = Probes(shop, exchange, ask_first_items(shop, exchange, users))
+            user_ids = list(probes.next_item)
+            exchange.run_closed_loop(make_purchases(probes, user_ids, count), min(AT_ONCE, len(user_ids)))
+        logged = read_last_sequence(reader) - first
     latency = Latency.of(np.array(probes.changed_ns))
     return [
         Figure(name="answers that name an event", values=[float(len(probes.changed_ns))], at_least=count),
@@ -38,16 +38,16 @@ def measure(shop: Shop, count: int, rng: np.random.Generator) -> list[Figure]:
     ]
 
 
-def purchases(probes: Probes, user_ids: list[int], count: int) -> Iterator[Callable[[Callable[[], None]], None]]:
+def make_purchases(probes: Probes, user_ids: list[int], count: int) -> Iterator[Callable[[Callable[[], None]], None]]:
     """Yield purchases of the users in turn: a user's next one begins after AT_ONCE others, when the last was answered."""
 
-    def buy(user_id: int, over: Callable[[], None]) -> None:
-        probes.buy(user_id, time.perf_counter_ns(), over)
+    def buy(user_id: int, on_done: Callable[[], None]) -> None:
+        probes.buy(user_id, time.perf_counter_ns(), on_done)
 
     for number in range(count):
         yield partial(buy, user_ids[number % len(user_ids)])
 
 
-def last_sequence(reader: Reader) -> int:
+def read_last_sequence(reader: Reader) -> int:
     with reader.snapshot() as snapshot:
         return snapshot.progress().last_sequence

@@ -1,4 +1,4 @@
-"""New items are served within a second, and an unavailable item is in no answer that began after the acknowledgement."""
+"""Check that new items are served within a second, and that no answer after the acknowledgement has an unavailable item."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from perf.observe import Latency
 from serving.contract.errors import ServerError
 
 NEW_WITHIN_S = 1.0
-SEARCHED_USERS = 400  # for those whose lists show a new item: a tenth does, by default
+SEARCHED_USERS = 400  # among whom those with a new item in their list are found: a tenth, by default
 ASKED_USERS = 8  # of these, for each new item
 ASKED_PER_ITEM = 16  # users who were shown an item, asked again when it is unavailable
 
 
 def measure(shop: Shop, new_items: int, answers: int, rng: np.random.Generator, progress) -> list[Figure]:
+    """Return the figures of `new_items` new items, and of `answers` answers after items became unavailable."""
     with connected(shop.site.grpc_url) as exchange:
         progress(f"{new_items} new items")
         waited_s = serve_new_items(shop, exchange, new_items, rng)
         progress(f"{answers:,} answers without unavailable items")
-        checked, wrong, back = withdraw_items(shop, exchange, answers, rng)
+        checked, stale, missing = withdraw_items(shop, exchange, answers, rng)
     in_time = [waited for waited in waited_s if waited <= NEW_WITHIN_S]
     latency = Latency.of(np.array(waited_s) * 1e9)
     return [
@@ -33,15 +34,15 @@ def measure(shop: Shop, new_items: int, answers: int, rng: np.random.Generator, 
         Figure(name="new item served after: p50", values=[latency.p50_ms if latency else 0.0], unit="ms"),
         Figure(name="new item served after: p99", values=[latency.p99_ms if latency else 0.0], unit="ms"),
         Figure(name="answers that had an item which is now unavailable", values=[float(checked)], at_least=answers),
-        Figure(name="of these that still have it", values=[float(wrong)], at_most=0),
-        Figure(name="items not shown again once they are available", values=[float(back)], at_most=0),
+        Figure(name="of these that still have it", values=[float(stale)], at_most=0),
+        Figure(name="items not shown again once they are available", values=[float(missing)], at_most=0),
     ]
 
 
 def serve_new_items(shop: Shop, exchange: Exchange, count: int, rng: np.random.Generator) -> list[float]:
     """Return the seconds from each item's `upsert` until some answer has it. One is available at a time.
 
-    Only a share of users is shown new items (`[live] new_item_share`); they are found by the first item.
+    Only a share of users is shown new items (`[live] new_item_share`); the first item finds them.
     """
     first_id = int(shop.item_ids.max()) + 1
     users: list[int] = []
@@ -74,19 +75,19 @@ def withdraw_items(shop: Shop, exchange: Exchange, answers: int, rng: np.random.
         for item_id in ask(shop, exchange, user).item_ids:
             shown[item_id].append(user)
     items = [item_id for item_id, users in shown.items() if len(users) >= min(ASKED_PER_ITEM, len(shown))]
-    checked = wrong = missing = 0
+    checked = stale = missing = 0
     while checked < answers:
         for item_id in items or list(shown):
             users = shown[item_id][: min(ASKED_PER_ITEM, answers - checked)]
             exchange.ask(shop.upsert(item_id, available=False))
-            found = ask_all(shop, exchange, users)
-            checked += len(found)
-            wrong += sum(item_id in answer.item_ids for answer in found)
+            answered = ask_all(shop, exchange, users)
+            checked += len(answered)
+            stale += sum(item_id in answer.item_ids for answer in answered)
             exchange.ask(shop.upsert(item_id, available=True))
             missing += item_id not in ask(shop, exchange, users[0]).item_ids
             if checked >= answers:
                 break
-    return checked, wrong, missing
+    return checked, stale, missing
 
 
 def ask(shop: Shop, exchange: Exchange, user_id: int) -> Answer:

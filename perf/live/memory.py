@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from perf.figures import Figure
-from perf.live.after import last_sequence
+from perf.live.after import read_last_sequence
 from perf.live.exchange import connected
 from perf.live.shop import Shop, opened_shop, sequences_of
 from perf.load.workload import draw, serialise
@@ -42,8 +42,8 @@ def measure(repo: Path, events: int, requests: int, rng: np.random.Generator, pr
 def observe_many(shop: Shop, count: int, rng: np.random.Generator) -> None:
     """Post events of random users and items."""
     with connected(shop.site.grpc_url) as exchange, closing(Reader(shop.live_folder)) as reader:
-        before = last_sequence(reader)
-        while last_sequence(reader) - before < count:
+        before = read_last_sequence(reader)
+        while read_last_sequence(reader) - before < count:
             users, items = (rng.choice(ids, EVENTS_PER_REQUEST).tolist() for ids in (shop.user_ids, shop.item_ids))
             sequences_of(exchange.ask(shop.observe(users, items)))
 

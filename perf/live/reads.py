@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from perf.figures import Figure
-from perf.load.open_loop import undisturbed
+from perf.load.open_loop import prevent_delays
 from serving.contract.tensors import NO_SEQUENCE, PAD_ID
 from serving.live.layout import Layout
 from serving.live.reader import Reader
@@ -99,7 +99,7 @@ def time_reads(folder: Path, n_users: int, calls: int, rng: np.random.Generator)
             snapshot.all_users()  # maps every page of the store, as a server that has run for long has done
         live = LiveUsers(reader, ItemIndex(np.arange(N_ITEMS)), np.zeros(N_ITEMS + 1, np.int32))
         live, state = live.with_machine_code(empty_state(np.zeros(2, np.int64))), empty_state(user_ids[0])
-        with undisturbed():
+        with prevent_delays():
             for user_id in user_ids[:WARMING_CALLS]:
                 state.user_ids[:] = user_id
                 live.update(state, after, NOW_S)

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from perf.figures import Figure
-from perf.live.after import last_sequence
+from perf.live.after import read_last_sequence
 from perf.live.exchange import Exchange, connected
 from perf.live.shop import Shop, sequences_of
-from perf.load.open_loop import undisturbed
+from perf.load.open_loop import prevent_delays
 from perf.observe import Latency
 from serving.live.reader import Reader
 
@@ -35,10 +35,10 @@ def measure(shop: Shop, seconds: float, rounds: int, rng: np.random.Generator, p
     with closing(Reader(shop.live_folder)) as reader:
         for number in range(rounds):
             progress(f"round {number + 1}: {CLIENTS} clients of {EVENTS_PER_REQUEST} events a request")
-            before = last_sequence(reader)
+            before = read_last_sequence(reader)
             count, taken_s = run_clients(shop, seconds, rng)
             rates.append(count / taken_s)
-            missing += count - (last_sequence(reader) - before)
+            missing += count - (read_last_sequence(reader) - before)
             progress(f"round {number + 1}: one client, and the disk")
             alone.append(time_one_client(shop, seconds / 2, rng).p50_ms)
             synced.append(time_fsync(shop.live_folder.parent).p50_ms)
@@ -62,7 +62,7 @@ def run_clients(shop: Shop, seconds: float, rng: np.random.Generator) -> tuple[i
     bodies = [draw_requests(shop, BODIES, EVENTS_PER_REQUEST, rng) for _ in range(CLIENTS)]
     exchanges = [Exchange(shop.site.grpc_url) for _ in range(CLIENTS)]
     try:
-        with undisturbed(), ThreadPoolExecutor(CLIENTS) as pool:
+        with prevent_delays(), ThreadPoolExecutor(CLIENTS) as pool:
             started_s = time.perf_counter()
             end_s = started_s + seconds
             counts = list(pool.map(run_client, exchanges, bodies, repeat(end_s)))
@@ -91,7 +91,7 @@ def time_one_client(shop: Shop, seconds: float, rng: np.random.Generator) -> Lat
     """Time requests of one event, one after the other."""
     taken_ns: list[int] = []
     bodies = draw_requests(shop, BODIES, 1, rng)
-    with connected(shop.site.grpc_url) as exchange, undisturbed():
+    with connected(shop.site.grpc_url) as exchange, prevent_delays():
         end_s = time.perf_counter() + seconds
         while time.perf_counter() < end_s or not taken_ns:
             started_ns = time.perf_counter_ns()

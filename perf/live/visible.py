@@ -1,11 +1,11 @@
-"""How soon an event shows in an answer, and what events cost `recommend`.
+"""Measure how soon an event changes an answer, and how much events slow `recommend` down.
 
     event due ─▶ observe ─▶ acknowledged ─▶ recommend(after=…) ─▶ an answer without the bought item      event to changed answer
     recommend due ─▶ answer                                                                              latency of recommend
 
-Both loads are open: events and requests leave when they are due. A probe is an event, sent alone, whose answer is asked for:
-the user buys the first item of the last list, so that the next one cannot be right by chance. The other events come several to
-a request, as a gateway or a broker's consumer sends them. Rounds without events alternate with those.
+Both loads are open-loop: events and requests leave when they are due. A probe is an event, sent alone, after which
+the list is requested: the user buys the first item of the last list, so the next one cannot be right by chance. The other
+events are sent several to a request, as a gateway or a broker's consumer sends them. Rounds without and with events alternate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perf.figures import Figure
 from perf.live.exchange import Due, Exchange, connected, message_of
 from perf.live.shop import Shop, sequences_of
 from perf.load import schedule
-from perf.load.open_loop import undisturbed
+from perf.load.open_loop import prevent_delays
 from perf.load.unary import Answer
 from perf.load.workload import draw, serialise
 from perf.observe import Latency
@@ -37,36 +37,36 @@ PEAK_WINDOW_S = 1.0
 
 @dataclass
 class Probes:
-    """Users that buy what they were shown first. next_item: by user"""
+    """Users that buy the first item of their list. next_item: user id -> that item"""
 
     shop: Shop
     exchange: Exchange
     next_item: dict[int, int]
     durable_ns: list[int] = field(default_factory=list)
     changed_ns: list[int] = field(default_factory=list)
-    stale: int = 0  # answers that do not know their event
+    stale: int = 0  # answers that do not reflect their event
 
-    def buy(self, user_id: int, due_ns: int, over: Callable[[], None] = lambda: None) -> None:
+    def buy(self, user_id: int, due_ns: int, on_done: Callable[[], None] = lambda: None) -> None:
         """Send the event of a user, and ask what is recommended after it."""
         item_id = self.next_item[user_id]
 
-        def acknowledged(answer: Answer) -> None:
+        def on_acknowledged(answer: Answer) -> None:
             self.durable_ns.append(answer.at_ns - due_ns)
             sequence = int(sequences_of(message_of(answer))[0])
-            self.exchange.send(self.shop.recommend(user_id, after=sequence), changed)
+            self.exchange.send(self.shop.recommend(user_id, after=sequence), on_changed)
 
-        def changed(answer: Answer) -> None:
+        def on_changed(answer: Answer) -> None:
             self.changed_ns.append(answer.at_ns - due_ns)
             shown = self.shop.answer_of(message_of(answer))
             self.stale += not shown.is_current or item_id in shown.item_ids
             if shown.item_ids:
                 self.next_item[user_id] = shown.item_ids[0]
-            over()
+            on_done()
 
-        self.exchange.send(self.shop.observe([user_id], [item_id]), acknowledged)
+        self.exchange.send(self.shop.observe([user_id], [item_id]), on_acknowledged)
 
 
-def first_lists(shop: Shop, exchange: Exchange, user_ids: np.ndarray) -> dict[int, int]:
+def ask_first_items(shop: Shop, exchange: Exchange, user_ids: np.ndarray) -> dict[int, int]:
     """Return the first recommended item by user, of those who are recommended any."""
     answers = {user: shop.answer_of(exchange.ask(shop.recommend(user))) for user in np.unique(user_ids).tolist()}
     return {user: answer.item_ids[0] for user, answer in answers.items() if answer.item_ids}
@@ -82,7 +82,7 @@ def measure_peak(shop: Shop, folder, progress: Callable[[str], None]) -> float:
 
 
 class Events(NamedTuple):
-    """How events come: how many a second, and how many of them in a request."""
+    """The rate of events, and how many are sent in one request."""
 
     per_s: float
     per_request: int = 1
@@ -101,16 +101,16 @@ class Round:
 def run_round(
     shop: Shop, exchange: Exchange, rate: float, events: Events, probes: Probes | None, duration_s: float, rng
 ) -> Round:
-    """Send `rate` requests/s for a while; with probes also events, those of the probes among them."""
+    """Send `rate` requests/s; with probes, also `events`, which include those of the probes."""
     run = Round(probes=probes)
     probe_rate = PROBE_SHARE * rate if probes else 0.0
 
     def send_request(body: bytes) -> Callable[[int], None]:
-        def answered(answer: Answer, due_ns: int) -> None:
+        def on_answer(answer: Answer, due_ns: int) -> None:
             message_of(answer)
             run.recommend_ns.append(answer.at_ns - due_ns)
 
-        return lambda due_ns: exchange.send(body, lambda answer: answered(answer, due_ns))
+        return lambda due_ns: exchange.send(body, lambda answer: on_answer(answer, due_ns))
 
     def note_event(answer: Answer) -> None:
         run.refused += bool(answer.error)
@@ -134,7 +134,7 @@ def run_round(
         actions += zip(probe_s, (partial(probes.buy, user_id) for user_id in probed), strict=True)
         run.events = users.size + len(probe_s)
     actions.sort(key=lambda action: action[0])
-    with undisturbed():
+    with prevent_delays():
         exchange.run_open_loop([Due(int(at_s * 1e9), act) for at_s, act in actions])
     return run
 
@@ -149,7 +149,7 @@ def measure(
     with connected(shop.site.grpc_url) as exchange:
         users = shop.draw_users(min(n_probes, len(shop.user_ids) // 2), rng)
         progress("first lists of the users that buy")
-        lists = first_lists(shop, exchange, users)
+        lists = ask_first_items(shop, exchange, users)
         for number in range(rounds):
             progress(f"round {number + 1}: {rate:,.0f} requests/s")
             quiet.append(run_round(shop, exchange, rate, events, None, duration_s, rng))

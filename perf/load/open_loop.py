@@ -42,7 +42,7 @@ SWITCH_S = 1e-4  # by default another thread, such as one that publishes rows, m
 
 @dataclass
 class Outcome:
-    """Results per due request, int64 [N] ns after the start; -1 for an event that never happened."""
+    """Times per request, int64 [N] ns after the start; -1 where a request was not sent, or not answered."""
 
     due_ns: np.ndarray
     sent_ns: np.ndarray
@@ -54,7 +54,7 @@ class Outcome:
     idle_share: float = 0.0  # of all cores, during the load
 
     @classmethod
-    def nothing_yet(cls, due_ns: np.ndarray) -> Outcome:
+    def empty(cls, due_ns: np.ndarray) -> Outcome:
         return cls(due_ns, np.full(len(due_ns), -1, np.int64), np.full(len(due_ns), -1, np.int64), [b""] * len(due_ns))
 
     @property
@@ -79,10 +79,10 @@ def require_loopback(url: str) -> None:
     """Raise ConfigError unless every address of host:port is this machine's loopback."""
     host, _, port = url.rpartition(":")
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)}
+        addresses = {entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)}
     except (OSError, ValueError) as error:
         raise ConfigError(f"{url} is not host:port: {error}. Example: localhost:8001.") from error
-    if not all(ipaddress.ip_address(address).is_loopback for address in found):
+    if not all(ipaddress.ip_address(address).is_loopback for address in addresses):
         raise ConfigError(f"{url} is not on this machine; open-loop load is sent to loopback only. Run perf beside the server.")
 
 
@@ -92,15 +92,15 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
     progress: gets 1 … PARTS, as each part of the load begins
     """
     require_loopback(url)
-    outcome = Outcome.nothing_yet((np.asarray(due_s) * 1e9).astype(np.int64))
-    with undisturbed(), contextlib.closing(UnaryCalls(url, INFER, DEADLINE_S)) as calls:
+    outcome = Outcome.empty((np.asarray(due_s) * 1e9).astype(np.int64))
+    with prevent_delays(), contextlib.closing(UnaryCalls(url, INFER, DEADLINE_S)) as calls:
         send_all(calls, bodies, outcome, progress)
     return outcome
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Let what is due leave in time: no garbage collection, quick switches between threads, and a high priority."""
+def prevent_delays() -> Iterator[None]:
+    """Let due requests leave in time: no garbage collection, quick switches between threads, and a high priority."""
     gc.collect()
     gc.disable()  # a collection would delay every request due meanwhile
     switch_s, niceness = sys.getswitchinterval(), os.getpriority(os.PRIO_PROCESS, 0)
@@ -119,10 +119,10 @@ def undisturbed() -> Iterator[None]:
 def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], object]) -> None:
     """Send bodies[i] at due_ns[i], and fill `outcome`."""
     requests = [calls.request(number, body) for number, body in enumerate(bodies)]
-    cores = psutil.cpu_times()
+    cpu_before = psutil.cpu_times()
     clock, cpu_s, start_ns = time.perf_counter_ns, time.thread_time(), time.perf_counter_ns()
 
-    def note(wait_ns: int) -> None:
+    def receive(wait_ns: int) -> None:
         for number, at_ns, error, message in calls.answers(max(wait_ns, 0) / 1e9):
             if error:
                 outcome.errors[error] += 1
@@ -130,30 +130,30 @@ def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress:
                 outcome.answered_ns[number] = at_ns - start_ns
                 outcome.messages[number] = message
 
-    begins = {part * len(bodies) // PARTS: part + 1 for part in range(PARTS)}
+    part_starts = {part * len(bodies) // PARTS: part + 1 for part in range(PARTS)}
     for number, due_ns in enumerate(outcome.due_ns.tolist()):
-        if number in begins:
-            progress(begins[number])
-        note(start_ns + due_ns - clock())  # even when late, so that arrived answers are read at once
+        if number in part_starts:
+            progress(part_starts[number])
+        receive(start_ns + due_ns - clock())  # even when late, so that arrived answers are read at once
         while (left_ns := start_ns + due_ns - clock()) > 0:
-            note(left_ns)
+            receive(left_ns)
         if calls.in_flight >= MAX_IN_FLIGHT:
             outcome.errors["not sent: too many requests in flight"] += 1
             continue
         if calls.send(number, requests[number]):
             outcome.sent_ns[number] = clock() - start_ns  # after sending, which may wait for flow control
     while calls.in_flight:  # answers or deadlines end it
-        note(int(DEADLINE_S * 1e9))
-    note(0)
+        receive(int(DEADLINE_S * 1e9))
+    receive(0)
     outcome.cpu_s, outcome.wall_s = time.thread_time() - cpu_s, (clock() - start_ns) / 1e9
-    spent = np.subtract(psutil.cpu_times(), cores)
-    outcome.idle_share = float(spent[cores._fields.index("idle")] / max(spent.sum(), 1e-9))
+    cpu_times = np.subtract(psutil.cpu_times(), cpu_before)
+    outcome.idle_share = float(cpu_times[cpu_before._fields.index("idle")] / max(cpu_times.sum(), 1e-9))
 
 
-def floor_ns(url: str) -> np.ndarray:
+def measure_floor_ns(url: str) -> np.ndarray:
     """Return latencies, int64 [N], of a call that does nothing, with one client: the cost of this client and of gRPC alone."""
     require_loopback(url)
-    taken = np.empty(FLOOR_CALLS, np.int64)
+    latencies_ns = np.empty(FLOOR_CALLS, np.int64)
     with contextlib.closing(UnaryCalls(url, LIVE, DEADLINE_S)) as calls:
         for number in range(FLOOR_CALLS):
             request, start_ns = calls.request(number, b""), time.perf_counter_ns()
@@ -162,5 +162,5 @@ def floor_ns(url: str) -> np.ndarray:
                 pass
             if answers[0].error:
                 raise ServerError(f"The server at {url} does not say that it is live: {answers[0].error}. Is it the gRPC port?")
-            taken[number] = answers[0].at_ns - start_ns
-    return taken
+            latencies_ns[number] = answers[0].at_ns - start_ns
+    return latencies_ns

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from perf.report import plots, tables
-from perf.report.results import Run, summary
+from perf.report.results import Run, summarise
 from perf.slo import Verdict
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
@@ -25,14 +25,19 @@ def write_report(run: Run, folder: Path, verdicts: list[Verdict]) -> Path:
     with plt.rc_context(plots.STYLE):
         for draw in plots.PICTURES:
             if figure := draw(run, folder):
-                pictures.append(_picture(draw.__name__, figure, folder))
-    first = [tables.verdict_table(verdicts)] if verdicts else []
-    rest = [tables.open_table(run), tables.closed_table(run), tables.stage_table(run), tables.hit_rate_table(run)]
+                pictures.append(_save_picture(draw.__name__, figure, folder))
+    first = [tables.make_verdict_table(verdicts)] if verdicts else []
+    rest = [
+        tables.make_open_table(run),
+        tables.make_closed_table(run),
+        tables.make_stage_table(run),
+        tables.make_hit_rate_table(run),
+    ]
     page = _render(
         title=run.label or "recommend, measured",
-        facts=facts(run),
-        tiles=tiles(run),
-        notes=notes(run),
+        facts=describe_run(run),
+        tiles=make_tiles(run),
+        notes=write_notes(run),
         tables_first=first,
         pictures=pictures,
         tables=[table for table in rest if table.rows],
@@ -42,7 +47,7 @@ def write_report(run: Run, folder: Path, verdicts: list[Verdict]) -> Path:
     return path
 
 
-def facts(run: Run) -> str:
+def describe_run(run: Run) -> str:
     machine = run.machine
     return (
         f"{run.started} · {run.repo}, generation {run.generation} · commit {run.commit or 'unknown'} · "
@@ -50,9 +55,9 @@ def facts(run: Run) -> str:
     )
 
 
-def tiles(run: Run) -> list[dict[str, str]]:
-    document = summary(run)
-    wanted = (
+def make_tiles(run: Run) -> list[dict[str, str]]:
+    document = summarise(run)
+    figures = (
         ("peak_rate", "{:,.0f}/s", "peak, closed loop"),
         ("p50_ms", "{:.1f} ms", "p50 at half of the peak"),
         ("p99_ms", "{:.1f} ms", "p99 at half of the peak"),
@@ -60,35 +65,36 @@ def tiles(run: Run) -> list[dict[str, str]]:
         ("throughput_share", "{:.0%}", "of in-process throughput"),
         ("memory_mib", "{:,.0f} MiB", "all server processes"),
     )
-    return [{"value": form.format(document[key]), "what": what} for key, form, what in wanted if key in document]
+    return [{"value": form.format(document[key]), "what": what} for key, form, what in figures if key in document]
 
 
-def notes(run: Run) -> list[str]:
-    found = []
+def write_notes(run: Run) -> list[str]:
+    """Return sentences that a reader needs to trust the figures, or not."""
+    notes = []
     if run.machine.load_before > NOISY_LOAD * run.machine.cores:
-        found.append(
+        notes.append(
             f"The machine was busy when this run began (load average {run.machine.load_before:.1f} on {run.machine.cores} "
             "cores): trust ratios, not times."
         )
     if run.floor_p50_ms is not None:
-        found.append(
+        notes.append(
             f"A gRPC call that does nothing took {run.floor_p50_ms:.2f} ms (p50, one client): no answer can be faster."
         )
     if run.differing_answers:
-        found.append(
+        notes.append(
             f"The server does not answer as in process ({run.differing_answers}): the ratios between them do not "
             "count. A cache of answers may explain it; otherwise export again."
         )
     elif run.compared_under_load:
-        found.append(f"{run.compared_under_load:,} answers under load were compared: each is the one computed in process.")
+        notes.append(f"{run.compared_under_load:,} answers under load were compared: each is the one computed in process.")
     elif not run.comparable:
-        found.append("No answer was compared with one computed in process, because rows are updated while they are served.")
+        notes.append("No answer was compared with one computed in process, because rows are updated while they are served.")
     if run.priority_levels < 2 and any("bulk" in load.by_class for load in run.open):
-        found.append("No model has priorities (`priority_levels`): interactive and bulk requests were served alike.")
-    return found
+        notes.append("No model has priorities (`priority_levels`): interactive and bulk requests were served alike.")
+    return notes
 
 
-def _picture(name: str, figure: Figure, folder: Path) -> dict[str, str]:
+def _save_picture(name: str, figure: Figure, folder: Path) -> dict[str, str]:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     plt.close(figure)

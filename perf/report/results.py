@@ -127,16 +127,16 @@ class Run(BaseModel):
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / "run.tmp"
-        beside.write_text(self.model_dump_json(indent=1))
-        beside.replace(folder / RUN_FILE)
+        temporary = folder / "run.tmp"
+        temporary.write_text(self.model_dump_json(indent=1))
+        temporary.replace(folder / RUN_FILE)
 
     def curve(self, model: str, transport: str = "grpc", mode: str = "concurrency") -> list[Closed]:
         """Return levels of one kind, by clients or rate; of a level measured twice the later one."""
         levels = {x.value: x for x in self.closed if (x.model, x.transport, x.mode) == (model, transport, mode)}
         return [levels[value] for value in sorted(levels)]
 
-    def open_load(self, name: str) -> Open | None:
+    def find_load(self, name: str) -> Open | None:
         return next((load for load in reversed(self.open) if load.name == name), None)
 
     @property
@@ -161,7 +161,7 @@ class Run(BaseModel):
     @property
     def main_load(self) -> Open | None:
         """The load whose percentiles represent the run: half of the peak, or the only load of `perf load`."""
-        return self.open_load(HALF) or (self.open[0] if len(self.open) == 1 else None)
+        return self.find_load(HALF) or (self.open[0] if len(self.open) == 1 else None)
 
 
 def load_run(folder: Path) -> Run:
@@ -169,7 +169,7 @@ def load_run(folder: Path) -> Run:
     try:
         return Run.model_validate_json((folder / RUN_FILE).read_text())
     except (OSError, ValidationError) as error:
-        raise ConfigError(f"{folder} holds no readable {RUN_FILE}: {error}. Runs lie in {RESULTS}.") from error
+        raise ConfigError(f"{folder} holds no readable {RUN_FILE}: {error}. Runs are in {RESULTS}.") from error
 
 
 def find_latest_run(results: Path = RESULTS) -> Path:
@@ -179,11 +179,11 @@ def find_latest_run(results: Path = RESULTS) -> Path:
     return folders[-1]
 
 
-def new_folder(results: Path = RESULTS) -> Path:
+def name_folder(results: Path = RESULTS) -> Path:
     return results / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
 
-def summary(run: Run) -> dict[str, Any]:
+def summarise(run: Run) -> dict[str, Any]:
     """Return one flat document with the keys of slo.toml; those that were not measured are absent."""
     facts: dict[str, Any] = {
         "perf": "recommend",
@@ -206,7 +206,7 @@ def summary(run: Run) -> dict[str, Any]:
             facts |= {f"{q}_ms": value for q, value in percentiles.items()} | {
                 "p99_over_p50": percentiles["p99"] / percentiles["p50"]
             }
-    if (volleys := run.open_load("volleys of 8")) and volleys.latency:
+    if (volleys := run.find_load("volleys of 8")) and volleys.latency:
         facts["volley_p99_ms"] = volleys.latency.p99_ms
     if run.yardstick:
         facts |= {
@@ -222,7 +222,7 @@ def summary(run: Run) -> dict[str, Any]:
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in facts.items()}
 
 
-def commit_of(folder: Path = PROJECT) -> str:
+def read_commit(folder: Path = PROJECT) -> str:
     """Return the short hash of a checkout, with "+" when files were changed since; "" outside git."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
@@ -232,18 +232,18 @@ def commit_of(folder: Path = PROJECT) -> str:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def circumstances() -> dict[str, Any]:
+def read_circumstances() -> dict[str, Any]:
     """Return the circumstances of a run: its code, and how busy the machine was at the start."""
     machine = Machine.here()
-    return {"commit": commit_of(), "cores": machine.cores, "load_before": round(machine.load_before, 2)}
+    return {"commit": read_commit(), "cores": machine.cores, "load_before": round(machine.load_before, 2)}
 
 
-def priority_levels(repo: Path) -> int:
+def count_priority_levels(repo: Path) -> int:
     """Return the most priority levels of any model; 0 when none has priorities."""
     return max((read_config(path).dynamic_batching.priority_levels for path in repo.glob("*/config.pbtxt")), default=0)
 
 
-def config_hash(repo: Path) -> str:
+def hash_configs(repo: Path) -> str:
     """Return 12 digits over every config.pbtxt: runs with equal digits measured the same serving settings."""
     digest = hashlib.sha256()
     for path in sorted(repo.glob("*/config.pbtxt")):
@@ -251,7 +251,7 @@ def config_hash(repo: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def last_line(document: dict[str, Any]) -> str:
+def to_json_line(document: dict[str, Any]) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 

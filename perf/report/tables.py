@@ -1,4 +1,4 @@
-"""The tables of a run, for the terminal (rich) and the report (HTML)."""
+"""Make the tables of a run, for the terminal (rich) and the report (HTML)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Table:
         return table
 
 
-def closed_table(run: Run) -> Table:
+def make_closed_table(run: Run) -> Table:
     rows = [
         Row(
             (
@@ -56,7 +56,7 @@ def closed_table(run: Run) -> Table:
     return Table("perf_analyzer", head, tuple(rows))
 
 
-def open_table(run: Run) -> Table:
+def make_open_table(run: Run) -> Table:
     rows = []
     for load in run.open:
         rows.append(
@@ -91,7 +91,7 @@ def _latency_cells(latency) -> tuple[str, ...]:
     return tuple(f"{getattr(latency, q):.2f}" if latency else "-" for q in ("p50_ms", "p95_ms", "p99_ms"))
 
 
-def stage_table(run: Run) -> Table:
+def make_stage_table(run: Run) -> Table:
     """Return mean microseconds by stage and phase, of the ensemble's levels."""
     rows = []
     for level in run.curve("recommend"):
@@ -103,7 +103,7 @@ def stage_table(run: Run) -> Table:
     return Table("Server statistics by stage", head, tuple(rows))
 
 
-def verdict_table(verdicts: list[Verdict]) -> Table:
+def make_verdict_table(verdicts: list[Verdict]) -> Table:
     rows = (
         Row(
             (
@@ -120,13 +120,13 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     return Table("SLO", ("objective", "measured", "bound", "verdict", "why"), tuple(rows))
 
 
-def hit_rate_table(run: Run) -> Table:
+def make_hit_rate_table(run: Run) -> Table:
     return Table(
         "Cache hit rates", ("cache", "hits"), tuple(Row((name, f"{rate:.1%}")) for name, rate in run.hit_rates.items())
     )
 
 
-def ratio_table(ratios: list[Ratio]) -> Table:
+def make_ratio_table(ratios: list[Ratio]) -> Table:
     """Return the table of an interleaved comparison: medians, and ratios with their spread over the rounds."""
     rows = [
         Row(

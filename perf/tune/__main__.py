@@ -15,10 +15,10 @@ from rich.console import Console
 from perf import slo
 from perf.bench import SEED
 from perf.command import run
-from perf.report.results import Machine, commit_of, last_line
+from perf.report.results import Machine, read_commit, to_json_line
 from perf.tune import report
 from perf.tune.lab import Lab, allowed_efforts
-from perf.tune.search import Metrics, Outcome, candidates, in_words, search, search_space
+from perf.tune.search import Metrics, Outcome, candidates, describe_changes, search, search_space
 from serving.contract.errors import ConfigError
 
 GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")
@@ -61,7 +61,7 @@ def tune(
     with lab:
         facts = {
             "perf": "tune",
-            "commit": commit_of(),
+            "commit": read_commit(),
             "machine": Machine.here().model_dump(),
             "layout": lab.layout,
             "offered_rate": round(lab.offered_rate, 1),
@@ -72,10 +72,12 @@ def tune(
         }
 
         def saved(outcome: Outcome) -> None:
-            report.save_evidence(evidence, report.evidence_of(outcome, bounds, facts))
+            report.save_evidence(evidence, report.make_evidence(outcome, bounds, facts))
 
         def measure(heat, turns: int):
-            lab.say(f"{turns} {'turn' if turns == 1 else 'turns'} of: " + " | ".join(in_words(changes) for changes in heat))
+            lab.say(
+                f"{turns} {'turn' if turns == 1 else 'turns'} of: " + " | ".join(describe_changes(changes) for changes in heat)
+            )
             return lab.measure(heat, turns)
 
         outcome = search(chosen, measure, bounds, goal, lambda: time.monotonic() > end_s, saved)
@@ -85,7 +87,7 @@ def tune(
 def finish(outcome: Outcome, lab: Lab, bounds: dict[str, slo.Bound], out: Path, evidence: Path) -> None:
     """Print table, config and verdict, and the JSON line, always last."""
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(report.trial_table(outcome, bounds).to_rich())
+    console.print(report.make_trial_table(outcome, bounds).to_rich())
     if not outcome.complete:
         console.print("The time was over before the search: the best so far.")
     changes = outcome.winner.changes if outcome.winner else {}
@@ -93,7 +95,7 @@ def finish(outcome: Outcome, lab: Lab, bounds: dict[str, slo.Bound], out: Path, 
     if outcome.winner is None:
         console.print("Nothing is surely better than the current settings: they are kept.")
     console.print(f"config: {out}   evidence: {evidence}", markup=False)
-    print(last_line(summary(outcome) | {"config": str(out)}))
+    print(to_json_line(summary(outcome) | {"config": str(out)}))
 
 
 def summary(outcome: Outcome) -> dict[str, object]:

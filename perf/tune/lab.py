@@ -19,7 +19,7 @@ from perf.load.workload import draw, read_recorded_of, read_specs, serialise, wr
 from perf.observe import Latency, read_memory, total_mib
 from perf.recall import JUDGED_BY, recorded_vectors
 from perf.target import Turns, site_of, take_turns
-from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, with_changes
+from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes
 from perf.tune.variant import make_variant, settings_of
 from repository.config import CONFIG_FILE, layout_of
 from repository.models import read_config
@@ -142,7 +142,7 @@ class Lab:
     @contextlib.contextmanager
     def _served(self, changes: Changes):
         folder = Path(tempfile.mkdtemp(dir=self.folder)) / "repository"
-        document = with_changes(self.settings.model_dump(mode="json"), changes)
+        document = apply_changes(self.settings.model_dump(mode="json"), changes)
         make_variant(self.repository, folder, self.layout, Settings.model_validate(document))
         try:
             with TritonServer(folder, threads=changes.get(SERVER_THREADS, 1), run_dir=MEASURED_DIR) as server:

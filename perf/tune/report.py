@@ -12,30 +12,33 @@ import tomli_w
 from export.settings import Settings, read_settings
 from perf.report.tables import Row, Table
 from perf.slo import Bound
-from perf.tune.search import SERVER_THREADS, Changes, Outcome, Trial, in_words, with_changes
+from perf.tune.search import SERVER_THREADS, Changes, Outcome, Trial, apply_changes, describe_changes
 
 
 def write_config(path: Path, settings: Settings, changes: Changes, evidence: Path) -> None:
     """Write `settings` with the changes as a TOML for `--config`, without defaults, and read it back."""
-    document = with_changes(settings.model_dump(mode="json", exclude_defaults=True), changes)
-    remarks = [f"Found by `make tune`: {in_words(changes)}.", f"Evidence: {evidence.name}. Export with --config {path.name}."]
+    document = apply_changes(settings.model_dump(mode="json", exclude_defaults=True), changes)
+    remarks = [
+        f"Found by `make tune`: {describe_changes(changes)}.",
+        f"Evidence: {evidence.name}. Export with --config {path.name}.",
+    ]
     if threads := changes.get(SERVER_THREADS):
         remarks.append(f"The server is started with --threads {threads}, which no export can set.")
     path.write_text("".join(f"# {remark}\n" for remark in remarks) + "\n" + tomli_w.dumps(document))
     read_settings(path)
 
 
-def evidence_of(outcome: Outcome, slo: dict[str, Bound], facts: dict[str, Any]) -> dict[str, Any]:
+def make_evidence(outcome: Outcome, slo: dict[str, Bound], facts: dict[str, Any]) -> dict[str, Any]:
     """Return everything that was measured. facts: of the run as a whole."""
     return facts | {
         "goal": outcome.goal,
         "complete": outcome.complete,
         "winner": outcome.winner.changes if outcome.winner else None,
-        "rungs": [[_trial_facts(trial, outcome.goal, slo) for trial in rung] for rung in outcome.rungs],
+        "rungs": [[_describe_trial(trial, outcome.goal, slo) for trial in rung] for rung in outcome.rungs],
     }
 
 
-def _trial_facts(trial: Trial, goal: str, slo: dict[str, Bound]) -> dict[str, Any]:
+def _describe_trial(trial: Trial, goal: str, slo: dict[str, Bound]) -> dict[str, Any]:
     gain = trial.gain(goal)
     return {
         "changes": trial.changes,
@@ -49,18 +52,18 @@ def _trial_facts(trial: Trial, goal: str, slo: dict[str, Bound]) -> dict[str, An
 
 def save_evidence(path: Path, document: dict[str, Any]) -> None:
     """Replace the file atomically: it grows during the search."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(json.dumps(document, indent=1) + "\n")
-    beside.replace(path)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(json.dumps(document, indent=1) + "\n")
+    temporary.replace(path)
 
 
-def trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
+def make_trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
     """Return a table of the trials that came furthest, best first."""
     rows = []
     for trial in outcome.best:
         gain, wins = trial.gain(outcome.goal), trial is outcome.winner
         cells = (
-            in_words(trial.changes),
+            describe_changes(trial.changes),
             f"{np.median([turn[outcome.goal] for turn in trial.own]):,.2f}",
             f"{gain.median:.3f}",
             f"{gain.low:.3f} … {gain.high:.3f}",

@@ -77,9 +77,9 @@ def candidates(space: Space, count: int, rng: np.random.Generator) -> list[Chang
     return chosen
 
 
-def with_changes(document: dict[str, Any], changes: Changes) -> dict[str, Any]:
+def apply_changes(document: dict[str, Any], changes: Changes) -> dict[str, Any]:
     """Return an export config (parsed TOML) with the changes applied, without the server's own settings."""
-    changed = {name: with_changes(value, {}) if isinstance(value, dict) else value for name, value in document.items()}
+    changed = {name: apply_changes(value, {}) if isinstance(value, dict) else value for name, value in document.items()}
     for key, value in changes.items():
         if key == SERVER_THREADS:
             continue
@@ -91,7 +91,7 @@ def with_changes(document: dict[str, Any], changes: Changes) -> dict[str, Any]:
     return changed
 
 
-def in_words(changes: Changes) -> str:
+def describe_changes(changes: Changes) -> str:
     return ", ".join(f"{key} = {value}" for key, value in changes.items()) or "current settings"
 
 

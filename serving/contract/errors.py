@@ -12,6 +12,9 @@
 Messages give the fact, then what was expected, then the remedy.
 """
 
+import sys
+from collections.abc import Callable
+
 
 class RecommenderError(Exception):
     """Base of all errors raised on purpose; `status` is the gRPC status name it maps to."""
@@ -45,3 +48,11 @@ class DependencyError(RecommenderError):
 
 class ServerError(RecommenderError):
     status = "UNAVAILABLE"
+
+
+def run_program(program: Callable[[], object]) -> None:
+    """Run a command-line program. An error raised on purpose ends it with exit code 1 and its message on stderr."""
+    try:
+        program()
+    except RecommenderError as error:
+        sys.exit(f"error: {error}")

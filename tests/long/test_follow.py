@@ -13,7 +13,7 @@ from rich.console import Console
 
 from export.build import build_repository
 from export.follow import follow_once
-from export.prequential import blocks, event_inputs
+from export.prequential import event_inputs, split_blocks
 from export.settings import Settings
 from repository.generations import published_generations
 from repository.registry import read_acts, read_manifest
@@ -57,7 +57,7 @@ def repo(exported, tmp_path) -> Path:
 
 def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
     with closing(Observe.load(repo / OBSERVE / str(pinned_generation(repo)))) as model:
-        for part in blocks(rows, 500):
+        for part in split_blocks(rows, 500):
             model(event_inputs(dataset, part))
 
 

@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from perf import cli, slo
 from perf.report import plots, tables
-from perf.report.page import notes, write_report
-from perf.report.results import summary
+from perf.report.page import write_notes, write_report
+from perf.report.results import summarise
 from tests.unit.perf.conftest import stage_times
 
 
 def test_the_report_is_one_file_with_every_picture(run, tmp_path):
-    verdicts = slo.judge(slo.read_slo(), summary(run))
+    verdicts = slo.judge(slo.read_slo(), summarise(run))
     page = write_report(run, tmp_path, verdicts).read_text()
     pictures = {path.stem for path in tmp_path.glob("*.png")}
     assert pictures == {
@@ -49,7 +49,7 @@ def test_a_report_shows_what_there_is(run, tmp_path):
 def test_a_fused_model_is_shown_as_what_it_is(run):
     closed = [level.model_copy(update={"stages": {"recommend": stage_times(1.0)}}) for level in run.closed[:2]]
     fused = run.model_copy(update={"closed": closed})
-    assert [row.cells[0] for row in tables.stage_table(fused).rows] == ["1 clients, recommend", "8 clients, recommend"]
+    assert [row.cells[0] for row in tables.make_stage_table(fused).rows] == ["1 clients, recommend", "8 clients, recommend"]
     with plt.rc_context(plots.STYLE):
         bars = {c.get_label(): [bar.get_width() for bar in c] for c in plots.stage_breakdown(fused, Path()).axes[0].containers}
         assert len(plots.batch_sizes(fused, Path()).axes) == 1
@@ -86,7 +86,7 @@ def test_a_single_load_has_its_pictures(run, tmp_path):
 def test_priorities_that_nobody_tells_apart_are_no_result(run, levels, told):
     bulk = run.open[0].model_copy(update={"by_class": {"bulk": run.open[0].latency}})
     mixed = run.model_copy(update={"open": [bulk], "priority_levels": levels})
-    assert any("has priorities" in note for note in notes(mixed)) is told
+    assert any("has priorities" in note for note in write_notes(mixed)) is told
 
 
 def test_a_load_whose_answers_differ_is_broken_without_a_bound(run, tmp_path, capsys):

@@ -38,11 +38,11 @@ from experiments import (
     tables_updates,
     tables_workload,
 )
-from experiments.harness import Figure, Result, in_turns
+from experiments.harness import Figure, Result, run_in_turns
 from experiments.merlin_once import OnceExecutor
 from experiments.tables_feed import Published, run_broker, run_publisher
 from perf.load.open_loop import Outcome
-from perf.recall import measured_recall
+from perf.recall import measure_served_recall
 from perf.tune.lab import allowed_efforts
 from repository.config import LAYOUTS
 from repository.models import read_repository
@@ -101,8 +101,8 @@ def smoke_overhead(context: Context) -> list[Figure]:
     parts = (*overhead_figures.PARTS, "p50", "rate", "rate, many", "server us", "models us", *half)
     in_process = {f"in process {name}": 1.0 for name in ("p50", "p50, paused", "rate", "rate, batches")}
     tasks = {copy: lambda copy=copy: {f"{copy} {part}": 2.0 for part in parts} for copy in copies}
-    values = in_turns({"in process": lambda: in_process, **tasks}, rounds=2)
-    recall = measured_recall(scratch / "fused")[1]
+    values = run_in_turns({"in process": lambda: in_process, **tasks}, rounds=2)
+    recall = measure_served_recall(scratch / "fused")[1]
     return overhead_figures.figures_of(values, count, dict.fromkeys(LAYOUTS, 100.0), recall, compared=10)
 
 
@@ -132,8 +132,8 @@ def smoke_compression(context: Context) -> list[Figure]:
     work, folder = context.work, context.folder / "networks"
     folder.mkdir()
     variants = compression.make_variants(work, lambda _: None, folder, student=replace(STUDENT, epochs=1))
-    latencies_us = compression.measure_latencies(variants, work)
-    rows = [compression.measure_quality(variant, work, us) for variant, us in zip(variants, latencies_us, strict=True)]
+    measure_latencies_us = compression.measure_latencies(variants, work)
+    rows = [compression.measure_quality(variant, work, us) for variant, us in zip(variants, measure_latencies_us, strict=True)]
     assert rows[0].n_bytes > rows[1].n_bytes > rows[2].n_bytes
     return compression.figures_of(rows)
 
@@ -186,7 +186,11 @@ def smoke_tables_large(context: Context) -> list[Figure]:
     folder = stage_folder(scratch / "repository", "rank", pinned_generation(scratch / "repository"))
     verify_manifest(folder)
     assert (folder / "model.py").read_text() == tables_large.MODEL.read_text()
-    return [Figure(name="share of RAM", values=[tables_workload.ram_share(5_000_000, 0, 0)], at_most=tables_workload.RAM_SHARE)]
+    return [
+        Figure(
+            name="share of RAM", values=[tables_workload.compute_ram_share(5_000_000, 0, 0)], at_most=tables_workload.RAM_SHARE
+        )
+    ]
 
 
 def smoke_tables_updates(context: Context) -> list[Figure]:

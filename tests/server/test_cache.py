@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from clients.warming import clusters_of, in_turns, popular_by_cluster, users_of, warm, warm_cache
+from clients.warming import cluster_vectors, order_by_turns, pick_by_cluster, read_active_users, warm, warm_cache
 from export.relayout import relayout
 from server.generations import activate
 from serving.stages.rules.config import RulesConfig
@@ -82,25 +82,25 @@ def test_cached_answers_are_the_servers_own_whatever_happens_between(repository,
 
 
 def test_popular_users_of_every_cluster_come_first(repository):
-    user_ids, activity, vectors = users_of(repository)
-    clusters = clusters_of(vectors, 8)
-    chosen = popular_by_cluster(repository, 8, 8)
+    user_ids, activity, vectors = read_active_users(repository)
+    clusters = cluster_vectors(vectors, 8)
+    chosen = pick_by_cluster(repository, 8, 8)
     places = {user: place for place, user in enumerate(user_ids.tolist())}
     found = {int(clusters[places[user]]): int(activity[places[user]]) for user in chosen.tolist()}
     most = {cluster: int(activity[clusters == cluster].max()) for cluster in np.unique(clusters).tolist()}
     assert found == most
     assert len(found) == 8
-    everybody = popular_by_cluster(repository, 10**6, 8)
+    everybody = pick_by_cluster(repository, 10**6, 8)
     assert sorted(everybody.tolist()) == sorted(user_ids.tolist())
 
 
 def test_turns_go_round_the_clusters():
     clusters, activity = np.array([0, 0, 1, 2, 2, 2]), np.array([5, 9, 1, 7, 8, 2])
-    assert in_turns(clusters, activity).tolist() == [1, 4, 2, 3, 0, 5]
+    assert order_by_turns(clusters, activity).tolist() == [1, 4, 2, 3, 0, 5]
 
 
 def test_warm_users_are_hits(server, repository, cache):
-    users = popular_by_cluster(repository, 100, 10)
+    users = pick_by_cluster(repository, 100, 10)
     done: list[int] = []
     with Recommender(server.grpc_url, cache=cache, timeouts=TIMEOUT_S) as shop:
         answers = list(warm(shop, users.tolist(), {"store": 1}, done.append))

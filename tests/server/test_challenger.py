@@ -17,42 +17,29 @@ from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import CHALLENGER
 from tests.server import toys
+from tests.server.load import Load
 
 CLIENTS = 4
 BOTH = {("first", 1), ("first", 2), ("second", 1), ("second", 2), ("recommend", 1), (CHALLENGER, 2)}
 
 
-class Load:
-    """Clients that ask `recommend` without pause, and the challenger with every second question while there is one."""
+class Questions(Load):
+    """Questions to `recommend`, and one to the challenger with each while `challenged` is set."""
 
     def __init__(self, grpc_url: str) -> None:
-        self.grpc_url = grpc_url
-        self.answers: Counter = Counter()
-        self.errors: list[tuple[str, Exception]] = []
-        self.challenged, self._stop = threading.Event(), threading.Event()
-        self.threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
+        super().__init__(grpc_url, CLIENTS)
+        self.answers: Counter = Counter()  # (model, generation of its first step, of its second)
+        self.failures: list[tuple[str, Exception]] = []
+        self.challenged = threading.Event()
 
-    def _ask(self) -> None:
-        with grpcclient.InferenceServerClient(self.grpc_url) as client:
-            while not self._stop.is_set():
-                models = ["recommend", CHALLENGER] if self.challenged.is_set() else ["recommend"]
-                for model in models:
-                    try:
-                        answer = toys.ask(client, 1, model)
-                    except Exception as error:
-                        self.errors.append((model, error))
-                    else:
-                        self.answers[model, answer // 1000 % 1000, answer % 1000] += 1
-
-    def __enter__(self) -> Load:
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        for thread in self.threads:
-            thread.join()
+    def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
+        for model in ("recommend", CHALLENGER) if self.challenged.is_set() else ("recommend",):
+            try:
+                answer = toys.ask(client, 1, model)
+            except Exception as error:
+                self.failures.append((model, error))
+            else:
+                self.answers[model, answer // 1000 % 1000, answer % 1000] += 1
 
 
 def ready(grpc_url: str) -> set[tuple[str, int]]:
@@ -64,15 +51,15 @@ def ready(grpc_url: str) -> set[tuple[str, int]]:
 def test_two_generations_answer_side_by_side_and_one_again_without_a_failure_or_a_mix(repo, launch):
     server = launch(repo)
     toys.publish(repo, 2)
-    with Load(server.grpc_url) as load:
+    with Questions(server.grpc_url) as load:
         assert load_challenger(server.grpc_url, repo, 2) == 1
         assert ready(server.grpc_url) == BOTH
         load.challenged.set()
         while load.answers[CHALLENGER, 2, 2] < 200:
-            assert not load.errors
+            assert not load.failures
         load.challenged.clear()
         assert unload_challenger(server.grpc_url, repo) == 2
-    assert [error for model, error in load.errors if model == "recommend"] == []
+    assert [error for model, error in load.failures if model == "recommend"] == []
     assert set(load.answers) == {("recommend", 1, 1), (CHALLENGER, 2, 2)}
     assert ready(server.grpc_url) == {("first", 1), ("second", 1), ("recommend", 1)}
     assert is_ready(server.grpc_url)
@@ -98,9 +85,9 @@ def test_a_challenger_that_does_not_load_leaves_the_champion_alone(repo, launch)
     server = launch(repo)
     toys.publish(repo, 2)
     (repo / "second" / "2" / "model.py").write_text("raise RuntimeError('manifest does not match: publish again')")
-    with Load(server.grpc_url) as load, pytest.raises(ServerError, match=r"generation 1 alone.*manifest does not match"):
+    with Questions(server.grpc_url) as load, pytest.raises(ServerError, match=r"generation 1 alone.*manifest does not match"):
         load_challenger(server.grpc_url, repo, 2)
-    assert load.errors == []
+    assert load.failures == []
     assert set(load.answers) == {("recommend", 1, 1)}
     assert challengers(repo) == ()
     assert is_ready(server.grpc_url)

@@ -25,6 +25,7 @@ from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES
 from serving.pipeline import Pipeline
+from tests.server.load import Load
 from tests.server.requests import ask_each, infer
 
 REPORT_EVERY_S = 1.0  # serving/stages/adapter/triton.py, which only a server can import
@@ -118,31 +119,28 @@ def moving(fused_repository, tmp_path):
     return repo
 
 
+class Rounds(Load):
+    """All rows, each asked alone, four at a time, by one client. answers: of all rows, one a round."""
+
+    def __init__(self, grpc_url: str, rows: dict[str, np.ndarray]) -> None:
+        super().__init__(grpc_url, clients=1)
+        self.rows = rows
+        self.answers: list[dict[str, np.ndarray]] = []
+
+    def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
+        self.answers.append(ask_each(client, self.rows, concurrency=4))
+
+
 def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repository, moving, recorded, launch):
     server = launch(moving)
     rows = {name: values[:40] for name, values in recorded.inputs.items()}
-    done, rounds, errors = threading.Event(), [], []
-
-    def ask() -> None:
-        with grpcclient.InferenceServerClient(server.grpc_url) as client:
-            while not done.is_set():
-                try:
-                    rounds.append(ask_each(client, rows, concurrency=4))
-                except Exception as error:
-                    errors.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
+    with Rounds(server.grpc_url, rows) as load:
         assert relayout(repository, moving, "fused") == 2
         assert activate(server.grpc_url, moving, 2) == 1
         assert activate(server.grpc_url, moving, 1) == 2
-    finally:
-        done.set()
-        thread.join()
-    assert errors == []
-    assert set(np.unique(np.concatenate([answer["generation"] for answer in rounds]))) == {1, 2}
-    for answer in rounds:
+    assert load.errors == []
+    assert set(np.unique(np.concatenate([answer["generation"] for answer in load.answers]))) == {1, 2}
+    for answer in load.answers:
         assert compare_answers(answer, {name: values[:40] for name, values in recorded.outputs.items()}) == ""
     assert served_generation(server.grpc_url) == pinned_generation(moving) == 1
 

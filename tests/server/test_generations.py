@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections import Counter
 
@@ -18,38 +17,21 @@ from server.launcher import held_generations
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from tests.server import toys
+from tests.server.load import Load
 
 CLIENTS = 16
 
 
-class Load:
-    """Clients that ask without pause and keep what each answer says: x, generation of the first step, of the second."""
+class Questions(Load):
+    """Questions to `recommend`. generations: number of answers by the generation of the first step, of the second."""
 
     def __init__(self, grpc_url: str) -> None:
-        self.grpc_url, self._stop = grpc_url, threading.Event()
+        super().__init__(grpc_url, CLIENTS)
         self.generations: Counter = Counter()
-        self.errors: list[Exception] = []
-        self.threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
 
-    def _ask(self) -> None:
-        with grpcclient.InferenceServerClient(self.grpc_url) as client:
-            while not self._stop.is_set():
-                try:
-                    answer = toys.ask(client, 1)
-                except Exception as error:
-                    self.errors.append(error)
-                else:
-                    self.generations[(answer // 1000 % 1000, answer % 1000)] += 1
-
-    def __enter__(self) -> Load:
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        for thread in self.threads:
-            thread.join()
+    def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
+        answer = toys.ask(client, 1)
+        self.generations[answer // 1000 % 1000, answer % 1000] += 1
 
 
 def loads_of(server, name: str) -> list[str]:
@@ -62,7 +44,7 @@ def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repo, laun
     server = launch(repo)
     toys.publish(repo, 2)
     toys.publish(repo, 3)
-    with Load(server.grpc_url) as load:
+    with Questions(server.grpc_url) as load:
         assert activate(server.grpc_url, repo, 2) == 1
         assert activate(server.grpc_url, repo, 3) == 2
         assert activate(server.grpc_url, repo, 1) == 3
@@ -77,7 +59,10 @@ def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch
     server = launch(repo)
     toys.publish(repo, 2)
     (repo / "second" / "2" / "model.py").write_text("raise RuntimeError('manifest does not match: publish again')")
-    with Load(server.grpc_url) as load, pytest.raises(ServerError, match=r"stays at generation 1.*manifest does not match"):
+    with (
+        Questions(server.grpc_url) as load,
+        pytest.raises(ServerError, match=r"stays at generation 1.*does not match"),
+    ):
         activate(server.grpc_url, repo, 2)
     assert load.errors == []
     assert set(load.generations) == {(1, 1)}
@@ -99,7 +84,7 @@ def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch, monkey
 
     monkeypatch.setattr(generations, "write_pins", break_at_the_end)
     with (
-        Load(server.grpc_url) as load,
+        Questions(server.grpc_url) as load,
         pytest.raises(ServerError, match=r"answers with generation 2, and did not let go .*Try again.*no memory left"),
     ):
         activate(server.grpc_url, repo, 2)
@@ -131,7 +116,7 @@ def test_a_publisher_that_moved_the_configs_first_changes_nothing_for_the_runnin
     server = launch(repo)
     toys.publish(repo, 2)
     pin(repo, 2)
-    with Load(server.grpc_url) as load:
+    with Questions(server.grpc_url) as load:
         assert activate(server.grpc_url, repo, 2) == 1
     assert load.errors == []
     assert set(load.generations) <= {(1, 1), (2, 2)}

@@ -23,7 +23,7 @@ from perf.live import items as perf_items
 from perf.live import throughput as perf_throughput
 from perf.live.exchange import connected
 from perf.live.shop import Shop
-from perf.live.visible import Events, Probes, first_lists, run_round
+from perf.live.visible import Events, Probes, ask_first_items, run_round
 from perf.observe import read_samples
 from perf.target import site_of
 from server import live_helpers
@@ -211,7 +211,7 @@ def test_perf_live_counts_answers_events_and_items_of_a_server(shop):
 def test_perf_live_sends_events_beside_requests(shop):
     rng = np.random.default_rng(0)
     with connected(shop.site.grpc_url) as exchange:
-        probes = Probes(shop, exchange, first_lists(shop, exchange, shop.draw_users(10, rng)))
+        probes = Probes(shop, exchange, ask_first_items(shop, exchange, shop.draw_users(10, rng)))
         run = run_round(shop, exchange, 20.0, Events(40.0, per_request=2), probes, 1.0, rng)
     assert run.events > len(probes.changed_ns) == len(probes.durable_ns) > 0
     assert (run.refused, probes.stale) == (0, 0)

@@ -12,7 +12,7 @@ from perf.answers import ask_server
 from perf.bench import new_bench
 from perf.in_process import InProcess
 from perf.load import schedule
-from perf.load.open_loop import floor_ns
+from perf.load.open_loop import measure_floor_ns
 from perf.load.workload import read_requests, stage_inputs
 from perf.observe import hit_rates, read_memory, read_samples
 from perf.report.results import load_run
@@ -150,7 +150,7 @@ def test_hit_rates_of_the_tables_are_on_the_servers_page(bench):
 
 
 def test_the_floor_is_a_call_that_does_nothing(bench):
-    assert (floor_ns(bench.site.grpc_url) > 0).all()
+    assert (measure_floor_ns(bench.site.grpc_url) > 0).all()
 
 
 def test_empty_stages_answer_zeros_through_the_same_models_and_tensors(repository, server, tmp_path):

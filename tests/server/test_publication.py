@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +25,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from serving.stages.rules.config import ITEMS_FILE, RulesConfig
+from tests.server.load import Load
 from tests.server.requests import infer
 
 CLIENTS = 16
@@ -61,36 +60,19 @@ def answers_of(repository: Path, generation: int) -> Recorded:
     return read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
 
 
-class Load:
-    """Clients that ask the same recorded requests again and again, one row a call, and keep (row, answer)."""
+class RecordedQuestions(Load):
+    """Recorded requests, one row a call. answers: (row, answer)."""
 
     def __init__(self, grpc_url: str, requests: dict[str, np.ndarray], clients: int = CLIENTS) -> None:
-        self.grpc_url, self.requests, self.clients = grpc_url, requests, clients
+        super().__init__(grpc_url, clients)
+        self.requests = requests
         self.answers: list[tuple[int, dict[str, np.ndarray]]] = []
-        self.errors: list[Exception] = []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
 
-    def _ask(self, number: int) -> None:
-        with grpcclient.InferenceServerClient(self.grpc_url) as client:
-            for row in cycle(range(number, ROWS, self.clients)):
-                if self._stop.wait(PAUSE_S):
-                    return
-                inputs = {name: array[row : row + 1] for name, array in self.requests.items()}
-                try:
-                    self.answers.append((row, infer(client, user_id=inputs.pop("user_id"), **inputs)))
-                except Exception as error:
-                    self.errors.append(error)
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+    def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
+        time.sleep(PAUSE_S)
+        row = turn % ROWS
+        inputs = {name: array[row : row + 1] for name, array in self.requests.items()}
+        self.answers.append((row, infer(client, user_id=inputs.pop("user_id"), **inputs)))
 
 
 def test_two_exported_generations_under_load_never_mix_and_no_request_fails(repository, launch, tmp_path):
@@ -99,7 +81,7 @@ def test_two_exported_generations_under_load_never_mix_and_no_request_fails(repo
     server = launch(repo)
     popular = np.unique(first.outputs["item_ids"][:ROWS, :3])  # nobody's list stays as it was
     other = with_rules(repository, tmp_path / "other", RulesConfig(blocked_items=tuple(map(int, popular))))
-    with Load(server.grpc_url, first.inputs) as load:
+    with RecordedQuestions(server.grpc_url, first.inputs) as load:
         assert relayout(other, repo, "ensemble") == 2  # the server goes on with what it has
         assert served_generation(server.grpc_url) == 1
         assert activate(server.grpc_url, repo, 2) == 1
@@ -152,7 +134,7 @@ def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_
     repo, rng = shutil.copytree(repository, tmp_path / "repo"), np.random.default_rng(0)
     first = answers_of(repo, 1)
     server = launch(repo)
-    with Load(server.grpc_url, first.inputs, clients=2) as load:
+    with RecordedQuestions(server.grpc_url, first.inputs, clients=2) as load:
         for folders in (0, 2, 6):  # 0: at a random moment, usually before the first
             kill_publication(repository, repo, folders, rng.uniform(1, 6) if folders == 0 else rng.uniform(0, 0.002))
             assert served_generation(server.grpc_url) == 1

@@ -76,7 +76,7 @@ class Items(_Section):
     continuous: list[ColumnName] = []
     category: ColumnName | None = None  # of a multi_categorical column: its first value
     provider: ColumnName | None = None
-    price: ColumnName | None = None  # of price rules; without it, the continuous column "price" if there is one
+    price: ColumnName | None = None  # for price rules; without it, the continuous column "price" if there is one
     available: ColumnName | None = None  # 0/1 or true/false; missing = available
 
     @property
@@ -91,15 +91,15 @@ class Items(_Section):
     def _names(self) -> Items:
         _refuse_repeats(self.feature_columns)
         for name in self.feature_columns:
-            own = name in ("category", "provider") and name in self.categorical and getattr(self, name) in (None, name)
-            if name in ("item_id", *ITEM_ROLES) and not own:
+            is_own_role = name in ("category", "provider") and name in self.categorical and getattr(self, name) in (None, name)
+            if name in ("item_id", *ITEM_ROLES) and not is_own_role:
                 raise ValueError(
                     f"the feature column {name!r} has the name of a role of the item table; rename the column in the file "
                     f"(reserved: item_id, {', '.join(ITEM_ROLES)})"
                 )
         if self.price and "price" in self.feature_columns and not (self.price == "price" and "price" in self.continuous):
             raise ValueError(
-                f"price = \"{self.price}\" names what price rules speak of, and the feature column 'price' is another one; "
+                f"price = \"{self.price}\" is the column of price rules, but the feature column 'price' is another one; "
                 'list it in continuous and leave out price = "…", or rename the column in the file'
             )
         return self
@@ -196,7 +196,7 @@ class Description(_Section):
     @classmethod
     def _name_of_a_folder(cls, name: str) -> str:
         if name.startswith(".") or not name.isprintable() or set(name) & set("/\\"):
-            raise ValueError(f"{name!r} is to name a folder; leave out slashes and a leading dot")
+            raise ValueError(f"{name!r} becomes the name of a folder; leave out slashes and a leading dot")
         return name
 
 

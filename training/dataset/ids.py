@@ -48,9 +48,9 @@ def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarr
     None.
     """
     texts = [list(column.values) for column in columns]
-    whole = [numbers for column_texts in texts if (numbers := whole_numbers(column_texts)) is not None]
-    if len(whole) == len(columns):
-        for column, numbers in zip(columns, whole, strict=True):
+    integers = [numbers for column_texts in texts if (numbers := parse_integers(column_texts)) is not None]
+    if len(integers) == len(columns):
+        for column, numbers in zip(columns, integers, strict=True):
             if not allow_negative and (numbers < 0).any():
                 raise column.fault_at_value(
                     numbers < 0,
@@ -61,9 +61,9 @@ def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarr
                 raise column.fault_at_value(
                     numbers < FIRST_USER_ID,
                     "is one of the ids of anonymous sessions",
-                    f"Ids below {FIRST_USER_ID} are theirs: number users from there on, or use text ids.",
+                    f"Ids below {FIRST_USER_ID} belong to sessions: number users from there on, or use text ids.",
                 )
-        return [np.append(numbers, 0)[column.codes] for column, numbers in zip(columns, whole, strict=True)], None
+        return [np.append(numbers, 0)[column.codes] for column, numbers in zip(columns, integers, strict=True)], None
     id_of_text = stable_ids(text for column_texts in texts for text in column_texts)
     arrays = [
         np.append(np.array([id_of_text[text] for text in column_texts], np.int64), 0)[column.codes]
@@ -73,7 +73,7 @@ def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarr
     return arrays, names.sort_values("id", ignore_index=True)
 
 
-def whole_numbers(texts: list[str]) -> np.ndarray | None:
+def parse_integers(texts: list[str]) -> np.ndarray | None:
     """Return int64 [n] when every text is an int64, otherwise None."""
     if not all(_INTEGER.fullmatch(text) for text in texts):
         return None

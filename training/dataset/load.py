@@ -17,7 +17,7 @@ from serving.contract.errors import DataError
 from training.dataset.columns import Column, line_of, read_columns
 from training.dataset.dataset import Dataset, Report
 from training.dataset.description import Description, Interactions, Items, Users, read_description
-from training.dataset.ids import identify, whole_numbers
+from training.dataset.ids import identify, parse_integers
 from training.dataset.synthetic import generate, parse_spec
 from training.dataset.times import times
 
@@ -165,7 +165,7 @@ def _refuse_useless(
 
 def _context_values(column: Column) -> pd.api.extensions.ExtensionArray | np.ndarray:
     """Return Int64 [n_rows] (nullable) when every value is an integer, otherwise object [n_rows] of str."""
-    numbers = whole_numbers(list(column.values))
+    numbers = parse_integers(list(column.values))
     if numbers is None:
         return column.texts()
     return pd.arrays.IntegerArray(np.append(numbers, 0)[column.codes], column.missing)

@@ -71,7 +71,7 @@ def parse_spec(text: str) -> SyntheticSpec:
         if not match or match[1] not in keys:
             raise DataError(
                 f"synthetic:{text}: {part!r} is not understood. Expected one of {', '.join(NAMED)}, or pairs like "
-                f"users=1000,items=500,events=20000 with the keys {', '.join(keys)}. Mend the name."
+                f"users=1000,items=500,events=20000 with the keys {', '.join(keys)}. Correct the name."
             )
         numbers[match[1]] = int(match[2])
     absent = [key for key in ("users", "items", "events") if key not in numbers]
@@ -88,10 +88,10 @@ def parse_spec(text: str) -> SyntheticSpec:
 def generate(spec: SyntheticSpec) -> Dataset:
     """Return the data set of a spec; equal specs give equal data sets."""
     rng = np.random.default_rng(spec.seed)
-    latent = _latent(spec, rng)
-    item_id = rng.permutation(spec.items).astype(np.int64) + 1  # of the latent item, so that ids carry no information
-    user, time = _visits(spec, rng)
-    context = _context(len(user), rng) if spec.context else {}
+    latent = _draw_latent(spec, rng)
+    item_id = rng.permutation(spec.items).astype(np.int64) + 1  # ids in random order carry no information
+    user, time = _draw_visits(spec, rng)
+    context = _draw_context(len(user), rng) if spec.context else {}
     item = _choose(latent, user, time, context, rng)
     log = {"user_id": user + 1, "item_id": item_id[item], "timestamp": START_S + (time * YEAR_S).astype(np.int64)}
     log |= {"positive": np.ones(len(user), bool), "weight": np.ones(len(user), np.float32)}
@@ -127,7 +127,7 @@ def _description(spec: SyntheticSpec) -> Description:
     )
 
 
-def _latent(spec: SyntheticSpec, rng: np.random.Generator) -> _Latent:
+def _draw_latent(spec: SyntheticSpec, rng: np.random.Generator) -> _Latent:
     n_departments = int(np.clip(spec.items // 40, 4, 64))
     centre = rng.normal(size=(n_departments, N_FACTORS)).astype(np.float32)
     department = np.sort(rng.integers(0, n_departments, spec.items))
@@ -143,7 +143,7 @@ def _zipf(n: int, offset: float, exponent: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _visits(spec: SyntheticSpec, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _draw_visits(spec: SyntheticSpec, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return user i8 [E] and time f8 [E] in years, sorted by user, then time. Every user has at least one event."""
     n_each = min(3, spec.events // spec.users)
     activity = _zipf(spec.users, offset=10 + spec.users / 100, exponent=1.0)  # the offset limits the busiest user
@@ -155,7 +155,7 @@ def _visits(spec: SyntheticSpec, rng: np.random.Generator) -> tuple[np.ndarray, 
     return user, time[order]  # user is sorted already
 
 
-def _context(n_events: int, rng: np.random.Generator) -> dict[str, Any]:
+def _draw_context(n_events: int, rng: np.random.Generator) -> dict[str, Any]:
     return {
         "store": pd.array(rng.integers(1, N_STORES + 1, n_events), dtype="Int64"),
         "device": DEVICES[rng.choice(len(DEVICES), n_events, p=[0.4, 0.4, 0.1, 0.1])],
@@ -170,24 +170,24 @@ def _choose(
     n_departments = len(latent.centre)
     affinity = np.exp(1.2 * latent.user @ latent.centre.T)
     # One flat, ascending array for all users: row u goes from u to u + 1, so one searchsorted draws for every event.
-    reach = np.cumsum(affinity / affinity.sum(axis=1, keepdims=True), axis=1, dtype=np.float64)
-    reach = (reach / reach[:, -1:] + np.arange(len(affinity))[:, None]).ravel()
+    department_ends = np.cumsum(affinity / affinity.sum(axis=1, keepdims=True), axis=1, dtype=np.float64)
+    department_ends = (department_ends / department_ends[:, -1:] + np.arange(len(affinity))[:, None]).ravel()
     # Likewise department d goes from d to d + 1 over its items, the first ones being the popular ones.
     n_items = np.bincount(latent.department, minlength=n_departments)
-    stock = np.concatenate([d + np.cumsum(_zipf(n, offset=2.0, exponent=1.0)) for d, n in enumerate(n_items) if n])
-    pull = rng.normal(size=(N_STORES + 1, n_departments)).astype(np.float32)  # a store's preference by department
+    item_ends = np.concatenate([d + np.cumsum(_zipf(n, offset=2.0, exponent=1.0)) for d, n in enumerate(n_items) if n])
+    store_preference = rng.normal(size=(N_STORES + 1, n_departments)).astype(np.float32)  # by store and department
     item = np.empty(len(user), np.int64)
     for start in range(0, len(user), CHUNK_EVENTS):
-        now = slice(start, start + CHUNK_EVENTS)
-        shape = (len(user[now]), N_DRAWN)
-        department = np.searchsorted(reach, user[now, None] + rng.random(shape)) - user[now, None] * n_departments
-        drawn = np.searchsorted(stock, np.clip(department, 0, n_departments - 1) + rng.random(shape))
+        chunk = slice(start, start + CHUNK_EVENTS)
+        shape = (len(user[chunk]), N_DRAWN)
+        department = np.searchsorted(department_ends, user[chunk, None] + rng.random(shape)) - user[chunk, None] * n_departments
+        drawn = np.searchsorted(item_ends, np.clip(department, 0, n_departments - 1) + rng.random(shape))
         drawn = np.minimum(drawn, len(latent.item) - 1)
-        utility = 0.5 * np.einsum("ef,enf->en", latent.user[user[now]], latent.item[drawn])
-        utility -= 6 * (time[now, None] - latent.peak[drawn]) ** 2
+        utility = 0.5 * np.einsum("ef,enf->en", latent.user[user[chunk]], latent.item[drawn])
+        utility -= 6 * (time[chunk, None] - latent.peak[drawn]) ** 2
         if context:
-            utility += pull[np.asarray(context["store"][now], np.int64)[:, None], latent.department[drawn]]
-        item[now] = drawn[np.arange(len(drawn)), np.argmax(utility + rng.gumbel(size=shape), axis=1)]
+            utility += store_preference[np.asarray(context["store"][chunk], np.int64)[:, None], latent.department[drawn]]
+        item[chunk] = drawn[np.arange(len(drawn)), np.argmax(utility + rng.gumbel(size=shape), axis=1)]
     return _with_companions(item, user, len(latent.item), rng)
 
 
@@ -198,12 +198,12 @@ def _with_companions(item: np.ndarray, user: np.ndarray, n_items: int, rng: np.r
     return np.concatenate([item[:1], np.where(follows, companion, item[1:])])
 
 
-def _bands(values: np.ndarray, n: int) -> np.ndarray:
+def _to_bands(values: np.ndarray, n: int) -> np.ndarray:
     """Return the band of each value, i8, of n bands of a standard normal; the outer bands are rare."""
     return np.digitize(values, np.linspace(-1.6, 1.6, n - 1))
 
 
-def _labels(prefix: str, codes: np.ndarray, rng: np.random.Generator, missing: float = 0.0) -> np.ndarray:
+def _to_labels(prefix: str, codes: np.ndarray, rng: np.random.Generator, missing: float = 0.0) -> np.ndarray:
     """Return object of "prefix 7" for code 7, None for a share `missing` of the rows."""
     names = np.array([f"{prefix} {code}" for code in range(int(codes.max()) + 1)], object)
     labels = names[codes]
@@ -211,19 +211,19 @@ def _labels(prefix: str, codes: np.ndarray, rng: np.random.Generator, missing: f
     return labels
 
 
-def _with_gaps(values: np.ndarray, rng: np.random.Generator, missing: float = 0.03) -> np.ndarray:
+def _drop_some(values: np.ndarray, rng: np.random.Generator, missing: float = 0.03) -> np.ndarray:
     return np.where(rng.random(len(values)) < missing, np.nan, values).astype(np.float32)
 
 
 def _items(latent: _Latent, item_id: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
     n = len(item_id)
-    department = _labels("department", latent.department, rng)
-    own = latent.item - latent.centre[latent.department]
-    shelf = latent.department * 8 + (own[:, :3] > 0) @ np.array([1, 2, 4])
+    department = _to_labels("department", latent.department, rng)
+    offset = latent.item - latent.centre[latent.department]
+    shelf = latent.department * 8 + (offset[:, :3] > 0) @ np.array([1, 2, 4])
     n_brands = max(8, n // 50)
     near = rng.poisson(2.0, n) + latent.department * n_brands // len(latent.centre)  # brands cluster by department
     brand = np.where(rng.random(n) < 0.7, near % n_brands, rng.choice(n_brands, n, p=_zipf(n_brands, 2.0, 1.0)))
-    brand = _labels("brand", brand, rng)
+    brand = _to_labels("brand", brand, rng)
     frame = pd.DataFrame(
         {
             "item_id": item_id,
@@ -232,12 +232,12 @@ def _items(latent: _Latent, item_id: np.ndarray, rng: np.random.Generator) -> pd
             "provider": brand,
             "available": True,
             "department": department,
-            "shelf": _labels("shelf", shelf, rng),
+            "shelf": _to_labels("shelf", shelf, rng),
             "brand": brand,
-            "colour": _labels("colour", rng.choice(12, n, p=_zipf(12, 1.0, 1.0)), rng, missing=0.05),
-            "size": _labels("size", _bands(own[:, 3] / 0.6, 6), rng, missing=0.02),
-            "price": _with_gaps(np.exp(2 + 0.5 * latent.item[:, 4] + 0.3 * rng.normal(size=n)), rng),
-            "weight_kg": _with_gaps(rng.gamma(2.0, 0.5, n), rng),
+            "colour": _to_labels("colour", rng.choice(12, n, p=_zipf(12, 1.0, 1.0)), rng, missing=0.05),
+            "size": _to_labels("size", _to_bands(offset[:, 3] / 0.6, 6), rng, missing=0.02),
+            "price": _drop_some(np.exp(2 + 0.5 * latent.item[:, 4] + 0.3 * rng.normal(size=n)), rng),
+            "weight_kg": _drop_some(rng.gamma(2.0, 0.5, n), rng),
         }
     )
     return frame.sort_values("item_id", ignore_index=True)
@@ -249,12 +249,12 @@ def _users(latent: _Latent, rng: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "user_id": np.arange(1, n + 1),
-            "segment": _labels("segment", np.argmax(blurred @ latent.centre.T, axis=1), rng),
-            "age_band": _labels("age band", _bands(blurred[:, 0], 8), rng, missing=0.1),
-            "plan": _labels("plan", _bands(blurred[:, 1], 5), rng),
-            "region": _labels("region", rng.choice(50, n, p=_zipf(50, 2.0, 1.0)), rng, missing=0.02),
-            "income": _with_gaps(np.exp(10 + 0.4 * blurred[:, 2]), rng, missing=0.1),
-            "tenure_days": _with_gaps(rng.exponential(400.0, n), rng),
-            "distance_km": _with_gaps(np.abs(5 + 3 * blurred[:, 3]), rng),
+            "segment": _to_labels("segment", np.argmax(blurred @ latent.centre.T, axis=1), rng),
+            "age_band": _to_labels("age band", _to_bands(blurred[:, 0], 8), rng, missing=0.1),
+            "plan": _to_labels("plan", _to_bands(blurred[:, 1], 5), rng),
+            "region": _to_labels("region", rng.choice(50, n, p=_zipf(50, 2.0, 1.0)), rng, missing=0.02),
+            "income": _drop_some(np.exp(10 + 0.4 * blurred[:, 2]), rng, missing=0.1),
+            "tenure_days": _drop_some(rng.exponential(400.0, n), rng),
+            "distance_km": _drop_some(np.abs(5 + 3 * blurred[:, 3]), rng),
         }
     )

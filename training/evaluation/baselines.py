@@ -1,8 +1,8 @@
-"""Four baselines for every pipeline: popularity, item-kNN, EASE and implicit ALS.
+"""Fit four baselines for every pipeline: popularity, item-kNN, EASE and implicit ALS.
 
 Each `fit_*` takes the training positives as CSR [n_users, n_items] (stored entries 1.0) and returns `scores(users) -> float32
 [B, n_items]` for users of that matrix. `search` selects a baseline's settings on a validation split inside the training log;
-`baselines` then fits it on the whole training log. The test set is never used.
+`fit_baselines` then fits it on the whole training log. The test set is never used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import scipy.sparse as sp
 from implicit.cpu.als import AlternatingLeastSquares
 from threadpoolctl import threadpool_limits
 
-from training.evaluation.metrics import auc, countable, coverage, ndcg_at, recall_at, top_k
-from training.models.ease import ease_on_users_side, ease_weights
+from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, recall_at, top_k
+from training.models.ease import solve_ease, solve_on_users_side
 
 Scores = Callable[[np.ndarray], np.ndarray]  # int64 [B] user rows -> float32 [B, n_items]
 GRAM_LIMIT = 20_000  # EASE inverts a square of min(users, items): 3 GB in float64 at this size
@@ -30,12 +30,12 @@ class Split(NamedTuple):
 
     positives: sp.csr_matrix  # training positives
     seen: sp.csr_matrix  # any interaction: never served, never counted
-    relevant: sp.csr_matrix  # countable later positives
+    relevant: sp.csr_matrix  # later positives that count
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Averages over the users with at least one countable item."""
+    """Averages over the users with at least one test item that counts."""
 
     recall_at_20: float
     ndcg_at_10: float
@@ -59,9 +59,9 @@ def fit_popularity(positives: sp.csr_matrix) -> Scores:
 def fit_item_knn(positives: sp.csr_matrix, neighbours: int, shrinkage: float) -> Scores:
     """Score by the sum, over the user's items, of the shrunk cosine co/(|i||j| + shrinkage) with each item's best
     neighbours."""
-    similarity = _shrunk_cosine(positives, shrinkage)
-    kept = [_strongest(similarity[item], neighbours) for item in range(similarity.shape[0])]
-    to_neighbours = sp.vstack(kept, format="csr").T.tocsr()  # column j: weights of j's neighbours
+    similarity = _compute_shrunk_cosine(positives, shrinkage)
+    rows = [_keep_strongest(similarity[item], neighbours) for item in range(similarity.shape[0])]
+    to_neighbours = sp.vstack(rows, format="csr").T.tocsr()  # column j: weights of j's neighbours
     return lambda users: np.asarray((positives[users] @ to_neighbours).todense(), np.float32)
 
 
@@ -69,9 +69,9 @@ def fit_ease(positives: sp.csr_matrix, l2: float) -> Scores:
     """Fit Steck's EASE: X B with B = I - P / diag(P), P = (XᵀX + l2 I)⁻¹, solved on the smaller side."""
     n_users, n_items = positives.shape
     if n_items <= n_users:
-        weights = ease_weights(positives, l2)
+        weights = solve_ease(positives, l2)
         return lambda users: np.asarray(positives[users] @ weights)
-    projected, precision_diagonal = ease_on_users_side(positives, l2)
+    projected, precision_diagonal = solve_on_users_side(positives, l2)
     return lambda users: positives[users].toarray() - projected[users] / precision_diagonal
 
 
@@ -93,7 +93,7 @@ GRIDS: dict[str, tuple[Callable[..., Scores], dict[str, tuple[float, ...]]]] = {
 }
 
 
-def baselines(validation: Split, train: Split, report: Callable[[str], None] = print) -> Iterator[Baseline]:
+def fit_baselines(validation: Split, train: Split, report: Callable[[str], None] = print) -> Iterator[Baseline]:
     """Yield the baselines, with settings selected on `validation` and fitted on `train`.
 
     EASE is skipped, with a report, where both of its Gram matrices are too large to invert.
@@ -119,8 +119,8 @@ def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split
 
 
 def evaluate(scores: Scores, split: Split, with_auc: bool = True) -> Quality:
-    """Rank items for every countable user, block by block, and average. AUC, the slowest metric, is NaN unless `with_auc`."""
-    users = np.flatnonzero(countable(split.relevant))
+    """Rank items for every user with test items, block by block, and average. The AUC is slow, hence NaN unless `with_auc`."""
+    users = np.flatnonzero(has_test_items(split.relevant))
     n_items = split.relevant.shape[1]
     recalls, ndcgs, aucs, lists = [], [], [], []
     for start in range(0, len(users), USERS_PER_BLOCK):
@@ -136,19 +136,19 @@ def evaluate(scores: Scores, split: Split, with_auc: bool = True) -> Quality:
     return Quality(recall_mean, ndcg_mean, coverage(np.concatenate(lists), n_items), auc_mean)
 
 
-def _shrunk_cosine(positives: sp.csr_matrix, shrinkage: float) -> sp.csr_matrix:
+def _compute_shrunk_cosine(positives: sp.csr_matrix, shrinkage: float) -> sp.csr_matrix:
     """Return the shrunk cosines, CSR [n_items, n_items], zero diagonal."""
-    together = (positives.T @ positives).tocsr().astype(np.float32)
-    norms = np.sqrt(together.diagonal())
-    rows = np.repeat(np.arange(together.shape[0]), np.diff(together.indptr))
-    together.data[rows == together.indices] = 0.0
-    together.data /= norms[rows] * norms[together.indices] + shrinkage
-    return together
+    cooccurrence = (positives.T @ positives).tocsr().astype(np.float32)
+    norms = np.sqrt(cooccurrence.diagonal())
+    rows = np.repeat(np.arange(cooccurrence.shape[0]), np.diff(cooccurrence.indptr))
+    cooccurrence.data[rows == cooccurrence.indices] = 0.0
+    cooccurrence.data /= norms[rows] * norms[cooccurrence.indices] + shrinkage
+    return cooccurrence
 
 
-def _strongest(row: sp.csr_matrix, count: int) -> sp.csr_matrix:
+def _keep_strongest(row: sp.csr_matrix, count: int) -> sp.csr_matrix:
     """Return the `count` largest entries of a one-row matrix."""
     if row.nnz <= count:
         return row
-    kept = np.argpartition(-row.data, count)[:count]
-    return sp.csr_matrix((row.data[kept], (np.zeros(count, int), row.indices[kept])), shape=row.shape)
+    strongest = np.argpartition(-row.data, count)[:count]
+    return sp.csr_matrix((row.data[strongest], (np.zeros(count, int), row.indices[strongest])), shape=row.shape)

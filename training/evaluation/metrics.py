@@ -1,8 +1,8 @@
 """Ranking metrics over a batch of users, for `make eval`.
 
 Letters: U users, K ranks of a list, n_items the catalogue. A ranked list is int64 [U, K] item positions, best first, padded
-with n_items; relevant items come as a CSR matrix [U, n_items] whose stored entries (whatever their value) are the countable
-test items. Averages skip users without one; see `countable`.
+with n_items; relevant items come as a CSR matrix [U, n_items] whose stored entries (whatever their value) are the test items
+that count. Averages skip users without one; see `has_test_items`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 import scipy.sparse as sp
 
 
-def countable(relevant: sp.csr_matrix) -> np.ndarray:
-    """Return which users have at least one countable test item, bool [U]."""
+def has_test_items(relevant: sp.csr_matrix) -> np.ndarray:
+    """Return which users have at least one test item that counts, bool [U]."""
     return np.diff(relevant.indptr) > 0
 
 
@@ -26,21 +26,21 @@ def hits(ranked: np.ndarray, relevant: sp.csr_matrix) -> np.ndarray:
 
 
 def recall_at(ranked: np.ndarray, relevant: sp.csr_matrix, k: int) -> np.ndarray:
-    """Return the share of relevant items among the first k, float64 [U]; NaN for users that are not countable."""
+    """Return the share of relevant items among the first k, float64 [U]; NaN for users without a test item."""
     n_relevant = np.diff(relevant.indptr)
-    found = hits(ranked[:, :k], relevant).sum(axis=1)
-    return np.divide(found, n_relevant, out=np.full(len(found), np.nan), where=n_relevant > 0)
+    n_found = hits(ranked[:, :k], relevant).sum(axis=1)
+    return np.divide(n_found, n_relevant, out=np.full(len(n_found), np.nan), where=n_relevant > 0)
 
 
 def ndcg_at(ranked: np.ndarray, relevant: sp.csr_matrix, k: int) -> np.ndarray:
-    """Return NDCG, float64 [U]: binary gain, discount 1/log2(rank + 1), relative to the best of k places.
+    """Return NDCG, float64 [U]: binary gain, discount 1/log2(rank + 1), relative to the ideal list of k items.
 
-    NaN if not countable.
+    NaN for users without a test item.
     """
     discount = 1.0 / np.log2(np.arange(k) + 2.0)
     gain = hits(ranked[:, :k], relevant) @ discount[: ranked.shape[1]]
-    best = np.append(0.0, np.cumsum(discount))[np.minimum(np.diff(relevant.indptr), k)]
-    return np.divide(gain, best, out=np.full(len(gain), np.nan), where=best > 0)
+    ideal = np.append(0.0, np.cumsum(discount))[np.minimum(np.diff(relevant.indptr), k)]
+    return np.divide(gain, ideal, out=np.full(len(gain), np.nan), where=ideal > 0)
 
 
 def coverage(ranked: np.ndarray, n_items: int) -> float:
@@ -76,12 +76,12 @@ def top_k(scores: np.ndarray, excluded: sp.csr_matrix, k: int) -> np.ndarray:
     scores = scores.astype(np.float32, copy=True)
     scores[_rows(excluded), excluded.indices] = -np.inf
     keys = _falling_keys(scores)  # distinct within a row, so that partial sorting is deterministic
-    kept = min(k, n_items)
-    first = np.argpartition(keys, kept - 1, axis=1)[:, :kept]
+    n_ranked = min(k, n_items)
+    first = np.argpartition(keys, n_ranked - 1, axis=1)[:, :n_ranked]
     order = np.argsort(np.take_along_axis(keys, first, axis=1), axis=1)
     ranked = np.take_along_axis(first, order, axis=1)
     ranked[np.take_along_axis(scores, ranked, axis=1) == -np.inf] = n_items
-    return np.pad(ranked, ((0, 0), (0, k - kept)), constant_values=n_items)
+    return np.pad(ranked, ((0, 0), (0, k - n_ranked)), constant_values=n_items)
 
 
 def _falling_keys(scores: np.ndarray) -> np.ndarray:
@@ -104,9 +104,9 @@ def _average_ranks(values: np.ndarray) -> np.ndarray:
     starts[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
     ends = np.ones((n_users, n), bool)
     ends[:, :-1] = starts[:, 1:]
-    place = np.broadcast_to(np.arange(n), (n_users, n))
-    first = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
-    last = np.minimum.accumulate(np.where(ends, place, n)[:, ::-1], axis=1)[:, ::-1]
+    columns = np.broadcast_to(np.arange(n), (n_users, n))
+    first = np.maximum.accumulate(np.where(starts, columns, 0), axis=1)
+    last = np.minimum.accumulate(np.where(ends, columns, n)[:, ::-1], axis=1)[:, ::-1]
     ranks = np.empty((n_users, n))
     np.put_along_axis(ranks, order, (first + last) / 2 + 1.0, axis=1)
     return ranks

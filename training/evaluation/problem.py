@@ -10,7 +10,7 @@ import pandas as pd
 from training.dataset import Dataset, split_by_time
 from training.dataset.matrix import matrix_of
 from training.evaluation.baselines import Split
-from training.evaluation.metrics import countable
+from training.evaluation.metrics import has_test_items
 
 TEST_SHARE = 0.2
 
@@ -29,8 +29,8 @@ class Problem:
 
     @property
     def test_users(self) -> np.ndarray:
-        """Return the rows of users with at least one countable test item, int64 [U]."""
-        return np.flatnonzero(countable(self.test.relevant))
+        """Return the rows of users with at least one test item that counts, int64 [U]."""
+        return np.flatnonzero(has_test_items(self.test.relevant))
 
 
 def problem_of(dataset: Dataset, test_share: float = TEST_SHARE) -> Problem:

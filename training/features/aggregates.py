@@ -1,6 +1,6 @@
-"""Declared aggregations over the training log: what is on by default, and the features at any moment of the log.
+"""Compute declared aggregations over the training log, at any moment of it. DEFAULTS apply where a data set declares none.
 
-interactions ─▶ log_events ─▶ LogAggregates ─┬▶ of_users, of_items   point-in-time features of examples and candidates
+interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ of_users, of_items   point-in-time features of examples and candidates
                                              └▶ records_at_end       what the store is seeded with
 """
 
@@ -34,8 +34,8 @@ from training.dataset.dataset import Dataset
 INSTANTS_AT_ONCE = 1 << 21
 
 _SALES = {"entity": "item", "value": "count", "function": "count"}
-# The models learn from what helped when measured (experiments/prequential.py, `make eval`): the trend of items.
-# Columns of the user's session, recency and prices helped neither, or one at the cost of the other.
+# The models learn from those that improved both measurements (experiments/prequential.py, `make eval`): the trend of items.
+# Session, recency and prices of a user improved neither, or one at the cost of the other.
 DEFAULTS: tuple[Mapping[str, Any], ...] = (
     {"name": "session_events", "entity": "user", "value": "count", "function": "count", "session_gap": "30min"},
     {"name": "days_since", "entity": "user", "value": "count", "function": "last", "n": 3},
@@ -56,11 +56,11 @@ def declared_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
 
 
 def ranker_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
-    """Return those that the models learn from."""
+    """Return the aggregations that the models learn from."""
     return tuple(aggregation for aggregation in declared_aggregations(dataset) if aggregation.ranker)
 
 
-def log_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
+def encode_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
     """Return a log of the data set as EVENT [N]: sequence = row, amount = label or weight, price = that of the catalogue.
 
     log: `dataset.interactions` or a part of it, sorted by time
@@ -72,8 +72,8 @@ def log_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
     events["user_id"], events["item_id"] = log["user_id"], log["item_id"]
     events["event"] = dataset.description.event_names.index(dataset.description.row_event)
     events["weight"] = log["weight"]
-    given = "label" if interactions.label else "weight" if interactions.weight else None
-    events["amount"] = log[given] if given else np.nan
+    amount_column = "label" if interactions.label else "weight" if interactions.weight else None
+    events["amount"] = log[amount_column] if amount_column else np.nan
     items = np.searchsorted(dataset.items["item_id"].to_numpy(), log["item_id"].to_numpy())
     events["price"] = np.nan if dataset.prices is None else dataset.prices[items]
     return events
@@ -107,16 +107,16 @@ class LogAggregates:
     @classmethod
     def of(cls, dataset: Dataset, log: pd.DataFrame, aggregations: Sequence[Aggregation]) -> LogAggregates:
         """Build it. log: `dataset.interactions` or a part of it, sorted by time."""
-        plans, events = compile_aggregations(aggregations, dataset.description.event_names), log_events(dataset, log)
+        plans, events = compile_aggregations(aggregations, dataset.description.event_names), encode_events(dataset, log)
         item_ids = dataset.items["item_id"].to_numpy()
         categories, items = item_categories(dataset), np.searchsorted(item_ids, events["item_id"])
-        of_events = {name: values[items] for name, values in categories.items()}
-        keys = {entity: entity_keys(entity, events["user_id"], events["item_id"], of_events) for entity in plans}
+        event_categories = {name: values[items] for name, values in categories.items()}
+        keys = {entity: entity_keys(entity, events["user_id"], events["item_id"], event_categories) for entity in plans}
         return cls(
             tuple(aggregations), dataset.description.event_names, plans, events, keys, np.append(item_ids, PAD_ID), categories
         )
 
-    def at(self, entity: str, instants: Instants) -> np.ndarray:
+    def compute_at(self, entity: str, instants: Instants) -> np.ndarray:
         """Return the features float32 [M, F] of entities at instants of the log."""
         return self.plans[entity].point_in_time(self.events, self.keys[entity], instants)
 
@@ -125,7 +125,7 @@ class LogAggregates:
         if USER not in self.plans:
             return {}
         keys = entity_keys(USER, user_ids, user_ids, {})
-        return by_name(self.plans[USER], self.at(USER, Instants(keys, 1_000 * clocks_s, sequences)))
+        return by_name(self.plans[USER], self.compute_at(USER, Instants(keys, 1_000 * clocks_s, sequences)))
 
     @property
     def item_names(self) -> tuple[str, ...]:
@@ -138,10 +138,10 @@ class LogAggregates:
         rows = max(1, INSTANTS_AT_ONCE // max(positions.shape[1], 1))
         for start in range(0, len(positions), rows):
             part = slice(start, start + rows)
-            numbers[part] = self._of_items(positions[part], clocks_s[part], sequences[part])
+            numbers[part] = self._compute_item_numbers(positions[part], clocks_s[part], sequences[part])
         return numbers
 
-    def _of_items(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+    def _compute_item_numbers(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
         flat = positions.ravel()
         clocks_ms, before = (np.repeat(values, positions.shape[1]) for values in (1_000 * clocks_s, sequences))
         categories = {name: values[flat] for name, values in self.item_categories.items()}
@@ -149,7 +149,7 @@ class LogAggregates:
         for entity in self.plans:
             if entity != USER:
                 keys = entity_keys(entity, flat, self.item_ids[flat], categories)
-                columns.append(self.at(entity, Instants(keys, clocks_ms, before)))
+                columns.append(self.compute_at(entity, Instants(keys, clocks_ms, before)))
         numbers = aggregate_numbers(np.concatenate(columns, axis=1))
         numbers[flat == len(self.item_ids) - 1] = 0.0
         return numbers.reshape(*positions.shape, -1)

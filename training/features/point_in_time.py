@@ -1,4 +1,4 @@
-"""Compute the state of users just before any moment of the log (a point-in-time join), for a million moments at once.
+"""Compute the state of users just before any moment of the log (a point-in-time join), for many moments at once.
 
     events sorted by (user, time)  ─▶  a moment is a position in that order: the user's events before it are the past
 
@@ -62,7 +62,7 @@ class EventLog:
         self._sum_label = _running_sum(np.nan_to_num(events["label"].to_numpy(np.float64)[order]))
         positive = events["positive"].to_numpy()[order]
         self.positives_before = _running_sum(positive.astype(np.int64))
-        # A last event of no user closes the per-event arrays, so that empty windows have a row.
+        # One event more, of no user, so that the index of an empty window at the end is valid.
         item_ids = np.append(events["item_id"].to_numpy()[order][positive], PAD_ID)
         categories = None if item_category is None else item_category[items.positions(item_ids)]
         self.positives = Events(item_ids, np.append(self.times[positive], 0), categories)

@@ -1,4 +1,4 @@
-"""The NVTabular workflow of one side, built from its columns and fitted on training rows.
+"""Build the NVTabular workflow of one side, users or items, from its columns, and fit it on training rows.
 
 category  ─▶ Categories (frequency threshold) | HashValues        bins  ─▶ FillMissing ─▶ Bucketize
 number    ─▶ FillMissing ─▶ Clip ─▶ LogOp (if skewed) ─▶ Normalize
@@ -17,7 +17,7 @@ from training.features.quiet_nvtabular import Dataset, Workflow, ops
 from training.features.schema import Bins, Category, FeatureSettings, Number, Side
 
 CLIP_QUANTILES = (0.001, 0.999)
-SKEWED = 5.0  # a non-negative number whose clip is this many times its median gets a logarithm
+SKEW_RATIO = 5.0  # a non-negative number whose clip is this many times its median gets a logarithm
 MISSING_BIN = -1.0  # fill of missing values: below the first boundary
 
 
@@ -34,8 +34,8 @@ def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, fol
     nodes = [
         *_categorify([column for column in categories if column.name not in hashed], folder),
         *_hash(sorted(hashed), settings.hash_buckets),
-        *(_bins(column) for column in side.bins if column.source in present),
-        *(_number(column, frame[column.name]) for column in side.numbers if column.name in present),
+        *(_bucketize(column) for column in side.bins if column.source in present),
+        *(_normalize(column, frame[column.name]) for column in side.numbers if column.name in present),
     ]
     output = nodes[0]
     for node in nodes[1:]:
@@ -65,7 +65,7 @@ def _hash(names: list[str], n_buckets: int) -> list:
     return [names >> HashValues(dict.fromkeys(names, n_buckets))] if names else []
 
 
-def _bins(column: Bins):
+def _bucketize(column: Bins):
     boundaries = {
         column.source: list(column.boundaries)
     }.__getitem__  # NVTabular turns a dict into a lambda, which would put code into a saved workflow
@@ -73,13 +73,13 @@ def _bins(column: Bins):
     return binned >> ops.Rename(name=column.name)
 
 
-def _number(column: Number, values: pd.Series):
+def _normalize(column: Number, values: pd.Series):
     """Return FillMissing, Clip, LogOp and Normalize with parameters from these training values."""
     low, high = (float(bound) for bound in values.quantile(CLIP_QUANTILES))
     if low == high:  # nearly constant: do not clip
         low, high = float(values.min()), float(values.max())
     median = float(values.median())
     filled = [column.name] >> ops.FillMissing(median if column.fill is None else column.fill) >> ops.Clip(low, high)
-    if low >= 0 and high > SKEWED * max(median, 1.0):
+    if low >= 0 and high > SKEW_RATIO * max(median, 1.0):
         filled = filled >> ops.LogOp()
     return filled >> ops.Normalize(out_dtype=np.float32)

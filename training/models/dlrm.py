@@ -72,13 +72,13 @@ class Network(nn.Module):
         super().__init__()
         self.shape = shape
         numbers = shape.user_numbers + shape.pair_numbers
-        self.bottom = _linears(numbers, *shape.bottom, shape.width)
-        self.top = _linears(shape.interaction_width, *shape.top, 1)
+        self.bottom = _make_linears(numbers, *shape.bottom, shape.width)
+        self.top = _make_linears(shape.interaction_width, *shape.top, 1)
         # Standardisation of the numbers: `fold` moves it into the first layer before export.
         self.register_buffer("mean", torch.zeros(numbers))
         self.register_buffer("scale", torch.ones(numbers))
         self.folded = False
-        for name, index in _pair_columns(shape).items():
+        for name, index in _find_pair_columns(shape).items():
             self.register_buffer(name, torch.from_numpy(index), persistent=False)
 
     def forward(
@@ -94,7 +94,7 @@ class Network(nn.Module):
     def multiply(self, name: str, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return a candidate's values times a weight: `values` f4 [B, C, in], `weight` [out, in], `bias` [out] -> [B, C, out].
 
-        name: of the product, which a quantised network knows its ranges by
+        name: of the product; a quantised network stores its ranges under it
         """
         return functional.linear(values, weight, bias)
 
@@ -104,8 +104,8 @@ class Network(nn.Module):
             user_numbers = (user_numbers - self.mean[:n_user]) * self.scale[:n_user]
             pair_numbers = (pair_numbers - self.mean[n_user:]) * self.scale[n_user:]
         weight = self.bottom[0].weight
-        of_user = user_numbers @ weight[:, :n_user].T + self.bottom[0].bias
-        hidden = torch.relu(of_user.unsqueeze(1) + self.multiply("bottom0", pair_numbers, weight[:, n_user:]))
+        user_part = user_numbers @ weight[:, :n_user].T + self.bottom[0].bias
+        hidden = torch.relu(user_part.unsqueeze(1) + self.multiply("bottom0", pair_numbers, weight[:, n_user:]))
         for number, layer in enumerate(self.bottom[1:], 1):
             hidden = torch.relu(self.multiply(f"bottom{number}", hidden, layer.weight, layer.bias))
         return hidden
@@ -117,12 +117,12 @@ class Network(nn.Module):
         """
         weight = torch.cat([self.top[0].weight.T, self.top[0].weight.new_zeros(1, self.top[0].out_features)])
         user_user = (user_rows @ user_rows.transpose(1, 2)).flatten(1)  # [B, Fu * Fu]
-        of_user = user_user @ weight[self.user_user] + self.top[0].bias
+        user_part = user_user @ weight[self.user_user] + self.top[0].bias
         crossed = (candidate_rows.flatten(1, 2) @ user_rows.transpose(1, 2)).unflatten(
             1, (-1, candidate_rows.shape[2])
         )  # [B, C, 1 + Si, Fu]
         return (
-            of_user.unsqueeze(1)
+            user_part.unsqueeze(1)
             + dense @ weight[: self.shape.width]
             + self.interact_own(candidate_rows, weight)
             + crossed.flatten(2) @ weight[self.crossed]
@@ -163,7 +163,7 @@ class Table(nn.Module):
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
-        self.vectors = _embedding(rows, width, padding_idx=PAD_ROW)
+        self.vectors = _make_embedding(rows, width, padding_idx=PAD_ROW)
         self.register_buffer("shared", torch.arange(rows))  # row -> the row whose vector it uses
 
     def share_rare(self, seen: np.ndarray, at_least: int) -> None:
@@ -197,7 +197,7 @@ class MixedTable(Table):
     def __init__(self, rows: int, width: int, first_cold: int, cold_width: int) -> None:
         super().__init__(first_cold, width)
         self.first_cold = first_cold
-        self.narrow = _embedding(rows - first_cold + 1, cold_width)  # the last row is shared by rare ones
+        self.narrow = _make_embedding(rows - first_cold + 1, cold_width)  # the last row is shared by rare ones
         self.projection = nn.Parameter(torch.randn(cold_width, width) / cold_width**0.5)  # keeps the size of a row
         self.register_buffer("shared", torch.arange(rows))
 
@@ -220,7 +220,7 @@ class MixedTable(Table):
 
 
 class RankingModel(nn.Module):
-    """Tables, and a network over their rows. reads_history: the network takes the rows of the history too"""
+    """Tables, and a network over their rows. reads_history: the network also takes the rows of the history"""
 
     network: nn.Module
     reads_history = False
@@ -246,11 +246,11 @@ class RankingModel(nn.Module):
         return (table.projection for table in self.tables if isinstance(table, MixedTable))
 
     def read_like(self, other: RankingModel) -> None:
-        """Standardise the numbers, and let rows share OOV's vector, as another model of these tables does."""
+        """Copy the standardisation and the rows that share OOV's vector from another model with these tables."""
         for name in ("mean", "scale"):
             getattr(self.network, name).copy_(getattr(other.network, name))
-        for own, its in zip(self.tables, other.tables, strict=True):
-            own.shared.copy_(its.shared)
+        for table, other_table in zip(self.tables, other.tables, strict=True):
+            table.shared.copy_(other_table.shared)
 
     def user_rows(self, user_categorical: torch.Tensor) -> torch.Tensor:
         """Return the user rows, float32 [B, Fu, D], of int64 [B, Fu]."""
@@ -262,14 +262,14 @@ class RankingModel(nn.Module):
 
 
 class DLRM(RankingModel):
-    """The model that is served, or that is made smaller."""
+    """The model that is served, or compressed."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.network: Network = Network(shape)
 
 
-def _embedding(rows: int, width: int, padding_idx: int | None = None) -> nn.Embedding:
+def _make_embedding(rows: int, width: int, padding_idx: int | None = None) -> nn.Embedding:
     vectors = nn.Embedding(rows, width, padding_idx=padding_idx)
     nn.init.normal_(vectors.weight, std=0.05)
     with torch.no_grad():
@@ -278,12 +278,12 @@ def _embedding(rows: int, width: int, padding_idx: int | None = None) -> nn.Embe
     return vectors
 
 
-def _linears(*sizes: int) -> Modules[nn.Linear]:
+def _make_linears(*sizes: int) -> Modules[nn.Linear]:
     return Modules(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
 
 
-def _pair_columns(shape: Shape) -> dict[str, np.ndarray]:
-    """Return the interaction's column of each product in the three squares, int64; one past the end for products that it lacks.
+def _find_pair_columns(shape: Shape) -> dict[str, np.ndarray]:
+    """Return the interaction's column of each product in the three squares, int64; one past the end for products it lacks.
 
     own: candidate rows (bottom MLP, item slots) among themselves; crossed: candidate rows by user slots; user_user.
     """

@@ -7,32 +7,32 @@ import scipy.linalg
 import scipy.sparse as sp
 
 
-def ease_weights(positives: sp.csr_matrix, l2: float) -> np.ndarray:
+def solve_ease(positives: sp.csr_matrix, l2: float) -> np.ndarray:
     """Return EASE's B, float32 [n_items, n_items], zero diagonal."""
     n_users, n_items = positives.shape
     if n_items <= n_users:
         gram = (positives.T @ positives).toarray().astype(np.float64)
         gram[np.diag_indices(n_items)] += l2
-        precision = _inverse(gram)
+        precision = _invert(gram)
         weights = (precision / -np.diag(precision)).astype(np.float32)
     else:  # P = (I - Xᵀ (X P)) / l2
-        projected, precision_diagonal = ease_on_users_side(positives, l2)
+        projected, precision_diagonal = solve_on_users_side(positives, l2)
         weights = np.asarray(positives.T @ projected) / (l2 * precision_diagonal)
     np.fill_diagonal(weights, 0.0)
     return weights
 
 
-def ease_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray, np.ndarray]:
+def solve_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray, np.ndarray]:
     """Return X P, float32 [n_users, n_items], and the diagonal of P [n_items], by X P = (XXᵀ + l2 I)⁻¹ X, without
     building P."""
     kernel = (positives @ positives.T).toarray().astype(np.float64)
     kernel[np.diag_indices(len(kernel))] += l2
-    projected = (positives.T @ _inverse(kernel)).T.astype(np.float32)
+    projected = (positives.T @ _invert(kernel)).T.astype(np.float32)
     explained = np.asarray(positives.multiply(projected).sum(axis=0)).ravel()
     return projected, ((1.0 - explained) / l2).astype(np.float32)
 
 
-def _inverse(symmetric: np.ndarray) -> np.ndarray:
+def _invert(symmetric: np.ndarray) -> np.ndarray:
     """Return the inverse of a positive definite matrix, computed in place where LAPACK can."""
     factor, _ = scipy.linalg.lapack.dpotrf(symmetric, lower=1, overwrite_a=1)
     inverse, failed = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from serving.stages.search.search import Neighbours
-from training.models.ease import ease_weights
+from training.models.ease import solve_ease
 from training.models.strongest import strongest_per_row
 
 ROWS_PER_BLOCK = 1_024
@@ -35,7 +35,7 @@ def fit_neighbours(positives: sp.csr_matrix, settings: ItemItemSettings, rng: np
     core = np.sort(core[customers[core] > 1])
     matrix = sp.csr_matrix((n_items, n_items), dtype=np.float32)
     if len(core):
-        matrix = _spread(_strongest_rows(ease_weights(positives[:, core], settings.l2), settings.neighbours), core, n_items)
+        matrix = _spread(_strongest_rows(solve_ease(positives[:, core], settings.l2), settings.neighbours), core, n_items)
     if len(core) < n_items:
         matrix = matrix + _outside(_sample_histories(positives, settings.longest_history, rng), core, settings.l2)
     return _lists(matrix.tocsr(), settings.neighbours)

@@ -31,43 +31,43 @@ def export_reranker(network: ListNetwork, sample: dict[str, np.ndarray], path: P
     lists = graph.add("Shape", ("valid",), "requests_and_places")
     inputs = graph.add("Concat", ("features", "vectors"), "inputs", axis=2)
     places = graph.add("Reshape", (inputs, graph.constant("by_place", [-1, n_inputs])), "places")
-    hidden = graph.add("Relu", (_layer(graph, layers, "enter", places),), "hidden")
-    attended = _attend(graph, layers, hidden, lists, width)
-    hidden = _norm(graph, layers, "norms.0", graph.add("Add", (hidden, attended), "with_attended"))
-    wide = graph.add("Relu", (_layer(graph, layers, "widen", hidden),), "wide")
-    narrow = _layer(graph, layers, "narrow", wide)
-    hidden = _norm(graph, layers, "norms.1", graph.add("Add", (hidden, narrow), "with_narrow"))
-    graph.add("Reshape", (_layer(graph, layers, "leave", hidden), lists), "correction")
+    hidden = graph.add("Relu", (_add_layer(graph, layers, "enter", places),), "hidden")
+    attended = _add_attention(graph, layers, hidden, lists, width)
+    hidden = _add_norm(graph, layers, "norms.0", graph.add("Add", (hidden, attended), "with_attended"))
+    wide = graph.add("Relu", (_add_layer(graph, layers, "widen", hidden),), "wide")
+    narrow = _add_layer(graph, layers, "narrow", wide)
+    hidden = _add_norm(graph, layers, "norms.1", graph.add("Add", (hidden, narrow), "with_narrow"))
+    graph.add("Reshape", (_add_layer(graph, layers, "leave", hidden), lists), "correction")
     kinds = {name: (TensorProto.FLOAT, axes_of(DYNAMIC[name], values.shape)) for name, values in sample.items()}
     graph.save(path, kinds, {"correction": (TensorProto.FLOAT, axes_of(DYNAMIC["correction"], (0, 0)))})
     return compare(path, sample, run_network(network, sample), limit=1e-4)
 
 
-def _layer(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:
+def _add_layer(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:
     """Add a linear layer from [places, in] to [places, out]."""
     return graph.layer(name, source, layers[f"{name}.weight"].T, layers[f"{name}.bias"])
 
 
-def _norm(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:
+def _add_norm(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:
     """Add a layer normalisation of [places, W]."""
     parts = (graph.constant(f"{name}_{part}", layers[f"{name}.{part}"]) for part in ("weight", "bias"))
     return graph.add("LayerNormalization", (source, *parts), name, axis=-1, epsilon=1e-5)
 
 
-def _attend(graph: Graph, layers: dict[str, np.ndarray], hidden: str, lists: str, width: int) -> str:
+def _add_attention(graph: Graph, layers: dict[str, np.ndarray], hidden: str, lists: str, width: int) -> str:
     """Add attention of each place over all valid ones of its list, [N · M, W]."""
     scale = np.repeat(np.array([width**-0.5, 1, 1], np.float32), width)[:, None]  # scale the query instead of all pairs
     scaled = {"qkv.weight": layers["qkv.weight"] * scale, "qkv.bias": layers["qkv.bias"] * scale[:, 0]}
     by_list = graph.add("Concat", (lists, graph.constant("three", [3 * width])), "by_list", axis=0)
-    of_list = graph.add("Reshape", (_layer(graph, scaled, "qkv", hidden), by_list), "qkv_of_list")
+    of_list = graph.add("Reshape", (_add_layer(graph, scaled, "qkv", hidden), by_list), "qkv_of_list")
     query, key, value = graph.split(("query", "key", "value"), of_list, [width] * 3, axis=2)
-    alike = graph.add("MatMul", (query, graph.add("Transpose", (key,), "key_by_part", perm=[0, 2, 1])), "alike")
+    similarity = graph.add("MatMul", (query, graph.add("Transpose", (key,), "key_by_part", perm=[0, 2, 1])), "alike")
     range_ = graph.constant("range", np.array([2 * MASKED], np.float32))
     masked = graph.constant("masked", np.array([MASKED], np.float32))
     most = graph.add("Sub", (graph.add("Mul", ("valid", range_), "valid_in_range"), masked), "most_of_place")
     most = graph.add("Unsqueeze", (most, graph.constant("place_axis", [1])), "most")
-    weight = graph.add("Softmax", (graph.add("Min", (alike, most), "masked_alike"),), "attention", axis=2)
+    weight = graph.add("Softmax", (graph.add("Min", (similarity, most), "masked_alike"),), "attention", axis=2)
     seen = graph.add("MatMul", (weight, value), "seen")
-    return _layer(
+    return _add_layer(
         graph, layers, "merge", graph.add("Reshape", (seen, graph.constant("by_width", [-1, width])), "seen_by_place")
     )

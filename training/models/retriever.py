@@ -169,7 +169,7 @@ def fit_retriever(
     say(f"  item-item: {(neighbours.weights > 0).sum():,} neighbours of {data.n_items:,} items")
     torch.manual_seed(seed)
     model = TwoTower(data.items, data.user_rows, data.examples.user_continuous.shape[1], settings.towers.width)
-    model.begin_as(*low_rank(neighbours, settings.towers.width - 1, seed), log_popularity(data.positives))
+    model.initialise(*low_rank(neighbours, settings.towers.width - 1, seed), log_popularity(data.positives))
     train_towers(model, data.examples, data.targets, data.takers, settings.towers, seed, say)
     graph = None
     if settings.graph:

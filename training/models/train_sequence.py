@@ -1,7 +1,7 @@
 """Train the sequence model on windows of the log, each moment of a window against the next item.
 
 Windows of like length form a batch, so that little is computed for padding. The negatives are drawn by popularity and shared by
-a batch, with a correction (training/models/train_two_tower.py). Users kept aside tell when to stop.
+a batch, with a correction (training/models/train_two_tower.py). Held-out users tell when to stop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from training.models.best import Best
+from training.models.early_stopping import EarlyStopping
 from training.models.schedule import rise_and_fall
 from training.models.sequence import SequenceModel, SequenceShape, sampled_loss
 from training.models.train_two_tower import Negatives
@@ -30,9 +30,9 @@ class SequenceSettings:
     negatives: int = 512  # shared by a batch
     learning_rate: float = 2e-3
     decay: float = 0.0
-    kept_aside: float = 0.05  # share of users kept aside
+    kept_aside: float = 0.05  # share of held-out users
     most_aside: int = 4_096  # windows
-    checks: int = 20  # evaluations on the users kept aside
+    checks: int = 20  # evaluations on held-out users
     patience: int = 4  # evaluations in vain before training ends
 
 
@@ -118,7 +118,7 @@ def train_sequence(
     steps = max(1, min(n_events * settings.epochs, settings.most_events) // settings.batch_events)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.decay, fused=True)
     schedule = rise_and_fall(optimizer, settings.learning_rate, steps + 1)
-    best = Best(model, loss_aside(model, checked, negatives, negatives.draw(generator), settings))
+    stopping = EarlyStopping(model, make_held_out_loss(model, checked, negatives, negatives.draw(generator), settings))
     for step, batch in zip(range(1, steps + 1), forever(learned, settings, rng), strict=False):
         model.train()
         loss = loss_of(model, batch, negatives.draw(generator), negatives.log_expected)
@@ -127,11 +127,11 @@ def train_sequence(
         optimizer.step()
         schedule.step()
         if step % max(1, steps // settings.checks) == 0 or step == steps:
-            best.look()
-            say(f"  sequence: step {step:,} of {steps:,}, loss {loss.item():.3f}, of users kept aside {best.latest:.3f}")
-            if best.in_vain >= settings.patience:
+            stopping.evaluate()
+            say(f"  sequence: step {step:,} of {steps:,}, loss {loss.item():.3f}, of held-out users {stopping.latest_loss:.3f}")
+            if stopping.evaluations_in_vain >= settings.patience:
                 break
-    best.restore()
+    stopping.restore_best()
     model.eval()
     return model
 
@@ -169,7 +169,7 @@ def kept_aside(users: np.ndarray, settings: SequenceSettings, rng: np.random.Gen
     return distinct[: int(len(distinct) * settings.kept_aside)]
 
 
-def loss_aside(
+def make_held_out_loss(
     model: SequenceModel, windows: Windows, negatives: Negatives, drawn: torch.Tensor, settings: SequenceSettings
 ) -> Callable[[], float] | None:
     """Return the function that computes the mean loss of windows against the same negatives each time; None for no windows."""

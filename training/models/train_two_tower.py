@@ -1,7 +1,7 @@
 """Train the two towers by sampled softmax over items drawn by popularity, with a correction for the sampling.
 
-Some users are held out for early stopping, with a return to the best weights: after two epochs on a sparse log of a large
-catalogue, after ten on a dense log of a small one.
+Training stops early, by the loss on held-out users, and restores the best weights: after about two epochs on a sparse log of a
+large catalogue, after ten on a dense log of a small one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from serving.stages.search.search import recency_weights
 from training.features.build import Examples
-from training.models.best import Best
+from training.models.early_stopping import EarlyStopping
 from training.models.schedule import rise_and_fall
 from training.models.two_tower import TwoTower, forget_users
 
@@ -72,42 +72,42 @@ def train_towers(
 ) -> None:
     """Train in place. targets, users: int64 [N], positions of the taken items, and the users who took them."""
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
-    learned, aside = keep_aside(users, settings, rng)
+    learned, held_out_rows = hold_out_users(users, settings, rng)
     negatives = Negatives(targets[learned], model.n_items, settings.negatives)
-    held_out = batches_aside(examples, targets, aside, settings)
-    best = Best(model, loss_aside(model, held_out, negatives, negatives.draw(generator)))
-    best.look()
+    held_out = make_held_out_batches(examples, targets, held_out_rows, settings)
+    stopping = EarlyStopping(model, make_held_out_loss(model, held_out, negatives, negatives.draw(generator)))
+    stopping.evaluate()
     steps = max(1, min(len(learned) * settings.epochs, settings.most_examples) // settings.batch)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)  # large tables: 5 times faster
     schedule = rise_and_fall(optimizer, settings.learning_rate, steps)
-    for step, chosen in enumerate(_rows(len(learned), settings.batch, steps, rng), start=1):
-        batch = mask_features(batch_of(examples, targets, learned[chosen]), model.n_items, settings, generator)
+    for step, chosen in enumerate(_draw_batches(len(learned), settings.batch, steps, rng), start=1):
+        batch = mask_features(make_batch(examples, targets, learned[chosen]), model.n_items, settings, generator)
         loss = sampled_loss(model, batch, negatives.draw(generator), negatives.log_expected)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         schedule.step()
         if step % max(1, steps // settings.checks) == 0 or step == steps:
-            best.look()
-            say(f"  towers: step {step:,} of {steps:,}, loss {loss.item():.3f}, of users kept aside {best.latest:.3f}")
-            if best.in_vain >= settings.patience:
+            stopping.evaluate()
+            say(f"  towers: step {step:,} of {steps:,}, loss {loss.item():.3f}, of held-out users {stopping.latest_loss:.3f}")
+            if stopping.evaluations_in_vain >= settings.patience:
                 break
-    best.restore()
-    model.treat_as_unknown(np.setdiff1d(examples.user_categorical[aside, 0], examples.user_categorical[learned, 0]))
+    stopping.restore_best()
+    model.treat_as_unknown(np.setdiff1d(examples.user_categorical[held_out_rows, 0], examples.user_categorical[learned, 0]))
 
 
 def sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected: Tensor) -> Tensor:
     """Return the mean cross-entropy of each row's target against the negatives."""
     weights = torch.from_numpy(recency_weights(batch.history.numpy(), model.n_items))
     users = model.user_vectors(batch.user_categorical, batch.user_continuous, batch.history, weights)
-    own = (users * model.item_vectors(batch.targets)).sum(dim=1) - log_expected[batch.targets]
-    others = users @ model.item_vectors(negatives).T - log_expected[negatives]
-    others = others.masked_fill(batch.targets.unsqueeze(1) == negatives, -torch.inf)
-    logits = torch.cat([own.unsqueeze(1), others], dim=1)
+    target_logits = (users * model.item_vectors(batch.targets)).sum(dim=1) - log_expected[batch.targets]
+    negative_logits = users @ model.item_vectors(negatives).T - log_expected[negatives]
+    negative_logits = negative_logits.masked_fill(batch.targets.unsqueeze(1) == negatives, -torch.inf)
+    logits = torch.cat([target_logits.unsqueeze(1), negative_logits], dim=1)
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
 
 
-def batch_of(examples: Examples, targets: np.ndarray, rows: np.ndarray) -> Batch:
+def make_batch(examples: Examples, targets: np.ndarray, rows: np.ndarray) -> Batch:
     values = (examples.user_categorical[rows], examples.user_continuous[rows], examples.history_positions[rows], targets[rows])
     categorical, continuous, history, taken = (torch.from_numpy(value) for value in values)
     return Batch(categorical, continuous, history.long(), taken)
@@ -115,13 +115,13 @@ def batch_of(examples: Examples, targets: np.ndarray, rows: np.ndarray) -> Batch
 
 def mask_features(batch: Batch, n_items: int, settings: TowerSettings, generator: torch.Generator) -> Batch:
     """Mask user ids, histories and items of histories at random, so that the towers work for cold users."""
-    lost = torch.rand(batch.history.shape, generator=generator) < settings.forget_item
-    lost |= (torch.rand(len(batch.history), generator=generator) < settings.forget_history).unsqueeze(1)
+    is_masked = torch.rand(batch.history.shape, generator=generator) < settings.forget_item
+    is_masked |= (torch.rand(len(batch.history), generator=generator) < settings.forget_history).unsqueeze(1)
     users = forget_users(batch.user_categorical, settings.forget_user, generator)
-    return Batch(users, batch.user_continuous, torch.where(lost, n_items, batch.history), batch.targets)
+    return Batch(users, batch.user_continuous, torch.where(is_masked, n_items, batch.history), batch.targets)
 
 
-def keep_aside(users: np.ndarray, settings: TowerSettings, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def hold_out_users(users: np.ndarray, settings: TowerSettings, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Split the examples of users, int64 [N], into training rows and rows of held-out users."""
     distinct = rng.permutation(np.unique(users))
     lengths = np.bincount(users)[distinct]
@@ -131,15 +131,17 @@ def keep_aside(users: np.ndarray, settings: TowerSettings, rng: np.random.Genera
     return np.flatnonzero(~aside), np.flatnonzero(aside)
 
 
-def batches_aside(examples: Examples, targets: np.ndarray, rows: np.ndarray, settings: TowerSettings) -> list[Batch]:
+def make_held_out_batches(examples: Examples, targets: np.ndarray, rows: np.ndarray, settings: TowerSettings) -> list[Batch]:
     """Return batches of held-out users, as unknown users, because their ids are not trained."""
-    nobody = torch.Generator()
+    generator = torch.Generator()
     parts = [rows[start : start + settings.batch] for start in range(0, len(rows), settings.batch)]
-    batches = [batch_of(examples, targets, part) for part in parts]
-    return [Batch(forget_users(b.user_categorical, 1.0, nobody), b.user_continuous, b.history, b.targets) for b in batches]
+    batches = [make_batch(examples, targets, part) for part in parts]
+    return [Batch(forget_users(b.user_categorical, 1.0, generator), b.user_continuous, b.history, b.targets) for b in batches]
 
 
-def loss_aside(model: TwoTower, batches: list[Batch], negatives: Negatives, drawn: Tensor) -> Callable[[], float] | None:
+def make_held_out_loss(
+    model: TwoTower, batches: list[Batch], negatives: Negatives, drawn: Tensor
+) -> Callable[[], float] | None:
     """Return the function that computes the mean loss of batches against the same negatives each time; None for no batches."""
 
     def loss() -> float:
@@ -149,7 +151,7 @@ def loss_aside(model: TwoTower, batches: list[Batch], negatives: Negatives, draw
     return loss if batches else None
 
 
-def _rows(n_examples: int, batch: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def _draw_batches(n_examples: int, batch: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """Yield `steps` batches of row numbers, each epoch in its own random order."""
     waiting = np.empty(0, np.int64)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""The two towers: a user at a moment and an item, each a vector of width D, so that their inner product ranks the catalogue.
+"""Two towers that map a user at a moment, and an item, to vectors of width D, whose inner product ranks the catalogue.
 
     history rows, newest first ─▶ weighted sum ──────────────┬──────────────▶ + ─▶ user vector = [ taste (D - 1) | 1 ]
     user_categorical ─▶ embedding rows ─┐                    │                ▲
@@ -47,10 +47,10 @@ class UserTower(nn.Module):
     user_embeddings [B, Eu] the rows of all user tables, side by side; user_continuous [B, Gu]. Output: user vectors [B, D].
     """
 
-    def __init__(self, taste: int, embeddings: int, continuous: int, hidden: int = 128):
+    def __init__(self, taste_width: int, embedding_width: int, n_continuous: int, hidden: int = 128):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
-        first, last = nn.Linear(taste + embeddings + continuous, hidden), nn.Linear(hidden, taste)
+        first, last = nn.Linear(taste_width + embedding_width + n_continuous, hidden), nn.Linear(hidden, taste_width)
         self.mlp = nn.Sequential(first, nn.GELU(), last)
         nn.init.zeros_(last.weight)  # starts as the history alone
         nn.init.zeros_(last.bias)
@@ -66,28 +66,30 @@ class UserTower(nn.Module):
 
 
 class TwoTower(nn.Module):
+    """Both towers with their tables."""
+
     item_categorical: Tensor
     item_continuous: Tensor
 
     def __init__(self, items: ItemInputs, user_rows: tuple[int, ...], user_continuous: int, width: int):
         """width: D, of both vectors; user_rows: table rows of the columns of user_categorical"""
         super().__init__()
-        taste, self.n_items = width - 1, len(items.categorical) - 1
-        self.history_table = nn.Embedding(self.n_items + 1, taste, padding_idx=self.n_items)
-        self.item_table = nn.Embedding(self.n_items, taste)
+        taste_width, self.n_items = width - 1, len(items.categorical) - 1
+        self.history_table = nn.Embedding(self.n_items + 1, taste_width, padding_idx=self.n_items)
+        self.item_table = nn.Embedding(self.n_items, taste_width)
         self.appeal = nn.Parameter(torch.zeros(self.n_items))
-        self.user_tables = Modules(nn.Embedding(rows, _user_width(rows)) for rows in user_rows)
-        self.user_tower = UserTower(taste, sum(_user_width(rows) for rows in user_rows), user_continuous)
+        self.user_tables = Modules(nn.Embedding(rows, _user_table_width(rows)) for rows in user_rows)
+        self.user_tower = UserTower(taste_width, sum(_user_table_width(rows) for rows in user_rows), user_continuous)
         n_single = items.categorical.shape[1]
         self.item_feature_tables = Modules(nn.Embedding(rows, width) for rows in items.table_rows[:n_single])
         self.list_tables = Modules(nn.EmbeddingBag(rows, width, mode="mean") for rows in items.table_rows[n_single:])
         self.item_numbers = nn.Linear(items.continuous.shape[1], width)
-        self._begin_small()
+        self._initialise_small()
         self.register_buffer("item_categorical", torch.from_numpy(np.ascontiguousarray(items.categorical[:-1])))
         self.register_buffer("item_continuous", torch.from_numpy(np.ascontiguousarray(items.continuous[:-1])))
-        self.item_lists = [_padded_list(ragged, self.n_items) for ragged in items.lists]
+        self.item_lists = [_pad_list(ragged, self.n_items) for ragged in items.lists]
 
-    def begin_as(self, history_side: np.ndarray, item_side: np.ndarray, appeal: np.ndarray) -> None:
+    def initialise(self, history_side: np.ndarray, item_side: np.ndarray, appeal: np.ndarray) -> None:
         """Initialise the towers. history_side, item_side: float32 [n_items, D - 1]; appeal: float32 [n_items]."""
         with torch.no_grad():
             self.history_table.weight[:-1] = torch.from_numpy(history_side)
@@ -110,21 +112,21 @@ class TwoTower(nn.Module):
         for slot, table in enumerate(self.item_feature_tables):
             vectors = vectors + table(self.item_categorical[items, slot])
         for bag, (padded, lengths) in zip(self.list_tables, self.item_lists, strict=True):
-            own = lengths[items]
-            mask = torch.arange(padded.shape[1]) < own.unsqueeze(1)
+            list_lengths = lengths[items]
+            mask = torch.arange(padded.shape[1]) < list_lengths.unsqueeze(1)
             rows = padded[items][mask]
-            offsets = torch.cumsum(own, 0) - own
+            offsets = torch.cumsum(list_lengths, 0) - list_lengths
             vectors = vectors + bag(rows, offsets)
-        own = torch.cat([self.item_table(items), self.appeal[items].unsqueeze(1)], dim=1)
-        return vectors + own
+        item_rows = torch.cat([self.item_table(items), self.appeal[items].unsqueeze(1)], dim=1)
+        return vectors + item_rows
 
     def treat_as_unknown(self, user_rows: np.ndarray) -> None:
         """Set untrained rows of the user id table, int64, to the unknown user's row."""
         with torch.no_grad():
             self.user_tables[0].weight[torch.from_numpy(user_rows)] = self.user_tables[0].weight[OOV_ROW].clone()
 
-    def _begin_small(self) -> None:
-        """Initialise the items' features to zero, so that the towers start exactly as `begin_as` sets them."""
+    def _initialise_small(self) -> None:
+        """Initialise the items' features to zero, so that the towers start exactly as `initialise` sets them."""
         for table in (*self.item_feature_tables, *self.list_tables):
             nn.init.zeros_(table.weight)
         nn.init.zeros_(self.item_numbers.weight)
@@ -144,12 +146,12 @@ def forget_users(user_categorical: Tensor, share: float, generator: torch.Genera
     return changed
 
 
-def _user_width(rows: int) -> int:
+def _user_table_width(rows: int) -> int:
     """Return the width of a user table, smaller for small vocabularies."""
     return int(min(MOST_USER_WIDTH, max(4, round(rows**0.5))))
 
 
-def _padded_list(ragged: Ragged, n_items: int) -> tuple[Tensor, Tensor]:
+def _pad_list(ragged: Ragged, n_items: int) -> tuple[Tensor, Tensor]:
     """Return rows int64 [n_items, L] and lengths int64 [n_items] >= 1; an empty list is one NULL_ROW."""
     lengths = np.diff(ragged.offsets)[:n_items]
     filled = np.maximum(lengths, 1)

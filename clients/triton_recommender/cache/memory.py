@@ -14,13 +14,13 @@ from triton_recommender.cache.entries import Key
 from triton_recommender.errors import InvalidRequest
 
 MIB = 1 << 20
-ENTRY_BYTES = 1_100  # what keeping an answer and a token costs beside it: 700 to 1,000 measured, as dictionaries grow in leaps
+ENTRY_BYTES = 1_100  # overhead of an answer and a token: 700 to 1,000 measured, because dictionaries grow in leaps
 
 
 class MemoryCache(Cache):
-    """max_bytes: of all answers together, with what keeping them costs; the least recently used go first.
+    """Keep answers in this process, and evict the least recently used.
 
-    clock_s: what ttl_s is measured with; a replay brings that of its log.
+    max_bytes: of all answers together, overhead included; clock_s: measures ttl_s; a replay passes the clock of its log
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class MemoryCache(Cache):
     def read(self, keys: Sequence[Key], generation: int) -> Found:
         with self._lock:
             tokens = [self._token(key.user_id) for key in keys]
-            found = [self._answers.get((key, generation)) for key in keys]
-        values = [entry[1] if entry and entry[0] == token else None for entry, token in zip(found, tokens, strict=True)]
+            cached = [self._answers.get((key, generation)) for key in keys]
+        values = [entry[1] if entry and entry[0] == token else None for entry, token in zip(cached, tokens, strict=True)]
         return Found(tokens, values)
 
     def write(self, entries: Sequence[Entry]) -> None:

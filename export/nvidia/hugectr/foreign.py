@@ -23,7 +23,7 @@ Shapes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class ForeignDlrm:
-    """A DLRM's sizes. bottom, top: (in, out) of each layer; slots: of the embedding layer; width: of its rows."""
+    """A DLRM's sizes. bottom, top: (in, out) of each layer; slots: number of embedded features; width: of their rows."""
 
     bottom: Shapes
     top: Shapes
@@ -39,17 +39,17 @@ def read_foreign(path: Path) -> ForeignDlrm:
     """
     try:
         layers = json.loads(path.read_text())["layers"]
-        data, embedding, dense = _parts(path, layers)
-        return _walk(path, data, embedding, dense)
+        data, embedding, dense = _split_layers(path, layers)
+        return _read_mlps(path, data, embedding, dense)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}). Expected HugeCTR's network JSON. Correct it.") from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is no network JSON of HugeCTR ({error!r}). Expected what `graph_to_json` writes. Write it again."
+            f"{path} is not a network JSON of HugeCTR ({error!r}). Expected the output of `graph_to_json`. Write it again."
         ) from error
 
 
-def _parts(path: Path, layers: list[dict[str, Any]]) -> tuple[dict, dict, list[dict]]:
+def _split_layers(path: Path, layers: list[dict[str, Any]]) -> tuple[dict, dict, list[dict]]:
     """Return the Data layer, the embedding layer, and the dense layers."""
     embeddings = [layer for layer in layers if layer["type"] in EMBEDDINGS]
     dense = [layer for layer in layers[1:] if layer["type"] not in EMBEDDINGS]
@@ -69,10 +69,10 @@ def _parts(path: Path, layers: list[dict[str, Any]]) -> tuple[dict, dict, list[d
 
 
 class _Chain:
-    """One MLP while it is read. A ReLU follows every layer but the last of the top."""
+    """An MLP, read layer by layer. A ReLU follows every layer but the last of the top."""
 
-    def __init__(self, enters: int) -> None:
-        self.width = enters
+    def __init__(self, inputs: int) -> None:
+        self.width = inputs
         self.shapes: list[tuple[int, int]] = []
         self.activated: list[bool] = []
 
@@ -82,13 +82,13 @@ class _Chain:
         self.width = outputs
 
 
-def _walk(path: Path, data: dict, embedding: dict, dense: list[dict]) -> ForeignDlrm:
+def _read_mlps(path: Path, data: dict, embedding: dict, dense: list[dict]) -> ForeignDlrm:
     slots, hparam = data["sparse"][0]["slot_num"], embedding["sparse_embedding_hparam"]
     width = hparam["embedding_vec_size"]
     bottom, top = _Chain(data["dense"]["dense_dim"]), _Chain(interaction_width(width, slots))
     chain, tensor = bottom, data["dense"]["top"]
     for layer in dense:
-        kind, sources = layer["type"], _names(layer["bottom"])
+        kind, sources = layer["type"], _as_list(layer["bottom"])
         expected = [
             tensor,
             *{"Interaction": [embedding["top"]], "BinaryCrossEntropyLoss": [data["label"]["top"]]}.get(kind, []),
@@ -99,13 +99,13 @@ def _walk(path: Path, data: dict, embedding: dict, dense: list[dict]) -> Foreign
             )
         if kind == "Interaction":
             chain = top
-        _add(path, chain, layer)
-        tensor = _names(layer.get("top", tensor))[0]
-    _check(path, bottom, top, width, chain is top)
+        _add_layer(path, chain, layer)
+        tensor = _as_list(layer.get("top", tensor))[0]
+    _check_mlps(path, bottom, top, width, chain is top)
     return ForeignDlrm(tuple(bottom.shapes), tuple(top.shapes), slots, width, hparam["combiner"])
 
 
-def _add(path: Path, chain: _Chain, layer: dict) -> None:
+def _add_layer(path: Path, chain: _Chain, layer: dict) -> None:
     kind = layer["type"]
     if kind in ("InnerProduct", "FusedInnerProduct"):
         chain.add(layer["fc_param"]["num_output"], relu=kind == "FusedInnerProduct")
@@ -116,15 +116,15 @@ def _add(path: Path, chain: _Chain, layer: dict) -> None:
         outputs = param["num_outputs"]
         activations = param.get("activations") or [param.get("activation", "Relu")] * len(outputs)
         biases = param.get("biases") or [param.get("use_bias", True)] * len(outputs)
-        if strange := sorted({a for a in activations if a not in ("Relu", "None")}):
-            raise ConfigError(f"{path}: MLP has the activations {strange}. Expected Relu or None. Train it with these.")
+        if unknown := sorted({a for a in activations if a not in ("Relu", "None")}):
+            raise ConfigError(f"{path}: MLP has the activations {unknown}. Expected Relu or None. Train it with these.")
         if not all(biases):
             raise ConfigError(f"{path}: MLP has layers without bias. Expected a bias in each. Train it with biases.")
         for size, activation in zip(outputs, activations, strict=True):
             chain.add(size, relu=activation == "Relu")
 
 
-def _check(path: Path, bottom: _Chain, top: _Chain, width: int, interacts: bool) -> None:
+def _check_mlps(path: Path, bottom: _Chain, top: _Chain, width: int, interacts: bool) -> None:
     if not interacts or not bottom.shapes or not top.shapes:
         raise ConfigError(f"{path} is no DLRM. Expected layers before and after one Interaction. Train such a network.")
     if bottom.width != width:
@@ -138,5 +138,5 @@ def _check(path: Path, bottom: _Chain, top: _Chain, width: int, interacts: bool)
         )
 
 
-def _names(value: str | list[str]) -> list[str]:
+def _as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)

@@ -60,51 +60,51 @@ def _write_part(
     folder: Path, parts: Sequence[Requests], inputs: Inputs, settings: RankerSettings, rng: np.random.Generator
 ) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    tables = [_table(part, inputs, settings, rng) for part in parts]
+    tables = [_make_table(part, inputs, settings, rng) for part in parts]
     files = {f"{number}.parquet": table for number, table in enumerate(tables) if table.num_rows}
     for name, table in files.items():
         pq.write_table(table, folder / name)
-    names = [LABEL, *map(column, inputs.numbers), *(column(slot.name) for slot in inputs.slots)]
+    names = [LABEL, *map(column_name, inputs.numbers), *(column_name(slot.name) for slot in inputs.slots)]
     kinds = {"labels": slice(0, 1), "conts": slice(1, 1 + len(inputs.numbers)), "cats": slice(1 + len(inputs.numbers), None)}
     metadata = {"file_stats": [{"file_name": name, "num_rows": table.num_rows} for name, table in files.items()]}
     indexed = [{"col_name": name, "index": index} for index, name in enumerate(names)]
-    metadata |= {kind: indexed[place] for kind, place in kinds.items()}
+    metadata |= {kind: indexed[columns] for kind, columns in kinds.items()}
     (folder / "_metadata.json").write_text(json.dumps(metadata, indent=1) + "\n")
     (folder / "_file_list.txt").write_text("\n".join([str(len(files)), *(f"./{folder.name}/{name}" for name in files), ""]))
     return sum(table.num_rows for table in files.values())
 
 
-def column(name: str) -> str:
-    """Return a column's name in the Parquet file, without dots: readers take those for nested columns."""
+def column_name(name: str) -> str:
+    """Return a column_name's name in the Parquet file, without dots: readers take those for nested columns."""
     return name.replace(".", "_")
 
 
-def _table(part: Requests, inputs: Inputs, settings: RankerSettings, rng: np.random.Generator) -> pa.Table:
+def _make_table(part: Requests, inputs: Inputs, settings: RankerSettings, rng: np.random.Generator) -> pa.Table:
     """Return rows of the requests with a taken candidate: every taken one, and a sample of the others."""
-    request, place = np.nonzero(_chosen(part, settings.candidates_per_request, rng))
-    items = part.candidates[request, place]
+    request, candidate = np.nonzero(_sample_candidates(part, settings.candidates_per_request, rng))
+    items = part.candidates[request, candidate]
     numbers = np.concatenate(
-        [part.users.user_continuous[request], part.items.numbers[items], part.cross[request, place]], axis=1
+        [part.users.user_continuous[request], part.items.numbers[items], part.cross[request, candidate]], axis=1
     )
     keys = [part.users.user_categorical[request, slot, None] for slot in range(len(inputs.user_slots))]
     keys += [rows[items] for rows in part.items.rows]
-    columns = {LABEL: pa.array(part.taken[request, place].astype(np.float32))}
-    columns |= {column(name): pa.array(numbers[:, i].astype(np.float32)) for i, name in enumerate(inputs.numbers)}
-    columns |= {column(slot.name): _keys(rows, slot.first_key) for slot, rows in zip(inputs.slots, keys, strict=True)}
+    columns = {LABEL: pa.array(part.taken[request, candidate].astype(np.float32))}
+    columns |= {column_name(name): pa.array(numbers[:, i].astype(np.float32)) for i, name in enumerate(inputs.numbers)}
+    columns |= {column_name(slot.name): _make_keys(rows, slot.first_key) for slot, rows in zip(inputs.slots, keys, strict=True)}
     return pa.table(columns)
 
 
-def _chosen(part: Requests, width: int, rng: np.random.Generator) -> np.ndarray:
+def _sample_candidates(part: Requests, width: int, rng: np.random.Generator) -> np.ndarray:
     """Return bool [N, C], at most `width` per request: all taken candidates and a random sample of the others."""
     order = rng.random(part.taken.shape) + 2.0 * ~part.valid - part.taken
     rank = np.argsort(np.argsort(order, axis=1), axis=1)
     return (rank < width) & part.valid & part.taken.any(axis=1, keepdims=True)
 
 
-def _keys(rows: np.ndarray, first_key: int) -> pa.Array:
+def _make_keys(rows: np.ndarray, first_key: int) -> pa.Array:
     """Return int64 keys [N], or lists of them. rows: int [N, L] of a slot's table, padded with PAD_ROW where L > 1."""
     if rows.shape[1] == 1:
         return pa.array(rows[:, 0].astype(np.int64) + first_key)
-    kept = rows != PAD_ROW
-    offsets = np.concatenate([[0], np.cumsum(kept.sum(axis=1))]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows[kept].astype(np.int64) + first_key))
+    is_row = rows != PAD_ROW
+    offsets = np.concatenate([[0], np.cumsum(is_row.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows[is_row].astype(np.int64) + first_key))

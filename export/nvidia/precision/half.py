@@ -1,4 +1,4 @@
-"""fp16 graphs: chosen products compute in fp16, as do adjacent nodes that only move or clip numbers. All else stays fp32.
+"""Lower a graph to fp16: chosen products, and adjacent nodes that only move or clip numbers. All else stays fp32.
 
 Casts are inserted where the types meet. Sums and normalisations between products stay fp32: they cost next to nothing, and
 fp16 has 11 bits. `lower.py` chooses the products and measures the effect. Inputs and outputs stay fp32.
@@ -20,12 +20,12 @@ ANY_TYPE = frozenset({"Shape"})  # reads a float tensor of either type, and writ
 
 def convert_to_half(model: onnx.ModelProto, products: Collection[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """Return the graph with casts, and the names of the nodes that stay fp32. model: tidy; products: names of nodes."""
-    half = with_movers(model, products)
+    half = add_movers(model, products)
     kept = tuple(node.name for node in model.graph.node if node.name not in half)
-    return with_casts(model, kept), kept
+    return insert_casts(model, kept), kept
 
 
-def with_movers(model: onnx.ModelProto, products: Collection[str]) -> set[str]:
+def add_movers(model: onnx.ModelProto, products: Collection[str]) -> set[str]:
     """Return the products, and moving nodes that read a halved node or are read only by halved ones: they do not round."""
     half, made_by = set(products), {output: node for node in model.graph.node for output in node.output}
     readers: dict[str, list[str]] = {}
@@ -40,25 +40,25 @@ def with_movers(model: onnx.ModelProto, products: Collection[str]) -> set[str]:
     return half
 
 
-def with_casts(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
+def insert_casts(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
     """Return the graph in which all nodes but `kept` read and write fp16. model: tidy."""
     graph = _Halving(model)
     for node in model.graph.node:
         graph.add(node, node.name not in kept)
     for output in model.graph.output:
-        graph.have(output.name, half=False)
+        graph.provide(output.name, half=False)
     return graph.model()
 
 
 class _Halving:
-    """A graph under construction. Each float tensor exists as fp32 under its name, as fp16 under `_half(name)`, or as both."""
+    """A graph under construction. Each float tensor exists as fp32 under its name, as fp16 under `_half_name`, or as both."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.source = model
         self.floats = float_tensors(model)
         self.weights = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
         self.nodes: list[onnx.NodeProto] = []
-        self.there = {value.name for value in model.graph.input} | self.weights.keys()
+        self.tensors = {value.name for value in model.graph.input} | self.weights.keys()
 
     def add(self, node: onnx.NodeProto, halve: bool) -> None:
         """Append a node that computes in fp16 or in its own type, after casts of its inputs."""
@@ -66,34 +66,34 @@ class _Halving:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         if node.op_type in ANY_TYPE:
-            copy.input[:] = [name if name in self.there else _half(name) for name in node.input]
+            copy.input[:] = [name if name in self.tensors else _half_name(name) for name in node.input]
         else:
-            copy.input[:] = [self.have(name, halve) if name in self.floats else name for name in node.input]
-        copy.output[:] = [_half(name) if halve and name in self.floats else name for name in node.output]
-        self.there |= set(copy.output)
+            copy.input[:] = [self.provide(name, halve) if name in self.floats else name for name in node.input]
+        copy.output[:] = [_half_name(name) if halve and name in self.floats else name for name in node.output]
+        self.tensors |= set(copy.output)
         self.nodes.append(copy)
 
-    def have(self, name: str, half: bool) -> str:
+    def provide(self, name: str, half: bool) -> str:
         """Return the name of a float tensor in the wanted type. Cast it when it exists only in the other."""
-        wanted, other = (_half(name), name) if half else (name, _half(name))
-        if wanted not in self.there:
+        wanted, other = (_half_name(name), name) if half else (name, _half_name(name))
+        if wanted not in self.tensors:
             if half and name in self.weights:
                 self.weights[wanted] = self.weights[name].astype(np.float16)
             else:
                 to = TensorProto.FLOAT16 if half else TensorProto.FLOAT
                 self.nodes.append(helper.make_node("Cast", [other], [wanted], name=f"cast_{wanted}", to=to))
-            self.there.add(wanted)
+            self.tensors.add(wanted)
         return wanted
 
     def model(self) -> onnx.ModelProto:
         read = {name for node in self.nodes for name in node.input}
         weights = [numpy_helper.from_array(array, name) for name, array in self.weights.items() if name in read]
-        own = self.source.graph
-        graph = helper.make_graph(self.nodes, own.name, own.input, own.output, weights)
+        source = self.source.graph
+        graph = helper.make_graph(self.nodes, source.name, source.input, source.output, weights)
         model = helper.make_model(graph, opset_imports=self.source.opset_import, ir_version=self.source.ir_version)
         onnx.checker.check_model(model, full_check=True)
         return model
 
 
-def _half(name: str) -> str:
+def _half_name(name: str) -> str:
     return f"{name}_fp16"

@@ -51,7 +51,7 @@ def write_version(version: Path, network: Path, engine: Engine) -> None:
         stated = {name: len(span.largest) for name, span in profile.items()}
         if stated != ranks:
             raise ExportError(
-                f"{network.name} takes {ranks} (name and number of axes), its profile speaks of {stated}. "
+                f"{network.name} takes {ranks} (name and number of axes), its profile has {stated}. "
                 "Make the profiles from the tensors of the network."
             )
     if engine.precision not in PRECISIONS:
@@ -66,12 +66,12 @@ def write_version(version: Path, network: Path, engine: Engine) -> None:
 def write_configs(model: Path, tensorrt: pb.ModelConfig) -> None:
     """Write config.pbtxt for TensorRT, and under configs/ every config that the start script may replace it with."""
     (model / "configs").mkdir(parents=True, exist_ok=True)
-    for name, config in configs_of(tensorrt).items():
+    for name, config in make_configs(tensorrt).items():
         (model / "configs" / f"{name}.pbtxt").write_text(text_format.MessageToString(config))
     write_config(model / build_engines.CONFIG, tensorrt)
 
 
-def configs_of(tensorrt: pb.ModelConfig) -> dict[str, pb.ModelConfig]:
+def make_configs(tensorrt: pb.ModelConfig) -> dict[str, pb.ModelConfig]:
     """Return the configs by the names that `build_engines.py` uses."""
     one_profile = pb.ModelConfig()
     one_profile.CopyFrom(tensorrt)

@@ -7,7 +7,6 @@ Offsets are committed last, so delivery is at least once. Every level skips mess
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
@@ -19,6 +18,7 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from serving.contract.errors import ConfigError, DataError
+from serving.contract.locks import hold_lock_unless
 from serving.tables.config import LevelsConfig
 from serving.tables.formats.kafka import consumer_group, decode_messages, is_subscribed, topic
 from serving.tables.store.batch import PARTITIONS, Batch, zero_offsets
@@ -69,13 +69,7 @@ class Updater:
         """Consume until `stop` is set. Broker outages are survived."""
         yield_to_requests()
         log.info("model %s follows %s", self._config.model, self._updates.brokers)
-        with open(self.applier.path / "updater.lock", "wb") as lock:
-            while not stop.is_set():
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    stop.wait(0.5)
+        with hold_lock_unless(self.applier.path / "updater.lock", stop):
             self._consumer = self._connect()
             try:
                 while not stop.is_set():

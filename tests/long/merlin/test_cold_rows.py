@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.nvidia.hps import table_name
+from export.nvidia.hps import name_table
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.publish import publish_merlin
 from export.settings import RankerChoice, Settings
@@ -54,5 +54,5 @@ def test_hps_gets_every_row_as_wide_as_the_network_reads_it(cold, tmp_path):
         (served,) = rank.rows.widths.gather(rank.tables, ((name,), np.arange(len(rows))[:, None]))
         np.testing.assert_array_equal(served[:, 0], rows)
     rank.close()
-    found = read_sparse_folder(repository / "rank_embeddings" / "1" / f"{table_name(tables)}.model", WIDTH)
+    found = read_sparse_folder(repository / "rank_embeddings" / "1" / f"{name_table(tables)}.model", WIDTH)
     np.testing.assert_array_equal(found.vectors[np.argsort(found.keys)], np.concatenate(list(tables.values())))

@@ -240,7 +240,7 @@ class TestRefusals:
             (lambda layers: layers.pop(3), "layer InnerProduct reads"),
             (lambda layers: layers[1]["sparse_embedding_hparam"].update(embedding_vec_size=9), "rows have 9"),
             (lambda layers: layers[-2]["fc_param"].update(num_output=3), "the top gives 3 values"),
-            (lambda layers: layers.clear(), "is no network JSON"),
+            (lambda layers: layers.clear(), "is not a network JSON"),
         ],
     )
     def test_networks(self, folder, change, message):

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToJson
 from export.__main__ import app
 from export.merlin_settings import MerlinSettings
 from export.nvidia.graph import with_flat_rows
-from export.nvidia.hps import estimated_uses, table_name, write_table
+from export.nvidia.hps import estimate_uses, name_table, write_table
 from export.nvidia.parts import PYTHON, parts_of
 from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.publish import publish_merlin, refuse_long_lists, rehearse
@@ -71,7 +71,7 @@ class TestAnswers:
         config = read_config(repository / "rank_features" / "config.pbtxt")
         config.parameters["record_user"].string_value = "user_id INT64 [1]"
         write_config(repository / "rank_features" / "config.pbtxt", config)
-        with pytest.raises(ArtifactError, match="the code of this checkout know different tensors: user UINT8"):
+        with pytest.raises(ArtifactError, match="the code of this checkout state different tensors: user UINT8"):
             MerlinPipeline(repository, 1, "/models")
 
     def test_a_model_that_no_export_writes(self, repository):
@@ -181,7 +181,7 @@ class TestSteps:
 
 class TestHpsFiles:
     def test_ps_json_names_the_table_where_the_container_sees_it(self, exported, cpu):
-        name = table_name(source_of(cpu).tables())
+        name = name_table(source_of(cpu).tables())
         params = read_ps_json(exported["24.03"] / "ps.json").model("rank_embeddings")
         assert params.sparse_files == (f"/models/rank_embeddings/1/{name}.model",)
         assert params.embedding_table_names == (name,)
@@ -190,7 +190,7 @@ class TestHpsFiles:
     def test_the_table_holds_every_row_of_every_slot(self, exported, cpu):
         tables = source_of(cpu).tables()
         width = next(iter(tables.values())).shape[1]
-        found = read_sparse_folder(exported["24.03"] / "rank_embeddings" / "1" / f"{table_name(tables)}.model", width)
+        found = read_sparse_folder(exported["24.03"] / "rank_embeddings" / "1" / f"{name_table(tables)}.model", width)
         order = np.argsort(found.keys)
         np.testing.assert_array_equal(found.vectors[order], np.concatenate(list(tables.values())))
 
@@ -199,18 +199,18 @@ class TestHpsFiles:
         tables = {"user_0": np.zeros((3, 2), np.float32), "item_0": np.ones((4, 2), np.float32)}
         more_users = tables | {"user_0": np.zeros((4, 2), np.float32)}
         retrained = tables | {"item_0": np.full((4, 2), 1.5, np.float32)}
-        assert len({table_name(own) for own in (tables, more_users, retrained)}) == 3
-        assert table_name(tables) == table_name(dict(tables))
+        assert len({name_table(own) for own in (tables, more_users, retrained)}) == 3
+        assert name_table(tables) == name_table(dict(tables))
 
     def test_what_is_used_most_comes_first(self, tmp_path):
         tables = {"user_0": np.zeros((3, 2), np.float32), "item_0": np.ones((4, 2), np.float32)}
         popularity = np.log1p(np.array([1.0, 50.0, 3.0, 0.0], np.float32)) * SCALE  # of three items and padding
-        uses = estimated_uses(tables, ("item_0",), np.array([[3], [2], [2], [0]]), popularity)
+        uses = estimate_uses(tables, ("item_0",), np.array([[3], [2], [2], [0]]), popularity)
         np.testing.assert_allclose(uses["item_0"], [0, 0, 53, 1], rtol=1e-5)
         np.testing.assert_allclose(uses["user_0"], [54, 27, 18], rtol=1e-5)
         first = write_table(tmp_path, tables, uses)
         assert first == {"user_0": 0, "item_0": 3}
-        keys = read_sparse_folder(tmp_path / f"{table_name(tables)}.model", 2).keys
+        keys = read_sparse_folder(tmp_path / f"{name_table(tables)}.model", 2).keys
         assert keys.tolist() == [0, 5, 1, 2, 6, 3, 4]
 
     def test_a_path_outside_of_the_mount(self):

@@ -16,7 +16,7 @@ from export.check import check_repository
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.agreement import EXACT
 from export.nvidia.publish import publish_merlin
-from export.nvidia.workflow import workflow_run
+from export.nvidia.workflow import make_workflow_run
 from export.settings import Settings
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
@@ -82,7 +82,7 @@ def test_missing_values_and_any_text_reach_it(tmp_path):
     workflow = Workflow(output).fit(Dataset(frame_of({name: values[:6] for name, values in columns.items()}), cpu=True))
     plan = compile_workflow(workflow)
     save_for_serving(workflow, tmp_path / "1" / "workflow")
-    run = workflow_run(tmp_path / "1")
+    run = make_workflow_run(tmp_path / "1")
     for rows in (slice(None), *(slice(row, row + 1) for row in range(len(texts)))):
         got = run({name: as_tensor(values[rows]) for name, values in columns.items()})
         expected = plan({name: values[rows] for name, values in columns.items()})

@@ -15,8 +15,6 @@ from triton_recommender import Degraded, Overloaded, Recommendations, StageDied,
 from triton_recommender.ids import session_id
 from triton_recommender.testing import Query
 
-POPULAR_FIRST = 6  # of the small shop
-
 
 def test_an_answer_names_items_and_says_who_answered(gateway):
     door = gateway()

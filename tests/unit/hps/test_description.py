@@ -6,13 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 import hps_config
-from hps_config.__main__ import app, main, read_traces
+from hps_config.__main__ import app, read_traces
 from hps_config.description import parse_bytes, read_description
 from hps_config.planning import plan_levels
 from hps_config.ps_writer import ps_document, write_ps_json
 from hps_config.reader import check_document, read_ps_json
 from hps_config.report import human_bytes
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, run_program
 from serving.tables.formats.kafka import is_subscribed
 
 DEFAULTS = Path(hps_config.__file__).parent / "defaults.toml"
@@ -154,7 +154,7 @@ def test_check_command_fails_on_errors(tmp_path):
 def test_refusals_end_the_command_with_one_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("sys.argv", ["hps_config", "plan", str(tmp_path / "none.toml")])
     with pytest.raises(SystemExit) as caught:
-        main()
+        run_program(app)
     assert str(caught.value).startswith("error: ")
     assert "cannot be read" in str(caught.value)
 

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
 from repository.applied_rules import apply_rules, current_values, find_faults, list_versions, revert_rules, rules_folder
 from server.rules import app
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import UPSERT
-from serving.live.reader import Reader
-from serving.live.store import live_folder
 from serving.pipeline import Pipeline
-from serving.stages.live.models import Upsert
-from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.test_live_answers import answer, upserted
 
 USERS = list(range(1, 31))
-
-
-@pytest.fixture
-def repository(tmp_path) -> Path:
-    return Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
-
-
-@pytest.fixture
-def reader(repository):
-    reader = Reader(live_folder(repository))
-    yield reader
-    reader.close()
 
 
 def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(repository, reader):
@@ -59,8 +39,8 @@ def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(r
     assert current_values(rules_folder(repository), "another shop") is None
 
 
-def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repository, reader):
-    upsert, pipeline = Upsert.load(repository / UPSERT / "1"), Pipeline.load(repository, live=reader)
+def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repository, reader, upsert):
+    pipeline = Pipeline.load(repository, live=reader)
     top = int(answer(pipeline, [7])["item_ids"][0, 0])
     upserted(upsert, top, price=99.0)
     upserted(upsert, 1_000, kind="game", price=3.0)
@@ -69,7 +49,6 @@ def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repo
     shown = answer(pipeline, [7])["item_ids"][0]
     assert 1_000 not in shown
     assert top not in shown[:3]
-    upsert.close()
 
 
 def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes(repository, tmp_path):

@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
-import pytest
 
-from serving.contract.tensors import OBSERVE, UPSERT
+from serving.contract.tensors import OBSERVE
 from serving.live.admission import ChangeAdmission
-from serving.live.reader import Reader
-from serving.live.store import live_folder
-from serving.pipeline import Pipeline
-from serving.stages.live.models import Observe, Upsert
+from serving.stages.live.models import Observe
 from serving.stages.live.users import write_profile
-from tests.unit.live.shops import KINDS, repository_with_kinds
+from tests.unit.live.shops import KINDS
 from tests.unit.live.test_live_answers import answer, upserted
-
-
-@pytest.fixture
-def repository(tmp_path) -> Path:
-    return Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
-
-
-@pytest.fixture
-def pipeline(repository):
-    reader = Reader(live_folder(repository))
-    yield Pipeline.load(repository, live=reader)
-    reader.close()
-
-
-@pytest.fixture
-def upsert(repository):
-    stage = Upsert.load(repository / UPSERT / "1")
-    yield stage
-    stage.close()
 
 
 def test_an_item_that_becomes_another_has_that_ones_features(pipeline, upsert):

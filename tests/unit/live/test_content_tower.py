@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 
 from serving.contract.artifacts import stage_folder
-from serving.contract.tensors import UPSERT
-from serving.live.reader import Reader
-from serving.live.store import live_folder
-from serving.pipeline import Pipeline
 from serving.stages.live.content import Content, tokens_of
 from serving.stages.live.content_tower import ContentTower
-from serving.stages.live.models import Upsert
-from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.test_live_answers import answer, upserted
 from training.retrieval.content_tower import fit_content_tower
 
@@ -59,14 +50,11 @@ def test_no_tower_is_served_where_the_items_most_alike_are_nearer():
     assert fit_content_tower(Content.of(items[:5]), vectors[:5]) == (None, None)
 
 
-def test_a_new_items_vectors_are_those_of_the_tower(tmp_path):
-    repository = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
+def test_a_new_items_vectors_are_those_of_the_tower(repository, pipeline, upsert):
     columns = {"title": "game number 7", "kind": "game", "category": "game"}
     tokens = np.array(sorted(tokens_of(columns))[:2])
     width = np.load(stage_folder(repository, "retrieve", 1) / "item_vectors.npy").shape[1]
     weights = np.arange(3 * (2 * width - 1), dtype=np.float32).reshape(3, -1)
-    upsert, reader = Upsert.load(repository / UPSERT / "1"), Reader(live_folder(repository))
-    pipeline = Pipeline.load(repository, live=reader)
     arrays = pipeline.stages["retrieve"].outputs.live_items.arrays
     arrays.tower = ContentTower(tokens, weights)
     upserted(upsert, 1_000, **columns)
@@ -75,5 +63,3 @@ def test_a_new_items_vectors_are_those_of_the_tower(tmp_path):
     expected = weights.sum(axis=0)
     assert arrays.search.item_vectors[position].tolist() == expected[:width].tolist()
     assert arrays.history[position].tolist() == expected[width:].tolist()
-    upsert.close()
-    reader.close()

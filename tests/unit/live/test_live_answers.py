@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serving.contract.artifacts import stage_folder
-from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, OBSERVE, PAD_ID, UPSERT, Degraded, live_specs
+from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, OBSERVE, PAD_ID, Degraded, live_specs
 from serving.live.admission import EventAdmission
 from serving.live.events import EventKinds
 from serving.live.layout import Layout
@@ -20,46 +20,13 @@ from serving.live.writer import Writer, WriterSettings
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import UserStore
-from serving.stages.live.models import Observe, Upsert
+from serving.stages.live.models import Upsert
 from serving.stages.live.users import LiveUsers
-from tests.repositories import copy_to_change
-from tests.unit.live.shops import repository_with_kinds
 from tests.unit.small_shops import shop
 from training.features.build import make_event_log
 from training.features.items import Codes
 from training.features.schema import FeatureSettings
 from training.features.store import write_store
-
-
-@pytest.fixture
-def repository(tmp_path) -> Path:
-    return copy_to_change(repository_with_kinds(), tmp_path / "repository")
-
-
-@pytest.fixture
-def reader(tmp_path):
-    reader = Reader(live_folder(tmp_path / "repository"))
-    yield reader
-    reader.close()
-
-
-@pytest.fixture
-def observe(repository):
-    stage = Observe.load(repository / OBSERVE / "1")
-    yield stage
-    stage.close()
-
-
-@pytest.fixture
-def upsert(repository):
-    stage = Upsert.load(repository / UPSERT / "1")
-    yield stage
-    stage.close()
-
-
-@pytest.fixture
-def pipeline(repository, reader):
-    return Pipeline.load(repository, live=reader)
 
 
 def event_inputs(**columns) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
 from tests.unit.live.batches import KINDS, events, purchase
+from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
 
 DAY_MS = 86_400_000
@@ -38,18 +39,8 @@ class KnownUsers:
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "model_repository.live"
-
-
-@pytest.fixture
-def clock():
-    return [START_MS]
-
-
-@pytest.fixture
 def writer(folder, clock):
-    writer = Writer(folder, Layout(), KINDS.names, KnownUsers(), now_ms=lambda: clock[0])
+    writer = Writer(folder, Layout(), KINDS.names, KnownUsers(), now_ms=clock)
     yield writer
     writer.close()
 
@@ -61,31 +52,31 @@ def counts_of(folder, *users: int) -> dict[int, int]:
         return {users[row]: int(record["event_count"]) for row, record in zip(rows, records, strict=True)}
 
 
-def buy_daily(writer: Writer, clock: list[int], *users: int) -> None:
+def buy_daily(writer: Writer, clock: Clock, *users: int) -> None:
     """Each of the users buys one thing, a day after the other."""
     for user in users:
         writer.append(purchase(user, item=user + 100))
-        clock[0] += DAY_MS
+        clock.ms += DAY_MS
 
 
 def test_whole_days_move_into_parquet_segments_and_old_ones_go(writer, folder, clock):
     buy_daily(writer, clock, *range(10))
-    clock[0] += DAY_MS // 2
-    done = maintain(writer, Retention(2, 0, 0, 0, 0), clock[0])
+    clock.ms += DAY_MS // 2
+    done = maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms)
     assert (done.archived, [(s.first, s.last) for s in done.written]) == (8, [(1, 8)])
     assert pq.read_table(done.written[0].path)["user_id"].to_pylist() == list(range(8))
-    clock[0] += DAY_MS
-    maintain(writer, Retention(2, 0, 0, 0, 0), clock[0])
+    clock.ms += DAY_MS
+    maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms)
     assert [(s.first, s.last) for s in segments(folder)] == [(1, 8), (9, 9)]
     assert writer.store.archive_bytes() == sum(s.bytes for s in segments(folder))
-    assert [s.first for s in maintain(writer, Retention(2, 3.6, 0, 0, 0), clock[0]).dropped] == [1]
-    assert [s.first for s in maintain(writer, Retention(2, 0, 1, 0, 0), clock[0]).dropped] == [9]
+    assert [s.first for s in maintain(writer, Retention(2, 3.6, 0, 0, 0), clock.ms).dropped] == [1]
+    assert [s.first for s in maintain(writer, Retention(2, 0, 1, 0, 0), clock.ms).dropped] == [9]
     assert np.concatenate([sequences for sequences, _ in read_log(folder)]).tolist() == [10]
 
 
 def test_an_idle_user_is_forgotten_and_comes_back_as_the_generation_knows_them(writer, folder, clock):
     buy_daily(writer, clock, 1, 2, 3)
-    done = maintain(writer, Retention(1_000, 0, 0, idle_days=1.5, most_users=0), clock[0])
+    done = maintain(writer, Retention(1_000, 0, 0, idle_days=1.5, most_users=0), clock.ms)
     assert done.evicted == 2
     assert counts_of(folder, 1, 2, 3) == {3: KNOWN_COUNT + 1}
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
@@ -101,15 +92,15 @@ def test_an_anonymous_session_is_forgotten_sooner_than_a_user(writer, folder, cl
     session = FIRST_USER_ID - 5
     buy_daily(writer, clock, session, 1, session - 1)
     kept = Retention(1_000, 0, 0, idle_days=100, most_users=0, session_hours=36)
-    assert maintain(writer, kept, clock[0]).evicted == 1
+    assert maintain(writer, kept, clock.ms).evicted == 1
     assert counts_of(folder, session, 1, session - 1).keys() == {1, session - 1}
 
 
 def test_the_longest_idle_users_beyond_a_number_are_forgotten(writer, folder, clock):
     buy_daily(writer, clock, 1, 2, 3, 1, 4)
-    assert maintain(writer, Retention(1_000, 0, 0, idle_days=0, most_users=2), clock[0]).evicted == 2
+    assert maintain(writer, Retention(1_000, 0, 0, idle_days=0, most_users=2), clock.ms).evicted == 2
     assert counts_of(folder, 1, 2, 3, 4) == {1: KNOWN_COUNT + 2, 4: KNOWN_COUNT + 1}
-    assert maintain(writer, KEEP_ALL, clock[0]).evicted == 0
+    assert maintain(writer, KEEP_ALL, clock.ms).evicted == 0
 
 
 def test_a_user_with_an_event_since_the_look_stays(writer, folder, clock):
@@ -120,11 +111,11 @@ def test_a_user_with_an_event_since_the_look_stays(writer, folder, clock):
 
 def test_the_state_is_that_of_the_log_with_evictions_in_it(folder, clock):
     rng, twin = np.random.default_rng(0), StateTwin()
-    with closing(Writer(folder, Layout(), KINDS.names, now_ms=lambda: clock[0])) as writer:
+    with closing(Writer(folder, Layout(), KINDS.names, now_ms=clock)) as writer:
         for _ in range(8):
             writer.append(events(rng, 30))
-            clock[0] += DAY_MS
-            maintain(writer, Retention(3, 0, 0, idle_days=1.5, most_users=15), clock[0])
+            clock.ms += DAY_MS
+            maintain(writer, Retention(3, 0, 0, idle_days=1.5, most_users=15), clock.ms)
         for _, batch in read_log(folder):
             twin.apply(batch)
         with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:

@@ -21,35 +21,19 @@ from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
+from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
 
 DAY_MS = 86_400_000
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "model_repository.live"
-
-
-@pytest.fixture
-def clock():
-    return [START_MS]
-
-
-@pytest.fixture
-def writer(folder, clock):
-    writer = Writer(folder, Layout(), KINDS.names, now_ms=lambda: clock[0])
-    yield writer
-    writer.close()
-
-
-def fill(writer: Writer, clock: list[int], days: int, each: int = 50) -> EventBatch:
+def fill(writer: Writer, clock: Clock, days: int, each: int = 50) -> EventBatch:
     """Append events, a batch a day, and return all of them."""
     rng, batches = np.random.default_rng(0), []
     for _ in range(days):
         batches.append(events(rng, each, ids=True))
         writer.append(batches[-1])
-        clock[0] += DAY_MS
+        clock.ms += DAY_MS
     return EventBatch.join(batches)
 
 
@@ -107,7 +91,7 @@ def test_segments_are_dropped_by_age_and_by_size(writer, folder, clock):
 
 def test_events_go_on_after_compaction(writer, folder, clock):
     batch = fill(writer, clock, days=2)
-    compact(writer, older_than_ms=clock[0])
+    compact(writer, older_than_ms=clock.ms)
     more = events(np.random.default_rng(9), 20)
     assert writer.append(more).tolist() == list(range(101, 121))
     twin = StateTwin()

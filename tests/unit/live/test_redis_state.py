@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,6 @@ from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
-from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.test_consumer import Message, consumer_of, until
 from tests.unit.live.test_live_answers import answer, event_inputs, upserted
 from tests.unit.live.twin import StateTwin
@@ -241,11 +239,6 @@ def test_a_cluster_of_several_nodes_holds_the_state(tmp_path):
         assert differing(host.reader, batch) == []
     assert all(node.client.dbsize() for node in cluster.nodes)
     cluster.stop()
-
-
-@pytest.fixture
-def repository(tmp_path) -> Path:
-    return Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
 
 
 def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_redis(repository, tmp_path, redis, state):

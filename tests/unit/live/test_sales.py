@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +9,17 @@ import pytest
 
 from export.continued import sales_of
 from live.archive import read_log
-from serving.contract.tensors import OBSERVE, PAD_ID
+from serving.contract.tensors import PAD_ID
 from serving.live.events import HEADER, EventBatch, Flags
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.store import live_folder
 from serving.live.writer import Writer, WriterSettings
-from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.candidates import lift_popular
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
-from serving.stages.live.models import Observe
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LiveSales
-from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
 
@@ -136,10 +131,8 @@ def test_lifted_candidates_equal_those_of_a_search_that_scores_every_item():
     assert found[0][2].tolist() == positions[2].tolist()
 
 
-def test_what_sells_now_comes_up_for_a_visitor_nobody_knows(tmp_path):
-    repository = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
-    observe, reader = Observe.load(repository / OBSERVE / "1"), Reader(live_folder(repository))
-    pipeline, at_ms = Pipeline.load(repository, live=reader), last_event_ms(repository)
+def test_what_sells_now_comes_up_for_a_visitor_nobody_knows(repository, pipeline, observe):
+    at_ms = last_event_ms(repository)
     item = 45  # nobody has bought it, and no rule is against it
     before = pipeline.trace({"user_id": np.array([[-5]])})
     observe(event_inputs(user_id=list(range(1_000, 1_080)), item_id=[item] * 80, timestamp_ms=[at_ms] * 80))
@@ -151,5 +144,3 @@ def test_what_sells_now_comes_up_for_a_visitor_nobody_knows(tmp_path):
         scores = trace["rank_scores"][trace["candidate_ids"] != PAD_ID]
         places.append((scores > trace["rank_scores"][trace["candidate_ids"] == item]).sum())
     assert places[1] < places[0]
-    observe.close()
-    reader.close()

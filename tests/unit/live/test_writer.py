@@ -24,33 +24,6 @@ from tests.unit.live.twin import StateTwin, differences
 DAY_MS = 86_400_000
 
 
-class Clock:
-    """A wall clock that stands still."""
-
-    def __init__(self) -> None:
-        self.ms = START_MS
-
-    def __call__(self) -> int:
-        return self.ms
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "shop.live"
-
-
-@pytest.fixture
-def writer(folder, clock):
-    writer = Writer(folder, Layout(), KINDS.names, now_ms=clock)
-    yield writer
-    writer.close()
-
-
 @pytest.fixture
 def reader(folder):
     reader = Reader(folder)

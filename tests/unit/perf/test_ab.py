@@ -26,7 +26,7 @@ def test_interleaving_alternates_and_pairs_by_round():
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 1.5, 3.0)
     assert ratio.certain
     assert not Ratio(metric="x", a=[1, 1], b=[0.9, 1.2]).certain
-    assert "within the noise" in tables.ratio_table([Ratio(metric="x", a=[1, 1], b=[0.9, 1.2])]).rows[0].cells
+    assert "within the noise" in tables.make_ratio_table([Ratio(metric="x", a=[1, 1], b=[0.9, 1.2])]).rows[0].cells
 
 
 def test_neither_a_folder_nor_a_commit_is_refused():

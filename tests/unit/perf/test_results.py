@@ -8,16 +8,16 @@ import pytest
 
 from perf import answers
 from perf.report import results
-from perf.report.page import notes
-from perf.report.results import config_hash, find_latest_run, last_line, load_run, summary
+from perf.report.page import write_notes
+from perf.report.results import find_latest_run, hash_configs, load_run, summarise, to_json_line
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import STAGES
 from tests.unit.perf.conftest import stage_times
 
 
 def test_the_summary_is_flat_and_complete(run):
-    document = summary(run)
-    half = run.open_load("poisson 50 %")
+    document = summarise(run)
+    half = run.find_load("poisson 50 %")
     assert document["peak_rate"] == pytest.approx(282.84, abs=0.01)
     assert document["peak_clients"] == 8
     assert document["p99_ms"] == round(half.latency.p99_ms, 4)
@@ -27,13 +27,13 @@ def test_the_summary_is_flat_and_complete(run):
     assert document["overhead_p50_ms"] == 2.0  # the median of 2, 3 and 1.5
     assert document["throughput_share"] == 0.5  # the median of 0.5, 0.3 and 0.7
     assert document["hit_rates"] == {"tables, l1": 0.9, "tables, l2": 0.5, "cache model=rank": 0.25}
-    assert json.loads(last_line(document)) == document
-    assert "\n" not in last_line(document)
+    assert json.loads(to_json_line(document)) == document
+    assert "\n" not in to_json_line(document)
 
 
 def test_what_was_not_measured_is_not_in_the_summary(run):
     bare = run.model_copy(update={"closed": [], "open": [], "yardstick": None, "memory": [], "hit_rates": {}})
-    assert {"peak_rate", "p99_ms", "overhead_p50_ms", "memory_mib", "hit_rates"}.isdisjoint(summary(bare))
+    assert {"peak_rate", "p99_ms", "overhead_p50_ms", "memory_mib", "hit_rates"}.isdisjoint(summarise(bare))
 
 
 def test_a_run_is_read_back_as_written(run, tmp_path):
@@ -55,10 +55,10 @@ def test_the_latest_run_is_found(run, tmp_path):
 def test_the_config_hash_tells_settings_apart(tmp_path):
     (tmp_path / "rank").mkdir()
     (tmp_path / "rank" / "config.pbtxt").write_text("a")
-    before = config_hash(tmp_path)
-    assert before == config_hash(tmp_path)
+    before = hash_configs(tmp_path)
+    assert before == hash_configs(tmp_path)
     (tmp_path / "rank" / "config.pbtxt").write_text("b")
-    assert config_hash(tmp_path) != before
+    assert hash_configs(tmp_path) != before
 
 
 def test_an_ensemble_computes_nothing_of_its_own(run):
@@ -68,41 +68,41 @@ def test_an_ensemble_computes_nothing_of_its_own(run):
 
 def test_a_single_load_is_what_its_summary_tells(run):
     one = run.open[-1].model_copy(update={"name": "bursts 40/s", "offered_rate": 68.0})
-    document = summary(run.model_copy(update={"closed": [], "open": [one]}))
+    document = summarise(run.model_copy(update={"closed": [], "open": [one]}))
     assert (document["offered_rate"], document["p99_ms"]) == (68.0, round(one.latency.p99_ms, 4))
-    two = summary(run.model_copy(update={"open": [one, one.model_copy(update={"name": "poisson 5/s"})]}))
+    two = summarise(run.model_copy(update={"open": [one, one.model_copy(update={"name": "poisson 5/s"})]}))
     assert "p99_ms" not in two
 
 
 def test_ratios_of_unequal_answers_are_no_result(run):
-    assert summary(run)["answers_equal"]
-    assert not any("do not count" in note for note in notes(run))
+    assert summarise(run)["answers_equal"]
+    assert not any("do not count" in note for note in write_notes(run))
     other = run.yardstick.model_copy(update={"differing_answers": "2 of 256 id lists differ"})
     differing = run.model_copy(update={"yardstick": other})
-    assert not summary(differing)["answers_equal"]
-    assert any("(2 of 256 id lists differ): the ratios between them do not count" in note for note in notes(differing))
+    assert not summarise(differing)["answers_equal"]
+    assert any("(2 of 256 id lists differ): the ratios between them do not count" in note for note in write_notes(differing))
 
 
 def test_answers_under_load_count_too(run):
-    assert not any("compared" in note for note in notes(run))
+    assert not any("compared" in note for note in write_notes(run))
     loads = [load.model_copy(update={"compared": 100}) for load in run.open]
     equal = run.model_copy(update={"open": loads, "yardstick": None})
-    assert summary(equal)["answers_equal"]
-    assert any(f"{100 * len(loads)} answers under load were compared" in note for note in notes(equal))
+    assert summarise(equal)["answers_equal"]
+    assert any(f"{100 * len(loads)} answers under load were compared" in note for note in write_notes(equal))
     loads[1] = loads[1].model_copy(update={"differing_answers": "1 of 100 id lists differ"})
     differing = equal.model_copy(update={"open": loads})
-    assert not summary(differing)["answers_equal"]
-    assert any("(a <label>, poisson 50 %: 1 of 100 id lists differ)" in note for note in notes(differing))
+    assert not summarise(differing)["answers_equal"]
+    assert any("(a <label>, poisson 50 %: 1 of 100 id lists differ)" in note for note in write_notes(differing))
     unnamed = differing.model_copy(update={"label": ""})
     assert unnamed.differing_answers == "poisson 50 %: 1 of 100 id lists differ"
     nothing = run.model_copy(update={"yardstick": None})
-    assert "answers_equal" not in summary(nothing)
+    assert "answers_equal" not in summarise(nothing)
 
 
 def test_answers_that_were_not_compared_are_not_called_equal(run):
     updated = run.model_copy(update={"comparable": False})
-    assert "answers_equal" not in summary(updated)
-    assert any(note.startswith("No answer was compared") for note in notes(updated))
+    assert "answers_equal" not in summarise(updated)
+    assert any(note.startswith("No answer was compared") for note in write_notes(updated))
 
 
 def test_what_compares_answers_refuses_rows_that_are_updated(tmp_path, monkeypatch):
@@ -118,9 +118,9 @@ def test_priority_levels_are_read_from_the_configs(tmp_path):
     for model, levels in (("rank", 0), ("preprocess", 2)):
         (tmp_path / model).mkdir()
         (tmp_path / model / "config.pbtxt").write_text(f"dynamic_batching {{ priority_levels: {levels} }}")
-    assert results.priority_levels(tmp_path) == 2
+    assert results.count_priority_levels(tmp_path) == 2
 
 
 def test_commits_are_told(tmp_path):
-    assert results.commit_of(tmp_path) == ""
-    assert re.fullmatch(r"[0-9a-f]{7,}\+?", results.commit_of())
+    assert results.read_commit(tmp_path) == ""
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?", results.read_commit())

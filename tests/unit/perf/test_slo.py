@@ -3,7 +3,7 @@
 import pytest
 
 from perf import slo
-from perf.report.results import summary
+from perf.report.results import summarise
 from serving.contract.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def test_text_where_a_number_belongs_is_broken():
 
 def test_the_bounds_of_the_project_are_read_and_each_speaks_of_something_measured(run):
     bounds = slo.read_slo()
-    assert bounds.keys() <= summary(run).keys()
+    assert bounds.keys() <= summarise(run).keys()
     assert all(entry.why for entry in bounds.values())
 
 
@@ -79,7 +79,7 @@ def test_bounds_of_nothing_let_nothing_through(tmp_path, text, message):
 
 
 def test_what_a_run_can_be_held_to_is_a_number_of_its_summary(run):
-    assert all(isinstance(summary(run)[key], int | float) for key in slo.OBJECTIVES)
+    assert all(isinstance(summarise(run)[key], int | float) for key in slo.OBJECTIVES)
 
 
 def test_bounds_that_are_not_there_are_refused(tmp_path):

@@ -12,14 +12,14 @@ from perf.tune.search import (
     SERVER_THREADS,
     Outcome,
     Trial,
+    apply_changes,
     candidates,
-    in_words,
+    describe_changes,
     is_surely_better,
     rank,
     read_current,
     search,
     search_space,
-    with_changes,
 )
 
 SLO = {"p99_ms": Bound(at_most=50.0)}
@@ -158,6 +158,6 @@ def test_a_small_space_ends():
 def test_changes_go_where_their_key_says_and_the_original_stays():
     document = {"serving": {"rank": {"instances": 1}}}
     changes = {"serving.rank.instances": 2, "compute.rank_threads": 2, SERVER_THREADS: 2}
-    assert with_changes(document, changes) == {"serving": {"rank": {"instances": 2}}, "compute": {"rank_threads": 2}}
+    assert apply_changes(document, changes) == {"serving": {"rank": {"instances": 2}}, "compute": {"rank_threads": 2}}
     assert document == {"serving": {"rank": {"instances": 1}}}
-    assert in_words({}) == "current settings"
+    assert describe_changes({}) == "current settings"

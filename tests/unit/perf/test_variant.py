@@ -123,7 +123,7 @@ def test_without_a_winner_the_config_is_the_current_one(tmp_path):
 
 def test_the_evidence_holds_every_turn(tmp_path):
     outcome = outcome_of({"compute.rank_threads": 2})
-    document = report.evidence_of(outcome, {}, {"perf": "tune"})
+    document = report.make_evidence(outcome, {}, {"perf": "tune"})
     report.save_evidence(tmp_path / "tuned.json", document)
     assert json.loads((tmp_path / "tuned.json").read_text()) == document
     (trial,) = document["rungs"][0]
@@ -133,7 +133,7 @@ def test_the_evidence_holds_every_turn(tmp_path):
 
 
 def test_the_winner_stands_out_in_the_table():
-    (row,) = report.trial_table(outcome_of({"compute.rank_threads": 2}), {}).rows
+    (row,) = report.make_trial_table(outcome_of({"compute.rank_threads": 2}), {}).rows
     assert row.kept is True
     assert row.cells == ("compute.rank_threads = 2", "220.00", "1.100", "1.100 … 1.100", str(FINAL_TURNS), "kept")
 

@@ -6,13 +6,13 @@ import pytest
 from serving.contract.distributions import Reference, kl, psi
 from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
 from trials.drift import (
+    FALSE_ALARMS,
     LEAST_ROWS,
     bound_psi,
     describe_categories,
     describe_numbers,
     measure_drift,
     psi_bound,
-    simulate_psi_bound,
 )
 
 FEATURES = 20
@@ -54,6 +54,15 @@ def test_psi_and_kl_by_hand():
     assert psi(expected, found) == pytest.approx(0.25 * np.log(3))
     assert kl(expected, found) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
     assert psi(expected, expected) == kl(expected, expected) == 0
+
+
+def simulate_psi_bound(reference: Reference, window_rows: int, samples: int = 20_000) -> float:
+    """Return the PSI that two samples of the reference's shares exceed with probability FALSE_ALARMS."""
+    generator, shares = np.random.default_rng(0), np.asarray(reference.shares)
+    references = generator.multinomial(reference.rows, shares, samples) / reference.rows
+    windows = generator.multinomial(window_rows, shares, samples) / window_rows
+    values = [psi(expected, found) for expected, found in zip(references, windows, strict=True)]
+    return float(np.quantile(values, 1 - FALSE_ALARMS))
 
 
 @pytest.mark.parametrize("rows", [500, 5_000])

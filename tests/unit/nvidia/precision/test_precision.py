@@ -73,12 +73,12 @@ def test_kept_nodes_compute_in_fp32_and_all_others_in_fp16(name, request):
 
 @NETWORKS
 def test_moving_nodes_go_along_without_changing_a_number(name, request):
-    from export.nvidia.precision.half import with_casts
+    from export.nvidia.precision.half import insert_casts
 
     model, feeds = request.getfixturevalue(name)
     model = tidy(model)
     half = convert_to_half(model, products_of(model))[0]
-    alone = with_casts(model, [node.name for node in model.graph.node if node.op_type not in PRODUCTS])
+    alone = insert_casts(model, [node.name for node in model.graph.node if node.op_type not in PRODUCTS])
     np.testing.assert_array_equal(outputs(half, feeds), outputs(alone, feeds))
     assert sum(node.op_type == "Cast" for node in half.graph.node) < sum(node.op_type == "Cast" for node in alone.graph.node)
 

@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.tensorrt import build_engines
 from export.nvidia.tensorrt.config import tensorrt_config
-from export.nvidia.tensorrt.model import STAND_IN, Engine, configs_of, write_version
+from export.nvidia.tensorrt.model import STAND_IN, Engine, make_configs, write_version
 from export.nvidia.tensorrt.profiles import profiles_for
 from serving.contract.errors import ExportError
 from tests.contract import fake_backend
@@ -94,4 +94,4 @@ def test_the_stand_in_needs_nothing_of_this_project():
 
 def test_config_names_are_those_of_the_start_script():
     config = tensorrt_config("m", (X,), (Y,), 8, profiles_for((X,), 8), [1])
-    assert set(configs_of(config)) == {"tensorrt", "tensorrt_one_profile", "onnxruntime", "python"}
+    assert set(make_configs(config)) == {"tensorrt", "tensorrt_one_profile", "onnxruntime", "python"}

@@ -24,7 +24,10 @@ def message(source) -> str:
 BAD_DESCRIPTIONS = {
     "not TOML": ("name = \n", ["dataset.toml is not valid TOML", "line 1"]),
     "no name": (TOML.replace('name = "corner-shop"', ""), ["lacks the required key 'name'"]),
-    "name with a slash": (TOML.replace('"corner-shop"', '"../shop"'), ["name", "'../shop' is to name a folder", "slashes"]),
+    "name with a slash": (
+        TOML.replace('"corner-shop"', '"../shop"'),
+        ["name", "'../shop' becomes the name of a folder", "slashes"],
+    ),
     "no interactions": ('name = "x"\n', ["lacks the required key 'interactions'"]),
     "no required key": (TOML.replace('timestamp = "time"', ""), ["[interactions] lacks the required key 'timestamp'"]),
     "one column for two ids": (TOML.replace('item_id = "sku"', 'item_id = "customer"'), ["three columns"]),
@@ -53,7 +56,7 @@ BAD_DESCRIPTIONS = {
     ),
     "feature price that is not the price": (
         TOML + ITEMS + 'price = "brand"\n',
-        ["[items]", 'price = "brand" names what price rules speak of', "rename"],
+        ["[items]", 'price = "brand" is the column of price rules', "rename"],
     ),
     "feature named item_id": (TOML + ITEMS.replace('["brand"]', '["item_id"]'), ["'item_id' has the name of a role"]),
     "feature named user_id": (TOML + USERS.replace('["country"]', '["user_id"]'), ["[users]", "user_id is always a feature"]),

@@ -7,15 +7,15 @@ import scipy.sparse as sp
 from training.evaluation import baselines as module
 from training.evaluation.baselines import (
     Split,
-    baselines,
     evaluate,
     fit_als,
+    fit_baselines,
     fit_ease,
     fit_item_knn,
     fit_popularity,
     search,
 )
-from training.models.ease import ease_weights
+from training.models.ease import solve_ease
 
 
 def random_log(n_users=40, n_items=25, seed=0) -> sp.csr_matrix:
@@ -40,7 +40,7 @@ def test_ease_equals_its_formula(shape):
     weights = np.eye(shape[1]) - precision / np.diag(precision)
     users = np.array([3, 0, 24])
     np.testing.assert_allclose(fit_ease(log, l2=7.0)(users), (dense @ weights)[users], atol=1e-5)
-    np.testing.assert_allclose(ease_weights(log, l2=7.0), weights, atol=1e-6)
+    np.testing.assert_allclose(solve_ease(log, l2=7.0), weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("neighbours", [3, 100])
@@ -87,7 +87,7 @@ def test_search_takes_the_best_and_the_earlier_on_a_tie():
 
 def test_all_four_are_fitted_and_better_than_popularity():
     split = halves()
-    ndcg = {b.name: evaluate(b.scores, split).ndcg_at_10 for b in baselines(split, split)}
+    ndcg = {b.name: evaluate(b.scores, split).ndcg_at_10 for b in fit_baselines(split, split)}
     assert list(ndcg) == ["popularity", "item-kNN", "EASE", "ALS"]
     assert min(ndcg["item-kNN"], ndcg["EASE"], ndcg["ALS"]) > ndcg["popularity"]
 
@@ -96,5 +96,5 @@ def test_ease_says_why_it_is_left_out(monkeypatch):
     monkeypatch.setattr(module, "GRAM_LIMIT", 10)
     said = []
     split = halves()
-    assert "EASE" not in [b.name for b in baselines(split, split, said.append)]
+    assert "EASE" not in [b.name for b in fit_baselines(split, split, said.append)]
     assert said == ["EASE skipped: 60 users and 24 items, its inverse stops at 10 of either."]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from training.evaluation.metrics import auc, countable, coverage, hits, ndcg_at, recall_at, top_k
+from training.evaluation.metrics import auc, coverage, has_test_items, hits, ndcg_at, recall_at, top_k
 
 N_USERS, N_ITEMS, K = 30, 17, 12
 
@@ -69,8 +69,8 @@ def test_metrics_equal_their_definitions(seed):
 
 def test_users_without_relevant_items_do_not_count():
     _, relevant, _ = random_problem(0)
-    assert not countable(relevant)[0]
-    assert countable(relevant).sum() == np.isfinite(recall_at(np.full((N_USERS, 1), N_ITEMS), relevant, 20)).sum()
+    assert not has_test_items(relevant)[0]
+    assert has_test_items(relevant).sum() == np.isfinite(recall_at(np.full((N_USERS, 1), N_ITEMS), relevant, 20)).sum()
 
 
 def test_padding_is_never_a_hit():

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 from serving.stages.search.search import Neighbours
-from training.models.ease import ease_weights
+from training.models.ease import solve_ease
 from training.models.item_item import ItemItemSettings, fit_neighbours
 
 N_USERS, N_ITEMS, L2 = 80, 30, 5.0
@@ -44,7 +44,7 @@ def expected(log: sp.csr_matrix, core: np.ndarray) -> np.ndarray:
             if i != j:
                 chance = customers[i] * customers[j] / N_USERS
                 matrix[i, j] = (taken[:, i] @ taken[:, j] - chance) / (customers[i] + L2)
-    matrix[np.ix_(core, core)] = ease_weights(log[:, core], L2)
+    matrix[np.ix_(core, core)] = solve_ease(log[:, core], L2)
     return np.maximum(matrix, 0.0)
 
 

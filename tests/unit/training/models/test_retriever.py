@@ -11,7 +11,7 @@ from serving.contract.tensors import PAD_ID, Axes, new_lineage
 from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import Neighbours
 from training.dataset import load_dataset, split_by_time
-from training.evaluation.metrics import countable, ndcg_at, recall_at
+from training.evaluation.metrics import has_test_items, ndcg_at, recall_at
 from training.evaluation.problem import Problem, problem_of
 from training.features.build import Examples, Features, build_features
 from training.models import retriever as module
@@ -70,7 +70,7 @@ def test_it_finds_more_than_popularity(fitted):
     popular.tower_vectors[:, -1] = log_popularity(split.positives)
     plain, _ = popular.retrieve(nobody, split.seen[users], COUNT)
     relevant = split.relevant[users]
-    assert countable(relevant).all()
+    assert has_test_items(relevant).all()
     assert ndcg_at(found, relevant, 10).mean() > 1.1 * ndcg_at(plain, relevant, 10).mean()
     assert recall_at(found, relevant, 20).mean() > 1.1 * recall_at(plain, relevant, 20).mean()
 

@@ -8,7 +8,7 @@ from serving.contract.tensors import OOV_ROW
 from serving.stages.features.encode import Ragged
 from serving.stages.search.search import recency_weights
 from training.features.build import Examples
-from training.models.train_two_tower import TowerSettings, batch_of, keep_aside, sampled_loss, train_towers
+from training.models.train_two_tower import TowerSettings, hold_out_users, make_batch, sampled_loss, train_towers
 from training.models.two_tower import ItemInputs, TwoTower, forget_users
 
 N_ITEMS, HISTORY, WIDTH, N_CATEGORIES = 24, 6, 8, 6
@@ -61,7 +61,7 @@ def test_untrained_towers_are_what_they_begin_as():
     rng, model = np.random.default_rng(1), towers()
     sides = rng.normal(size=(2, N_ITEMS, WIDTH - 1)).astype(np.float32)
     appeal = rng.normal(size=N_ITEMS).astype(np.float32)
-    model.begin_as(*sides, appeal)
+    model.initialise(*sides, appeal)
     users, _ = examples(20)
     scores = vectors_of(model, users) @ item_vectors_of(model).T
     weights = recency_weights(users.history_positions, N_ITEMS)
@@ -107,7 +107,7 @@ def test_training_finds_the_blocks_and_is_seeded():
 
 
 def test_training_goes_back_to_where_it_helped_users_kept_aside_most():
-    """Targets drawn at random: there is nothing to learn, so every pass makes it worse for users kept aside."""
+    """Targets drawn at random: there is nothing to learn, so every pass makes it worse for held-out users."""
     users, _ = examples(1_000)
     targets = np.random.default_rng(5).integers(0, N_ITEMS, 1_000)
     settings = TowerSettings(width=WIDTH, epochs=50, batch=64, negatives=24, patience=3)
@@ -115,8 +115,8 @@ def test_training_goes_back_to_where_it_helped_users_kept_aside_most():
     train_towers(model, users, targets, np.arange(1_000) // 5, settings, seed=3, say=said.append)
     losses = [float(line.rsplit(" ", 1)[1]) for line in said]
     assert len(losses) < settings.checks  # it ended early
-    aside = keep_aside(np.arange(1_000) // 5, settings, np.random.default_rng(3))[1]
-    batch = batch_of(users, targets, aside)
+    aside = hold_out_users(np.arange(1_000) // 5, settings, np.random.default_rng(3))[1]
+    batch = make_batch(users, targets, aside)
     everything = torch.arange(N_ITEMS)
     with torch.no_grad():
         kept = sampled_loss(model, batch, everything, torch.zeros(N_ITEMS)).item()
@@ -127,7 +127,7 @@ def test_training_goes_back_to_where_it_helped_users_kept_aside_most():
 def test_nobody_is_both_learned_from_and_kept_aside(share, most):
     users = np.random.default_rng(0).integers(0, 50, 400)
     settings = TowerSettings(kept_aside=share, most_aside=most)
-    learned, aside = keep_aside(users, settings, np.random.default_rng(1))
+    learned, aside = hold_out_users(users, settings, np.random.default_rng(1))
     assert not set(users[learned].tolist()) & set(users[aside].tolist())
     np.testing.assert_array_equal(np.sort(np.concatenate([learned, aside])), np.arange(400))
     assert len(aside) <= most

@@ -1,0 +1,42 @@
+"""Clients that ask a server again and again while a test does something to it."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count
+from typing import Self
+
+import tritonclient.grpc as grpcclient
+
+
+class Load:
+    """Threads that call `ask`, each with a client of its own, while the `with` block runs. errors: what the calls raised."""
+
+    def __init__(self, grpc_url: str, clients: int) -> None:
+        self.errors: list[Exception] = []
+        self._grpc_url, self._clients, self._stop = grpc_url, clients, threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(clients)]
+
+    def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
+        """Ask once. turn: 0, 1, 2 …, each taken by one client"""
+        raise NotImplementedError
+
+    def _run(self, number: int) -> None:
+        with grpcclient.InferenceServerClient(self._grpc_url) as client:
+            for turn in count(number, self._clients):
+                if self._stop.is_set():
+                    return
+                try:
+                    self.ask(client, turn)
+                except Exception as error:
+                    self.errors.append(error)
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()

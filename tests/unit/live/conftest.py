@@ -1,0 +1,76 @@
+"""A live store, and a repository to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serving.contract.tensors import OBSERVE, UPSERT
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.store import live_folder
+from serving.live.writer import Writer
+from serving.pipeline import Pipeline
+from serving.stages.live.models import Observe, Upsert
+from tests.repositories import copy_to_change
+from tests.unit.live.batches import KINDS, START_MS
+from tests.unit.live.shops import repository_with_kinds
+
+
+class Clock:
+    """A wall clock that stands still until a test sets `ms`."""
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "model_repository.live"
+
+
+@pytest.fixture
+def writer(folder, clock):
+    writer = Writer(folder, Layout(), KINDS.names, now_ms=clock)
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    return copy_to_change(repository_with_kinds(), tmp_path / "repository")
+
+
+@pytest.fixture
+def reader(repository):
+    reader = Reader(live_folder(repository))
+    yield reader
+    reader.close()
+
+
+@pytest.fixture
+def pipeline(repository, reader) -> Pipeline:
+    return Pipeline.load(repository, live=reader)
+
+
+@pytest.fixture
+def observe(repository):
+    stage = Observe.load(repository / OBSERVE / "1")
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def upsert(repository):
+    stage = Upsert.load(repository / UPSERT / "1")
+    yield stage
+    stage.close()
