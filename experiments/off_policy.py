@@ -11,7 +11,7 @@ random half of both logs; at least nine must hold it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,15 @@ import typer
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.other_environment import run_elsewhere
 from perf.command import run
-from trials.off_policy import Estimate, estimate_dr, estimate_ips, estimate_snips, importance_weights
+from trials.off_policy import (
+    Estimate,
+    SlateKind,
+    estimate_dr,
+    estimate_ips,
+    estimate_slate,
+    estimate_snips,
+    importance_weights,
+)
 
 DATA = Path(__file__).parents[2] / "shared/data/open-bandit-men"
 OBP_PACKAGES = ("obp==0.4.1", "torch==2.13.0")
@@ -82,6 +90,23 @@ def estimate_all(
     return estimates, arrays | {"target_distribution": target, "expected_rewards": expected}
 
 
+def estimate_slates(frame: pd.DataFrame, policy: np.ndarray) -> tuple[dict[str, Estimate], dict[str, np.ndarray]]:
+    """Return the slate estimates, and the arrays that they were computed from.
+
+    The log has the positions of a slate apart; here, a slate is the n-th decision of each position.
+    """
+    positions = [group for _, group in frame.groupby("position")]
+    count = min(map(len, positions))
+    items, rewards, propensities = (
+        np.stack([group[column].to_numpy()[:count] for group in positions], axis=1)
+        for column in ("item_id", "click", "propensity_score")
+    )
+    targets = policy[np.arange(len(positions)), items]
+    weights, rewards = importance_weights(targets, propensities), rewards.astype(np.float64)
+    estimates = {f"slates, {kind}": estimate_slate(rewards, weights, kind) for kind in get_args(SlateKind)}
+    return estimates, {"slate_rewards": rewards, "slate_propensities": propensities, "slate_targets": targets}
+
+
 def holds_truth(estimate: Estimate, on_policy: Estimate) -> bool:
     """Return whether the interval of estimate - on_policy, of two independent samples, holds 0."""
     if estimate.value < on_policy.value:
@@ -125,8 +150,10 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
             held = f"{judged}: {name}, seeds of {SEEDS} that hold the truth"
             figures.append(Figure(name=held, values=[holding[name]], at_least=LEAST_HOLDING))
         if compare_with_obp:
-            theirs = run_elsewhere("obp", OBP_PACKAGES, Path(__file__).with_name("off_policy_obp.py"), arrays)
-            worst = max(worst, *(abs(theirs[name] - estimate.value) for name, estimate in estimates.items()))
+            slates, slate_arrays = estimate_slates(logs["random"], policy_of(logs["bts"], items, positions))
+            script = Path(__file__).with_name("off_policy_obp.py")
+            theirs = run_elsewhere("obp", OBP_PACKAGES, script, arrays | slate_arrays)
+            worst = max(worst, *(abs(theirs[name] - estimate.value) for name, estimate in {**estimates, **slates}.items()))
     if compare_with_obp:
         figures.append(Figure(name="largest difference from obp", values=[worst], at_most=MOST_DIFFERENCE))
     return figures

@@ -4,7 +4,14 @@ import json
 import sys
 
 import numpy as np
-from obp.ope import DoublyRobust, InverseProbabilityWeighting, SelfNormalizedInverseProbabilityWeighting
+from obp.ope import (
+    DoublyRobust,
+    InverseProbabilityWeighting,
+    SelfNormalizedInverseProbabilityWeighting,
+    SlateIndependentIPS,
+    SlateRewardInteractionIPS,
+    SlateStandardIPS,
+)
 
 log = np.load(sys.argv[1])
 target = log["target_distribution"][:, :, None]  # [decisions, actions, 1 position]
@@ -20,5 +27,21 @@ values = {
     "IPS": InverseProbabilityWeighting().estimate_policy_value(**shared),
     "SNIPS": SelfNormalizedInverseProbabilityWeighting().estimate_policy_value(**shared),
     "DR": DoublyRobust().estimate_policy_value(**shared, estimated_rewards_by_reg_model=expected),
+}
+rewards = log["slate_rewards"]  # [slates, positions]; as are the probabilities of the shown items
+policies = {"": log["slate_propensities"], "evaluation_policy_": log["slate_targets"]}
+slates, positions = rewards.shape
+slate = {
+    "slate_id": np.repeat(np.arange(slates), positions),
+    "reward": rewards.ravel(),
+    "position": np.tile(np.arange(positions), slates),
+}
+whole = {f"{policy}pscore": np.repeat(chances.prod(axis=1), positions) for policy, chances in policies.items()}
+alone = {f"{policy}pscore_item_position": chances.ravel() for policy, chances in policies.items()}
+so_far = {f"{policy}pscore_cascade": chances.cumprod(axis=1).ravel() for policy, chances in policies.items()}
+values |= {
+    "slates, standard": SlateStandardIPS(len_list=positions).estimate_policy_value(**slate, **whole),
+    "slates, independent": SlateIndependentIPS(len_list=positions).estimate_policy_value(**slate, **alone),
+    "slates, cascade": SlateRewardInteractionIPS(len_list=positions).estimate_policy_value(**slate, **so_far),
 }
 print(json.dumps({name: float(value) for name, value in values.items()}))

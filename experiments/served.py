@@ -57,9 +57,10 @@ class Served:
 
 
 @contextmanager
-def serve_with_gateway(repo: Path, settings: str = "", supervised: bool = False) -> Iterator[Served]:
-    """Serve a repository. settings: more lines of the gateway's TOML."""
-    run_dir = MEASURED_DIR
+def serve_with_gateway(
+    repo: Path, settings: str = "", supervised: bool = False, run_dir: Path = MEASURED_DIR
+) -> Iterator[Served]:
+    """Serve a repository. settings: more lines of the gateway's TOML; run_dir: RUN_DIR, if publications shall know of it"""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

@@ -1,4 +1,4 @@
-"""python -m trials report | compare | progress | guard: what users did with what they were shown, from the logs of both."""
+"""python -m trials report | compare | off-policy | progress | guard: what users did with what they saw, from both logs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import time
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
+import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -24,10 +25,11 @@ from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, re
 from serving.live.store import live_folder
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.guard import guard_once
-from trials.off_policy import TrialError
+from trials.off_policy import SlateKind, TrialError
 from trials.progress import tell_progress
 from trials.report import AnswerSummary, By, Summary, summarise
 from trials.sequential import compare_arms, has_wrong_split
+from trials.unseen import Reward, pair_answers, read_lists, shadow_lists
 
 METRICS = ("ctr", "conversion", "revenue", "degraded")
 
@@ -98,6 +100,48 @@ def compare(
 
 
 @app.command()
+def off_policy(
+    generation: Annotated[int | None, typer.Option(help="generation to judge: by what it answered as a shadow")] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="file of answers to judge instead (docs/trials.md)", exists=True, dir_okay=False)
+    ] = None,
+    reward: Annotated[Reward, typer.Option(help="what an answer earns: the sum over its items")] = "clicks",
+    places: Annotated[int | None, typer.Option(help="only this many, from the top", min=1)] = None,
+    repo: Repo = Path("model_repository"),
+    as_json: AsJson = False,
+) -> None:
+    """Estimate what answers that nobody saw would have earned, as far as the log can tell (docs/trials.md)."""
+    exposures, folder = read_answers(repo)
+    if answers is not None and generation is None:
+        judged = read_lists(answers)
+    elif generation is not None and answers is None:
+        judged = shadow_lists(exposures, generation)
+    else:
+        raise TrialError("What to judge is not clear; expected --generation or --answers, one of them.")
+    paired = pair_answers(exposures, read_events(folder), judged, reward, places)
+    shown, estimates, refusals = paired.estimate_shown(), {}, {}
+    for kind in get_args(SlateKind):
+        try:
+            estimates[kind] = paired.estimate(kind)
+        except TrialError as error:
+            refusals[kind] = str(error)
+    if not estimates:
+        raise TrialError("\n".join(f"{kind}: {refusal}" for kind, refusal in refusals.items()))
+    if as_json:
+        found = {kind: asdict(estimate) | {"support": support.value} for kind, (estimate, support) in estimates.items()}
+        typer.echo(json.dumps({"shown": asdict(shown), "estimates": found, "refused": refusals}))
+        return
+    table = Table(f"{reward} an answer", "value", "interval", "effective users", "support")
+    for name, (estimate, support) in {"as shown": (shown, None), **estimates}.items():
+        interval = f"{estimate.low:.4g} … {estimate.high:.4g}"
+        share = f"{support.value:.1%}" if support else ""
+        table.add_row(name, f"{estimate.value:.4g}", interval, f"{estimate.effective_samples:,.0f}", share)
+    Console().print(table)
+    for kind, refusal in refusals.items():
+        typer.echo(f"{kind}: {refusal}")
+
+
+@app.command()
 def progress(repo: Repo = Path("model_repository")) -> None:
     """Print how the latest experiment goes, as the JSON of the gateway's /v1/experiment (docs/trials.md)."""
     typer.echo(json.dumps(tell_progress(experiment_folder(repo))))
@@ -134,13 +178,7 @@ def say(line: str) -> None:
 
 def read_shown(repo: Path, experiment: str = "") -> Feedback:
     """Return what was shown, joined with events: of all answers, or of an experiment's. Raises TrialError without any."""
-    info = read_stage(stage_folder(repo, STAGES[0], pinned_generation(repo)))
-    folder = live_folder(repo, info.live_folder)
-    exposures = read_exposures(folder)
-    if not len(exposures):
-        raise TrialError(
-            f"No answer is logged in {folder}. Set exposure_share in the gateway's settings (docs/gateway.md) and serve some."
-        )
+    exposures, folder = read_answers(repo)
     feedback = join_feedback(exposures, read_events(folder))
     chosen = feedback.arms != SHADOW_ARM
     if experiment:
@@ -148,6 +186,18 @@ def read_shown(repo: Path, experiment: str = "") -> Feedback:
     if not chosen.any():
         raise TrialError(f"No answer of experiment {experiment!r} is logged; there are {sorted(set(feedback.experiments))}.")
     return feedback.take(chosen)
+
+
+def read_answers(repo: Path) -> tuple[pa.Table, Path]:
+    """Return all logged answers, and the folder of the live store. Raises TrialError without any."""
+    info = read_stage(stage_folder(repo, STAGES[0], pinned_generation(repo)))
+    folder = live_folder(repo, info.live_folder)
+    exposures = read_exposures(folder)
+    if not len(exposures):
+        raise TrialError(
+            f"No answer is logged in {folder}. Set exposure_share in the gateway's settings (docs/gateway.md) and serve some."
+        )
+    return exposures, folder
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ over the same days changes until `attribution_s` after the last answer, and late
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,16 +102,17 @@ def join_feedback(
         np.array(arms, object),
         np.array(exposures["experiment"].to_pylist(), object),
         np.array([bool(bits) for bits in exposures["degraded"].to_pylist()]),
-        _pad(lists, width, -1, np.int64) != -1,
-        _pad([teams or [] for teams in exposures["teams"].to_pylist()], width, -1, np.int8),
-        _pad(lists, width, -1, np.int64),
+        pad_rows(lists, width, -1, np.int64) != -1,
+        pad_rows([teams or [] for teams in exposures["teams"].to_pylist()], width, -1, np.int8),
+        pad_rows(lists, width, -1, np.int64),
         clicks,
         conversions,
         revenue,
     )
 
 
-def _pad(rows: list[list[int]], width: int, fill: int, dtype: type) -> np.ndarray:
+def pad_rows(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: type) -> np.ndarray:
+    """Return rows of at most `width` values as one array [rows, width], `fill` behind the last value of each."""
     padded: np.ndarray = np.full((len(rows), width), fill, dtype)
     for row, values in enumerate(rows):
         padded[row, : len(values)] = values

@@ -89,25 +89,31 @@ def estimate_dr(rewards: np.ndarray, weights: np.ndarray, expected_logged: np.nd
     return _estimate(expected_target + weights * (rewards - expected_logged), np.ones(len(rewards)), weights)
 
 
-def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind) -> Estimate:
+def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, clusters: np.ndarray | None = None) -> Estimate:
     """Return the value of a whole slate: the expected sum of its positions' rewards.
 
     rewards, weights: float64 [slates, positions]. kind: see the module; the less it assumes, the noisier it is.
+    clusters: int64 [slates], 0 … n - 1, equal where slates depend on each other, like those of one user. Interval and effective
+        samples then count clusters.
     """
+    position_weights = weigh_positions(weights, kind)
+    sums = (position_weights * rewards).sum(axis=1), np.ones(len(rewards)), *position_weights.T
+    numerators, counts, *columns = sums if clusters is None else (np.bincount(clusters, column) for column in sums)
+    return _estimate(numerators, counts, min(columns, key=effective_samples), len(rewards))
+
+
+def weigh_positions(weights: np.ndarray, kind: SlateKind) -> np.ndarray:
+    """Return what each position's reward is weighted with. weights: float64 [slates, positions], as the result."""
     if kind == "standard":
-        position_weights = np.repeat(weights.prod(axis=1, keepdims=True), weights.shape[1], axis=1)
-    elif kind == "cascade":
-        position_weights = weights.cumprod(axis=1)
-    else:
-        position_weights = weights
-    least = position_weights[:, int(np.argmin([effective_samples(column) for column in position_weights.T]))]
-    return _estimate((position_weights * rewards).sum(axis=1), np.ones(len(rewards)), least)
+        return np.repeat(weights.prod(axis=1, keepdims=True), weights.shape[1], axis=1)
+    return weights.cumprod(axis=1) if kind == "cascade" else weights
 
 
-def _estimate(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray) -> Estimate:
-    """Return sum(numerators) / sum(denominators) with the 95 % interval of a Bayesian bootstrap over decisions.
+def _estimate(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray, decisions: int | None = None) -> Estimate:
+    """Return sum(numerators) / sum(denominators) with the 95 % interval of a Bayesian bootstrap over their elements.
 
-    Raises TrialError when the log says too little: too few effective samples, or a weight that is no number.
+    decisions: that the elements stand for; None: one each. Raises TrialError when the log says too little: too few effective
+    samples, or a weight that is no number.
     """
     samples = effective_samples(weights)
     if not samples >= LEAST_EFFECTIVE_SAMPLES:
@@ -123,4 +129,4 @@ def _estimate(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndar
     sums = np.concatenate(resampled)
     low, high = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
     value = numerators.sum() / denominators.sum()
-    return Estimate(float(value), float(low), float(high), samples, count)
+    return Estimate(float(value), float(low), float(high), samples, decisions or count)

@@ -1,0 +1,324 @@
+"""Run a simulated shop against the real server: does it learn by itself, and are worse generations found out?
+
+    python -m experiments.simulated_shop [--days 30] [--challengers 20]
+
+Users have tastes that change (experiments/shop_world.py). The models know of them only what users take. Lists come from a
+tritonserver, events go to it with simulated times. `export follow` trains a generation every week, and two simulated hours
+after the tastes of half of the users have changed. Then generations meet in experiments through the gateway.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import numpy as np
+import pyarrow.compute as pc
+import typer
+from rich.console import Console
+
+import clients  # noqa: F401  so that triton_recommender is found
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.served import Served, serve_with_gateway
+from experiments.shop_world import DAY_S, World
+from export.build import build_repository
+from export.follow import follow_once
+from export.relayout import relayout
+from export.settings import Settings
+from live.exposures import read_exposures
+from perf.command import run
+from repository.experiments import end_experiment, experiment_folder
+from server import launcher
+from server.challenger import unload_challenger
+from server.environment import RUN_DIR
+from server.experiment import begin_experiment
+from serving.live.experiment import CHALLENGER_ARM, Experiment
+from training.dataset import Dataset
+from trials.guard import guard_once
+from trials.interleaving import credit_clicks, draft_teams
+from trials.sequential import Arm, bound_mean, compare_arms
+from triton_recommender import Event, Query, Recommender
+
+SETTINGS = {"pipeline": {"recorded_requests": 64}, "ranker": {"compression": "none"}, "training": {"teachers": "one"}}
+LENGTH, BATCH = 10, 64  # items of a list; visits that are asked at once
+EVENTS_PER_USER, LOG_DAYS = 12, 60.0  # of the log that the first generation learns from
+VISITS_PER_HOUR, VISITS_PER_HOUR_IN_SALE = 100, 5_000  # a sale lasts the two hours after the change of taste
+TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generations; share of the users whose taste changes
+SHARE = 0.2  # of the users, who meet a challenger
+LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
+RUNS, TRIALS, MOST_REQUESTS = 200, 20, 200_000  # A/A tests; comparisons of two ways to decide, and their longest
+FLUSHED_S = 30.0  # the gateway writes its exposures every ten
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+say = Console(stderr=True, width=130, soft_wrap=True).print
+quiet = Console(quiet=True)
+
+
+@dataclass
+class Shop:
+    """The world and the server that recommends in it. had: bool [U, I], items that each user has taken"""
+
+    world: World
+    served: Served
+    recommender: Recommender
+    had: np.ndarray
+    now_s: float
+
+    def lists(self, users: np.ndarray) -> np.ndarray:
+        """Return what users are recommended now: int64 [N, K]."""
+        answers = self.recommender.recommend_many([Query(int(user)) for user in users], k=LENGTH)
+        return np.array([answer.item_ids for answer in answers])
+
+    def quality(self) -> float:
+        return self.world.quality(self.lists(self.world.user_ids), self.had)
+
+    def trade(self, hours: float, visits_per_hour: int, rng: np.random.Generator) -> None:
+        """Let users come, be shown a list, and take what they like."""
+        count = int(hours * visits_per_hour)
+        times_s = self.now_s + np.sort(rng.uniform(0, hours * 3_600, count))
+        for first in range(0, count, BATCH):
+            users, now_s = rng.choice(self.world.user_ids, min(BATCH, count - first)), times_s[first : first + BATCH]
+            events = []
+            for user, items, at_s in zip(users, self.lists(users), now_s, strict=True):
+                for item in items[self.world.react(user, items)]:
+                    events.append(Event(int(user), int(item), timestamp_ms=int(1_000 * at_s)))
+                    self.had[user - 1, item - 1] = True
+            if events:
+                self.recommender.observe_many(events)
+        self.now_s += hours * 3_600
+
+    def learn(self, dataset: Dataset) -> bool:
+        """Train and judge a generation, and serve it if it passes. Return whether it did."""
+        done = follow_once(dataset, self.served.repo, Settings.model_validate(SETTINGS), 1, quiet)
+        say(done.report)
+        return bool(done.generation)
+
+
+def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Generator) -> list[Figure]:
+    """Let the days pass, with a change of taste in the middle. Return the figures of learning."""
+    changes_on, published, first = days // 2, 0, shop.quality()
+    for day in range(days):
+        if day == changes_on:
+            before = shop.quality()
+            shop.world.change_tastes(CHANGED)
+            changed = shop.quality()
+            shop.trade(SALE_HOURS, VISITS_PER_HOUR_IN_SALE, rng)
+            live = shop.quality()
+            published += shop.learn(dataset)
+            after = shop.quality()
+            shop.trade(24 - SALE_HOURS, VISITS_PER_HOUR, rng)
+        else:
+            shop.trade(24, VISITS_PER_HOUR, rng)
+        if day % TRAINED_EVERY_DAYS == TRAINED_EVERY_DAYS - 1:
+            published += shop.learn(dataset)
+        say(f"day {day + 1}: users take {shop.quality():.1%} of what they would of the best lists")
+    return [
+        Figure(name="lists over the best ones, first day", values=[first]),
+        Figure(name="before the change of taste", values=[before]),
+        Figure(name="just after it", values=[changed]),
+        Figure(name="two hours later, by live events alone", values=[live]),
+        Figure(name="and with the generation trained then", values=[after]),
+        Figure(name="regained of what was lost", values=[(after - changed) / (before - changed)], at_least=0.95),
+        Figure(name="on the last day", values=[shop.quality()]),
+        Figure(name="generations trained and published", values=[published], at_least=1),
+    ]
+
+
+@dataclass
+class Storefront:
+    """Visitors of the gateway, whose clicks carry the request they belong to."""
+
+    shop: Shop
+    http: httpx.Client
+
+    def visit(self, count: int, rng: np.random.Generator) -> None:
+        """Let users come through the gateway, one after the other, and post what they take."""
+        clicks = []
+        for user in rng.choice(self.shop.world.user_ids, count):
+            answer = self.http.get("/v1/recommendations", params={"user": int(user), "k": LENGTH}).raise_for_status().json()
+            items = np.array([int(item["id"]) for item in answer["items"]])
+            took = items[self.shop.world.react(int(user), items)]
+            clicks += [{"user": int(user), "item": int(item), "request_id": answer["request_id"]} for item in took]
+        if clicks:
+            self.http.post("/v1/events", json=clicks).raise_for_status()
+
+    def try_out(self, experiment: Experiment, most: int, rng: np.random.Generator) -> tuple[Experiment | None, int]:
+        """Run an experiment until its guard ends it, or the challenger has given `most` answers.
+
+        Return the experiment as it was ended, None where it was not, and the answers of the challenger.
+        """
+        served = self.shop.served
+        running = begin_experiment([served.state], served.repo, experiment)
+        visited, ended, answers = 0, None, 0
+        while ended is None and answers < most:
+            count = int(LOOK_EVERY / running.share)
+            self.visit(count, rng)
+            visited += count
+            answers = wait_for_answers(served, running, visited)
+            ended = guard_once(served.repo)
+        if ended is None:
+            end_experiment(served.repo, "tried long enough")
+        unload_challenger(served.grpc_url, served.repo)
+        return ended, answers
+
+
+def wait_for_answers(served: Served, experiment: Experiment, count: int) -> int:
+    """Return how many answers the challenger gave, once all `count` answers of an experiment are logged."""
+    deadline_s = time.monotonic() + FLUSHED_S
+    while True:
+        logged = read_exposures(experiment_folder(served.repo), experiment.started_ms)
+        own = logged.filter(pc.equal(logged["experiment"], experiment.name))
+        if len(own) >= count or time.monotonic() > deadline_s:
+            return int(pc.sum(pc.equal(own["arm"], CHALLENGER_ARM)).as_py() or 0)
+        time.sleep(0.5)
+
+
+def try_challengers(front: Storefront, broken: int, weak: int, count: int, days: int, rng: np.random.Generator) -> list[Figure]:
+    """Meet `count` broken challengers, and let a good one beat a weak champion. broken, weak: generations"""
+    served, good = front.shop.served, front.shop.served.state.generation
+    planned = days * 24 * VISITS_PER_HOUR * SHARE  # answers of a challenger that nobody stops
+    seen = []
+    for number in range(count):
+        ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), int(planned), rng)
+        say(f"broken challenger {number + 1} {describe(ended)} after {answers} answers")
+        seen.append(answers / planned if ended and ended.state == "rolled back" else 1.0)
+    launcher.activate(served.state, weak, served.run_dir)
+    ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), int(planned), rng)
+    say(f"better challenger {describe(ended)} after {answers} answers")
+    launcher.activate(served.state, good, served.run_dir)
+    return [
+        Figure(name="broken challengers: share of their answers until rolled back", values=[max(seen)], unit="", at_most=0.01),
+        Figure(name="broken challengers that were rolled back", values=[sum(share < 1 for share in seen)], at_least=count),
+        Figure(name="a better challenger is promoted", values=[bool(ended and ended.state == "promoted")], at_least=1),
+        Figure(name="answers of the better challenger until then", values=[answers]),
+    ]
+
+
+def describe(ended: Experiment | None) -> str:
+    return f"is {ended.state}, because {ended.reason}," if ended else "goes on"
+
+
+def compare_ways(world: World, good: np.ndarray, weak: np.ndarray, rng: np.random.Generator) -> list[Figure]:
+    """Count requests until a better generation is found by A/B and by interleaving, and false alarms of A/A.
+
+    good, weak: lists of two generations, int64 [U, K]
+    """
+    users = world.user_ids
+    clicked = [1 - (1 - world.taking(users, lists)).prod(1) for lists in (weak, good)]  # chance that a list is clicked
+    alarms = sum(count_until_decided(clicked[1], clicked[1], 20_000, rng)[1] != 0 for _ in range(RUNS))
+    by_ab = [count_until_decided(clicked[0], clicked[1], MOST_REQUESTS, rng) for _ in range(TRIALS)]
+    by_both = [count_until_drafted(world, weak, good, MOST_REQUESTS, rng) for _ in range(TRIALS)]
+    requests = [np.median([count for count, _ in runs]) for runs in (by_ab, by_both)]
+    return [
+        Figure(name="false alarms of 200 A/A tests", values=[alarms / RUNS], at_most=0.05),
+        Figure(name="clicked lists: weak generation", values=[clicked[0].mean()]),
+        Figure(name="clicked lists: good generation", values=[clicked[1].mean()]),
+        Figure(name="requests until A/B finds the better one", values=[requests[0]]),
+        Figure(name="requests until interleaving finds it", values=[requests[1]]),
+        Figure(name="A/B requests over interleaved ones", values=[requests[0] / requests[1]], at_least=10),
+        Figure(name="found the better one, of 40", values=[sum(sign == 1 for _, sign in by_ab + by_both)], at_least=40),
+    ]
+
+
+def count_until_decided(champion: np.ndarray, challenger: np.ndarray, most: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Return the requests of an A/B test until a look decides, and 1, -1 or 0 for better, worse, undecided.
+
+    champion, challenger: float64 [U], the chance that each user clicks
+    """
+    users = rng.integers(len(champion), size=most)
+    arms = rng.random(most) < 0.5
+    clicks = rng.random(most) < np.where(arms, challenger[users], champion[users])
+    for count in range(200, most + 1, 200):
+        own, seen = arms[:count], clicks[:count]
+        comparison = compare_arms(Arm.of(seen[~own]), Arm.of(seen[own]))
+        if comparison.verdict != "undecided":
+            return count, 1 if comparison.verdict == "better" else -1
+    return most, 0
+
+
+def count_until_drafted(
+    world: World, champion: np.ndarray, challenger: np.ndarray, most: int, rng: np.random.Generator
+) -> tuple[int, int]:
+    """Return the same of an interleaved experiment. champion, challenger: lists of all users, int64 [U, K]"""
+    credits: list[int] = []
+    name = f"{rng.integers(1 << 60)}"
+    for number, user in enumerate(rng.integers(len(champion), size=most)):
+        items, teams, _ = draft_teams(champion[user], challenger[user], f"{name}/{number}")
+        credits.append(credit_clicks(teams, world.react(int(user) + 1, items)))
+        if number % 50 == 49:
+            low, high = bound_mean(Arm.of(np.array(credits)))
+            if low > 0 or high < 0:
+                return len(credits), 1 if low > 0 else -1
+    return most, 0
+
+
+def shuffled(dataset: Dataset, rng: np.random.Generator) -> Dataset:
+    """Return the data set as a broken join would give it: every item has the events of another one."""
+    items = np.sort(dataset.interactions["item_id"].unique())
+    other = dict(zip(items.tolist(), rng.permutation(items).tolist(), strict=True))
+    return replace(dataset, interactions=dataset.interactions.assign(item_id=dataset.interactions["item_id"].map(other)))
+
+
+def publish(dataset: Dataset, scratch: Path, repo: Path, name: str) -> int:
+    """Export a data set and publish it in a repository that another generation stays pinned in. Return the generation."""
+    build_repository(dataset, scratch / name, Settings.model_validate(SETTINGS), quiet)
+    return relayout(scratch / name, repo, "ensemble")
+
+
+def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int = 0) -> list[Figure]:
+    rng = np.random.default_rng(seed)
+    world = World(n_users, n_items, rng)
+    begins_s = time.time() - (days + 1) * DAY_S
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        dataset = world.write_log(scratch / "data", EVENTS_PER_USER * n_users, LOG_DAYS, int(begins_s))
+        repo = scratch / "repository"
+        say("the first generation")
+        build_repository(dataset, repo, Settings.model_validate(SETTINGS), quiet)
+        settings = "deadline_ms = 2_000\n"
+        with (
+            serve_with_gateway(repo, settings, run_dir=RUN_DIR) as served,
+            Recommender(served.grpc_url, timeouts=60.0) as asked,
+        ):
+            had = np.zeros((n_users, n_items), bool)
+            log = dataset.interactions
+            had[log["user_id"].to_numpy() - 1, log["item_id"].to_numpy() - 1] = True
+            shop = Shop(world, served, asked, had, begins_s)
+            figures = trade_for_days(shop, dataset, days, rng)
+            say("a broken generation, and a weak one")
+            tenth = dataset.interactions.iloc[-len(log) // 10 :].reset_index(drop=True)
+            broken = publish(shuffled(dataset, rng), scratch, repo, "broken")
+            weak = publish(replace(dataset, interactions=tenth), scratch, repo, "weak")
+            with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http:
+                front = Storefront(shop, http)
+                figures += try_challengers(front, broken, weak, challengers, days, rng)
+            good = shop.lists(world.user_ids)
+            launcher.activate(served.state, weak, served.run_dir)
+            figures += compare_ways(world, good, shop.lists(world.user_ids), rng)
+    return figures
+
+
+@app.command()
+def main(
+    users: Annotated[int, typer.Option(min=100)] = 2_000,
+    items: Annotated[int, typer.Option(min=100)] = 1_000,
+    days: Annotated[int, typer.Option(min=2)] = 30,
+    challengers: Annotated[int, typer.Option(min=1, help="broken ones")] = 20,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Exit code 1 when a bound is missed. Takes about an hour."""
+    machine = read_machine()
+    figures = measure(users, items, days, challengers)
+    conditions = (
+        f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_HOUR} visits an hour, {VISITS_PER_HOUR_IN_SALE:,} an hour "
+        f"in the {SALE_HOURS} after {CHANGED:.0%} of the users changed their taste; challengers meet {SHARE:.0%} of the users"
+    )
+    finish("simulated-shop", "A simulated shop", "python -m experiments.simulated_shop", conditions, figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.simulated_shop")

@@ -1,0 +1,211 @@
+"""Lists that nobody was shown, judged by logs whose draws are known, in worlds whose true value is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from live.exposures import Exposure, ExposureLog
+from repository.experiments import experiment_folder
+from serving.contract.tensors import OBSERVE
+from serving.stages.live.models import Observe
+from tests.unit.live.shops import repository_with_kinds
+from tests.unit.trials.logs import events, exposures
+from trials.__main__ import app
+from trials.interleaving import draft_teams
+from trials.off_policy import TrialError
+from trials.unseen import pair_answers, read_lists
+
+USERS = 6_000
+LOOKED_AT = np.array([1.0, 0.6, 0.4, 0.3])  # share of users who look at a place
+LIKED = np.array([np.nan, 0.1, 0.6, 0.05, 0.5])  # click rate of each item that is looked at
+
+
+def click_each(items: list[int], draws: np.ndarray) -> np.ndarray:
+    """Places do not influence each other."""
+    return draws < LIKED[items] * LOOKED_AT[: len(items)]
+
+
+def click_first(items: list[int], draws: np.ndarray) -> np.ndarray:
+    """Users read from the top and leave with the first click."""
+    clicks = draws < LIKED[items]
+    return clicks & (clicks.cumsum() == 1)
+
+
+def paired(lists, chances, judged, clicks_of, seed=0, **settings):
+    """Pair logged lists of one user each with one judged list. clicks_of: (items, draws in 0 … 1 by place) -> clicks"""
+    generator = np.random.default_rng(seed)
+    rows = [
+        {"request_id": str(user), "user_id": user, "item_ids": items, "propensities": known}
+        for user, (items, known) in enumerate(zip(lists, chances, strict=True))
+    ]
+    clicked = [
+        (str(user), item, False, np.nan, 1)
+        for user, items in enumerate(lists)
+        for item, clicked in zip(items, clicks_of(items, generator.random(len(items))), strict=True)
+        if clicked
+    ]
+    by_request = {str(user): judged for user in range(len(lists))}
+    return pair_answers(exposures(*rows), events(*clicked), by_request, **settings)
+
+
+def draft_lists(champion: list[int], challenger: list[int]):
+    drafted = [draft_teams(np.array(champion), np.array(challenger), str(user)) for user in range(USERS)]
+    return [items.tolist() for items, _, _ in drafted], [chances.tolist() for _, _, chances in drafted]
+
+
+def draw_each(champion: list[int], challenger: list[int]):
+    """Every place is drawn for itself, with other probabilities than those of coins."""
+    drawn = np.random.default_rng(2).random((USERS, len(champion))) < 0.3
+    return np.where(drawn, challenger, champion).tolist(), np.where(drawn, 0.3, 0.7).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "draw", "generations", "judged", "clicks_of"),
+    [
+        ("independent", draw_each, ([1, 3], [2, 4]), [2, 4], click_each),
+        ("cascade", draw_each, ([1, 3], [2, 4]), [2, 3], click_first),
+        ("cascade", draft_lists, ([1, 2, 3, 4], [2, 1, 4, 3]), [2, 1, 4, 3], click_each),
+        ("cascade", draft_lists, ([1, 2, 3, 4], [2, 1, 4, 3]), [2, 1, 4, 3], click_first),
+        ("standard", draft_lists, ([1, 2, 3, 4], [2, 1, 4, 3]), [2, 1, 3, 4], click_first),
+    ],
+)
+def test_lists_are_judged_by_those_that_draws_mixed(kind, draw, generations, judged, clicks_of):
+    draws = np.random.default_rng(1).random((20_000, len(judged)))
+    truth = np.mean([clicks_of(judged, row).sum() for row in draws])
+    answers = paired(*draw(*generations), judged, clicks_of)
+    estimate, support = answers.estimate(kind)
+    assert estimate.low <= truth <= estimate.high
+    assert estimate.high - estimate.low < 0.2 * truth
+    assert support.value == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_estimate_is_not_what_the_shown_lists_earned():
+    draws = np.random.default_rng(1).integers(1, 5, USERS)
+    answers = paired([[int(item)] for item in draws], [[0.25]] * USERS, [2], lambda items, draws: draws < LIKED[items])
+    estimate, _ = answers.estimate("independent")
+    assert estimate.low <= LIKED[2] <= estimate.high
+    assert answers.estimate_shown().high < estimate.low
+    assert 0.2 * USERS < estimate.effective_samples < 0.3 * USERS
+
+
+def test_places_that_were_certain_say_nothing_of_other_items():
+    """What was shown is known there; with what other items would have earned, nothing is."""
+    logged = [[1, 2, 3, 4]] * 1_000, [[1.0] * 4] * 1_000
+    judged = [1, 2, 4, 3]
+    with pytest.raises(TrialError, match=r"could have shown 50% of the judged items .* expected 95% or more"):
+        paired(*logged, judged, click_each).estimate("independent")
+    with pytest.raises(TrialError, match="could have shown 0% of the judged items"):
+        paired(*logged, judged, click_each).estimate("standard")
+    top = paired(*logged, judged, click_each, places=2)
+    estimate, support = top.estimate("standard")
+    assert estimate.value == top.estimate_shown().value
+    assert support.value == 1.0
+
+
+def test_draws_that_could_not_show_the_judged_item_are_no_support():
+    """Half of the lists could have shown item 2 in the second place, by a draw; the others draw between 3 and 4."""
+    drawn = np.random.default_rng(3).integers(2, size=4_000)
+    lists = [[1, 2 + int(coin)] if user % 2 else [1, 3 + int(coin)] for user, coin in enumerate(drawn)]
+    with pytest.raises(TrialError, match=r"could have shown 7[3-7]% of the judged items"):
+        paired(lists, [[1.0, 0.5]] * 4_000, [1, 2], lambda items, draws: draws < 0.1).estimate("cascade")
+
+
+@pytest.mark.parametrize("unknown", [None, [None, None]])
+def test_places_whose_probability_is_not_known_say_nothing(unknown):
+    answers = paired([[1, 2]] * 1_000, [unknown] * 1_000, [1, 2], lambda items, draws: draws < 0.1)
+    with pytest.raises(TrialError, match="could have shown 0% of the judged items"):
+        answers.estimate("independent")
+
+
+def test_a_user_is_one_sample_however_many_answers_are_logged():
+    rows = [
+        {"request_id": str(row), "user_id": None if row < 200 else row % 50, "item_ids": [1], "propensities": [1.0]}
+        for row in range(10_000)
+    ]
+    lists = {str(row): [1] for row in range(10_000)}
+    answers = pair_answers(exposures(*rows), [], lists)
+    assert len(np.unique(answers.users)) == 250
+    with pytest.raises(TrialError, match="worth 52 decisions"):
+        answers.estimate("standard")
+
+
+def test_shown_answers_without_a_judged_list_are_left_out():
+    rows = exposures({"request_id": "a", "item_ids": [1]}, {"request_id": "b", "item_ids": [1], "arm": "shadow"})
+    with pytest.raises(TrialError, match="No shown answer belongs to a request of the judged ones"):
+        pair_answers(rows, [], {"b": [1]})
+
+
+def test_a_line_that_is_no_answer_is_named(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"request_id": "a", "item_ids": [3, 1]}\n{"item_ids": [3]}\n')
+    with pytest.raises(TrialError, match=r"answers\.jsonl: line 2 is .*; expected an answer like"):
+        read_lists(path)
+
+
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    """A shop that showed items 1, 2, 3 to 400 users, half of whom bought item 1; the shadow had 2 and 3 the other way."""
+    repo = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
+    users = np.arange(0, 400, 2)
+    observe = Observe.load(repo / OBSERVE / "1")
+    given = {"user_id": users, "item_id": np.ones(200), "request_id": [f"r{user}".encode() for user in users]}
+    given |= {"value": np.full(200, 3.0)}
+    observe(
+        {
+            tensor.name: np.array(given[tensor.name], tensor.numpy_dtype)[:, None]
+            if tensor.name in given
+            else tensor.filled(len(users))
+            for tensor in observe.info.spec.inputs
+        }
+    )
+    observe.close()
+    log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    for user in range(400):
+        log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [1.0] * 3, [], "e", "champion", propensities=[1.0] * 3))
+        log.add(Exposure(f"r{user}", now_ms, user, 2, [1, 3, 2], [1.0] * 3, [], "e", "shadow", propensities=[1.0] * 3))
+    log.close()
+    return repo
+
+
+def judge(repo: Path, *arguments: str) -> str:
+    invoked = ["off-policy", *arguments, "--repo", str(repo)]
+    return CliRunner().invoke(app, invoked, env={"COLUMNS": "200"}, catch_exceptions=False).stdout
+
+
+def test_the_command_judges_a_shadow_as_far_as_it_agrees(repo):
+    with pytest.raises(TrialError, match="could have shown 33% of the judged items"):
+        judge(repo, "--generation", "2")
+    told = json.loads(judge(repo, "--generation", "2", "--places", "1", "--reward", "revenue", "--json"))
+    assert told["shown"]["value"] == 1.5
+    assert set(told["estimates"]) == {"standard", "independent", "cascade"}
+    assert told["estimates"]["cascade"]["value"] == 1.5
+    assert told["estimates"]["cascade"]["support"] == 1.0
+    assert told["refused"] == {}
+    with pytest.raises(TrialError, match="No answer of generation 7 as a shadow is logged"):
+        judge(repo, "--generation", "7")
+
+
+def test_the_command_judges_recorded_answers(repo, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps({"request_id": f"r{user}", "item_ids": [1, 2, 3]}) + "\n" for user in range(400)))
+    table = judge(repo, "--answers", str(path))
+    assert all(part in table for part in ("clicks an answer", "as shown", "cascade", "0.5", "100.0%"))
+    with pytest.raises(TrialError, match="expected --generation or --answers, one of them"):
+        judge(repo, "--answers", str(path), "--generation", "2")
+
+
+def test_estimators_that_ask_too_much_are_told_apart(repo, tmp_path):
+    """One item more leaves the other places alone, but makes some lists ones that were never shown."""
+    path = tmp_path / "answers.jsonl"
+    lists = {f"r{user}": [1, 2, 3] if user >= 40 else [1, 2, 4] for user in range(400)}
+    path.write_text("".join(json.dumps({"request_id": name, "item_ids": items}) + "\n" for name, items in lists.items()))
+    table = judge(repo, "--answers", str(path))
+    assert "independent" in table
+    assert "standard: The log could have shown 90% of the judged items" in table

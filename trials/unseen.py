@@ -1,0 +1,117 @@
+"""Judge a generation that users did not see: what its lists would have earned, by what others earned on the same requests.
+
+A shown item counts where the generation has the same one at the same place, with 1 / the probability that it was shown there
+(`propensities` of live/exposures.py). Places whose probability is not known count nothing. A probability is that of an item
+given those before it, so the mean weight of a place is the share of answers in which the generation's item could have been
+shown: its support. What is below it adds nothing to the estimate, so without support there is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from serving.contract.tensors import PAD_ID
+from serving.live.events import EventBatch
+from serving.live.experiment import SHADOW_ARM
+from trials.feedback import join_feedback, pad_rows
+from trials.off_policy import Estimate, SlateKind, TrialError, estimate_slate, importance_weights, weigh_positions
+
+Lists = Mapping[str, list[int]]  # request id -> item ids, best first
+Reward = Literal["clicks", "conversions", "revenue"]
+LEAST_SUPPORT = 0.95
+
+
+@dataclass(frozen=True)
+class PairedAnswers:
+    """Shown answers to requests whose judged list is known.
+
+    rewards: float64 [answers, places], of the shown items; weights: float64 [answers, places], of the judged ones
+    users: int64 [answers], 0 … n - 1; answers of nobody in particular are a user each
+    """
+
+    rewards: np.ndarray
+    weights: np.ndarray
+    users: np.ndarray
+
+    def estimate_shown(self) -> Estimate:
+        """Return what the shown lists earned. Raises TrialError for too few users."""
+        return estimate_slate(self.rewards, np.ones_like(self.weights), "independent", self.users)
+
+    def estimate(self, kind: SlateKind) -> tuple[Estimate, Estimate]:
+        """Return what the judged lists would have earned, and its support. Raises TrialError if the log cannot tell."""
+        weights, certain = weigh_positions(self.weights, kind), np.ones_like(self.weights)
+        support = estimate_slate(weights / weights.shape[1], certain, "independent", self.users)
+        if support.value < LEAST_SUPPORT and support.high < 1:
+            raise TrialError(
+                f"The log could have shown {support.value:.0%} of the judged items at their places, and says nothing of the "
+                f"others; expected {LEAST_SUPPORT:.0%} or more. Judge fewer places (--places), or let some users see them "
+                "(python -m server experiment start)."
+            )
+        return estimate_slate(self.rewards, self.weights, kind, self.users), support
+
+
+def shadow_lists(exposures: pa.Table, generation: int) -> dict[str, list[int]]:
+    """Return what a generation answered as a shadow. Raises TrialError for one that never was."""
+    shadows = exposures.filter((pa.compute.field("arm") == SHADOW_ARM) & (pa.compute.field("generation") == generation))
+    if not len(shadows):
+        raise TrialError(
+            f"No answer of generation {generation} as a shadow is logged. Start an experiment with --mode shadow, or name a "
+            "file of its answers with --answers."
+        )
+    return dict(zip(shadows["request_id"].to_pylist(), shadows["item_ids"].to_pylist(), strict=True))
+
+
+def read_lists(path: Path) -> dict[str, list[int]]:
+    """Read recorded answers: JSON Lines with request_id and item_ids. Raises TrialError for another line."""
+    lists = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            answer = json.loads(line)
+            lists[str(answer["request_id"])] = [int(item) for item in answer["item_ids"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise TrialError(
+                f'{path}: line {number} is {line[:80]!r}; expected an answer like {{"request_id": "…", "item_ids": [3, 1, 2]}}.'
+            ) from error
+    return lists
+
+
+def pair_answers(
+    exposures: pa.Table,
+    log: Iterable[tuple[np.ndarray, EventBatch]],
+    judged: Lists,
+    reward: Reward = "clicks",
+    places: int | None = None,
+) -> PairedAnswers:
+    """Pair shown answers with the judged lists of their requests.
+
+    exposures, log: as of trials/feedback.py; places: from the top, None for all. Raises TrialError where no request has both.
+    """
+    pairs = zip(exposures["request_id"].to_pylist(), exposures["arm"].to_pylist(), strict=True)
+    shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
+    if not len(shown):
+        raise TrialError("No shown answer belongs to a request of the judged ones. Their request ids are those of the log.")
+    feedback = join_feedback(shown, log)
+    lists = [judged[request_id] for request_id in shown["request_id"].to_pylist()]
+    width = max(feedback.item_ids.shape[1], *map(len, lists))
+    judged_ids = pad_rows(lists, width, PAD_ID, np.int64)
+    shown_ids = pad_rows(shown["item_ids"].to_pylist(), width, PAD_ID, np.int64)
+    chances = [chances or [None] * width for chances in shown["propensities"].to_pylist()]  # older versions logged none
+    propensities = pad_rows([[chance or np.nan for chance in row] for row in chances], width, 1.0, np.float64)
+    known = np.isfinite(propensities)
+    weights = importance_weights((known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0))
+    earned = np.asarray(getattr(feedback, reward), np.float64)
+    rewards = np.pad(earned, ((0, 0), (0, width - earned.shape[1])))
+    return PairedAnswers(rewards[:, :places], weights[:, :places], _number_users(shown["user_id"].to_pylist()))
+
+
+def _number_users(user_ids: list[int | None]) -> np.ndarray:
+    numbers: dict[object, int] = {}
+    keys = (("answer", row) if user_id is None else user_id for row, user_id in enumerate(user_ids))
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
