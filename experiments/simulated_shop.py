@@ -314,8 +314,8 @@ def main(
     machine = read_machine()
     figures = measure(users, items, days, challengers)
     conditions = (
-        f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_HOUR} visits an hour, {VISITS_PER_HOUR_IN_SALE:,} an hour "
-        f"in the {SALE_HOURS} after {CHANGED:.0%} of the users changed their taste; challengers meet {SHARE:.0%} of the users"
+        f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_HOUR} visits an hour, {VISITS_PER_HOUR_IN_SALE:,} "
+        f"in each of the {SALE_HOURS} after {CHANGED:.0%} of the users changed their taste; challengers meet {SHARE:.0%}"
     )
     finish("simulated-shop", "A simulated shop", "python -m experiments.simulated_shop", conditions, figures, results, machine)
 

@@ -136,7 +136,8 @@ class ExposureLog:
                 log.warning("%d exposures cannot be written and stay in memory: %s", len(self._rows), error)
 
     def _write(self, rows: list[Exposure]) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.folder.parent, self.folder):  # the live store refuses a folder that others can read
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.folder / f"exposures-{int(self._now() * 1_000):013d}-{os.getpid()}-{self._files}.parquet"
         write_table(path, pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA))
         self._files += 1

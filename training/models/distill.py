@@ -34,7 +34,7 @@ Shares = Callable[[Requests], np.ndarray]
 """N requests -> what teachers give each candidate of their lists, float32 [N, C], 0 at padding."""
 
 # The teacher's shares have its blend of retrieval in them.
-STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, epochs=30, blends=(0.0,))
+STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, epochs=15, blends=(0.0,))
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ def test_answers_of_an_experiment_are_kept_whatever_the_share(tmp_path):
     assert (row["request_id"], row["arm"], row["latency_ms"]) == ("r1", "challenger", 4.5)
 
 
+def test_the_folder_that_it_makes_is_closed_to_others(tmp_path):
+    write(tmp_path / "shop.live", [ANSWER])
+    assert [(tmp_path / "shop.live" / name).stat().st_mode & 0o777 for name in ("", "exposures")] == [0o700, 0o700]
+
+
 def test_a_share_of_the_requests_is_kept_whole(tmp_path):
     rows = answers(2_000)
     write(tmp_path / "a", rows, share=0.25)
