@@ -35,7 +35,7 @@ from serving.live.feast_views import (
 )
 from serving.live.offsets import KAFKA
 from serving.live.reader import Reader
-from serving.live.redis_state import Entity, Position, RedisState, place_field
+from serving.live.redis_state import Entity, Position, RedisState, offset_field
 from serving.live.store import Progress
 from serving.live.transitions import apply_to_items, apply_to_users
 from serving.live.writer import Writer
@@ -178,7 +178,7 @@ class Sharer:
         for row, pairs, time_ms in zip(changed.tolist(), features, times_ms.tolist(), strict=True):
             own = new.take(new_rows == row)
             ends = [
-                (place_field(new.sources[number]), own.places[own.source == number].max()) for number in np.unique(own.source)
+                (offset_field(new.sources[number]), own.places[own.source == number].max()) for number in np.unique(own.source)
             ]
             places = [(name, str(end).encode()) for name, end in ends]
             fields.append([*pairs, *places, (view.time_field, encode_time(time_ms))])
@@ -210,5 +210,5 @@ class Sharer:
 
 def new_events(events: SharedEvents, rows: np.ndarray, entities: Sequence[Entity]) -> np.ndarray:
     """Return which events their entities do not have yet, bool [N]. rows: int64 [N] entity of each event"""
-    known = np.array([entity.places for entity in entities], np.int64).reshape(len(entities), len(events.sources))
+    known = np.array([entity.offsets for entity in entities], np.int64).reshape(len(entities), len(events.sources))
     return events.places > known[rows, events.source]

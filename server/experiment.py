@@ -16,7 +16,7 @@ from server.state import ServerState
 from serving.contract.errors import ConfigError, ServerError
 from serving.live.experiment import Experiment, Mode, read_experiment
 
-app = typer.Typer(help="Serve two generations at once, and say who is answered by which.", no_args_is_help=True)
+app = typer.Typer(help="Serve two generations at once, and set which share of the users each answers.", no_args_is_help=True)
 
 Repo = Annotated[Path, typer.Option(help="model repository")]
 DEFAULT = Path("model_repository")
@@ -32,7 +32,7 @@ def start(
     repo: Repo = DEFAULT,
 ) -> None:
     """Load a challenger beside the champion on every running server of a repository, and let a share of the users meet it."""
-    servers = servers_of(repo)
+    servers = find_servers(repo)
     for state in servers:
         champion = load_challenger(state.grpc_url, state.repo, challenger)
     start_experiment(repo, Experiment(name, champion, challenger, share, mode))
@@ -69,12 +69,12 @@ def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo:
         raise ConfigError(f"No experiment was started on {repo}, so there is none to stop.")
     if experiment.runs:
         end_experiment(repo, reason)
-    unloaded = [unload_challenger(state.grpc_url, state.repo) for state in servers_of(repo)]
+    unloaded = [unload_challenger(state.grpc_url, state.repo) for state in find_servers(repo)]
     gone = "unloaded" if any(unloaded) else "not loaded"
     typer.echo(f"experiment {experiment.name} is over: generation {experiment.challenger} is {gone}")
 
 
-def servers_of(repo: Path) -> list[ServerState]:
+def find_servers(repo: Path) -> list[ServerState]:
     """Return the running servers of a repository. Raises ServerError when there is none."""
     states = [state for state in running_servers(RUN_DIR) if state.repo == repo.resolve()]
     if not states:

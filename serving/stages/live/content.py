@@ -107,7 +107,7 @@ class Content:
         tokens, starts = np.unique(self.tokens[order], return_index=True)
         return dict(zip(tokens.tolist(), np.split(owners[order], starts[1:]), strict=True))
 
-    def most_alike(self, columns: Mapping[str, object], count: int) -> np.ndarray:
+    def find_most_alike(self, columns: Mapping[str, object], count: int) -> np.ndarray:
         """Return int64 [count or fewer] positions of the items that share the rarest tokens, the most alike first.
 
         An item that shares nothing with any other is like items spread evenly over the catalogue.
@@ -115,7 +115,7 @@ class Content:
         return self.most_alike_by_tokens(tokens_of(columns), count)
 
     def most_alike_by_tokens(self, tokens: Iterable[int], count: int) -> np.ndarray:
-        """Return `most_alike` of an item with these tokens."""
+        """Return `find_most_alike` of an item with these tokens."""
         n_items = len(self.offsets) - 1
         shared = np.zeros(n_items)
         for token in tokens:
