@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from server.health import describe_lacks, local_client, model_states
+from server.health import describe_unready, local_client, model_states
 from server.log import explain_end
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState
@@ -42,13 +42,13 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
     except ServerError:  # not started here: only its answer shows whether it is ready
         states = {}
     if states is None:
-        return Condition(describe_lacks(None))
+        return Condition(describe_unready(None))
     facts = _facts(states)
     if state is not None and (lost := count_lost_stubs(state.pid)):
         return Condition(
             f"{lost} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail", facts
         )
-    if states and (lacks := describe_lacks(states)):
+    if states and (lacks := describe_unready(states)):
         return Condition(lacks, facts)
     started = time.monotonic()
     try:

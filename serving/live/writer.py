@@ -363,8 +363,8 @@ class Writer:
                 yield txn
         except lmdb.MapFullError as error:
             raise DependencyError(
-                f"The live store in {self.store.folder} is full at {self.settings.store_bytes >> 20} MB. "
-                "Raise [live] store_bytes, or archive the log with `python -m serving.live compact`."
+                f"The live store in {self.store.folder} is full at {self.settings.store_bytes >> 20} MiB. "
+                "Raise [live] store_bytes, or archive the log with `python -m live compact`."
             ) from error
         except lmdb.Error as error:
             raise DependencyError(

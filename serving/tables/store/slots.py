@@ -26,7 +26,7 @@ from serving.tables.store import hits
 from serving.tables.store.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES, MIX, NO_KEY, THIRTY_TWO, WAYS
 from serving.tables.store.marks import Marks
 from serving.tables.store.memory import PrivateBlock, Sections, SharedBlock
-from serving.tables.store.placing import place
+from serving.tables.store.placing import choose_slots
 from serving.tables.store.row_formats import RowCodec
 
 READ_ATTEMPTS = 40  # for rows that are being written
@@ -340,7 +340,7 @@ class CachedTable(SlotTable):
         sets = self._hash_to_sets(keys[wanted])
         order = np.argsort(sets, kind="stable")
         placed, slots = np.empty_like(order), np.empty_like(order)
-        count = place(sets[order], self._uses, self._marks.empty, placed, slots)
+        count = choose_slots(sets[order], self._uses, self._marks.empty, placed, slots)
         slots = slots[:count]
         self._uses.reshape(-1, WAYS)[slots[-self._insertions % HALVE_EVERY :: HALVE_EVERY] // WAYS] >>= 1
         self._insertions += count
