@@ -101,7 +101,7 @@ class IntegerVocabulary:
         """Open the files. Raises ArtifactError when one is missing or broken, or they disagree."""
         keys = open_checked_array(folder, f"{name}.keys", "int64", None)
         if (keys[1:] <= keys[:-1]).any():
-            raise ArtifactError(f"{folder / name}.keys.npy does not rise; expected keys in ascending order. {REMEDY}")
+            raise ArtifactError(f"{folder / name}.keys.npy is not ascending; expected keys in ascending order. {REMEDY}")
         return cls(keys, open_checked_array(folder, f"{name}.rows", "int64", len(keys)))
 
 

@@ -181,7 +181,7 @@ def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, config, in
     publisher.flush()
     with updating(config):
         until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all())
-    assert "it was made again" in caplog.text
+    assert "the topic was created again" in caplog.text
 
 
 def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker, config, instances, monkeypatch):
