@@ -85,9 +85,9 @@ def start(
         if gateway_port:
             state = _start_gateway(state, gateway_port, gateway_config, gateway_optional)
         if not unsupervised and not foreground:
-            watch.start_beside(state, RUN_DIR)
+            watch.start_supervisor(state, RUN_DIR)
     if foreground:
-        watch.become(state, RUN_DIR)
+        watch.become_supervisor(state, RUN_DIR)
 
 
 def _start_gateway(state: ServerState, port: int, config: Path | None, optional: bool) -> ServerState:
@@ -189,7 +189,7 @@ def diagnose(grpc_port: GrpcPort = 8001) -> None:
     typer.echo(f"server at {url}: {ended}{condition}" + (f". {_describe_restart(state)}" if state else ""))
     if log:
         typer.echo(f"log {log_path}: {explain(log)}")
-    for line in watch.last_words(RUN_DIR, grpc_port):
+    for line in watch.read_last_lines(RUN_DIR, grpc_port):
         typer.echo(f"supervisor: {line}")
     raise typer.Exit(1)
 

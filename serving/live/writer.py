@@ -26,7 +26,7 @@ import numpy as np
 
 from serving.contract.errors import ConfigError, DependencyError
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, USER_EVICTED, EventBatch, Flags, pack, unpack
-from serving.live.eviction import apply_evictions, evictions, unchanged
+from serving.live.eviction import apply_evictions, find_unchanged, make_evictions
 from serving.live.layout import Layout
 from serving.live.store import (
     COUNTERS,
@@ -139,9 +139,9 @@ class Writer:
     def evict(self, user_ids: np.ndarray, received_ms: np.ndarray) -> int:
         """Forget those of the users, int64 [N], who have had no event since `received_ms`, int64 [N]. Return their number."""
         with self.transaction() as txn:
-            rows = unchanged(txn, self.store, self.layout, user_ids, received_ms)
+            rows = find_unchanged(txn, self.store, self.layout, user_ids, received_ms)
             if rows.any():
-                self.append_within(txn, evictions(user_ids[rows], self.now_ms()))
+                self.append_within(txn, make_evictions(user_ids[rows], self.now_ms()))
                 self.count(txn, {"evicted_users": int(rows.sum())})
         return int(rows.sum())
 
