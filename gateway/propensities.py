@@ -22,7 +22,7 @@ from serving.contract.artifacts import open_array, read_stage, stage_folder, sta
 from serving.contract.errors import RecommenderError
 from serving.contract.tensors import PAD_ID
 from serving.stages.rerank import RerankSettings
-from serving.stages.rules.applied import CURRENT_FILE, current_version
+from serving.stages.rules.applied import CURRENT_FILE, read_current_version
 from serving.stages.rules.applied import FOLDER as RULES_FOLDER
 from serving.stages.rules.config import CONFIG_FILE, RulesConfig
 
@@ -115,7 +115,7 @@ class Propensities:
     def _load(self, generation: int) -> DrawnPlaces | None:
         try:
             folder = stage_folder(self._repo, "rerank", generation)
-            applied = self._rules_folder / str(current_version(self._rules_folder)) / str(generation)
+            applied = self._rules_folder / str(read_current_version(self._rules_folder)) / str(generation)
             return DrawnPlaces.load(folder, RulesConfig.load((applied if applied.is_dir() else folder) / CONFIG_FILE))
         except RecommenderError as error:
             log.warning("propensities of generation %d are not known: %s", generation, error)

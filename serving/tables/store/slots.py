@@ -109,13 +109,13 @@ class SlotTable:
         """Read rows and check each slot's mark; rows that stay unsettled count as missing."""
         for _ in range(READ_ATTEMPTS):
             slots, absent = self._find(keys)
-            before = self._marks.words_of(slots)
+            before = self._marks.read_words(slots)
             has_row, stored = (
                 self._owned(slots, keys) & ~self._marks.is_empty(slots),
                 self._rows.take(slots, axis=0, mode="clip"),
             )
-            being_written = self._marks.being_written(before, slots) & (slots >= 0)
-            unsettled = being_written | (self._marks.words_of(slots) != before) & (
+            being_written = self._marks.is_being_written(before, slots) & (slots >= 0)
+            unsettled = being_written | (self._marks.read_words(slots) != before) & (
                 slots >= 0
             )  # this slot, or another one in its word of eight marks
             trusted = has_row & ~unsettled if absent is None else has_row & ~unsettled & ~absent

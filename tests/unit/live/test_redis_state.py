@@ -188,7 +188,7 @@ def test_an_event_from_kafka_that_all_machines_read_counts_once(tmp_path, state,
     with machine(tmp_path / "a", redis.address) as one, machine(tmp_path / "b", redis.address) as other:
         for host in (one, other):
             consumer: EventConsumer = consumer_of(host.writer)
-            consumer.take_in(messages)
+            consumer.append_messages(messages)
             host.writer.append(purchase(1, 50))
             host.share_all()
         (entity,) = state.read(users_view(Layout()), np.array([1]))
