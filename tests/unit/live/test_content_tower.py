@@ -12,7 +12,7 @@ from serving.contract.tensors import UPSERT
 from serving.live.reader import Reader
 from serving.live.store import live_folder
 from serving.pipeline import Pipeline
-from serving.stages.live.content import Content, tokens_of
+from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.models import Upsert
 from tests.unit.live.shops import repository_with_kinds
@@ -62,7 +62,7 @@ def test_no_tower_is_served_where_the_items_most_alike_are_nearer():
 def test_a_new_items_vectors_are_those_of_the_tower(tmp_path):
     repository = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
     columns = {"title": "game number 7", "kind": "game", "category": "game"}
-    tokens = np.array(sorted(tokens_of(columns))[:2])
+    tokens = np.array(sorted(compute_tokens(columns))[:2])
     width = np.load(stage_folder(repository, "retrieve", 1) / "item_vectors.npy").shape[1]
     weights = np.arange(3 * (2 * width - 1), dtype=np.float32).reshape(3, -1)
     upsert, reader = Upsert.load(repository / UPSERT / "1"), Reader(live_folder(repository))
