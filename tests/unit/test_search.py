@@ -213,7 +213,7 @@ def test_the_numpy_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, 
     [
         ("neighbours", lambda array: array.astype(np.int64), r"holds int64 \[301, 5\]; expected int32 \[any, any\]"),
         ("neighbour_weights", lambda array: array.astype(np.float16), "holds float16 .*; expected float32"),
-        ("neighbour_weights", np.asfortranarray, "holds float32 .*, not row by row; expected float32"),
+        ("neighbour_weights", np.asfortranarray, "holds float32 .*, not in C order; expected float32"),
     ],
 )
 def test_neighbours_of_another_form_are_refused(tmp_path, name, change, said):

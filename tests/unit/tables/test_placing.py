@@ -23,7 +23,7 @@ def test_rows_are_placed_as_by_numpy(sets, uses, empty):
     sets, uses, empty = np.array(sets, np.int64), np.array(uses, np.uint8), np.array(empty, np.uint8)
     placed, slots = np.empty_like(sets), np.empty_like(sets)
     count = choose_slots(sets, uses, empty, placed, slots)
-    expected_placed, expected_slots = hits_oracle.choose_slots(sets, uses, empty)
+    expected_placed, expected_slots = hits_oracle.place(sets, uses, empty)
     np.testing.assert_array_equal(placed[:count], expected_placed)
     np.testing.assert_array_equal(slots[:count], expected_slots)
 
