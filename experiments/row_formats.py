@@ -28,7 +28,7 @@ from serving.pipeline import Pipeline
 from serving.stages.rank import TABLES_FOLDER
 from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.leveled import LeveledTables
-from serving.tables.opening import in_memory
+from serving.tables.opening import plan_in_memory
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.table import l2_sections
 
@@ -85,7 +85,7 @@ def measure_quality(repository: Path, data: str) -> list[Figure]:
     dataset, pipeline = load_dataset(data), Pipeline.load(repository)
     problem = problem_of(dataset)
     refuse_nothing_to_find(dataset, problem)
-    config = in_memory(stage_folder(repository, "rank", pipeline.info.generation) / TABLES_FOLDER, "rank")
+    config = plan_in_memory(stage_folder(repository, "rank", pipeline.info.generation) / TABLES_FOLDER, "rank")
     qualities: dict[str, Quality] = {}
     for row_format in ROW_FORMATS:
         with open_with_rows(pipeline, with_format(config, row_format)) as served:

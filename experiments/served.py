@@ -73,7 +73,7 @@ def serve_with_gateway(
     try:
         state = gateway.follow(state, port, str(config), run_dir)
         if supervised:
-            watch.start_beside(state, run_dir)
+            watch.start_supervisor(state, run_dir)
         yield Served(repo.resolve(), run_dir, state.ports.grpc, port)
     finally:
         stop_server(state, run_dir)

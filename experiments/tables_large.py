@@ -205,7 +205,7 @@ def figures_of(side: Side, before: Counter[str], all_in_ram: Side, rows: int) ->
     if after.total() > KEYS * candidates_of(side.bench.site.repo):
         raise ServerError(f"{side.case}: {after.total():,.0f} rows were looked up, more than were drawn. Raise KEYS.")
     answers = {answer: count - before[answer] for answer, count in after.items()}
-    in_memory = (answers["l1"] + answers["l2"]) / sum(answers.values())
+    plan_in_memory = (answers["l1"] + answers["l2"]) / sum(answers.values())
     exact, name = side.case == WAITS, f"large: {side.case}"
     least, most = FROM_MEMORY if exact else (None, None)
     ratios = [
@@ -218,6 +218,6 @@ def figures_of(side: Side, before: Counter[str], all_in_ram: Side, rows: int) ->
     ]
     return [
         Figure(name=f"{name}, RAM over the rows' bytes", values=[round(side.read_ram_share(rows), 4)], at_most=RAM_SHARE),
-        Figure(name=f"{name}, rows from memory", values=[in_memory], at_least=least, at_most=most),
+        Figure(name=f"{name}, rows from memory", values=[plan_in_memory], at_least=least, at_most=most),
         *ratios,
     ]

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from export.merlin_settings import MerlinSettings
 from hps_config.description import Bytes
-from hps_config.toml_faults import refuse_unknown_keys, toml_faults, unknown_key
+from hps_config.toml_faults import describe_unknown_key, refuse_unknown_keys, toml_faults
 from repository.config import WARMUP_ROWS, Serving
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
@@ -234,7 +234,9 @@ def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Servin
     allowed = asdict(base)
     for key, value in changes.items():
         if key not in allowed:
-            raise ConfigError(f"{unknown_key(section, key, allowed)} A model's own are in [serving.rank] and the like.")
+            raise ConfigError(
+                f"{describe_unknown_key(section, key, allowed)} A model's own are in [serving.rank] and the like."
+            )
         if key == "preferred_batch_sizes":
             good = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
         else:

@@ -141,9 +141,9 @@ def create_app(
         """List what is bought with an item, then the items with the nearest vectors."""
         shop.refresh()
         wire_id = shop.item_id(item_id)
-        found = await asyncio.to_thread(shop.published.similar_items, wire_id, k)
+        found = await asyncio.to_thread(shop.published.find_similar_items, wire_id, k)
         items = [shop.describe_item(item.item_id) | {"score": item.score, "source": item.source} for item in found]
-        known = shop.published.position_of(wire_id) is not None
+        known = shop.published.find_position(wire_id) is not None
         return JsonResponse({"item": shop.describe_item(wire_id), "known": known, "items": items})
 
     @app.get("/v1/explain", response_model=schema.Explanation)

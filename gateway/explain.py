@@ -1,4 +1,4 @@
-"""Why an item is in a user's list, or why not: the pipeline of the generation, run once in this process and looked into.
+"""Explain why an item is in a user's list, or why not, by running the generation's pipeline in this process.
 
 trace ─▶ place and score after retrieve, rank, rerank, rules ─▶ the first stage that lost the item, and its reason
 """
@@ -24,12 +24,12 @@ from triton_recommender import InvalidRequest
 Arrays = dict[str, np.ndarray]
 
 TOGETHER = "bought_together"  # the term of the retrieval score that comes from the history's neighbours
-MOST_SPEAKERS = 5
+MOST_CONTRIBUTORS = 5
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an item is after a stage. rank: from 1, None where the stage did not keep it; of: how many it kept."""
+    """An item's place after a stage. rank: from 1, None where the stage did not keep it; of: number of items that it kept"""
 
     stage: str
     rank: int | None
@@ -38,25 +38,25 @@ class Place:
 
 
 class Explainer:
-    """Loads the pipeline of the generation that answers when it is first asked, and again when another one answers."""
+    """Explains by the pipeline of the generation that answers, which it loads on demand."""
 
     def __init__(self, shop: Shop) -> None:
         self._shop, self._lock = shop, threading.Lock()
         self._pipeline: Pipeline | None = None
 
     def explain(self, user_id: int, item_id: int, exclude: Sequence[int], context: Mapping[str, str]) -> dict[str, Any]:
-        """Return the explanation as JSON has it. Raises InvalidRequest, ArtifactError or RequestError."""
+        """Return the explanation as a JSON object. Raises InvalidRequest, ArtifactError or RequestError."""
         with self._lock:
-            pipeline = self._loaded()
-            inputs = tensors_of(pipeline, user_id, exclude, context)
+            pipeline = self._load_pipeline()
+            inputs = build_inputs(pipeline, user_id, exclude, context)
             trace = inputs | pipeline.trace(inputs)
-            return self._told(pipeline, trace, user_id, item_id)
+            return self._build_explanation(pipeline, trace, user_id, item_id)
 
     def describe_user(self, user_id: int) -> dict[str, Any]:
-        """Return what recommendations know of a user, as JSON has it."""
+        """Return what recommendations know of a user, as a JSON object."""
         with self._lock:
-            pipeline = self._loaded()
-            inputs = tensors_of(pipeline, user_id, (), {})
+            pipeline = self._load_pipeline()
+            inputs = build_inputs(pipeline, user_id, (), {})
             state, _, _ = pipeline.stages["preprocess"].inputs.read_state(inputs)
         seen = zip(state.history_ids[0].tolist(), state.history_times[0].tolist(), strict=True)
         history = [
@@ -64,13 +64,14 @@ class Explainer:
             for item_id, time in seen
             if item_id != PAD_ID
         ]
-        return self._user(user_id) | {"events": int(state.event_count[0]), "history": history}
+        return self._describe_user_id(user_id) | {"events": int(state.event_count[0]), "history": history}
 
     def close(self) -> None:
         if self._pipeline is not None:
             self._pipeline.close()
 
-    def _loaded(self) -> Pipeline:
+    def _load_pipeline(self) -> Pipeline:
+        """Return the pipeline of the generation that answers; load it if it is another one than before."""
         wanted = self._shop.published.generation
         if self._pipeline is None or self._pipeline.info.generation != wanted:
             self.close()
@@ -78,29 +79,29 @@ class Explainer:
             self._pipeline = Pipeline.load(self._shop.repo, wanted, self._shop.reader)
         return self._pipeline
 
-    def _user(self, user_id: int) -> dict[str, Any]:
+    def _describe_user_id(self, user_id: int) -> dict[str, Any]:
         catalogue = self._shop.published.catalogue
         names = {number: name for name, number in catalogue.user_names.items()}
         return {"user": names.get(user_id, user_id), "known": self._shop.knows_user(user_id)}
 
-    def _told(self, pipeline: Pipeline, trace: Arrays, user_id: int, item_id: int) -> dict[str, Any]:
+    def _build_explanation(self, pipeline: Pipeline, trace: Arrays, user_id: int, item_id: int) -> dict[str, Any]:
         places, rules = follow_item(pipeline, trace, item_id)
         position = int(pipeline.stages["retrieve"].items.positions(np.array([item_id]))[0])
-        source, speakers = who_speaks_for(pipeline, trace, position)
-        told = [self._shop.describe_item(speaker) | {"weight": weight} for speaker, weight in speakers]
-        return self._user(user_id) | {
+        source, contributors = find_sources(pipeline, trace, position)
+        because = [self._shop.describe_item(contributor) | {"weight": weight} for contributor, weight in contributors]
+        return self._describe_user_id(user_id) | {
             "item": self._shop.describe_item(item_id),
             "shown": places[-1].rank is not None,
-            "why": reason_of(pipeline, trace, item_id, position, places, rules),
+            "why": explain_place(pipeline, trace, item_id, position, places, rules),
             "generation": pipeline.info.generation,
             "places": [vars(place) for place in places],
             "rules": [move._asdict() for move in rules],
             "source": source,
-            "because": told,
+            "because": because,
         }
 
 
-def tensors_of(pipeline: Pipeline, user_id: int, exclude: Sequence[int], context: Mapping[str, str]) -> Arrays:
+def build_inputs(pipeline: Pipeline, user_id: int, exclude: Sequence[int], context: Mapping[str, str]) -> Arrays:
     """Return the inputs of one request, absent optional ones filled. Raises InvalidRequest."""
     known = {t.name: t for t in ensemble_spec(pipeline.specs).inputs}
     inputs = {name: tensor.filled(1) for name, tensor in known.items() if tensor.optional}
@@ -129,9 +130,9 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[P
     scores = np.where(listed, best.rank_scores[0] + np.float32(rerank.outputs.settings.trust) * correction[0], -np.inf)
     served = trace["item_ids"][0]
     places = [
-        place("retrieve", candidates, trace["retrieval_scores"][0], valid, item_id),
-        place("rank", candidates, trace["rank_scores"][0], valid, item_id),
-        place("rerank", best.ids[0], scores, listed, item_id),
+        locate_item("retrieve", candidates, trace["retrieval_scores"][0], valid, item_id),
+        locate_item("rank", candidates, trace["rank_scores"][0], valid, item_id),
+        locate_item("rerank", best.ids[0], scores, listed, item_id),
     ]
     rank = np.flatnonzero(served == item_id)
     shown = int(rank[0]) if len(rank) else None
@@ -146,8 +147,8 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[P
     return places, moves(int(column[0]))
 
 
-def place(stage: str, ids: np.ndarray, scores: np.ndarray, valid: np.ndarray, item_id: int) -> Place:
-    """ids, scores, valid: [n], of one request."""
+def locate_item(stage: str, ids: np.ndarray, scores: np.ndarray, valid: np.ndarray, item_id: int) -> Place:
+    """Return the place of an item in the order of scores. ids, scores, valid: [n], of one request"""
     order = np.argsort(-np.where(valid, scores, -np.inf), kind="stable")
     found = np.flatnonzero((ids[order] == item_id) & valid[order])
     if not len(found):
@@ -155,8 +156,8 @@ def place(stage: str, ids: np.ndarray, scores: np.ndarray, valid: np.ndarray, it
     return Place(stage, int(found[0]) + 1, int(valid.sum()), float(scores[order[found[0]]]))
 
 
-def who_speaks_for(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[list[str], list[tuple[int, float]]]:
-    """Return which sources propose an item, and the items of the history that are bought with it, with their weights."""
+def find_sources(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[list[str], list[tuple[int, float]]]:
+    """Return the sources that propose an item, and the items of the history that are bought with it, with their weights."""
     retrieve = pipeline.stages["retrieve"]
     n_published = len(retrieve.search.neighbours.positions) - 1
     if position >= n_published:
@@ -164,26 +165,28 @@ def who_speaks_for(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[li
     history = retrieve.items.positions(trace["history_ids"])
     weights, neighbours = recency_weights(history, retrieve.items.n_items)[0], retrieve.search.neighbours
     shares: dict[int, float] = {}
-    for place_in_history, speaker in enumerate(np.minimum(history[0], n_published).tolist()):
-        share = neighbours.weights[speaker][neighbours.positions[speaker] == position].sum() * weights[place_in_history]
+    for place_in_history, contributor in enumerate(np.minimum(history[0], n_published).tolist()):
+        share = neighbours.weights[contributor][neighbours.positions[contributor] == position].sum() * weights[place_in_history]
         if share > 0:
             shares[int(trace["history_ids"][0, place_in_history])] = float(share)
-    speakers = sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_SPEAKERS]
+    contributors = sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_CONTRIBUTORS]
     terms = retrieve.user_vectors(trace, history)[0] * retrieve.search.item_vectors[position]
-    spoken = {name: float(terms[columns].sum()) > 0 for name, columns in retrieve.sources.items()} | {TOGETHER: bool(speakers)}
-    return [source for source, speaks in spoken.items() if speaks], speakers
+    proposes = {name: float(terms[columns].sum()) > 0 for name, columns in retrieve.sources.items()} | {
+        TOGETHER: bool(contributors)
+    }
+    return [source for source, is_positive in proposes.items() if is_positive], contributors
 
 
-def reason_of(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, places: list[Place], rules: list) -> str:
-    """Return in a sentence why an item is where it is."""
+def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, places: list[Place], rules: list) -> str:
+    """Return a sentence that explains the place of an item."""
     retrieved, ranked, reranked, served = places
     if served.rank is not None:
         moved = [move.rule for move in rules if move.rank_before != move.rank_after]
         return f"It is shown at place {served.rank}" + (f"; moved by the rules: {', '.join(moved)}." if moved else ".")
     if retrieved.rank is None:
-        return why_no_candidate(pipeline, trace, item_id, position, retrieved)
+        return explain_no_candidate(pipeline, trace, item_id, position, retrieved)
     if reranked.rank is None:
-        return f"The ranker put it at place {ranked.rank}; only the first {reranked.of} go on to the re-ranker."
+        return f"The ranker put it at place {ranked.rank}; only the first {reranked.of} are passed to the re-ranker."
     dropped = [move.rule for move in rules if move.rank_before is not None and move.rank_after is None]
     if dropped:
         return f"A rule drops it: {dropped[0]}."
@@ -191,8 +194,8 @@ def reason_of(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, pl
     return f"It is at place {last} of the list, and the first {served.of} are shown."
 
 
-def why_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, retrieved: Place) -> str:
-    """Return in a sentence why `retrieve` did not propose an item."""
+def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, retrieved: Place) -> str:
+    """Return a sentence that explains why `retrieve` did not propose an item."""
     retrieve = pipeline.stages["retrieve"]
     if position >= retrieve.items.n_items:
         return f"Generation {pipeline.info.generation} does not know the item; the next export will."

@@ -1,11 +1,11 @@
-"""The probability with which items were shown at their places: 1 unless something is drawn, None where it cannot be known.
+"""Compute the probability of each item's place in an answer: 1 for a place without a random draw, None where it is unknown.
 
-Three things are drawn. Two of them are drawn in the server, from candidates that an answer does not hold, so the places that
-they may change have no known probability:
+There are three random draws. The server makes two of them, from candidates that are not in its answer, so the places that these
+may change have an unknown probability:
 
-    exploration (rules)       draws the last slots of the list from the items behind them
+    exploration (rules)       draws the last slots of the list from the next items of the list
     new_item_share ([live])   gives some lists a new item at one place
-    interleaving              a coin in each round: known exactly (trials/interleaving.py)
+    interleaving              tosses a coin in each round: known exactly (trials/interleaving.py)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serving.contract.artifacts import open_array, read_stage, stage_folder, sta
 from serving.contract.errors import RecommenderError
 from serving.contract.tensors import PAD_ID
 from serving.stages.rerank import RerankSettings
-from serving.stages.rules.applied import CURRENT_FILE, current_version
+from serving.stages.rules.applied import CURRENT_FILE, read_current_version
 from serving.stages.rules.applied import FOLDER as RULES_FOLDER
 from serving.stages.rules.config import CONFIG_FILE, RulesConfig
 
@@ -32,8 +32,9 @@ Stamp = tuple[int, int]  # of the file that names the applied rules
 
 
 class Draws(NamedTuple):
-    """Draws that made an answer. generations: whose lists it is made of; stamp: of the rules when it was asked for.
+    """The random draws behind an answer.
 
+    generations: those whose lists the answer is made of; stamp: that of the rules before the servers were asked
     drafted: probability of each item's place by the coins of interleaving, None for a list of one generation
     """
 
@@ -44,10 +45,10 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnPlaces:
-    """Places of a generation's list that are drawn, from 0 at the top. All places before them are certain.
+    """The places of a generation's list that random draws may change, counted from 0. All places before them are certain.
 
-    explored: the first that exploration may change; new_item: that of new items, None where none are given a chance
-    item_ids: int64 [n_items] ascending, that the generation was exported with
+    explored: the first place that exploration may change; new_item: the place of new items, None where they get none
+    item_ids: int64 [n_items] ascending, the catalogue of the export
     """
 
     explored: int
@@ -56,14 +57,14 @@ class DrawnPlaces:
 
     @classmethod
     def load(cls, folder: Path, rules: RulesConfig) -> DrawnPlaces:
-        """folder: of the stage `rerank`. Raises ArtifactError."""
+        """Read the places from the version folder of `rerank`. Raises ArtifactError."""
         info = read_stage(folder)
         settings, length = stage_settings(folder, info, RerankSettings), info.axes.items_returned
         pinned = {pin.slot for pin in rules.pinned}
         free = [place for place in range(min(settings.newcomer_place + 1, length)) if place not in pinned]
         new_item = free[-1] if free and settings.newcomer_share else None
         item_ids = open_array(folder, "item_ids")  # PAD_ID after the last
-        return cls(first_explored(rules, length), new_item, item_ids[: np.count_nonzero(item_ids != PAD_ID)])
+        return cls(find_first_explored(rules, length), new_item, item_ids[: np.count_nonzero(item_ids != PAD_ID)])
 
     def knows(self, item_ids: np.ndarray) -> bool:
         """Return whether the generation was exported with all of these items, int64 [n]."""
@@ -74,18 +75,17 @@ class DrawnPlaces:
 
 
 class Propensities:
-    """Tells the propensities of answers. store: folder of the live store; items: what it says of items"""
+    """Computes the propensities of answers. store: folder of the live store; items: its changed items"""
 
     def __init__(self, repo: Path, store: Path, items: LiveItems) -> None:
         self._repo, self._rules_folder, self._items = repo, store / RULES_FOLDER, items
         self._stamp: Stamp = (0, 0)
         self._drawn: dict[int, DrawnPlaces | None] = {}
-        self._checked: dict[
-            int, tuple[int, bool]
-        ] = {}  # generation -> changed items that were checked, and whether one was new
+        # generation -> number of changed items that were checked, and whether one of them was new
+        self._checked: dict[int, tuple[int, bool]] = {}
 
     def stamp(self) -> Stamp:
-        """Return which rules are applied now, to find out whether they are still the same when the answer has come."""
+        """Return a stamp of the rules that are applied now, to compare with the stamp after the answer."""
         try:
             facts = (self._rules_folder / CURRENT_FILE).stat()
         except FileNotFoundError:
@@ -106,7 +106,7 @@ class Propensities:
         if generation not in self._drawn:
             self._drawn[generation] = self._load(generation)
         drawn = self._drawn[generation]
-        if drawn is None or stamp != self.stamp():  # rules were applied meanwhile: which of them answered is not known
+        if drawn is None or stamp != self.stamp():  # the rules changed meanwhile: which of them made the answer is unknown
             return 0
         if drawn.new_item is None or not self._has_new_items(generation, drawn):
             return drawn.explored
@@ -115,14 +115,14 @@ class Propensities:
     def _load(self, generation: int) -> DrawnPlaces | None:
         try:
             folder = stage_folder(self._repo, "rerank", generation)
-            applied = self._rules_folder / str(current_version(self._rules_folder)) / str(generation)
+            applied = self._rules_folder / str(read_current_version(self._rules_folder)) / str(generation)
             return DrawnPlaces.load(folder, RulesConfig.load((applied if applied.is_dir() else folder) / CONFIG_FILE))
         except RecommenderError as error:
             log.warning("propensities of generation %d are not known: %s", generation, error)
             return None
 
     def _has_new_items(self, generation: int, drawn: DrawnPlaces) -> bool:
-        """Return whether the server may know items that the generation does not: after the answer, so that none is missed."""
+        """Return whether the server may know items that the generation does not. Call it after the answer, to miss none."""
         try:
             self._items.refresh()
         except RecommenderError:
@@ -133,8 +133,8 @@ class Propensities:
         return self._checked.get(generation, (0, False))[1]
 
 
-def first_explored(rules: RulesConfig, length: int) -> int:
-    """Return the first place of a list that exploration may change. length: of the list that the rules make."""
+def find_first_explored(rules: RulesConfig, length: int) -> int:
+    """Return the first place of a list that exploration may change. length: of the list after the rules"""
     if rules.exploration is None:
         return length
     moves_later_items_up = any(

@@ -1,8 +1,8 @@
-"""What a gateway reads of a published generation and of the live store: titles, popular items, who is known, what is alike.
+"""Read what a gateway needs of a generation and of the live store: titles, popular items, known users, similar items.
 
 <recommend>/<g>/{item_ids.npy, item_titles.json, popular.json, …}      as triton_recommender.Catalogue reads them
 <preprocess>/<g>/store/user_ids.npy                                    int64 [U] ascending
-<retrieve>/<g>/{item_vectors, neighbours, neighbour_weights, available}.npy, mapped, and read when they are asked for
+<retrieve>/<g>/{item_vectors, neighbours, neighbour_weights, available}.npy, mapped, and read on demand
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOGETHER, ALIKE = "bought_together", "similar_vectors"
 
 
 class SimilarItem(NamedTuple):
-    """score: weight of being bought together, or cosine of the vectors: two scales, by `source`."""
+    """An item like another one. score: weight of being bought together, or cosine of the vectors, as `source` says"""
 
     item_id: int
     score: float
@@ -51,7 +51,7 @@ class Published:
 
     @classmethod
     def load(cls, repo: Path, generation: int) -> Published:
-        """Raises ArtifactError or CatalogueError."""
+        """Read a generation. Raises ArtifactError or CatalogueError."""
         preprocess = stage_folder(repo, STAGES[0], generation)
         retrieve = stage_folder(repo, STAGES[1], generation)
         path = repo / ENSEMBLE / str(generation) / POPULAR_FILE
@@ -73,26 +73,28 @@ class Published:
     def generation(self) -> int:
         return self.info.generation
 
-    def popular_in(self, context: Mapping[str, str]) -> Iterable[int]:
-        """Return the popular items of the first context value that has any, then those over all."""
+    def list_popular(self, context: Mapping[str, str]) -> Iterable[int]:
+        """Return the popular items of the first context value that has a list, then those of the whole shop."""
         lists = (self.popular_by_context.get(column, {}).get(value) for column, value in context.items())
         first = next(filter(None, lists), ())
         return dict.fromkeys((*first, *self.popular)) if first else self.popular
 
     def knows_user(self, user_id: int) -> bool:
+        """Return whether the exported log has events of a user."""
         place = int(np.searchsorted(self.user_ids, user_id))
         return place < len(self.user_ids) and int(self.user_ids[place]) == user_id
 
-    def position_of(self, item_id: int) -> int | None:
+    def find_position(self, item_id: int) -> int | None:
+        """Return the position of an item in the catalogue, None for an unknown one."""
         place = int(np.searchsorted(self.item_ids, item_id))
         return place if place < len(self.item_ids) and int(self.item_ids[place]) == item_id else None
 
-    def similar_items(self, item_id: int, count: int) -> list[SimilarItem]:
+    def find_similar_items(self, item_id: int, count: int) -> list[SimilarItem]:
         """Return what is bought with an item, strongest first, then the items of the nearest vectors.
 
         Empty for an item that this generation does not know. Raises ArtifactError.
         """
-        position = self.position_of(item_id)
+        position = self.find_position(item_id)
         if position is None:
             return []
         available = open_array(self.retrieve_folder, "available")
@@ -103,13 +105,17 @@ class Published:
         for other, cosine in self._nearest(position, count + len(found) + 1):
             found.setdefault(other, (cosine, ALIKE))
         found.pop(position, None)
-        served = [(other, *told) for other, told in found.items() if other < len(self.item_ids) and available[other]]
+        served = [
+            (other, *score_and_source)
+            for other, score_and_source in found.items()
+            if other < len(self.item_ids) and available[other]
+        ]
         return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served[:count]]
 
     def _nearest(self, position: int, count: int) -> list[tuple[int, float]]:
         """Return the positions of the items with the nearest vectors, and their cosines.
 
-        The last dimension is left out: it is an item's own appeal, and says nothing about what the item is like.
+        The last dimension is left out: it is the item's popularity, which says nothing about what the item is like.
         """
         vectors = open_array(self.retrieve_folder, "item_vectors")[:, :-1]
         lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
@@ -120,9 +126,9 @@ class Published:
 
 
 class LiveItems:
-    """Changes of items by `upsert`: titles, and which are unavailable. Reads only what is new since the last look.
+    """Items that `upsert` changed: their titles, and which are unavailable. Reads only what is new since the last call.
 
-    changed: ids of all of them, also of new items
+    changed: ids of all changed items, also of new ones
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -132,7 +138,7 @@ class LiveItems:
         self._reader, self._sequence = reader, 0
 
     def refresh(self) -> None:
-        """Raises DependencyError when the store cannot be read."""
+        """Read the changes since the last call. Raises DependencyError when the store cannot be read."""
         if not self._reader.exists():
             return
         with self._reader.snapshot() as snapshot:

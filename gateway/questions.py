@@ -1,6 +1,6 @@
-"""From the bytes of a request for recommendations to a Question, and from errors to answers.
+"""Parse requests for recommendations, and write errors as JSON.
 
-This route is read here and not by FastAPI: its general way of reading parameters costs more than the rest of the gateway.
+This route is parsed here and not by FastAPI, whose parsing costs more than the rest of the gateway.
 `PARAMETERS` describes the same in /openapi.json.
 """
 
@@ -28,22 +28,22 @@ STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
 
 
 class Parameters(BaseModel):
-    """Parameters of a request for recommendations, beside `context.NAME`. Lists are written with commas, or by repeating."""
+    """Parameters of a request for recommendations, besides `context.NAME`. List items are separated by commas, or repeated."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     user: str | None = None
     session: str | None = Field(
-        None, min_length=1, max_length=MOST_SESSION_CHARACTERS, description="of a visitor without a name"
+        None, min_length=1, max_length=MOST_SESSION_CHARACTERS, description="identifies a visitor without a user id"
     )
     history: tuple[str, ...] | None = Field(None, description="item ids, newest first, in place of what the server knows")
     exclude: tuple[str, ...] = ()
     k: int | None = Field(None, ge=1)
-    after: int | None = Field(None, ge=0, description="a sequence: the answer reflects that event")
+    after: int | None = Field(None, ge=0, description="sequence of an event that the answer must reflect")
     fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
-    generation: int | None = Field(None, gt=0, description="that must answer, for tests; otherwise an error")
+    generation: int | None = Field(None, gt=0, description="the generation that must answer, for tests; an error if it cannot")
     deadline_ms: float | None = Field(None, alias="x-deadline-ms", gt=0)
-    priority: Literal["high", "normal", "low"] = Field("normal", alias="x-priority", description="who gives way under load")
+    priority: Literal["high", "normal", "low"] = Field("normal", alias="x-priority", description="low is shed first under load")
 
 
 def read_question(scope: Scope, settings: GatewaySettings) -> Question:
@@ -58,25 +58,35 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
         elif name not in HEADERS.values():
             values[name] = value
     try:
-        asked = Parameters.model_validate(values)
+        parameters = Parameters.model_validate(values)
     except ValidationError as error:
         fault = error.errors()[0]
         raise InvalidRequest(f"{fault['loc'][-1]}: {fault['msg']}") from error
-    if asked.user is None and asked.session is None and asked.history is None:
-        raise InvalidRequest("None of user, session and history is given; expected one of them at least.")
-    deadline_ms = settings.deadline_ms if asked.deadline_ms is None else min(asked.deadline_ms, settings.most_deadline_ms)
-    given = (asked.user, asked.session, asked.history, asked.exclude, context, asked.after, asked.k)
-    fallback = asked.fallback == "popular" and asked.generation is None
-    return Question(*given, deadline_ms / 1_000, asked.priority, fallback, asked.generation)
+    if parameters.user is None and parameters.session is None and parameters.history is None:
+        raise InvalidRequest("None of user, session and history is given; expected at least one of them.")
+    deadline_ms = (
+        settings.deadline_ms if parameters.deadline_ms is None else min(parameters.deadline_ms, settings.most_deadline_ms)
+    )
+    given = (
+        parameters.user,
+        parameters.session,
+        parameters.history,
+        parameters.exclude,
+        context,
+        parameters.after,
+        parameters.k,
+    )
+    fallback = parameters.fallback == "popular" and parameters.generation is None
+    return Question(*given, deadline_ms / 1_000, parameters.priority, fallback, parameters.generation)
 
 
 def split_ids(values: list[str] | None) -> tuple[str, ...]:
-    """Return ids that are given one by one, or with commas between them."""
+    """Split values that hold one id each, or several separated by commas."""
     return tuple(part for value in values or () for part in value.split(",") if part)
 
 
 class JsonResponse(Response):
-    """An answer as JSON, by a serializer that costs little."""
+    """An answer as JSON, written by a fast serializer."""
 
     media_type = "application/json"
 
@@ -85,12 +95,14 @@ class JsonResponse(Response):
 
 
 def error_response(status: int, code: str, message: str) -> JsonResponse:
-    """Return an error as every route tells it: {"error": {"code", "message"}}."""
+    """Return an error in the form of every route: {"error": {"code", "message"}}."""
     return JsonResponse({"error": {"code": code, "message": message}}, status, RETRY_AFTER if status == 503 else None)
 
 
-def _described(name: str, field: dict[str, Any]) -> dict[str, Any]:
+def _describe_parameter(name: str, field: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "header" if name in HEADERS.values() else "query", "required": False, "schema": field}
 
 
-PARAMETERS = {"parameters": [_described(name, field) for name, field in Parameters.model_json_schema()["properties"].items()]}
+PARAMETERS = {
+    "parameters": [_describe_parameter(name, field) for name, field in Parameters.model_json_schema()["properties"].items()]
+}

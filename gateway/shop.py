@@ -92,7 +92,7 @@ class Shop:
     def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
         """Return the popular items that may be shown in a context, best first."""
         hidden = exclude | self.live_items.unavailable
-        shown = (item_id for item_id in self.published.popular_in(context) if item_id not in hidden)
+        shown = (item_id for item_id in self.published.list_popular(context) if item_id not in hidden)
         return list(islice(shown, count))
 
     def close(self) -> None:

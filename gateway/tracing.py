@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span per request, in the caller's trace. The client adds one per call, and tritonserver one per stage.
+"""OpenTelemetry: a span per request, in the caller's trace. The client adds a span per call, tritonserver one per stage.
 
 Off unless the environment names a collector (OTEL_EXPORTER_OTLP_ENDPOINT, as every OpenTelemetry program reads it).
 """
@@ -25,13 +25,13 @@ def start_tracing(environment: Mapping[str, str] = os.environ) -> bool:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     provider = TracerProvider(resource=Resource.create({"service.name": environment.get("OTEL_SERVICE_NAME", SERVICE)}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))  # it reads the environment, too
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))  # the exporter reads the endpoint from the environment
     trace.set_tracer_provider(provider)
     return True
 
 
 class Tracing:
-    """ASGI middleware, behind the Guard: who has no token starts no trace here."""
+    """ASGI middleware, behind the Guard, so that requests without a token start no trace."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app, self._tracer = app, trace.get_tracer("gateway")

@@ -1,4 +1,4 @@
-"""Find faults of a ps.json that both parsers can read: rules between keys, and keys that neither parser reads."""
+"""Find faults in a ps.json that both parsers accept: rules between keys, and keys that neither parser reads."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ def check_keys_present(document: dict) -> list[Finding]:
     """Return keys that neither parser reads (misspelled, or from old samples), and missing keys that should be written out."""
     top = {schema.name for schema in fields(PsConfig)}
     findings = [
-        *_unknown(document, top, ""),
-        *_unstated_partitions(document.get("volatile_db")),
-        *_unstated_path(document.get("persistent_db")),
+        *_find_unknown(document, top, ""),
+        *_check_partitions_stated(document.get("volatile_db")),
+        *_check_path_stated(document.get("persistent_db")),
     ]
     for name, block in BLOCKS.items():
         if isinstance(document.get(name), dict):
             if "type" not in document[name]:
                 findings.append(_warning(f"{name}.type", "is missing, which disables it. Expected the kind. Write its type."))
-            findings += _unknown(document[name], {schema.name for schema in fields(block)}, f"{name}.")
+            findings += _find_unknown(document[name], {schema.name for schema in fields(block)}, f"{name}.")
     models = document.get("models")
     known = {schema.name for schema in fields(ModelParams)}
     for i, model in enumerate(models if isinstance(models, list) else []):
         if isinstance(model, dict):
-            findings += _unknown(model, known, f"models[{i}].")
+            findings += _find_unknown(model, known, f"models[{i}].")
     return findings
 
 
-def _unstated_path(persistent_db: object) -> Iterator[Finding]:
+def _check_path_stated(persistent_db: object) -> Iterator[Finding]:
     if not isinstance(persistent_db, dict) or "path" in persistent_db:
         return
     if persistent_db.get("type") in PERSISTENT_TYPES["rocks_db"]:
         yield _warning(
             "persistent_db.path",
-            "is missing: RocksDB would be in the folder for temporary files. Expected a folder that outlives the machine's "
-            "start. Write it.",
+            "is missing: RocksDB would be in the folder for temporary files. Expected a folder that survives a restart of the "
+            "machine. Write it.",
         )
 
 
-def _unstated_partitions(volatile_db: object) -> Iterator[Finding]:
+def _check_partitions_stated(volatile_db: object) -> Iterator[Finding]:
     if not isinstance(volatile_db, dict) or "num_partitions" in volatile_db:
         return
     if volatile_db.get("type") in VOLATILE_TYPES["redis_cluster"]:
@@ -68,7 +68,7 @@ def _unstated_partitions(volatile_db: object) -> Iterator[Finding]:
         )
 
 
-def _unknown(document: dict, known: set[str], prefix: str) -> Iterator[Finding]:
+def _find_unknown(document: dict, known: set[str], prefix: str) -> Iterator[Finding]:
     for name in document:
         if name not in known:
             yield _warning(
@@ -144,7 +144,7 @@ def _check_updates(config: PsConfig) -> Iterator[Finding]:
     if ";" in source.brokers:
         yield _warning("update_source.brokers", "has semicolons. librdkafka takes commas. Separate brokers by commas.")
     for name, db in (("volatile_db", config.volatile_db), ("persistent_db", config.persistent_db)):
-        missed = [model.model for model in config.models if not _follows(db.update_filters, model)]
+        missed = [model.model for model in config.models if not _matches_updates(db.update_filters, model)]
         if db.type != "disabled" and missed:
             yield _warning(
                 f"{name}.update_filters",
@@ -153,7 +153,7 @@ def _check_updates(config: PsConfig) -> Iterator[Finding]:
             )
 
 
-def _follows(update_filters: tuple[str, ...], model: ModelParams) -> bool:
+def _matches_updates(update_filters: tuple[str, ...], model: ModelParams) -> bool:
     return bool(NAME.fullmatch(model.model)) and is_subscribed(list(update_filters), model.model, "any")
 
 
@@ -232,18 +232,18 @@ def _check_cache(config: PsConfig, model: ModelParams, where: str) -> Iterator[F
     if model.use_static_table and model.embedding_cache_type != "static":
         yield _warning(
             f"{where}.use_static_table",
-            f"is true, which parser A alone reads; B serves a {model.embedding_cache_type} cache. Expected one word of both. "
+            f"is true, which only parser A reads; B serves a {model.embedding_cache_type} cache. Expected the same in both. "
             "Write embedding_cache_type instead.",
         )
     if model.refresh_delay:
         yield _warning(
             f"{where}.refresh_delay",
-            f"is {model.refresh_delay}, and the hps backend does nothing by it. Expected 0. Remove it.",
+            f"is {model.refresh_delay}, which the hps backend ignores. Expected 0. Remove it.",
         )
     if config.update_source.type != "null" and model.embedding_cache_type in DATABASE_FREE_CACHES:
         yield _warning(
             f"{where}.embedding_cache_type",
-            f"is {model.embedding_cache_type}, which is read from the files once: no update reaches it. Expected dynamic where "
+            f"is {model.embedding_cache_type}, which reads the files once and gets no updates. Expected dynamic where "
             "ps.json has an update_source. Change one of them.",
         )
     if not 0 < model.gpucacheper <= 1:

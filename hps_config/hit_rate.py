@@ -1,4 +1,4 @@
-"""Hit rates of least-recently-used levels, computed exactly from a key trace without running a cache.
+"""Compute the hit rates of LRU levels exactly from a trace of keys, without running a cache.
 
 An LRU of n rows holds a key exactly if fewer than n other keys were used since its last use. That number, the stack distance,
 depends on the trace only. Distances come from counting, for each use, the repeated uses in its window: one radix pass over the
@@ -14,7 +14,7 @@ import numpy as np
 from serving.contract.errors import DataError
 
 NEVER = np.iinfo(np.int64).max  # stack distance of a key's first use
-WARM_UP_SHARE = 0.2  # of the trace fills the levels and is not counted
+WARM_UP_SHARE = 0.2  # share of the trace that fills the levels and is not counted
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class HitRates:
         return self.l1 + self.l2
 
 
-def previous_use(keys: np.ndarray) -> np.ndarray:
+def find_previous_uses(keys: np.ndarray) -> np.ndarray:
     """Return the position of the previous use of each key, int64 [N], -1 at the first."""
     order = np.argsort(keys, kind="stable")
     same = keys[order[1:]] == keys[order[:-1]]
@@ -40,16 +40,16 @@ def previous_use(keys: np.ndarray) -> np.ndarray:
     return previous
 
 
-def stack_distances(keys: np.ndarray) -> np.ndarray:
+def compute_stack_distances(keys: np.ndarray) -> np.ndarray:
     """Return the number of distinct other keys since each key's previous use, int64 [N], NEVER at the first."""
-    previous = previous_use(keys)
+    previous = find_previous_uses(keys)
     between = np.arange(len(keys)) - previous - 1
     # of the uses in between, those whose own previous use is also in between repeat a counted key
-    distances = between - _greater_before(previous + 1)
+    distances = between - _count_greater_before(previous + 1)
     return np.where(previous < 0, NEVER, distances)
 
 
-def _greater_before(values: np.ndarray) -> np.ndarray:
+def _count_greater_before(values: np.ndarray) -> np.ndarray:
     """Return how many earlier elements are greater, int64 [N], for values >= 0, from the highest bit down."""
     greater = np.zeros(len(values), np.int64)
     order = np.arange(len(values))  # sorted by the bits above the current one, in order of time within equals
@@ -80,8 +80,8 @@ def predict_hit_rates(keys: np.ndarray, l1_rows: int, l2_rows: int, instances: i
         )
     misses = np.zeros(len(keys), bool)
     for instance in range(instances):
-        misses[instance::instances] = stack_distances(keys[instance::instances]) >= l1_rows
+        misses[instance::instances] = compute_stack_distances(keys[instance::instances]) >= l1_rows
     l2_hits = np.zeros(len(keys), bool)
-    l2_hits[misses] = stack_distances(keys[misses]) < l2_rows
+    l2_hits[misses] = compute_stack_distances(keys[misses]) < l2_rows
     counted = slice(int(len(keys) * WARM_UP_SHARE), None)
     return HitRates(len(misses[counted]), float(1 - misses[counted].mean()), float(l2_hits[counted].mean()))

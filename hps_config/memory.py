@@ -1,4 +1,4 @@
-"""The cost of rows on each level. L1 and L2 report their own sizes; those of RocksDB (L3) are measured.
+"""Compute the bytes of rows on each level. The sizes of L1 and L2 are exact; those of RocksDB (L3) are measured estimates.
 
 L1  per process:  decoded rows in slots, with their index and use counts
 L2  per machine:  encoded rows in shared memory, one copy for all processes; beside it a ring of recent updates
@@ -15,7 +15,7 @@ from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, estimate_reader
 from serving.tables.store.table import l1_sections, l2_sections, ring_sections
 
 L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one set per table
-L3_ROW_BYTES = 8 + 12  # beside the row: key, and RocksDB's sequence numbers, index and filter (measured: 10 to 12)
+L3_ROW_BYTES = 8 + 12  # in addition to the values: key, and RocksDB's sequence numbers, index and filter (measured: 10 to 12)
 
 
 def table_config(table: TableSpec, l1_rows: int, l2_rows: int) -> TableConfig:

@@ -2,7 +2,7 @@
 
 HPS has one dial per level and model: `gpucacheper`, the share of every table that L1 caches, and `overflow_margin`, the rows of
 a table that one partition of L2 keeps. The planner raises each as far as its budget allows. It refuses a budget that is too
-small for the least setting, and names one that would do.
+small for the least setting, and names one that is enough.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows per level, and their bytes with slots, without interpreter and libraries."""
+    """Rows per level, and their bytes, including slots but not interpreter and libraries."""
 
     budgets: Budgets
     tables: tuple[TablePlan, ...]
@@ -126,12 +126,12 @@ class Plan:
 def plan_levels(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
     """Fill the levels as far as the budgets allow.
 
-    Raises ConfigError, with a budget that would do, for one that is too small.
+    Raises ConfigError for a budget that is too small, and names one that is enough.
     """
-    _check(tables, budgets)
+    _check_tables(tables, budgets)
     _check_l3(tables, budgets)
-    margin = _largest_margin(tables, budgets)
-    share = _largest_share(tables, budgets, _beside_l1(tables, budgets, margin))
+    margin = _find_largest_margin(tables, budgets)
+    share = _find_largest_share(tables, budgets, _rocksdb_bytes(tables, budgets, margin))
     planned = tuple(
         TablePlan(
             table,
@@ -160,7 +160,7 @@ def _predict_table(plan: Plan, planned: TablePlan, keys: np.ndarray) -> HitRates
     return replace(rates, l2=1 - rates.l1) if planned.in_l2 else rates
 
 
-def _check(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
+def _check_tables(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
     if not tables:
         raise ConfigError("the plan has no tables. Expected at least one. Add a [[tables]] section.")
     names = [table.name for table in tables]
@@ -185,28 +185,28 @@ def _check_l3(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
         )
 
 
-def _beside_l1(tables: tuple[TableSpec, ...], budgets: Budgets, margin: int) -> int:
-    """Return the bytes of L1's budget that RocksDB takes: 0 where L2 holds every row, because RocksDB may then be left out."""
+def _rocksdb_bytes(tables: tuple[TableSpec, ...], budgets: Budgets, margin: int) -> int:
+    """Return the bytes that RocksDB takes from L1's budget: 0 where L2 holds every row, because RocksDB is then not needed."""
     complete = all(_l2_rows(table, margin, budgets) == table.rows for table in tables)
     return l3_memory_bytes(tables) if budgets.l3_bytes and not complete else 0
 
 
-def _largest_share(tables: tuple[TableSpec, ...], budgets: Budgets, beside: int) -> float:
-    """Return the largest share of every table whose caches fit one process beside `beside` bytes for RocksDB."""
+def _find_largest_share(tables: tuple[TableSpec, ...], budgets: Budgets, rocksdb_bytes: int) -> float:
+    """Return the largest share of every table whose caches fit one process, besides `rocksdb_bytes`."""
 
     def needed(steps: int) -> int:
-        return beside + sum(l1_bytes(table, l1_rows(table.rows, steps / SHARE_STEPS)) for table in tables)
+        return rocksdb_bytes + sum(l1_bytes(table, l1_rows(table.rows, steps / SHARE_STEPS)) for table in tables)
 
     if needed(1) > budgets.l1_bytes:
         raise ConfigError(
             f"L1 needs {needed(1)} bytes per process for the least it can hold ({L1_SET_ROWS} rows or a millionth of each of "
-            f"{len(tables)} tables) and {beside} bytes of it for RocksDB's index, filters and block cache. The budget is "
-            f"{budgets.l1_bytes}. Raise l1 to {needed(1)} bytes, or serve fewer tables."
+            f"{len(tables)} tables) and {rocksdb_bytes} bytes of it for RocksDB's index, filters and block cache. The budget "
+            f"is {budgets.l1_bytes}. Raise l1 to {needed(1)} bytes, or serve fewer tables."
         )
-    return _largest(SHARE_STEPS, lambda steps: needed(steps) <= budgets.l1_bytes) / SHARE_STEPS
+    return _find_largest(SHARE_STEPS, lambda steps: needed(steps) <= budgets.l1_bytes) / SHARE_STEPS
 
 
-def _largest_margin(tables: tuple[TableSpec, ...], budgets: Budgets) -> int:
+def _find_largest_margin(tables: tuple[TableSpec, ...], budgets: Budgets) -> int:
     """Return the most rows per partition that fit L2, NO_MARGIN when all do. Without an L3 they must."""
 
     def needed(margin: int) -> int:
@@ -215,7 +215,7 @@ def _largest_margin(tables: tuple[TableSpec, ...], budgets: Budgets) -> int:
     if needed(NO_MARGIN) <= budgets.l2_bytes:
         return NO_MARGIN
     if not budgets.l3_bytes:
-        raise ConfigError(_l2_refusal(tables, budgets, needed(NO_MARGIN)))
+        raise ConfigError(_describe_l2_refusal(tables, budgets, needed(NO_MARGIN)))
     if not budgets.l2_bytes:
         return NO_MARGIN
     if needed(1) > budgets.l2_bytes:
@@ -223,14 +223,14 @@ def _largest_margin(tables: tuple[TableSpec, ...], budgets: Budgets) -> int:
             f"L2 needs {needed(1)} bytes for one row in each of {budgets.num_partitions} partitions of {len(tables)} tables. "
             f"The budget is {budgets.l2_bytes}. Raise l2 to {needed(1)} bytes, or set it to 0 to serve misses from L3."
         )
-    return _largest(max(table.rows for table in tables), lambda margin: needed(margin) <= budgets.l2_bytes)
+    return _find_largest(max(table.rows for table in tables), lambda margin: needed(margin) <= budgets.l2_bytes)
 
 
 def _l2_rows(table: TableSpec, margin: int, budgets: Budgets) -> int:
     return min(table.rows, margin * budgets.num_partitions) if budgets.l2_bytes else 0
 
 
-def _l2_refusal(tables: tuple[TableSpec, ...], budgets: Budgets, needed: int) -> str:
+def _describe_l2_refusal(tables: tuple[TableSpec, ...], budgets: Budgets, needed: int) -> str:
     remedies = [f"raise l2 to {needed} bytes", f"give l3 {sum(l3_bytes(table, table.rows) for table in tables)} bytes of disk"]
     for row_format in ROW_FORMATS[1:]:
         narrower = [replace(table, row_format=row_format) for table in tables]
@@ -243,7 +243,7 @@ def _l2_refusal(tables: tuple[TableSpec, ...], budgets: Budgets, needed: int) ->
     )
 
 
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
+def _find_largest(most: int, fits: Callable[[int], bool]) -> int:
     """Return a number of 1 … most that fits while the next one does not (the largest if needs grow with it). fits(1) holds."""
     least, beyond = 1, most + 1
     while beyond - least > 1:

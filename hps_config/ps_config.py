@@ -1,4 +1,4 @@
-"""The content of a ps.json, typed. The dataclasses are also the schema of `parsers.py`.
+"""The typed content of a ps.json. These dataclasses are also the schema of `parsers.py`.
 
 A field's default is what parser A (HPS's library: databases, caches) uses when the key is absent. `a` and `b` say how each of
 NVIDIA's two parsers treats the key: REQUIRED, OPTIONAL, CACHED (required when `gpucache` is on) or UNREAD. `b_absent` is what
@@ -123,7 +123,7 @@ class ModelParams:
     init_ec: bool = key(True)
     embedding_cache_type: str = key("dynamic", names=CACHE_TYPES)
     use_static_table: bool = key(False, b=UNREAD)
-    fuse_embedding_table: bool | None = key(None, b=UNREAD)  # None: as the top level says
+    fuse_embedding_table: bool | None = key(None, b=UNREAD)  # None: the top level's value
     refresh_delay: float = key(0.0, b=UNREAD)
     refresh_interval: int = key(0, b=UNREAD)  # A reads an integer: 0.5 becomes 0
     maxnum_des_feature_per_sample: int = key(26)
@@ -140,7 +140,7 @@ class ModelParams:
 
     @property
     def exact(self) -> bool:
-        """Whether every miss is waited for, so that answers never carry defaults for keys that a database holds."""
+        """Whether requests wait for every miss, so that they never get a default vector for a key that a database holds."""
         return not self.gpucache or self.hit_rate_threshold >= 1.0
 
     @property
@@ -165,5 +165,5 @@ class PsConfig:
         for params in self.models:
             if params.model == name:
                 return params
-        there = ", ".join(params.model for params in self.models)
-        raise ConfigError(f"ps.json has no model {name!r}. It has: {there}. Give the Triton model one of these names.")
+        existing = ", ".join(params.model for params in self.models)
+        raise ConfigError(f"ps.json has no model {name!r}. It has: {existing}. Give the Triton model one of these names.")

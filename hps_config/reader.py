@@ -1,4 +1,4 @@
-"""Read ps.json with the meaning of NVIDIA's two parsers: databases as A reads them, models as B reads them."""
+"""Read ps.json as NVIDIA's two parsers do: databases as A reads them, models as B reads them (parsers.py)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
     a, b = read_as_a(document), read_as_b(document)
     config = _with_row_formats(_merge(a.config, b.config), document)
     findings = [*a.findings, *b.findings]
-    unread = {finding.where for finding in findings if finding.level == "error"}  # the rules would only repeat these
-    beyond = [*check_keys_present(document), *check_config(config)]
-    return config, findings + [finding for finding in beyond if finding.where not in unread]
+    unread = {finding.where for finding in findings if finding.level == "error"}  # the rules below would only report them again
+    rule_findings = [*check_keys_present(document), *check_config(config)]
+    return config, findings + [finding for finding in rule_findings if finding.where not in unread]
 
 
 def _with_row_formats(config: PsConfig, document: dict) -> PsConfig:

@@ -1,4 +1,4 @@
-"""Description of an embedding table: its name, its size, and the format of its rows."""
+"""Specify an embedding table: its name, its size, and the format of its rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class TableSpec:
     rows: int
     width: int  # values per row
     row_format: str = "fp32"
-    keys_per_sample: int = 1  # keys one sample asks of this table (multi-hot features ask more)
+    keys_per_sample: int = 1  # keys that one sample looks up (more than 1 for multi-hot features)
     default_value: float = 0.0  # fills the vector of a key that no level holds
-    dense: bool = True  # its keys are 0 … rows - 1; else any int64
+    dense: bool = True  # whether the keys are 0 … rows - 1; otherwise any int64
 
     def __post_init__(self) -> None:
         check_name("table", self.name)

@@ -1,4 +1,4 @@
-"""Describe what is wrong with a TOML file in one sentence."""
+"""Turn faults of a TOML file into one-sentence ConfigErrors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from serving.contract.errors import ConfigError
 
 @contextmanager
 def toml_faults(path: Path, reference: str) -> Iterator[None]:
-    """Turn every fault of reading and checking `path` into a ConfigError that names file, key and the reference of all keys."""
+    """Turn errors of reading and checking `path` into a ConfigError that names the file, the key and where keys are listed.
+
+    reference: a clause that says where all keys are listed
+    """
     try:
         yield
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Expected a TOML file; {reference}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}. Mend that line.") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}. Correct that line.") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     except ValidationError as error:
@@ -34,13 +37,13 @@ def refuse_unknown_keys(document: Mapping[str, object], model: type[BaseModel], 
     """Raise ConfigError for the first key of a parsed file that `model`, or the class of one of its sections, does not have."""
     for key, value in document.items():
         if key not in model.model_fields:
-            raise ConfigError(unknown_key(section, key, model.model_fields.keys()))
+            raise ConfigError(describe_unknown_key(section, key, model.model_fields.keys()))
         kind = model.model_fields[key].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
             refuse_unknown_keys(value, kind, f"{section}.{key}" if section else key)
 
 
-def unknown_key(section: str, key: str, known: Collection[str]) -> str:
+def describe_unknown_key(section: str, key: str, known: Collection[str]) -> str:
     """Return a message about an unknown key: the most similar known key, and all known keys."""
     where = f"[{section}] has the unknown key {key!r}" if section else f"There is no section [{key}]"
     alike = difflib.get_close_matches(key, known, n=1)

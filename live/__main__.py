@@ -47,10 +47,10 @@ DEFAULT = Path("model_repository")
 @app.command()
 def inspect(
     repo: Repo = DEFAULT,
-    user: Annotated[int | None, typer.Option(help="show what is known of this user (the wire's int64 id)")] = None,
+    user: Annotated[int | None, typer.Option(help="show what is known of this user (int64 id on the wire)")] = None,
 ) -> None:
-    """Say what the store holds: events, users, items, clock, bytes."""
-    folder = folder_of(repo)
+    """Print what the store holds: events, users, items, clock, bytes."""
+    folder = find_store(repo)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         if user is not None:
             show_user(snapshot, user)
@@ -60,10 +60,10 @@ def inspect(
         facts = {
             "events ever": f"{progress.accepted:,}",
             "of these late": f"{progress.late:,}",
-            "event ids that came again": f"{progress.repeated:,}",
+            "repeated event ids": f"{progress.repeated:,}",
             "last sequence": f"{progress.last_sequence:,}",
-            "clock (watermark)": moment(progress.watermark_ms),
-            "latest event": moment(progress.latest_ms),
+            "clock (watermark)": format_time(progress.watermark_ms),
+            "latest event": format_time(progress.latest_ms),
             "names of events": ", ".join(snapshot.event_names()),
             "users": f"{len(snapshot.all_users()):,}",
             "items with events": f"{len(snapshot.all_items()[0]):,}",
@@ -82,25 +82,27 @@ def inspect(
 @app.command()
 def replay(
     repo: Repo = DEFAULT,
-    repair: Annotated[bool, typer.Option("--repair", help="put the replayed state in the store where they differ")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="replace records that differ by the replayed ones")] = False,
 ) -> None:
-    """Compute the state from the log again and compare it with the store, byte for byte. Stop the server before."""
-    replayed = replay_log(folder_of(repo), repair)
+    """Recompute the state from the log and compare it with the store, byte for byte. Stop the server first."""
+    replayed = replay_log(find_store(repo), repair)
     out.print(f"{replayed.events:,} events replayed; records that differ: {replayed.differing}")
     if not replayed.is_equal:
-        out.print("The store now holds the replayed state." if repair else "Run it again with --repair to mend the store.")
+        out.print("The store now holds the replayed state." if repair else "Run it again with --repair to correct the store.")
         raise typer.Exit(0 if repair else 1)
 
 
 @app.command()
 def compact(
     repo: Repo = DEFAULT,
-    keep_days: Annotated[float, typer.Option(min=0, help="newer events stay in the store; event ids are known as long")] = 7.0,
+    keep_days: Annotated[
+        float, typer.Option(min=0, help="newer events stay in the store, and repeated event ids are recognised as long")
+    ] = 7.0,
     archive_days: Annotated[float | None, typer.Option(min=0, help="remove segments that are older")] = None,
     archive_bytes: Annotated[int | None, typer.Option(min=0, help="remove the oldest segments beyond this size")] = None,
 ) -> None:
-    """Move old events from the store into the archive; the server may go on. Then remove what is kept no longer."""
-    folder, now_ms = folder_of(repo), time.time_ns() // 1_000_000
+    """Move old events from the store into the archive, then remove expired segments. The server may keep running."""
+    folder, now_ms = find_store(repo), time.time_ns() // 1_000_000
     with lock(folder, wait=True), closing(open_writer(folder)) as writer:
         moved, written = compact_log(writer, now_ms - round(keep_days * DAY_MS))
     too_old_ms = None if archive_days is None else now_ms - round(archive_days * DAY_MS)
@@ -110,10 +112,10 @@ def compact(
 
 @app.command()
 def maintain(
-    repo: Repo = DEFAULT, tag: Annotated[str, typer.Option(help="of the server it belongs to, by which that finds it")] = ""
+    repo: Repo = DEFAULT, tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = ""
 ) -> None:
-    """Do a round of what [live] of the export says: archive, remove what is kept no longer, forget idle users."""
-    settings, folder = published_settings(repo), folder_of(repo)
+    """Run one round of maintenance by the export's [live] settings: archive, remove expired segments, forget idle users."""
+    settings, folder = read_published_settings(repo), find_store(repo)
     retention = Retention(**{field.name: getattr(settings, field.name) for field in fields(Retention)})
     with lock(folder) as is_ours:
         if not is_ours:
@@ -129,9 +131,9 @@ def maintain(
 
 @app.command()
 def consume(
-    generation: Annotated[int, typer.Argument(help="whose settings apply")],
+    generation: Annotated[int, typer.Argument(help="generation whose settings apply")],
     repo: Repo = DEFAULT,
-    tag: Annotated[str, typer.Option(help="of the server it belongs to, by which that finds it")] = "",
+    tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = "",
 ) -> None:
     """Read events from Kafka into the store until SIGTERM; [live] of the export names brokers and topic."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -146,9 +148,9 @@ def consume(
 
 @app.command()
 def share(
-    generation: Annotated[int, typer.Argument(help="whose settings apply")],
+    generation: Annotated[int, typer.Argument(help="generation whose settings apply")],
     repo: Repo = DEFAULT,
-    tag: Annotated[str, typer.Option(help="of the server it belongs to, by which that finds it")] = "",
+    tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = "",
 ) -> None:
     """Share the state of users and items in Redis until SIGTERM; [live] redis of the export names its nodes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -167,7 +169,7 @@ def export(
     after: Annotated[int, typer.Option(help="only events after this sequence")] = 0,
 ) -> None:
     """Write the whole log, archive and store, into one Parquet file."""
-    folder, count, writer = folder_of(repo), 0, None
+    folder, count, writer = find_store(repo), 0, None
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         names = snapshot.event_names()
     for sequences, batch in read_log(folder, after):
@@ -182,15 +184,15 @@ def export(
 
 
 @app.command()
-def erase(user: Annotated[int, typer.Argument(help="the wire's int64 id of the user")], repo: Repo = DEFAULT) -> None:
-    """Erase a user from the store, the archive and Redis, search for what is left, and keep the proof."""
-    with closing(open_writer(folder_of(repo))) as writer:
-        erasure = erase_user(writer, user, shared_state(repo))
+def erase(user: Annotated[int, typer.Argument(help="int64 id of the user on the wire")], repo: Repo = DEFAULT) -> None:
+    """Erase a user from the store, the archive and Redis, search for remains, and keep the result as proof."""
+    with closing(open_writer(find_store(repo))) as writer:
+        erasure = erase_user(writer, user, open_shared_state(repo))
     out.print(f"removed: {erasure.removed}")
     out.print(f"left: {erasure.left}")
 
 
-def folder_of(repo: Path) -> Path:
+def find_store(repo: Path) -> Path:
     """Return the folder of a repository's live store. Raises ConfigError where there is none."""
     try:
         stated = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
@@ -210,14 +212,14 @@ def stop_on_signals() -> threading.Event:
     return stop
 
 
-def published_settings(repo: Path) -> LiveSettings:
+def read_published_settings(repo: Path) -> LiveSettings:
     """Return the settings of a repository's `observe`. Raises ArtifactError when it has none."""
     folder = stage_folder(repo, OBSERVE, pinned_generation(repo))
     return stage_settings(folder, read_stage(folder), LiveSettings)
 
 
-def shared_state(repo: Path) -> RedisState | None:
-    """Return the Redis cluster in which a repository's users are shared, None where they are not."""
+def open_shared_state(repo: Path) -> RedisState | None:
+    """Open the Redis cluster that shares a repository's users. Return None where they are not shared."""
     try:
         info = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo)))
     except RecommenderError:  # a store outlives its repository
@@ -226,26 +228,28 @@ def shared_state(repo: Path) -> RedisState | None:
 
 
 def open_writer(folder: Path) -> Writer:
-    """Open a store to change it, as it is."""
+    """Open a store for writing, with the layout and the event names that it has."""
     with closing(open_store(folder)) as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         return Writer(folder, store.read_layout(), snapshot.event_names())
 
 
 def show_user(snapshot, user_id: int) -> None:
+    """Print a user's events and history."""
     rows, records = snapshot.users(np.array([user_id]))
     if not rows:
         out.print(f"User {user_id} has no live events.")
         return
     record = records[0]
-    out.print(f"User {user_id}: {record['event_count']} events, the latest at {moment(int(record['last_ms']))}")
+    out.print(f"User {user_id}: {record['event_count']} events, the latest at {format_time(int(record['last_ms']))}")
     table = Table("item", "when")
     for item_id, second in zip(record["history_ids"], record["history_s"], strict=True):
         if item_id != PAD_ID:
-            table.add_row(str(item_id), moment(1000 * int(second)))
+            table.add_row(str(item_id), format_time(1000 * int(second)))
     out.print(table)
 
 
-def moment(time_ms: int) -> str:
+def format_time(time_ms: int) -> str:
+    """Return a time, unix milliseconds, as text; "never" for 0."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000)) if time_ms else "never"
 
 

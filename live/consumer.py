@@ -30,10 +30,10 @@ from serving.live.writer import Writer
 MESSAGES_PER_BATCH = 2_000
 POLL_S = 0.1
 FETCH_WAIT_MS = 20  # how long a broker holds a fetch without messages
-STATUS_EVERY_S, FIRST_EVERY_S = 5.0, 0.5  # interval of looking for partitions and of stating the lag; before there are any
+STATUS_EVERY_S, FIRST_EVERY_S = 5.0, 0.5  # interval of looking for partitions and recording the lag; before any exists
 METADATA_TIMEOUT_S = 1.0
 RECONNECT_MS = 1_000
-REASONS_LOGGED = 10  # of the refused messages of a batch
+REASONS_LOGGED = 10  # refused messages of a batch whose reasons are logged
 LOCK = "consumer.lock"
 
 log = logging.getLogger(__name__)
@@ -45,18 +45,18 @@ class EventConsumer:
     def __init__(self, writer: Writer, decoder: MessageDecoder, brokers: str, topic: str) -> None:
         self._writer, self._decoder, self._topic = writer, decoder, topic
         self._assigned: set[int] = set()  # partitions
-        self._stated_s = float("-inf")
+        self._recorded_s = float("-inf")
         self._brokers = brokers
-        self._seen: dict[int, int] = {}  # the last offset of each partition that came
+        self._seen: dict[int, int] = {}  # the latest offset read from each partition
 
     def run(self, stop: threading.Event) -> None:
-        """Consume until `stop` is set. Broker outages are survived; a disk that takes no events raises DependencyError."""
+        """Consume until `stop` is set, also through outages of the brokers. Raises DependencyError when the disk fails."""
         log.info("consumes topic %s of %s", self._topic, self._brokers)
         with hold_lock_unless(self._writer.store.folder / LOCK, stop):
             consumer = self._connect()
             try:
                 while not stop.is_set():
-                    self._step(consumer)
+                    self._consume_batch(consumer)
             finally:
                 consumer.close()
 
@@ -64,7 +64,7 @@ class EventConsumer:
         return Consumer(
             {
                 "bootstrap.servers": self._brokers,
-                "group.id": f"recommender-live-{socket.gethostname()}",  # librdkafka asks for one; it has no member
+                "group.id": f"recommender-live-{socket.gethostname()}",  # librdkafka requires one; nobody joins it
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",  # where the wanted message is gone
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
@@ -78,20 +78,20 @@ class EventConsumer:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             log.warning("kafka: %s", error)
 
-    def _step(self, consumer: Consumer) -> None:
-        if time.monotonic() - self._stated_s > (STATUS_EVERY_S if self._assigned else FIRST_EVERY_S):
-            self._look(consumer)
+    def _consume_batch(self, consumer: Consumer) -> None:
+        if time.monotonic() - self._recorded_s > (STATUS_EVERY_S if self._assigned else FIRST_EVERY_S):
+            self._assign_partitions(consumer)
         messages = consumer.consume(MESSAGES_PER_BATCH, POLL_S)
-        sound = [message for message in messages if message.error() is None]
+        valid_messages = [message for message in messages if message.error() is None]
         for message in messages:
             if message.error() is not None:
                 log.warning("kafka: %s", message.error())
-        if sound:
-            self.take_in(sound)
+        if valid_messages:
+            self.append_messages(valid_messages)
 
-    def _look(self, consumer: Consumer) -> None:
-        """Assign partitions that are new, and state the lag."""
-        self._stated_s = time.monotonic()
+    def _assign_partitions(self, consumer: Consumer) -> None:
+        """Assign new partitions, and record the lag."""
+        self._recorded_s = time.monotonic()
         try:
             topic = consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics.get(self._topic)
             bounds = {number: self._bounds(consumer, number) for number in (topic.partitions if topic else ())}
@@ -101,7 +101,7 @@ class EventConsumer:
                 self._writer.count(txn, {}, kafka_broker_down=1, kafka_seen_ms=self._writer.now_ms())
             return
         with self._writer.transaction() as txn:
-            offsets = self._starts(txn, bounds)
+            offsets = self._choose_starts(txn, bounds)
             lag = sum(high - offsets[number] for number, (_, high) in bounds.items())
             self._writer.count(txn, {}, kafka_broker_down=0, kafka_lag=lag, kafka_seen_ms=self._writer.now_ms())
         if set(bounds) != self._assigned:
@@ -109,18 +109,18 @@ class EventConsumer:
             self._assigned = set(bounds)
 
     def _bounds(self, consumer: Consumer, partition: int) -> tuple[int, int]:
-        """Return the first offset that the broker has, and the one after the last. Raises KafkaException."""
+        """Return the first offset that the broker has, and the offset after the last. Raises KafkaException."""
         bounds = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), METADATA_TIMEOUT_S)
         if bounds is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return bounds
 
-    def _starts(self, txn: lmdb.Transaction[bytes], bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    def _choose_starts(self, txn: lmdb.Transaction[bytes], bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Return the next offset of each partition; messages that the broker removed unread are counted as lost."""
         offsets, lost = read_offsets(txn, self._writer.store, self._topic), 0
         for number, (low, high) in bounds.items():
             if offsets.get(number, 0) > high:
-                log.warning("%s [%d] ends at %d, before what was read: it was made again", self._topic, number, high)
+                log.warning("%s [%d] ends at %d, before what was read: the topic was created again", self._topic, number, high)
                 offsets[number] = low
             elif number in offsets and offsets[number] < low:
                 lost += low - offsets[number]
@@ -131,16 +131,16 @@ class EventConsumer:
             self._writer.count(txn, {"kafka_lost": lost})
         return offsets
 
-    def take_in(self, messages: Sequence[Message]) -> None:
+    def append_messages(self, messages: Sequence[Message]) -> None:
         """Make the events of messages durable, each message once."""
         writer = self._writer
         partitions = np.array([message.partition() for message in messages])
         offsets = np.array([message.offset() for message in messages])
         values, times_ms = [message.value() for message in messages], [message.timestamp()[1] for message in messages]
         batch, rows, refusals = self._decoder.decode(values, times_ms, writer.now_ms())
-        batch = self._with_places(batch, partitions[rows], offsets[rows])
+        batch = self._add_origins(batch, partitions[rows], offsets[rows])
         with writer.transaction() as txn:
-            known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._made_again(partitions, offsets), 0)
+            known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._find_recreated(partitions, offsets), 0)
             is_new = offsets >= np.array([known.get(number, 0) for number in partitions.tolist()])
             fresh = np.flatnonzero(is_new[rows])
             if len(fresh):
@@ -152,8 +152,11 @@ class EventConsumer:
             writer.count(txn, {"kafka_messages": int(is_new.sum()), "kafka_refused": len(refused)})
         self._log_refusals(messages, refused)
 
-    def _with_places(self, batch: EventBatch, partitions: np.ndarray, offsets: np.ndarray) -> EventBatch:
-        """Return events that say by which message they came, int64 [N] each: machines that share state apply each once."""
+    def _add_origins(self, batch: EventBatch, partitions: np.ndarray, offsets: np.ndarray) -> EventBatch:
+        """Return events with the origin of their messages, so that machines which share state apply each event once.
+
+        partitions, offsets: int64 [N] of each event's message
+        """
         observed = batch.headers["type"] == OBSERVED
         batch.headers["flags"][observed] |= np.uint16(Flags.KAFKA)
         columns = list(batch.columns)
@@ -162,16 +165,18 @@ class EventConsumer:
             columns[row] = json.dumps(json.loads(columns[row] or b"{}") | {KAFKA: place}).encode()
         return EventBatch(batch.headers, batch.event_ids, batch.request_ids, columns)
 
-    def _made_again(self, partitions: np.ndarray, offsets: np.ndarray) -> list[int]:
-        """Return the partitions whose offsets have fallen, which they do only when the topic was deleted and made again."""
-        fallen = []
+    def _find_recreated(self, partitions: np.ndarray, offsets: np.ndarray) -> list[int]:
+        """Return the partitions whose offsets decreased, which happens only when the topic was deleted and created again."""
+        recreated = []
         for number in np.unique(partitions).tolist():
-            own = offsets[partitions == number]
-            if own[0] <= self._seen.get(number, -1):
-                log.warning("%s [%d] starts anew at %d: it was made again", self._topic, number, own[0])
-                fallen.append(number)
-            self._seen[number] = int(own[-1])
-        return fallen
+            partition_offsets = offsets[partitions == number]
+            if partition_offsets[0] <= self._seen.get(number, -1):
+                log.warning(
+                    "%s [%d] starts again at %d: the topic was created again", self._topic, number, partition_offsets[0]
+                )
+                recreated.append(number)
+            self._seen[number] = int(partition_offsets[-1])
+        return recreated
 
     def _log_refusals(self, messages: Sequence[Message], refused: Sequence[Refusal]) -> None:
         for refusal in refused[:REASONS_LOGGED]:

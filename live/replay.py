@@ -1,4 +1,4 @@
-"""Replay: compute the state from the log again, and compare it with the store byte for byte."""
+"""Recompute the state from the log, and compare it with the store, byte for byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serving.live.reader import Reader
 from serving.live.store import Store, open_store
 from serving.live.writer import Writer
 
-STATE = ("users", "seeds", "items", "seen", "columns", "changes")  # what follows from the log
+STATE = ("users", "seeds", "items", "seen", "columns", "changes")  # databases that the log determines
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Replayed:
 
 @dataclass(frozen=True)
 class StoredSeeds:
-    """Users as a store has seen them begin."""
+    """Gives users the first records that a store keeps as seeds."""
 
     reader: Reader
 
     def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
-        """int64 [N] -> records [N]"""
+        """Return the first records [N] of users, int64 [N]."""
         records = layout.empty_users(len(user_ids))
         with self.reader.snapshot() as snapshot:
             rows, known = snapshot.seeds(user_ids)
@@ -47,15 +47,18 @@ class StoredSeeds:
 
 
 def replay(folder: Path, repair: bool = False) -> Replayed:
-    """Compute the state from the whole log, beside the store. repair: put it in the store's place where they differ.
+    """Recompute the state from the whole log in a temporary store, and compare. repair: replace databases that differ.
 
-    No events may arrive meanwhile: they would be differences.
+    No events may arrive meanwhile, because they would count as differences.
     """
-    with closing(Reader(folder)) as reader, tempfile.TemporaryDirectory(dir=folder) as beside:
+    with closing(Reader(folder)) as reader, tempfile.TemporaryDirectory(dir=folder) as folder_beside:
         with reader.snapshot() as snapshot:
             names = snapshot.event_names()
         store = open_store(folder)
-        with closing(store), closing(Writer(Path(beside, "store"), store.read_layout(), names, StoredSeeds(reader))) as writer:
+        with (
+            closing(store),
+            closing(Writer(Path(folder_beside, "store"), store.read_layout(), names, StoredSeeds(reader))) as writer,
+        ):
             n_events = 0
             for sequences, batch in read_log(folder):
                 n_events += len(batch)
@@ -63,24 +66,24 @@ def replay(folder: Path, repair: bool = False) -> Replayed:
                     writer.apply(txn, batch, sequences)
             differing = {name: count_differences(store, writer.store, name) for name in STATE}
             if repair and any(differing.values()):
-                put_in_place(writer.store, store, [name for name, count in differing.items() if count])
+                replace_databases(writer.store, store, [name for name, count in differing.items() if count])
     return Replayed(n_events, differing)
 
 
 def count_differences(one: Store, other: Store, name: str) -> int:
-    """Return how many (key, value) pairs of a database only one of two stores has."""
+    """Return the number of (key, value) pairs of a database that only one of two stores has."""
     with one.env.begin(db=getattr(one, name)) as txn, other.env.begin(db=getattr(other, name)) as other_txn:
-        pairs, others = pairs_of(txn, name), pairs_of(other_txn, name)
+        pairs, others = read_pairs(txn, name), read_pairs(other_txn, name)
     return len(pairs ^ others)
 
 
-def pairs_of(txn: lmdb.Transaction, name: str) -> set[tuple[bytes, bytes]]:
-    """Return all (key, value) of a database; of `changes` the latest of each item and user, which is all that counts."""
+def read_pairs(txn: lmdb.Transaction, name: str) -> set[tuple[bytes, bytes]]:
+    """Return all (key, value) pairs of a database; of `changes`, only the latest of each item and user, which alone matter."""
     pairs = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
     return set({value: (key, value) for key, value in pairs}.values()) if name == "changes" else set(pairs)
 
 
-def put_in_place(source: Store, target: Store, names: list[str]) -> None:
+def replace_databases(source: Store, target: Store, names: list[str]) -> None:
     """Replace databases of a store by those of another, in one transaction."""
     with target.env.begin(write=True) as txn, source.env.begin() as from_txn:
         for name in names:

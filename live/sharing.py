@@ -1,12 +1,12 @@
 """Share the state of users and items with other machines: follow this machine's log, and apply its events in Redis.
 
-    log of this machine ─▶ read the hashes of a batch's users ─▶ apply the new events ─▶ write each hash, if nobody else did
+    log of this machine ─▶ read the hashes of a batch's users ─▶ apply the new events ─▶ write each hash, if it is unchanged
                                  ▲                                                              │
-                                 └──────────────── read again those that somebody changed ──────┘
+                                 └──────────────── read again those that others changed ────────┘
 
-An event from Kafka is in the log of every machine; its place is its offset, so that the first machine applies it and the others
-see that it was. Evictions are not shared: a hash expires by itself after `idle_days`. What `upsert` changes is not shared:
-send it to every machine, or by Kafka.
+An event from Kafka is in the log of every machine. It is identified by its Kafka offset, so the first machine applies it and
+the others see that it was applied. Evictions are not shared: a hash expires after `idle_days`. Changes by `upsert` are not
+shared either: send them to every machine, or by Kafka.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from serving.live.feast_views import (
 )
 from serving.live.offsets import KAFKA
 from serving.live.reader import Reader
-from serving.live.redis_state import Entity, Position, RedisState, place_field
+from serving.live.redis_state import Entity, Position, RedisState, offset_field
 from serving.live.store import Progress
 from serving.live.transitions import apply_to_items, apply_to_users
 from serving.live.writer import Writer
 
 EVENTS_PER_STEP = 500
 LOCK = "sharing.lock"
-IDLE_S = 0.002  # between two looks at the log
+IDLE_S = 0.002  # between two reads of an unchanged log
 STATUS_EVERY_S = 5.0
 PAUSE_S = 1.0  # after a failure of Redis
 
@@ -51,15 +51,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SharedEvents:
-    """Observed events with where each came from. sources: of logs; source: int64 [N]; places: int64 [N], from 1 on"""
+    """Observed events and their origin.
+
+    sources: names of logs; source: int64 [N] index of each event's log; offsets: int64 [N] place in that log, from 1 on
+    """
 
     headers: np.ndarray
     sources: Sequence[str]
     source: np.ndarray
-    places: np.ndarray
+    offsets: np.ndarray
 
     def take(self, rows: np.ndarray) -> SharedEvents:
-        return SharedEvents(self.headers[rows], self.sources, self.source[rows], self.places[rows])
+        return SharedEvents(self.headers[rows], self.sources, self.source[rows], self.offsets[rows])
 
 
 class Sharer:
@@ -69,11 +72,11 @@ class Sharer:
         self._writer, self._state, self._ttl_s = writer, state, round(idle_days * 86_400)
         self._users, self._items = users_view(writer.layout), items_view(writer.layout)
         self._reader = Reader(writer.store.folder)
-        self._stated_s = float("-inf")
+        self._recorded_s = float("-inf")
         self.machine = writer.name_machine()
 
     def run(self, stop: threading.Event) -> None:
-        """Share until `stop` is set. Outages of Redis are survived: the log waits."""
+        """Share until `stop` is set. During an outage of Redis the log waits."""
         log.info("shares with %s as %s", self._state.addresses, self.machine)
         with hold_lock_unless(self._writer.store.folder / LOCK, stop):
             while not stop.is_set():
@@ -81,32 +84,32 @@ class Sharer:
                     self._follow(stop)
                 except DependencyError as error:
                     log.warning("%s", error)
-                    self._note(redis_down=1)
+                    self._record_status(redis_down=1)
                     stop.wait(PAUSE_S)
         self._reader.close()
 
     def _follow(self, stop: threading.Event) -> None:
-        """Apply the log from where the shared state stands. Raises DependencyError."""
-        shared = self.shared_sequence()
+        """Apply the log from the sequence that Redis has. Raises DependencyError."""
+        shared = self.read_shared_sequence()
         while not stop.is_set():
             progress = self._writer.store.read_progress()
             if progress.last_sequence > shared:
                 shared = self.share(shared)
             else:
                 stop.wait(IDLE_S)
-            if time.monotonic() - self._stated_s > STATUS_EVERY_S:
-                self._note(redis_down=0, redis_lag=progress.last_sequence - min(shared, progress.last_sequence))
-                shared = min(shared, self.shared_sequence())  # Redis may have lost what it held
+            if time.monotonic() - self._recorded_s > STATUS_EVERY_S:
+                self._record_status(redis_down=0, redis_lag=progress.last_sequence - min(shared, progress.last_sequence))
+                shared = min(shared, self.read_shared_sequence())  # Redis may have lost data
 
-    def shared_sequence(self) -> int:
-        """Return the sequence up to which Redis has this machine's log."""
+    def read_shared_sequence(self) -> int:
+        """Return the sequence up to which Redis has the log of this machine."""
         position = self._state.positions().get(self.machine)
         return position.shared_sequence if position else 0
 
     def share(self, after: int) -> int:
         """Apply the next events of the log after a sequence. Return the sequence of the last one."""
         sequences, batch = next(read_log(self._writer.store.folder, after, EVENTS_PER_STEP))
-        events = self.shared_events(sequences, batch)
+        events = self.select_shared_events(sequences, batch)
         self._apply_to_users(events)
         self._apply_to_items(events)
         last = int(sequences[-1])
@@ -117,25 +120,25 @@ class Sharer:
         position = Position(last, progress.latest_ms, progress.watermark_ms, progress.first_ms)
         self._state.write_position(self.machine, position)
 
-    def shared_events(self, sequences: np.ndarray, batch: EventBatch) -> SharedEvents:
-        """Return the observed events of the log, each with the log it came from and its place there."""
+    def select_shared_events(self, sequences: np.ndarray, batch: EventBatch) -> SharedEvents:
+        """Return the observed events of the log, each with its log of origin and its place there."""
         headers = batch.headers
         rows = np.flatnonzero((headers["type"] == OBSERVED) & ((headers["flags"] & Flags.ERASED) == 0))
         headers, sources = headers[rows], {self.machine: 0}
-        source, places = np.zeros(len(rows), np.int64), sequences[rows].copy()
-        for at in np.flatnonzero(headers["flags"] & Flags.KAFKA).tolist():
-            topic, partition, offset = json.loads(batch.columns[rows[at]])[KAFKA]
-            source[at] = sources.setdefault(f"{topic}/{partition}", len(sources))
-            places[at] = offset + 1
-        return SharedEvents(headers, list(sources), source, places)
+        source, offsets = np.zeros(len(rows), np.int64), sequences[rows].copy()
+        for row in np.flatnonzero(headers["flags"] & Flags.KAFKA).tolist():
+            topic, partition, offset = json.loads(batch.columns[rows[row]])[KAFKA]
+            source[row] = sources.setdefault(f"{topic}/{partition}", len(sources))
+            offsets[row] = offset + 1
+        return SharedEvents(headers, list(sources), source, offsets)
 
     def _apply_to_users(self, events: SharedEvents) -> None:
-        """Apply events to the hashes of their users, until every one of them is there."""
+        """Apply events to the hashes of their users, again and again until all are applied."""
         while len(events.headers):
             ids, rows = np.unique(events.headers["user_id"], return_inverse=True)
             entities = self._state.read(self._users, ids, events.sources)
-            records, seen = self._records(ids, entities)
-            is_new = new_events(events, rows, entities)
+            records, seen = self._read_users(ids, entities)
+            is_new = find_new_events(events, rows, entities)
             new, new_rows = events.headers[is_new], rows[is_new]
             apply_to_users(records, new_rows, new)
             if self._writer.aggregator:
@@ -143,7 +146,7 @@ class Sharer:
             for row, header in zip(new_rows.tolist(), new, strict=True):
                 if header["flags"] & Flags.SEEN:
                     seen[row].setdefault(int(header["item_id"]))
-            names = self._names()
+            names = self._read_event_names()
             changed = np.unique(new_rows)
             features = [self._users.encode(user_features(records[row], list(seen[row]), names)) for row in changed.tolist()]
             times_ms = records["session_ms"][changed].max(axis=1)
@@ -151,14 +154,14 @@ class Sharer:
             events = events.take(is_new & ~written[rows])
 
     def _apply_to_items(self, events: SharedEvents) -> None:
-        """Apply events to the hashes of their items, until every one of them is there."""
+        """Apply events to the hashes of their items, again and again until all are applied."""
         while len(events.headers):
             ids, rows = np.unique(events.headers["item_id"], return_inverse=True)
             entities = self._state.read(self._items, ids, events.sources)
             records = self._writer.layout.empty_items(len(ids))
             for record, entity in zip(records, entities, strict=True):
                 fill_item(record, entity.values)
-            is_new = new_events(events, rows, entities)
+            is_new = find_new_events(events, rows, entities)
             apply_to_items(records, rows[is_new], events.headers[is_new])
             changed = np.unique(rows[is_new])
             features = [self._items.encode(item_features(records[row])) for row in changed.tolist()]
@@ -167,22 +170,23 @@ class Sharer:
             events = events.take(is_new & ~written[rows])
 
     def _write(self, view, ids, entities, changed, features, times_ms, new: SharedEvents, new_rows) -> np.ndarray:
-        """Write the changed entities with their places in the logs. Return which of all entities were written, bool [U]."""
+        """Write the changed entities with their offsets in the logs. Return which of all entities were written, bool [U]."""
         fields = []
         for row, pairs, time_ms in zip(changed.tolist(), features, times_ms.tolist(), strict=True):
-            own = new.take(new_rows == row)
+            events = new.take(new_rows == row)
             ends = [
-                (place_field(new.sources[number]), own.places[own.source == number].max()) for number in np.unique(own.source)
+                (offset_field(new.sources[number]), events.offsets[events.source == number].max())
+                for number in np.unique(events.source)
             ]
-            places = [(name, str(end).encode()) for name, end in ends]
-            fields.append([*pairs, *places, (view.time_field, encode_time(time_ms))])
+            offsets = [(name, str(end).encode()) for name, end in ends]
+            fields.append([*pairs, *offsets, (view.time_field, encode_time(time_ms))])
         written = np.zeros(len(ids), bool)
         written[changed] = self._state.change(view, ids[changed], [entities[row] for row in changed], fields, self._ttl_s)
         return written
 
-    def _records(self, user_ids: np.ndarray, entities: Sequence[Entity]) -> tuple[np.ndarray, list[dict[int, None]]]:
-        """Return the users' records [U] and what each has seen, in order; a new one begins as it began on this machine."""
-        records, names = self._writer.layout.empty_users(len(user_ids)), self._names()
+    def _read_users(self, user_ids: np.ndarray, entities: Sequence[Entity]) -> tuple[np.ndarray, list[dict[int, None]]]:
+        """Return the users' records [U], and the items that each has seen, in order. New users get this machine's seeds."""
+        records, names = self._writer.layout.empty_users(len(user_ids)), self._read_event_names()
         is_known = np.array([bool(entity.values) for entity in entities])
         with self._reader.snapshot() as snapshot:
             unknown = np.flatnonzero(~is_known)
@@ -192,17 +196,17 @@ class Sharer:
             fill_user(records[row], entities[row].values, names)
         return records, [dict.fromkeys(entity.values.get("seen_ids", ())) for entity in entities]
 
-    def _names(self) -> list[str]:
+    def _read_event_names(self) -> list[str]:
         with self._reader.snapshot() as snapshot:
             return snapshot.event_names()
 
-    def _note(self, **stated: float) -> None:
-        self._stated_s = time.monotonic()
+    def _record_status(self, **stated: float) -> None:
+        self._recorded_s = time.monotonic()
         with self._writer.transaction() as txn:
             self._writer.count(txn, {}, redis_seen_ms=self._writer.now_ms(), **stated)
 
 
-def new_events(events: SharedEvents, rows: np.ndarray, entities: Sequence[Entity]) -> np.ndarray:
+def find_new_events(events: SharedEvents, rows: np.ndarray, entities: Sequence[Entity]) -> np.ndarray:
     """Return which events their entities do not have yet, bool [N]. rows: int64 [N] entity of each event"""
-    known = np.array([entity.places for entity in entities], np.int64).reshape(len(entities), len(events.sources))
-    return events.places > known[rows, events.source]
+    known = np.array([entity.offsets for entity in entities], np.int64).reshape(len(entities), len(events.sources))
+    return events.offsets > known[rows, events.source]

@@ -1,4 +1,4 @@
-"""python -m repository list | show | diff | tag | untag | record: which generations there are, and what was done with them."""
+"""python -m repository list | show | diff | tag | untag | record: list generations, and what was done with them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
         quality = (f"{entry.quality[name]:.4f}" if name in entry.quality else "" for name in ("ndcg_at_10", "recall_at_20"))
         events, until = entry.log.get("events"), entry.log.get("last", "")
         count = "" if events is None else f"{events:,}"
-        table.add_row(number, moment(entry.published_s), entry.dataset, count, until, *quality, ", ".join(entry.tags))
+        table.add_row(number, format_time(entry.published_s), entry.dataset, count, until, *quality, ", ".join(entry.tags))
     Console().print(table)
 
 
@@ -68,14 +68,14 @@ def diff(
 
 @app.command()
 def tag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason = "") -> None:
-    """Give a generation a tag, such as `champion`. A tag that another generation has moves here."""
+    """Give a generation a tag, such as `champion`. If another generation has the tag, it moves."""
     read_manifest(repo, generation)
     record_act(repo, "tagged", generation, name, reason)
 
 
 @app.command()
 def untag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason = "") -> None:
-    """Take a tag away."""
+    """Remove a tag."""
     record_act(repo, "untagged", generation, name, reason)
 
 
@@ -85,11 +85,11 @@ def record(repo: Repo = DEFAULT) -> None:
     for act in read_acts(repo):
         what = f" {act.tag!r}" if act.tag else ""
         typer.echo(
-            f"{moment(act.time_s)}  {act.author}  {act.action}{what}: generation {act.generation}  {act.reason}".rstrip()
+            f"{format_time(act.time_s)}  {act.author}  {act.action}{what}: generation {act.generation}  {act.reason}".rstrip()
         )
 
 
-def moment(time_s: int) -> str:
+def format_time(time_s: int) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -23,7 +23,7 @@ from serving.contract.tensors import ENSEMBLE
 from serving.live.store import live_folder, make_folder
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import NO_GROUP, Content
-from serving.stages.rules.applied import CURRENT_FILE, FOLDER, current_version
+from serving.stages.rules.applied import CURRENT_FILE, FOLDER, read_current_version
 from serving.stages.rules.config import CONFIG_FILE, ITEMS_FILE, RulesConfig
 from serving.stages.rules.rules import Rules
 
@@ -89,7 +89,7 @@ def revert_rules(repository: Path, number: int | None = None) -> Version:
     """Apply an earlier version again, by default the one before the current. Raises ConfigError where there is none."""
     folder = rules_folder(repository)
     versions = {version.number: version for version in list_versions(folder)}
-    number = current_version(folder) - 1 if number is None else number
+    number = read_current_version(folder) - 1 if number is None else number
     if number not in versions:
         known = ", ".join(map(str, versions)) or "none"
         raise ConfigError(f"There is no version {number} of the rules; there are {known}. See `python -m server rules list`.")
@@ -104,7 +104,7 @@ def list_versions(folder: Path) -> list[Version]:
 
 def current_values(folder: Path, shop: str) -> dict[str, Any] | None:
     """Return the applied rules of a shop as they were written; None where none were. folder: of the rules"""
-    number = current_version(folder)
+    number = read_current_version(folder)
     version = Version.read(folder / str(number)) if number else None
     return version.values if version and version.shop == shop else None
 

@@ -1,11 +1,11 @@
-"""The second generation of a repository that is served beside the pinned one: the model `challenger`.
+"""Serve a second generation of a repository beside the pinned one, as the model `challenger`.
 
     ensemble    challenger/config.pbtxt   the ensemble again, its steps pinned to the challenger's generation
     fused       challenger/<g>            a link to recommend/<g>: the same files, in processes of its own
 
 A request for `challenger` and one for `recommend` share no version of any model, so no answer mixes two generations, and each
-generation has its own batches. The steps keep both versions loaded (`write_pins`). The model `challenger` has the folder only
-while it is served, because tritonserver loads every folder of a repository.
+generation has its own batches. The steps keep both versions loaded (`write_pins`). The folder exists only while the challenger
+is served, because tritonserver loads every folder of a repository.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def challengers(repo: Path) -> tuple[int, ...]:
 
 
 def write_challenger(repo: Path, generation: int) -> None:
-    """Add the model, complete or not at all. Nothing is loaded here. The caller must hold the publication lock."""
+    """Add the model `challenger` by one rename. Nothing is loaded here. The caller must hold the publication lock."""
     config = model_config_pb2.ModelConfig()
     config.CopyFrom(read_config(repo / ENSEMBLE / "config.pbtxt"))
     config.name = CHALLENGER

@@ -33,16 +33,16 @@ Check = Callable[[Path], Iterator[Finding]]
 
 
 def run_checks(repository: Path, checks: Sequence[Check], decisive: Container[Check]) -> list[Finding]:
-    """Return all findings, errors first. Stop after a decisive check if there is an error by then."""
+    """Return all findings, errors first. Stop after a decisive check if any error was found so far."""
     found: list[Finding] = []
     for check in checks:
-        found += run(check, repository)
+        found += run_check(check, repository)
         if count_errors(found) and check in decisive:
             break
     return sorted(found, key=lambda finding: finding.level)
 
 
-def run(check: Check, repository: Path) -> list[Finding]:
+def run_check(check: Check, repository: Path) -> list[Finding]:
     """Return the findings of one check; an unreadable artifact is a finding too."""
     found: list[Finding] = []
     try:
@@ -52,7 +52,7 @@ def run(check: Check, repository: Path) -> list[Finding]:
     return found
 
 
-def models_in(repository: Path) -> tuple[str, ...]:
+def list_models_in(repository: Path) -> tuple[str, ...]:
     """Return the models of a repository by the config of `recommend`; without that config, those of the ensemble layout."""
     path = repository / ENSEMBLE / CONFIG_FILE
     return models_of(layout_of(read_config(path)) if path.is_file() else "ensemble")
@@ -63,7 +63,7 @@ def check_layout(repository: Path) -> Iterator[Finding]:
     if not repository.is_dir():
         yield Finding("error", str(repository), "There is no such folder", "Create the repository: make export REPO=…")
         return
-    models = models_in(repository)
+    models = list_models_in(repository)
     for name in models:
         if not (repository / name / CONFIG_FILE).is_file():
             yield Finding("error", f"{name}/{CONFIG_FILE}", "The file is missing", "Export the repository again.")
@@ -71,14 +71,14 @@ def check_layout(repository: Path) -> Iterator[Finding]:
             yield Finding(
                 "error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}", "Export the repository again."
             )
-    yield from check_strangers(repository, models)
+    yield from check_other_folders(repository, models)
 
 
-def check_strangers(repository: Path, models: Sequence[str]) -> Iterator[Finding]:
+def check_other_folders(repository: Path, models: Sequence[str]) -> Iterator[Finding]:
     """Check for other folders: tritonserver treats every folder as a model, and starts only when all of them load."""
-    strangers = sorted(repository.iterdir()) if (repository / ENSEMBLE).is_dir() else []
+    entries = sorted(repository.iterdir()) if (repository / ENSEMBLE).is_dir() else []
     remedy = "Move it out of the repository."
-    for path in strangers:
+    for path in entries:
         if not path.is_dir() or path.name in models:
             continue
         if not (path / CONFIG_FILE).is_file():
@@ -96,7 +96,7 @@ def check_path(repository: Path) -> Iterator[Finding]:
 
 def check_edges(repository: Path) -> Iterator[Finding]:
     """Check that both ends of each ensemble edge agree in type, dims and fields of records."""
-    configs = {name: read_config(repository / name / CONFIG_FILE) for name in models_in(repository)}
+    configs = {name: read_config(repository / name / CONFIG_FILE) for name in list_models_in(repository)}
     specs = {name: spec_of(config) for name, config in configs.items()}
     known = {t.name: t.text for t in specs[ENSEMBLE].inputs}
     for step in configs[ENSEMBLE].ensemble_scheduling.step:
@@ -122,7 +122,9 @@ def check_versions(repository: Path) -> Iterator[Finding]:
     for name, folder in stages.items():
         if sha256_of(folder / MANIFEST_FILE) != digests.get(name):
             where = str(folder.relative_to(repository))
-            yield Finding("error", where, "It is not the one that this generation was published with", "Export again.")
+            yield Finding(
+                "error", where, "Its manifest is not the one that this generation was published with", "Export again."
+            )
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:
@@ -137,7 +139,7 @@ def check_libraries(repository: Path) -> Iterator[Finding]:
             continue
         if here != exported_with.get(library, here):
             fact = f"Version {here} is installed, the export used {exported_with[library]}"
-            yield Finding("warning", library, fact, "Install the pinned one (`make setup`) or export again.")
+            yield Finding("warning", library, fact, "Install the pinned version (`make setup`), or export again.")
     if int(np.__version__.split(".")[0]) >= 2:
         yield Finding(
             "error", "numpy", f"{np.__version__}: this server's Python stub returns empty tensors", "Pin numpy 1.26.4."
@@ -148,18 +150,18 @@ def check_libraries(repository: Path) -> Iterator[Finding]:
 
 def check_warmup(repository: Path) -> Iterator[Finding]:
     """Check that warm-up files are complete; otherwise their models do not load."""
-    for name in models_in(repository):
+    for name in list_models_in(repository):
         for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
             for entry in warmup.inputs.values():
                 path, where = repository / name / "warmup" / entry.input_data_file, f"{name}/warmup/{entry.input_data_file}"
                 if not path.is_file():
                     yield Finding("error", where, "The file is missing", "Export again.")
-                elif path.stat().st_size < (least := warmup_bytes_of(entry)):
+                elif path.stat().st_size < (least := least_warmup_bytes(entry)):
                     fact = f"It holds {path.stat().st_size} bytes, a row of its tensor takes {least}"
                     yield Finding("error", where, fact, "Export again.")
 
 
-def warmup_bytes_of(entry: pb.ModelWarmup.Input) -> int:
+def least_warmup_bytes(entry: pb.ModelWarmup.Input) -> int:
     """Return the bytes of one row; for strings, at least those of their lengths."""
     width = {pb.TYPE_STRING: 4, pb.TYPE_FP32: 4, pb.TYPE_INT32: 4, pb.TYPE_UINT8: 1}.get(entry.data_type, 8)
     return width * math.prod(entry.dims)
@@ -175,18 +177,18 @@ def check_stages(repository: Path) -> Iterator[Finding]:
             yield Finding("error", f"{name}/{generation}", "stage.json states another generation", "Export again.")
         if (repository / name).is_dir():
             config = read_config(repository / name / CONFIG_FILE)
-            for fact in record_faults(config, info.spec):
+            for fact in find_record_faults(config, info.spec):
                 yield Finding("error", f"{name}/{CONFIG_FILE}", fact, "Export again.")
 
 
-def record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
+def find_record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield records whose fields differ between config.pbtxt and the stage, which would then refuse to load."""
     named = {tensor.name for tensor in (*config.input, *config.output)}
     for record in spec.records:
         if record.name in named:
             stated = fields_stated(config, record.name) or "nothing"
             if stated != record.stated_fields:
-                yield f"The record {record.name} is stated as {stated}, stage.json says {record.stated_fields}"
+                yield f"The record {record.name} has {stated} in config.pbtxt, and {record.stated_fields} in stage.json"
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:
@@ -201,14 +203,14 @@ def check_answers(repository: Path) -> Iterator[Finding]:
         remedy = "Compare the library versions in the manifest with this machine's; export again here."
         level, fact = "error", f"Recorded requests are answered differently: {difference}"
         if has_update_source(repository, generation):
-            level, fact = "warning", f"{fact}; rows that were updated since the export do that"
+            level, fact = "warning", f"{fact}; rows that were updated since the export cause that"
         yield Finding(level, f"{ENSEMBLE}/{generation}", fact, remedy)
 
 
 def check_batching(repository: Path) -> Iterator[Finding]:
     """Check batch sizes that tritonserver refuses, and settings that delay its batcher (docs/serving.md)."""
     largest = read_config(repository / ENSEMBLE / CONFIG_FILE).max_batch_size
-    for name in models_in(repository):
+    for name in list_models_in(repository):
         config = read_config(repository / name / CONFIG_FILE)
         batching, where = config.dynamic_batching, f"{name}/{CONFIG_FILE}"
         if config.max_batch_size < max(largest, *batching.preferred_batch_size, 0):
@@ -223,7 +225,7 @@ def check_response_cache(repository: Path) -> Iterator[Finding]:
     """Check the response cache, which has no expiry: it is right only where a generation's answers never change."""
     if not has_update_source(repository, pinned_generation(repository)):
         return
-    for name in models_in(repository):
+    for name in list_models_in(repository):
         if read_config(repository / name / CONFIG_FILE).response_cache.enable:
             fact = "The response cache keeps answers, and the ranker's rows are updated while they are served"
             remedy = "Leave response_cache out ([serving]), or the brokers ([tables]); clients/cache keeps answers for a while."

@@ -45,7 +45,7 @@ class Serving:
     """Serving settings of one Triton model. Times in microseconds, 0 = off.
 
     A stage has no preferred batch sizes by default, because stages are most efficient on everything that has queued. The fused
-    layout prefers 16, so that each of its two processes leaves the other part of the queue.
+    layout prefers 16, so that each of its two processes leaves requests to the other.
 
     There is no queue delay by default: the requests that arrive during a batch form the next batch, so a delay only adds
     latency.
@@ -123,13 +123,13 @@ def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:
 
 
 def state_records(config: pb.ModelConfig, spec: ModelSpec) -> None:
-    """State the fields of every record as a parameter, because a config has no other place for them."""
+    """Write the fields of every record as a parameter, because a config has no other place for them."""
     for record in spec.records:
         config.parameters[record.parameter].string_value = record.stated_fields
 
 
 def fields_stated(config: pb.ModelConfig, tensor: str) -> str:
-    """Return the fields that a config states for a tensor; "" when it is not a record."""
+    """Return the fields of a tensor that is a record, as its config states them; "" for other tensors."""
     parameter = f"{RECORD}{tensor}"
     return config.parameters[parameter].string_value if parameter in config.parameters else ""
 
@@ -160,6 +160,7 @@ def add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
 
 
 def warmup_file(tensor: str, row: int) -> str:
+    """Return the name of the warm-up file of a tensor and a recorded row."""
     return f"{tensor}_{row}"
 
 
@@ -171,7 +172,7 @@ def warmup_bytes(array: np.ndarray) -> bytes:
 
 
 def holds_row(stored: bytes, array: np.ndarray) -> bool:
-    """Return whether a warm-up file has the length for such an array; its values do not matter."""
+    """Return whether a warm-up file has the length that an array needs, whatever its values."""
     if array.dtype != np.object_:
         return len(stored) == array.nbytes
     end = 0
@@ -189,7 +190,7 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
             if source.text != tensor.text:
                 raise ExportError(
                     f"A tensor leaves its stage as {source.text} and {name} expects {tensor.text}. "
-                    "Make serving/contract/tensors.py say one thing."
+                    "Make both agree in serving/contract/tensors.py."
                 )
         produced.update({tensor.name: tensor for tensor in stages[name].outputs})
     used = {t.name for spec in stages.values() for t in spec.inputs} | {t.name for t in stages[STAGES[-1]].outputs}
@@ -206,7 +207,7 @@ def spec_of(config: pb.ModelConfig) -> ModelSpec:
 
 def compare_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
     """Return "" when a config states the tensors of `spec`, otherwise the tensors that only one of them has."""
-    stated, known = ({t.text for t in (*both.inputs, *both.outputs)} for both in (spec_of(config), spec))
+    stated, known = ({t.text for t in (*side.inputs, *side.outputs)} for side in (spec_of(config), spec))
     return ", ".join(sorted(stated ^ known))
 
 

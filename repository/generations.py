@@ -33,16 +33,14 @@ def pin(repo: Path, generation: int) -> None:
 
 
 def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
-    """Write configs that pin `generation` and let the steps load it, those of `keep` and the challenger's.
+    """Write configs that pin `generation` and let the steps load it, those in `keep` and the challenger's generation.
 
-    Nothing is loaded here.
-
-    The caller must hold the publication lock.
+    Nothing is loaded here. The caller must hold the publication lock.
     """
     for model in pipeline_models(read_repository(repo)):
         config = model.config
-        beside = () if model.name in LIVE_MODELS else challengers(repo)  # events go to the served generation alone
-        versions = {generation} if model.name == ENSEMBLE else {generation, *keep, *beside}
+        challenger = () if model.name in LIVE_MODELS else challengers(repo)  # events go to the served generation alone
+        versions = {generation} if model.name == ENSEMBLE else {generation, *keep, *challenger}
         config.version_policy.Clear()
         config.version_policy.specific.versions.extend(sorted(versions))
         for step in config.ensemble_scheduling.step:
@@ -61,7 +59,7 @@ def require_published(repo: Path, generation: int) -> tuple[int, ...]:
 
 
 def pipeline_models(models: list[Model]) -> list[Model]:
-    """Return the ensemble's steps, the models that take events, and the ensemble, in the order in which they must load."""
+    """Return the ensemble's steps, the live models and the ensemble, in the order in which they must load."""
     by_name = {model.name: model for model in models}
     if ENSEMBLE not in by_name:
         raise ConfigError(f"The repository has no model {ENSEMBLE}; it has {sorted(by_name)}.")

@@ -15,19 +15,19 @@ from serving.contract.errors import ConfigError, ServerError
 from serving.contract.locks import try_lock
 
 LOCK_FILE = ".publication.lock"
-LOCK_TIMEOUT_S = 600.0  # a move loads two generations of every stage, and a finished export should wait for it
+LOCK_TIMEOUT_S = 600.0  # a move loads two generations of every stage, and an export that is ready should wait for it
 POLL_S = 0.05
 
 
 @contextmanager
 def publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold `repo` against other publications and moves; not reentrant. Raises ServerError after `timeout_s` of waiting."""
+    """Lock `repo` against other publications and moves; not reentrant. Raises ServerError after `timeout_s` of waiting."""
     if not repo.is_dir():
         raise ConfigError(f"There is no model repository at {repo}. Make one with `make export REPO={repo}`.")
-    deadline = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     with (repo / LOCK_FILE).open("w") as file:  # closing the file, or dying, releases the lock
         while not try_lock(file.fileno()):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 raise ServerError(
                     f"Another publication or move has held {repo} for {timeout_s:.0f} s. Wait until it ends "
                     f"(`fuser {repo / LOCK_FILE}` names its process), then try again."

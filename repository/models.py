@@ -57,14 +57,14 @@ class Model:
 
 
 def read_config(path: Path) -> model_config_pb2.ModelConfig:
-    """Read the model configuration in a file. The message is the caller's own. Raises ArtifactError."""
+    """Read the model configuration in a file. The caller may change it. Raises ArtifactError."""
     config = model_config_pb2.ModelConfig()
     try:
         config.CopyFrom(parse_config(path.read_text()))
     except FileNotFoundError:
         raise ArtifactError(
-            f"{path} is missing; every folder in a repository is a model and needs one. Move a folder that is none out of "
-            "it, or publish again with `make export`."
+            f"{path} is missing; every folder in a repository is a model and needs one. Move other folders out of it, or "
+            "publish again with `make export`."
         ) from None
     except text_format.ParseError as error:
         raise ArtifactError(
@@ -79,13 +79,13 @@ def parse_config(text: str) -> model_config_pb2.ModelConfig:
 
 
 def write_config(path: Path, config: model_config_pb2.ModelConfig) -> None:
-    """Replace a config atomically. The new file is made outside the model folder, of which tritonserver reads everything."""
-    beside = path.parents[1] / f".{path.parent.name}.config.pbtxt.{os.getpid()}"
-    with beside.open("w") as file:
+    """Replace a config atomically. The draft is outside of the model folder, because tritonserver reads everything in it."""
+    draft = path.parents[1] / f".{path.parent.name}.config.pbtxt.{os.getpid()}"
+    with draft.open("w") as file:
         file.write(text_format.MessageToString(config))
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    draft.replace(path)
 
 
 def refuse_unservable_path(folder: Path) -> None:

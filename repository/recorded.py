@@ -21,14 +21,14 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Recorded:
-    """inputs, outputs: the ensemble's tensors by name, each [R, *dims] for R requests of one row."""
+    """R recorded requests of one row each. inputs, outputs: the ensemble's tensors by name, [R, *dims]."""
 
     inputs: Arrays
     outputs: Arrays
 
     def write(self, path: Path) -> None:
-        both = {f"in_{k}": v for k, v in self.inputs.items()} | {f"out_{k}": v for k, v in self.outputs.items()}
-        np.savez_compressed(path, **{k: v.astype(bytes) if v.dtype == np.object_ else v for k, v in both.items()})
+        tensors = {f"in_{k}": v for k, v in self.inputs.items()} | {f"out_{k}": v for k, v in self.outputs.items()}
+        np.savez_compressed(path, **{k: v.astype(bytes) if v.dtype == np.object_ else v for k, v in tensors.items()})
 
 
 def read_recorded(path: Path) -> Recorded:

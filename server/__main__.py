@@ -52,20 +52,24 @@ def start(
         str | None,
         typer.Option(help=f"address to listen at (default {LOOPBACK}: this machine only; 0.0.0.0: everybody who reaches it)"),
     ] = None,
-    no_http: Annotated[bool, typer.Option("--no-http", help="answer over gRPC only, where something else faces HTTP")] = False,
+    no_http: Annotated[
+        bool, typer.Option("--no-http", help="answer over gRPC only, where another program serves HTTP")
+    ] = False,
     tls: Annotated[
         Path | None, typer.Option(help="folder of PEM files: gRPC over TLS, or mutual TLS (docs/operating.md)")
     ] = None,
     gateway_port: Annotated[int, typer.Option(help="port of the REST gateway, on this machine only; 0: no gateway")] = 0,
     gateway_config: Annotated[Path | None, typer.Option(help="settings of the gateway (docs/gateway.md)")] = None,
     gateway_optional: Annotated[
-        bool, typer.Option("--gateway-optional", help="only note it when the gateway cannot start, and serve without")
+        bool, typer.Option("--gateway-optional", help="serve without the gateway, with a note, when it cannot start")
     ] = False,
     unsupervised: Annotated[
-        bool, typer.Option("--unsupervised", help="nothing restarts it: something else, such as a container's policy, does")
+        bool,
+        typer.Option("--unsupervised", help="no supervisor: something else restarts it, such as a container's restart policy"),
     ] = False,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="stay, as its supervisor, until SIGTERM; then stop it (for systemd)")
+        bool,
+        typer.Option("--foreground", help="keep running as the server's supervisor until SIGTERM, then stop it (for systemd)"),
     ] = False,
     timeout_s: Timeout = READY_TIMEOUT_S,
 ) -> None:
@@ -74,15 +78,15 @@ def start(
     Settings that differ from those of the kept server are an error. A server that lost a model's process is restarted.
     """
     ports = Ports(grpc_port, http_port, metrics_port)
-    with starting(RUN_DIR, grpc_port):  # so that a second command finds the first one's server
+    with starting(RUN_DIR, grpc_port):  # a second command waits, and finds the server of the first
         flags: Settings = {"fixed": fixed or None, "no_http": no_http or None, "tls": str(tls.resolve()) if tls else None}
         state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
         if gateway_port:
             state = _start_gateway(state, gateway_port, gateway_config, gateway_optional)
         if not unsupervised and not foreground:
-            watch.start_beside(state, RUN_DIR)
+            watch.start_supervisor(state, RUN_DIR)
     if foreground:
-        watch.become(state, RUN_DIR)
+        watch.become_supervisor(state, RUN_DIR)
 
 
 def _start_gateway(state: ServerState, port: int, config: Path | None, optional: bool) -> ServerState:
@@ -102,40 +106,40 @@ def _gateway_url(state: ServerState) -> str:
 
 
 def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> ServerState:
-    """Start, keep or restart a server. asked: settings, None where the caller passed none."""
+    """Start, keep or restart a server. asked: settings, None where the caller set none"""
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
-    running = _serving(repo, ports)
+    running = _find_running(repo, ports)
     if running and (lost := count_lost_stubs(running.pid)):
-        typer.echo(f"starting again: {_lost(lost)}: {_line(running)}")
+        typer.echo(f"starting again: {_describe_lost(lost)}: {_describe(running)}")
         stop_server(running, RUN_DIR)
         settings = running.settings | {name: value for name, value in asked.items() if value is not None}
     elif running and running.fault:
-        typer.echo(f"starting again: {running.fault}: {_line(running)}")
+        typer.echo(f"starting again: {running.fault}: {_describe(running)}")
         stop_server(running, RUN_DIR)
     elif running:
         _refuse_other_settings(running, asked)
-        settings |= running.settings  # a server that cannot follow is restarted with its settings
-        if _follows(running):
-            typer.echo(f"already running: {_line(running)}")
+        settings |= running.settings  # a server that cannot move is restarted with its settings
+        if _move_to_pinned(running):
+            typer.echo(f"already running: {_describe(running)}")
             return running
     for state in known_servers(RUN_DIR):
         if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
             stop_server(state, RUN_DIR)  # its supervisor would start it as well
     server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR).start()
-    typer.echo(f"ready: {_line(server.state)}")
+    typer.echo(f"ready: {_describe(server.state)}")
     return server.state
 
 
 @app.command()
 def stop(grpc_port: OneServer = None) -> None:
-    """Stop the servers started here, or the one at a port; also clears up after killed ones."""
+    """Stop the servers started here, or the one at a port; also clean up after killed ones."""
     chosen = [state for state in known_servers(RUN_DIR) if grpc_port in (None, state.ports.grpc)]
     for state in chosen:
         stop_server(state, RUN_DIR)
-        typer.echo(f"stopped: {_line(state)}")
+        typer.echo(f"stopped: {_describe(state)}")
     if grpc_port is None:
         for state in clear_stale(MEASURED_DIR):
-            typer.echo(f"stopped: {_line(state)}, which a killed measurement had left")
+            typer.echo(f"stopped: {_describe(state)}, left over from a killed measurement")
             chosen.append(state)
     if not chosen:
         typer.echo("nothing to stop: no server was started here" + (f" on gRPC port {grpc_port}" if grpc_port else ""))
@@ -150,8 +154,8 @@ def status() -> None:
         condition = examine(state.grpc_url, state)
         broken |= bool(condition.fault)
         ran = is_running(state.pid, state.tag)
-        typer.echo(f"{'running' if ran else 'ended'}: {_line(state)}  log {state.log}")
-        typer.echo(f"  FAILS: {condition}. {_start_again(state)}" if condition.fault else f"  {condition}")
+        typer.echo(f"{'running' if ran else 'ended'}: {_describe(state)}  log {state.log}")
+        typer.echo(f"  FAILS: {condition}. {_describe_restart(state)}" if condition.fault else f"  {condition}")
     for path in unreadable_states(RUN_DIR):
         typer.echo(f"note: {path} names no server. Remove it; no command can find the server it was written for.", err=True)
     if not states:
@@ -181,10 +185,10 @@ def diagnose(grpc_port: GrpcPort = 8001) -> None:
         return
     log = log_path.read_text(errors="replace") if log_path.exists() else ""
     ended = f"{explain_end(log)}; " if log and state is None and not listens(grpc_port) else ""
-    typer.echo(f"server at {url}: {ended}{condition}" + (f". {_start_again(state)}" if state else ""))
+    typer.echo(f"server at {url}: {ended}{condition}" + (f". {_describe_restart(state)}" if state else ""))
     if log:
         typer.echo(f"log {log_path}: {explain(log)}")
-    for line in watch.last_words(RUN_DIR, grpc_port):
+    for line in watch.read_last_lines(RUN_DIR, grpc_port):
         typer.echo(f"supervisor: {line}")
     raise typer.Exit(1)
 
@@ -199,17 +203,19 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
     typer.echo(f"generation {generation} answers at {states[0].grpc_url} (before: {before})")
 
 
-def _lost(stubs: int) -> str:
+def _describe_lost(stubs: int) -> str:
     return f"{stubs} of its Python model process(es) died"
 
 
-def _start_again(state: ServerState) -> str:
+def _describe_restart(state: ServerState) -> str:
+    """Return the command that starts a server again."""
     ports = f"GRPC_PORT={state.ports.grpc} HTTP_PORT={state.ports.http} METRICS_PORT={state.ports.metrics}"
     host = state.settings.get("host", LOOPBACK)
     return f"Start it again: make serve REPO={state.repo} {ports}" + (f" HOST={host}" if host != LOOPBACK else "")
 
 
-def _serving(repo: Path, ports: Ports) -> ServerState | None:
+def _find_running(repo: Path, ports: Ports) -> ServerState | None:
+    """Return the running server of a repository at these ports."""
     same = (state for state in running_servers(RUN_DIR) if state.repo == repo.resolve() and state.ports == ports)
     return next(same, None)
 
@@ -221,13 +227,13 @@ def _refuse_other_settings(running: ServerState, asked: Settings) -> None:
         has = ", ".join(f"{name} {running.settings.get(name, 'unknown')}" for name in other)
         wanted = ", ".join(f"{name} {value}" for name, value in other.items())
         raise ServerError(
-            f"A server already runs with {has}: {_line(running)}. {wanted} was asked for, which only a restart brings: "
+            f"A server already runs with {has}: {_describe(running)}. {wanted} was asked for, which only a restart brings: "
             f"python -m server stop --grpc-port {running.ports.grpc}, then start again."
         )
 
 
-def _follows(state: ServerState) -> bool:
-    """Move a running server to the pinned generation. Return False, after stopping it, when it cannot follow."""
+def _move_to_pinned(state: ServerState) -> bool:
+    """Move a running server to the pinned generation. Return False when it cannot move, after stopping it."""
     served, wanted = served_generation(state.grpc_url), pinned_generation(state.repo)
     gone = served not in published_generations(state.repo)  # pruned, so the server cannot move
     another = state.content != content_of(state.repo, served)  # the repository was replaced
@@ -238,14 +244,14 @@ def _follows(state: ServerState) -> bool:
     return True
 
 
-def _line(state: ServerState) -> str:
+def _describe(state: ServerState) -> str:
     ports = state.ports
     http = "no HTTP" if state.settings.get("no_http") else f"HTTP {ports.http}"
     host = state.settings.get("host", LOOPBACK)
     opened = f", open to whoever reaches {host}" if host != LOOPBACK else ""
-    beside = f", gateway {_gateway_url(state)}" if gateway.gateways(state.tag) else ""
-    beside += ", supervised" if launcher.supervisors(state.tag) else ""
-    return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{beside}{opened} (process {state.pid})"
+    helpers = f", gateway {_gateway_url(state)}" if gateway.gateways(state.tag) else ""
+    helpers += ", supervised" if launcher.supervisors(state.tag) else ""
+    return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{helpers}{opened} (process {state.pid})"
 
 
 if __name__ == "__main__":

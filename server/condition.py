@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from server.health import describe_lacks, local_client, model_states
+from server.health import describe_unready, local_client, model_states
 from server.log import explain_end
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState
@@ -22,7 +22,7 @@ QUESTION_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class Condition:
-    """State of a server. fault: why it does not answer, "" when it does. facts: generation and models, "" when unknown."""
+    """State of a server. fault: why it does not answer, "" when it does; facts: generation and models, "" when unknown"""
 
     fault: str = ""
     facts: str = ""
@@ -32,7 +32,7 @@ class Condition:
 
 
 def examine(grpc_url: str, state: ServerState | None) -> Condition:
-    """Examine a server. state: of a server that was started here, None for another one."""
+    """Examine a server. state: that of a server started here, None for another server"""
     if state is not None and state.fault:
         return Condition(f"{state.fault}, so its supervisor took it out of service")
     if state is not None and not is_running(state.pid, state.tag):
@@ -42,34 +42,34 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
     except ServerError:  # not started here: only its answer shows whether it is ready
         states = {}
     if states is None:
-        return Condition(describe_lacks(None))
-    facts = _facts(states)
+        return Condition(describe_unready(None))
+    facts = _describe_models(states)
     if state is not None and (lost := count_lost_stubs(state.pid)):
         return Condition(
             f"{lost} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail", facts
         )
-    if states and (lacks := describe_lacks(states)):
-        return Condition(lacks, facts)
-    started = time.monotonic()
+    if states and (unready := describe_unready(states)):
+        return Condition(unready, facts)
+    started_s = time.monotonic()
     try:
         ask(grpc_url)
     except ServerError as error:
         return Condition(str(error), facts)
-    taken = f"{ENSEMBLE} answered in {1000 * (time.monotonic() - started):.0f} ms"
-    return Condition("", ", ".join(part for part in (taken, facts) if part))
+    latency = f"{ENSEMBLE} answered in {1000 * (time.monotonic() - started_s):.0f} ms"
+    return Condition("", ", ".join(part for part in (latency, facts) if part))
 
 
 def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:
     """Send one real request, with zeros for required inputs. Raises ServerError unless it is answered in time."""
-    deadline = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     try:
         with local_client(grpc_url) as client:
             config = client.get_model_config(ENSEMBLE, client_timeout=timeout_s).config
             inputs = [_zeros(tensor, config.max_batch_size > 0) for tensor in config.input if not tensor.optional]
-            client.infer(ENSEMBLE, inputs, client_timeout=max(deadline - time.monotonic(), 0.001))
+            client.infer(ENSEMBLE, inputs, client_timeout=max(deadline_s - time.monotonic(), 0.001))
     except InferenceServerException as error:
-        said = (error.message() or "").partition("\n")[0]
-        raise ServerError(f"{ENSEMBLE} does not answer a request within {timeout_s:g} s: {said}") from error
+        message = (error.message() or "").partition("\n")[0]
+        raise ServerError(f"{ENSEMBLE} does not answer a request within {timeout_s:g} s: {message}") from error
 
 
 def _zeros(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.InferInput:
@@ -80,8 +80,8 @@ def _zeros(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.Inf
     return grpcclient.InferInput(tensor.name, shape, dtype).set_data_from_numpy(array)
 
 
-def _facts(states: dict[tuple[str, int], tuple[str, str]]) -> str:
-    """Return the served generation and the ready models, for people."""
+def _describe_models(states: dict[tuple[str, int], tuple[str, str]]) -> str:
+    """Return the served generation and the ready models, as a message."""
     ready = {name for (name, _), (state, _) in states.items() if state == "READY"}
     generations = [version for (name, version), (state, _) in states.items() if name == ENSEMBLE and state == "READY"]
     models = [f"{name} {'ready' if name in ready else 'NOT READY'}" for name in dict.fromkeys(name for name, _ in states)]

@@ -17,7 +17,7 @@ from server.state import ServerState
 from serving.contract.errors import ConfigError, ServerError
 from serving.live.experiment import Experiment, Mode, read_experiment
 
-app = typer.Typer(help="Serve two generations at once, and say who is answered by which.", no_args_is_help=True)
+app = typer.Typer(help="Serve two generations at once, and set which share of the users each answers.", no_args_is_help=True)
 
 Repo = Annotated[Path, typer.Option(help="model repository")]
 DEFAULT = Path("model_repository")
@@ -36,7 +36,9 @@ def start(
     """Load a challenger beside the champion on every running server of a repository, and let a share of the users meet it."""
     if promote and mode == "shadow":
         raise ConfigError("Users do not see a shadow, so it is never found better. Use --promote with --mode ab or interleave.")
-    champion = begin_experiment(servers_of(repo), repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
+    champion = begin_experiment(
+        find_servers(repo), repo, Experiment(name, 0, challenger, share, mode, promotes=promote)
+    ).champion
     typer.echo(f"experiment {name}: generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others")
 
 
@@ -70,7 +72,7 @@ def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo:
         raise ConfigError(f"No experiment was started on {repo}, so there is none to stop.")
     if experiment.runs:
         end_experiment(repo, reason)
-    unloaded = [unload_challenger(state.grpc_url, state.repo) for state in servers_of(repo)]
+    unloaded = [unload_challenger(state.grpc_url, state.repo) for state in find_servers(repo)]
     gone = "unloaded" if any(unloaded) else "not loaded"
     typer.echo(f"experiment {experiment.name} is over: generation {experiment.challenger} is {gone}")
 
@@ -85,7 +87,7 @@ def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experim
     return start_experiment(repo, experiment)
 
 
-def servers_of(repo: Path) -> list[ServerState]:
+def find_servers(repo: Path) -> list[ServerState]:
     """Return the running servers of a repository. Raises ServerError when there is none."""
     states = [state for state in running_servers(RUN_DIR) if state.repo == repo.resolve()]
     if not states:

@@ -10,12 +10,12 @@ A move from `old` to `new` has three steps. The steps of the ensemble load [old,
 requests, the steps unload `old`. At every moment the configs on disk can be served after a restart. Where `recommend` is one
 model without steps, only the swap remains.
 
-Moves and publications take the lock of repository/lock.py, so that none sees half-written configs.
+Moves and publications take the lock of repository/lock.py, so that neither sees half-written configs.
 
 tritonserver reloads a version it already holds when anything changed in that version's folder, in another folder of the model
-(warmup/), or in its config apart from instance_group and version_policy. So none of that may change once it is published,
-not even the `__pycache__` that Python would write beside model.py; the publisher puts an empty *file* of that name there. After
-a change nothing fails, but the move reloads the served generation.
+(warmup/), or in its config apart from instance_group and version_policy. So none of these may change after the publication,
+not even by a `__pycache__` that Python writes beside model.py: the publisher puts an empty *file* of that name there. After a
+change nothing fails, but a move reloads the served generation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from serving.contract.tensors import ENSEMBLE
 
 LOAD_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 60.0
-DRAIN_GRACE_S = 1.0  # for requests of an ensemble that was replaced when its steps were loaded
+DRAIN_GRACE_S = 1.0  # for requests of an old ensemble that was replaced in the first step already
 POLL_S = 0.05
 
 
@@ -68,7 +68,7 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
                 wait_drained(grpc_url, old)
             write_pins(repo, generation)
             if held_versions(grpc_url) - {generation}:
-                _release(client, grpc_url, steps, generation)
+                _unload_others(client, grpc_url, steps, generation)
     return old
 
 
@@ -85,18 +85,18 @@ def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str]
             load_models(client, ENSEMBLE, *steps)
         raise ServerError(
             f"The server stays at generation {old}, generation {new} does not load: {error.message()}\nThe repository names "
-            f"{old} again. To have {new} all the same: python -m export point {new} --repo {repo}, then start the server again."
+            f"{old} again. To serve {new} anyway: python -m export point {new} --repo {repo}, then start the server again."
         ) from error
 
 
-def _release(client: grpcclient.InferenceServerClient, grpc_url: str, steps: list[str], generation: int) -> None:
+def _unload_others(client: grpcclient.InferenceServerClient, grpc_url: str, steps: list[str], generation: int) -> None:
     """Unload every version of the steps but `generation`, which is serving already: a failure only costs memory."""
     try:
         load_models(client, *steps)
     except InferenceServerException as error:
         raise ServerError(
-            f"The server answers with generation {served_generation(grpc_url)}, and did not let go of what it served before, "
-            f"which goes on taking memory. Try again (`python -m server activate --generation {generation}`), or restart it: "
+            f"The server answers with generation {served_generation(grpc_url)}, but did not unload what it served before, "
+            f"which keeps its memory. Try again (`python -m server activate --generation {generation}`), or restart it: "
             f"make stop, then make serve. It said: {error.message()}"
         ) from error
 
@@ -112,7 +112,7 @@ def served_generation(grpc_url: str) -> int:
     states = model_states(grpc_url)
     if states is None:
         raise ServerError(
-            f"No server answers at {grpc_url}. Start it with `make serve`; one that hangs is ended by `make stop`."
+            f"No server answers at {grpc_url}. Start it with `make serve`; if it hangs, end it with `make stop` first."
         )
     ready = [version for (name, version), (state, _) in states.items() if name == ENSEMBLE and state == "READY"]
     if len(ready) != 1:
@@ -130,9 +130,9 @@ def generation_on_disk(repo: Path) -> int:
 
 @contextlib.contextmanager
 def pinned_to(repo: Path, generation: int) -> Iterator[None]:
-    """Pin a repository to a generation while a server starts, and then to the former one again.
+    """Pin a repository to a generation while a server starts, and afterwards to the former one again.
 
-    A server that is started again serves what it served before, whatever was published since.
+    So a restarted server serves the same generation as before, whatever was published since.
     """
     if generation in (0, generation_on_disk(repo)):
         yield
@@ -148,9 +148,9 @@ def pinned_to(repo: Path, generation: int) -> Iterator[None]:
 
 
 def wait_drained(grpc_url: str, generation: int, model: str = ENSEMBLE) -> None:
-    """Wait until an old ensemble has answered its requests, at most as long as these may take."""
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while time.monotonic() < deadline:
+    """Wait until an old ensemble has answered its requests, for DRAIN_TIMEOUT_S at most."""
+    deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
+    while time.monotonic() < deadline_s:
         state, _ = (model_states(grpc_url) or {}).get((model, generation), ("UNKNOWN", ""))
         if state == "UNAVAILABLE":
             break

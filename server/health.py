@@ -54,8 +54,8 @@ def model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] | None
     except InferenceServerException as error:
         if RESTRICTED in str(error):
             raise ServerError(
-                f"The server at {grpc_url} lists its models to holders of its key only, and was not started from this "
-                "checkout, which has no such key. Ask it from where it was started."
+                f"The server at {grpc_url} lists its models only to callers with its key. It was not started from this "
+                "checkout, which has no such key. Run the command where the server was started."
             ) from error
         return None
     return {(model.name, int(model.version or 0)): (model.state, model.reason) for model in index.models}
@@ -78,31 +78,31 @@ def is_ready(grpc_url: str) -> bool:
 
 
 def held_versions(grpc_url: str) -> set[int]:
-    """Return the versions of any model that the server has, loads or is unloading; none while it does not answer."""
+    """Return the versions of any model that are loaded, loading or unloading; none while the server does not answer."""
     states = model_states(grpc_url) or {}
     return {version for (_, version), (state, _) in states.items() if state in HELD_STATES}
 
 
 def wait_ready(grpc_url: str, timeout_s: float) -> None:
-    """Block until `is_ready`. Raises ServerError, with what is not ready, after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
+    """Wait until `is_ready`. Raises ServerError after `timeout_s`, with the models that are not ready."""
+    deadline_s = time.monotonic() + timeout_s
     while not is_ready(grpc_url):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             raise ServerError(f"After {timeout_s:.0f} s the server at {grpc_url} is not ready: {list_unready(grpc_url)}")
         time.sleep(POLL_S)
 
 
 def list_unready(grpc_url: str) -> str:
-    """Return why the server is not ready, for people."""
+    """Return why the server is not ready, as a message."""
     try:
         states = model_states(grpc_url)
     except ServerError as error:
         return str(error)
-    return describe_lacks(states) or "ready by now"
+    return describe_unready(states) or "ready by now"
 
 
-def describe_lacks(states: dict[tuple[str, int], tuple[str, str]] | None) -> str:
-    """Return which models have no ready version, for people; "" when all have one."""
+def describe_unready(states: dict[tuple[str, int], tuple[str, str]] | None) -> str:
+    """Return which models have no ready version, as a message; "" when all have one."""
     if states is None:
         return "nothing answers there. Is it running (python -m server status), and is the port right?"
     ready = {name for (name, _), (state, _) in states.items() if state == "READY"}

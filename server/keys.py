@@ -1,8 +1,8 @@
-"""What commands need to reach each server that was started here: the key of control requests, and the folder of its TLS.
+"""Store what commands need to reach each server that was started here: its key for control requests, and its TLS folder.
 
-Inference, health, metadata and configurations are open to everyone who reaches a port. Requests that could run code or end or
-silence the server (RESTRICTED) need the key as a header. Every start makes a new key, stored in a file of mode 0600 by the
-server's gRPC address, so that only commands of this checkout find it.
+Inference, health, metadata and configurations are open to everyone who reaches a port. Requests that could run code, stop
+the server or silence it (RESTRICTED) need the key as a header. Every start makes a new key. It is in a file of mode 0600, named
+after the server's gRPC address, so that only commands of this checkout find it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def new_key(grpc_url: str, tag: str, tls_folder: str = "") -> str:
 
 def key_of(grpc_url: str) -> str:
     """Return the key of the server at `grpc_url`; "" when none was started here."""
-    return _fields(grpc_url)[1]
+    return _read_fields(grpc_url)[1]
 
 
 def tls_folder_of(grpc_url: str) -> str:
-    """Return the folder of the PEM files of the server at `grpc_url`; "" when it speaks plain gRPC or was not started here."""
-    return _fields(grpc_url)[2]
+    """Return the folder of the PEM files of the server at `grpc_url`; "" for plain gRPC, or when it was not started here."""
+    return _read_fields(grpc_url)[2]
 
 
 def forget_key(grpc_url: str, tag: str) -> None:
@@ -57,7 +57,7 @@ def restricting_options(key: str) -> list[str]:
     return [f"--{option}={RESTRICTED}:{HEADER}={key}" for option in ("http-restricted-api", "grpc-restricted-protocol")]
 
 
-def _fields(grpc_url: str) -> tuple[str, str, str]:
+def _read_fields(grpc_url: str) -> tuple[str, str, str]:
     """Return (tag, key, folder of TLS)."""
     try:
         tag, key, tls_folder = _path(grpc_url).read_text().split(" ", 2)

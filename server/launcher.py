@@ -233,7 +233,7 @@ class TritonServer:
                 self.ports.metrics, reachable_at(self.host)
             ):  # the metrics page opens last
                 return True
-            if failure := log.first_failure(text):
+            if failure := log.find_first_failure(text):
                 raise ServerError(self._failed("cannot serve this repository", failure))
             if dead := processes.count_dead_stubs(process.pid):
                 dead_since = min(dead_since, time.monotonic())

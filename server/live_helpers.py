@@ -4,8 +4,8 @@
     consume    events of a Kafka topic, where [live] brokers names one
     share      the state of users and items in Redis, where [live] redis names nodes
 
-They carry the server's tag and end with it. Each of several servers on one store has its helpers; locks in the store's folder
-let only one of each kind work.
+They carry the server's tag and end with the server. Where several servers share a store, each has its own helpers, and locks
+in the store's folder let only one of each kind work.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MAINTAIN_EVERY_S = 600.0
 
 
 def follow(state: ServerState, run_dir: Path) -> None:
-    """Run the helpers that the served generation's settings ask for, and stop those of another generation."""
-    running, wanted = helpers(state.tag), wanted_commands(state)
+    """Start the helpers that the served generation needs, and stop those of another generation."""
+    running, wanted = helpers(state.tag), list_commands(state)
     stop_all([process for process in running if not any(runs(process, command) for command in wanted.values())])
     for name, command in wanted.items():
         if not any(runs(process, command) for process in running if processes.runs_module(process, supervisor.__name__)):
             _start(state, run_dir, name, command)
 
 
-def wanted_commands(state: ServerState) -> dict[str, list[str]]:
+def list_commands(state: ServerState) -> dict[str, list[str]]:
     """Return the command of each helper by its name; none for a repository without `observe`."""
     try:
         generation = pinned_generation(state.repo)
@@ -63,7 +63,7 @@ def helpers(tag: str) -> list[psutil.Process]:
 
 
 def runs(process: psutil.Process, command: list[str]) -> bool:
-    """Return whether a process, or the one that it supervises, was started with a command."""
+    """Return whether a process runs a command, or supervises a process that does."""
     try:
         return process.cmdline()[-len(command) :] == command
     except psutil.Error:  # gone meanwhile
@@ -71,7 +71,7 @@ def runs(process: psutil.Process, command: list[str]) -> bool:
 
 
 def stop(tag: str) -> None:
-    """End the helpers of a server. Nothing acknowledged is lost."""
+    """Stop the helpers of a server. No acknowledged event is lost."""
     stop_all(helpers(tag))
 
 

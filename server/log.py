@@ -30,8 +30,8 @@ TABLE_LINE = re.compile(r"[|+]")
 SERVES = "Started GRPCInferenceService"
 TAIL_LINES = 20
 KEPT_LOGS = 5
-UNHEALTHY = "is not healthy"  # the server's only message about a process that is gone
-LOST = "Its Python process ended while loading: crashed, or killed for memory."
+UNHEALTHY = "is not healthy"  # the server's only message about a model process that ended
+LOST = "Its Python process ended while loading: it crashed, or was killed for lack of memory."
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Failure:
         )
 
 
-def first_failure(log: str) -> Failure | None:
+def find_first_failure(log: str) -> Failure | None:
     """Return the first model that failed according to `log`, None when none did."""
     for line in log.splitlines():
         if not ERROR_LINE.match(line):
@@ -64,11 +64,11 @@ def find_unfinished(log: str, dead: int) -> Failure:
     done = set(re.findall(r"successfully loaded '([^']+)'", log))
     waiting = [name for name in dict.fromkeys(begun) if name not in done]
     last = "\n".join(log.splitlines()[-TAIL_LINES:])
-    reason = f"{dead} Python model process(es) ended while loading: crashed, or killed for memory. The last log lines:\n{last}"
+    reason = f"{dead} Python model process(es) ended while loading: crashed, or out of memory. The last log lines:\n{last}"
     return Failure(", ".join(waiting), reason)
 
 
-def ending_signal(log: str) -> str:
+def find_ending_signal(log: str) -> str:
     """Return the last signal in the server's log, such as SIGABRT; "" without one. SIGKILL leaves no trace.
 
     The log is the only source: the server is not our child process.
@@ -78,8 +78,8 @@ def ending_signal(log: str) -> str:
 
 
 def explain_end(log: str) -> str:
-    """Return what ended a server, according to its log."""
-    name = ending_signal(log)
+    """Return how a server ended, according to its log."""
+    name = find_ending_signal(log)
     if name in ("SIGTERM", "SIGINT"):
         return f"it was stopped ({name})"
     if name:
@@ -90,10 +90,10 @@ def explain_end(log: str) -> str:
 
 
 def explain(log: str) -> Failure:
-    """Return why a server ended: its first failing model, else its error lines, else its last lines."""
-    if failure := first_failure(log):
+    """Return why a server ended: the first failed model, else the lines before a crash, error lines, or the last lines."""
+    if failure := find_first_failure(log):
         return failure
-    if ending_signal(log) in CRASHES:
+    if find_ending_signal(log) in CRASHES:
         crash = log[: [found.start() for found in ENDED.finditer(log)][-1]].splitlines()[-CRASH_LINES:]
         return Failure(None, "\n".join(line for line in crash if not TABLE_LINE.match(line)))
     lines = [line for line in log.splitlines() if not any(remark in line for remark in HARMLESS)]

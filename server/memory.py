@@ -1,7 +1,7 @@
 """Estimate a server's memory before it starts, so that it is refused early instead of killed late.
 
-The estimate aims at a factor of two: the server, one Python process per model instance, memory-mapped arrays once (instances
-share their pages), every other file once per instance.
+The estimate should be right within a factor of two. It adds up the server, one Python process per model instance,
+memory-mapped arrays once (instances share their pages), and every other file once per instance.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Need:
     instances: int  # Python processes
 
 
-def estimate(models: list[Model]) -> Need:
+def estimate_need(models: list[Model]) -> Need:
+    """Estimate what a server with these models needs."""
     ram, instances = SERVER_BYTES, 0
     for model in models:
         for version in model.versions_loaded:
@@ -48,7 +49,7 @@ def estimate(models: list[Model]) -> Need:
     return Need(ram, instances * INSTANCE_SHM_BYTES, instances)
 
 
-def available_bytes(cgroup: Path = CGROUP) -> int:
+def measure_available_bytes(cgroup: Path = CGROUP) -> int:
     """Return the bytes free for a new process: the machine's, or the container's when that is less."""
     machine = psutil.virtual_memory().available
     for limit_file, used_file, stat_file, cache_field in CGROUP_FILES:
@@ -67,8 +68,8 @@ def available_bytes(cgroup: Path = CGROUP) -> int:
 
 def check_memory(models: list[Model], ram_bytes: int | None = None, shm_bytes: int | None = None) -> Need:
     """Return the need of `models`. Raises ServerError when they will not fit; available bytes are measured unless passed."""
-    need = estimate(models)
-    ram_bytes = available_bytes() if ram_bytes is None else ram_bytes
+    need = estimate_need(models)
+    ram_bytes = measure_available_bytes() if ram_bytes is None else ram_bytes
     shm_bytes = shutil.disk_usage("/dev/shm").free if shm_bytes is None else shm_bytes
     if need.ram > ram_bytes:
         raise ServerError(

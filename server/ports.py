@@ -23,7 +23,7 @@ class Ports:
     def __post_init__(self) -> None:
         for name, port in asdict(self).items():
             if not 1 <= port <= 65535:
-                raise ConfigError(f"The {name} port is {port}; ports lie between 1 and 65535.")
+                raise ConfigError(f"The {name} port is {port}; expected 1 to 65535.")
         if len(set(asdict(self).values())) < 3:
             raise ConfigError(
                 f"grpc, http and metrics need three different ports, got {self.grpc}, {self.http} and {self.metrics}."
@@ -35,13 +35,15 @@ def free_ports() -> Ports:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
         for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
+            sock.bind((LOOPBACK, 0))
         return Ports(*(sock.getsockname()[1] for sock in sockets))
 
 
 def check_free(ports: Ports) -> None:
     """Raise ServerError, with holder and remedy, when a port is taken."""
-    taken = [f"{name} port {port} is taken by {_holder(port)}" for name, port in asdict(ports).items() if not is_free(port)]
+    taken = [
+        f"{name} port {port} is taken by {_find_holder(port)}" for name, port in asdict(ports).items() if not is_free(port)
+    ]
     if taken:
         raise ServerError(
             f"{'; '.join(taken)}. Stop what listens there (`make stop` if it was started here), "
@@ -50,10 +52,11 @@ def check_free(ports: Ports) -> None:
 
 
 def is_free(port: int) -> bool:
+    """Return whether a server could listen at the port, on any address."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a listener can take a port in TIME_WAIT
         try:
-            sock.bind(("0.0.0.0", port))
+            sock.bind((ANY_ADDRESS, port))
         except OSError:
             return False
         return True
@@ -65,7 +68,7 @@ def reachable_at(host: str) -> str:
 
 
 def listens(port: int, host: str = "localhost") -> bool:
-    """Return whether something on this machine accepts connections there."""
+    """Return whether something accepts connections at the port."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -73,7 +76,8 @@ def listens(port: int, host: str = "localhost") -> bool:
     return True
 
 
-def _holder(port: int) -> str:
+def _find_holder(port: int) -> str:
+    """Return the process that listens at the port, for a message."""
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
             return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"

@@ -82,7 +82,7 @@ def process_name(process: psutil.Process) -> str:
 def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], list[psutil.Process]] = members) -> None:
     """Stop the server `pid` and its stubs: terminate, wait `timeout_s`, then kill. Remove their shared memory.
 
-    find: returns the processes of a tag that must be gone in the end
+    find: returns the processes of a tag that are killed when the time is over
     """
     if is_running(pid, tag):
         with contextlib.suppress(ProcessLookupError):
@@ -99,7 +99,7 @@ def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], l
 
 
 def count_dead_stubs(pid: int) -> int:
-    """Return how many Python model processes of the running server `pid` have died; it would wait for them forever."""
+    """Return how many Python model processes of the running server `pid` have died. The server waits for them forever."""
     try:
         children = psutil.Process(pid).children()
     except psutil.NoSuchProcess:
@@ -112,9 +112,9 @@ def count_dead_stubs(pid: int) -> int:
 
 
 def count_lost_stubs(pid: int) -> int:
-    """Return the number of `count_dead_stubs` that were killed or crashed. Their models fail every request.
+    """Return how many stubs were killed or crashed: those that are dead, and still are after SETTLE_S.
 
-    tritonserver does not restart stubs, so only a restart of the server helps.
+    Their models fail every request. tritonserver does not restart stubs, so only a restart of the server helps.
     """
     if not count_dead_stubs(pid):
         return 0

@@ -11,7 +11,7 @@ import typer
 
 from repository.applied_rules import apply_rules, find_faults, list_versions, revert_rules, rules_folder
 from serving.contract.errors import ConfigError
-from serving.stages.rules.applied import current_version
+from serving.stages.rules.applied import read_current_version
 
 app = typer.Typer(help="Change the rules of the serving generation without an export.", no_args_is_help=True)
 
@@ -39,7 +39,7 @@ def apply(
 def list_all(repo: Repo = DEFAULT) -> None:
     """List the versions, the current one marked."""
     folder = rules_folder(repo)
-    current = current_version(folder)
+    current = read_current_version(folder)
     for version in list_versions(folder):
         moment = datetime.fromtimestamp(version.applied_s, UTC).strftime("%Y-%m-%d %H:%M")
         mark, rules = (

@@ -1,11 +1,11 @@
 """`python -m server.supervisor [--every SECONDS] FOLDER COMMAND…`: keep a process running in FOLDER until SIGTERM or SIGINT.
 
-    start ─▶ exits with 0, or we were told to stop: exit with its exit code
+    start ─▶ exits with 0, or a stop was requested: exit with its exit code
       ▲  └─▶ is killed or crashes: log it, and restart it after a pause
       └──────────────┘
 
-The pause doubles from 0.2 s to 30 s with every crash, and is short again after a minute without one. With --every, a process
-that exits with 0 runs again after so many seconds: it holds no memory between its rounds.
+The pause doubles with every crash, from 0.2 s to 30 s, and starts anew after a minute without a crash. With --every, a process
+that exits with 0 is started again after SECONDS; between its runs it needs no memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import threading
 import time
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
-STEADY_S = 60.0  # a process that ran this long gets the first pause again
-REMARK = "supervisor:"  # prefix of our lines among those of the process
+STEADY_S = 60.0  # a process that ran this long is restarted after the first pause again
+REMARK = "supervisor:"  # prefix of the supervisor's lines in the shared log
 
 
 class Supervisor:
@@ -26,7 +26,7 @@ class Supervisor:
 
     def __init__(self, folder: str, command: list[str], every_s: float | None = None) -> None:
         self._folder, self._command, self._every_s = folder, command, every_s
-        self._told = threading.Event()
+        self._stopping = threading.Event()
         self._process: subprocess.Popen | None = None
 
     def run(self) -> int:
@@ -35,25 +35,26 @@ class Supervisor:
         while True:
             started_s = time.monotonic()
             self._process = subprocess.Popen(self._command, cwd=self._folder)
-            if self._told.is_set():  # meanwhile
+            if self._stopping.is_set():  # while it was being started
                 self._process.terminate()
             code = self._process.wait()
-            if self._told.is_set() or (code == 0 and self._every_s is None):
+            if self._stopping.is_set() or (code == 0 and self._every_s is None):
                 return code
             if code == 0:
                 pause_s = FIRST_PAUSE_S
-                if self._told.wait(self._every_s):
+                if self._stopping.wait(self._every_s):
                     return code
                 continue
             if time.monotonic() - started_s > STEADY_S:
                 pause_s = FIRST_PAUSE_S
             print(f"{REMARK} ended, {_reason(code)}; started again in {pause_s:g} s", flush=True)
-            if self._told.wait(pause_s):
+            if self._stopping.wait(pause_s):
                 return code
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def stop(self) -> None:
-        self._told.set()
+        """Terminate the process, and let `run` return."""
+        self._stopping.set()
         if self._process is not None:
             self._process.terminate()
 

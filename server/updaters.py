@@ -22,8 +22,8 @@ from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.generations import pinned_generation
 
-FIRST_WORD_S = 20.0  # until it reports that it follows its source
-LAST_WORD_S = 5.0  # for committing what it applied
+START_TIMEOUT_S = 20.0  # until it logs that it follows its source
+STOP_TIMEOUT_S = 5.0  # for committing what it applied
 POLL_S = 0.05
 MODULE = "serving.tables"
 
@@ -33,17 +33,17 @@ def follow(state: ServerState, run_dir: Path) -> None:
 
     Raises ServerError when it does not start; its supervisor keeps trying, as after a crash.
     """
-    settings, generation = served_settings(state.repo)
+    settings, generation = find_served_settings(state.repo)
     running = updaters(state.tag)
-    current = [process for process in running if _named(process, str(settings))]
-    if not any(_named(process, supervisor.__name__) for process in current):
+    current = [process for process in running if _has_argument(process, str(settings))]
+    if not any(_has_argument(process, supervisor.__name__) for process in current):
         current = []  # an updater without a supervisor would not be restarted
     stop([process for process in running if process not in current])
     if settings is not None and not current:
         _start(state, run_dir, generation, settings)
 
 
-def served_settings(repo: Path) -> tuple[Path | None, int]:
+def find_served_settings(repo: Path) -> tuple[Path | None, int]:
     """Return the settings of the served tables, None without an update source, and their generation."""
     try:
         generation = pinned_generation(repo)
@@ -57,7 +57,8 @@ def updaters(tag: str) -> list[psutil.Process]:
     return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
 
 
-def _named(process: psutil.Process, argument: str) -> bool:
+def _has_argument(process: psutil.Process, argument: str) -> bool:
+    """Return whether a process was started with an argument."""
     try:
         return argument in process.cmdline()
     except psutil.Error:  # gone meanwhile
@@ -65,11 +66,11 @@ def _named(process: psutil.Process, argument: str) -> bool:
 
 
 def stop(running: list[psutil.Process]) -> None:
-    """Terminate them, and kill those that do not end. Nothing acknowledged is lost."""
+    """Terminate processes, and kill those that do not end. Nothing acknowledged is lost."""
     for process in running:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(running, LAST_WORD_S)
+    _, alive = psutil.wait_procs(running, STOP_TIMEOUT_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -82,26 +83,26 @@ def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -
     log.rotate(log_path)
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
-            [sys.executable, "-m", supervisor.__name__, str(_code_beside(settings)), *updater],
+            [sys.executable, "-m", supervisor.__name__, str(_find_code(settings)), *updater],
             cwd=PROJECT,
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + FIRST_WORD_S
-    while "follows" not in (said := log_path.read_text(errors="replace")):
-        if supervisor.REMARK in said or process.poll() is not None or time.monotonic() > deadline:
-            last = [line for line in said.splitlines() if line.strip() and not line.startswith(supervisor.REMARK)][-1:]
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while "follows" not in (log_text := log_path.read_text(errors="replace")):
+        if supervisor.REMARK in log_text or process.poll() is not None or time.monotonic() > deadline_s:
+            last = [line for line in log_text.splitlines() if line.strip() and not line.startswith(supervisor.REMARK)][-1:]
             tried = "is tried again, at most every 30 s" if process.poll() is None else "is not tried again before `make serve`"
             raise ServerError(
                 f"The updater of generation {generation} did not start; it said: {last[0] if last else 'nothing'} The server "
-                f"answers without updates, and the updater {tried}. Mend what it said. Whole log: {log_path}."
+                f"answers without updates, and the updater {tried}. Correct what it names. Whole log: {log_path}."
             )
         time.sleep(POLL_S)
 
 
-def _code_beside(settings: Path) -> Path:
+def _find_code(settings: Path) -> Path:
     """Return the folder with the generation's package `serving`: the stage's, or, in the fused layout, the model's."""
     folder = settings.parents[1]
     return folder if (folder / "serving").is_dir() else folder.parent

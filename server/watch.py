@@ -6,8 +6,8 @@
                      its gateway gone or paused    ─▶ restart the gateway
                      an experiment without a guard ─▶ start the guard, which rolls back what does harm
 
-The gateway answers with popular items meanwhile. A server that dies again and again is restarted after a pause that doubles
-from 0.2 s to 30 s. Every line of the log says what was found and done.
+Meanwhile the gateway answers with popular items. A server that keeps dying is restarted after a pause that doubles from 0.2 s
+to 30 s. Every line of the log says what was found and what was done.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from serving.contract.errors import RecommenderError, ServerError
 from serving.contract.tensors import ENSEMBLE
 
 TICK_S = 0.5
-PAUSED_S = 1.0  # a stub that is paused for longer and goes on under load makes tritonserver 2.51 abort
+PAUSED_S = 1.0  # a stub that is paused for longer and then continues under load makes tritonserver 2.51 abort
 ASK_EVERY_S, ASK_TIMEOUT_S = 2.0, 1.0
-HANGS_S = 10.0  # without an answer to our questions or to anybody else's
+HANGS_S = 10.0  # without an answer to the supervisor's requests or to any other
 SCAN_EVERY_S = 5.0  # for gateways, experiments, and stubs of another generation
 RESTART_TIMEOUT_S = 300.0
 
@@ -63,13 +63,13 @@ class Observer:
         self._progress_s, self._answers = now_s, 0
 
     def find_fault(self) -> str:
-        """Return why the server must be started again; "" when it need not."""
+        """Return why the server must be restarted; "" when it need not be."""
         state, now_s = self._state, time.monotonic()
         if not processes.is_running(state.pid, state.tag):
             return log.explain_end(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone"
         if now_s - self._scanned_s > SCAN_EVERY_S:
             self._members, self._scanned_s = processes.server_members(state.tag), now_s
-        statuses = [_status_of(process) for process in self._members]
+        statuses = [_read_status(process) for process in self._members]
         if psutil.STATUS_ZOMBIE in statuses and (lost := processes.count_lost_stubs(state.pid)):
             return f"{lost} of its Python model process(es) died"
         if psutil.STATUS_STOPPED not in statuses:
@@ -81,7 +81,7 @@ class Observer:
         return self._find_hang(now_s)
 
     def _find_hang(self, now_s: float) -> str:
-        """Return a fault when nobody's questions are answered. An overloaded server answers some, and is left alone."""
+        """Return a fault when no request at all is answered. An overloaded server still answers some, and is not restarted."""
         if now_s - self._asked_s < ASK_EVERY_S:
             return ""
         self._asked_s = now_s
@@ -89,7 +89,7 @@ class Observer:
             ask(self._state.grpc_url, ASK_TIMEOUT_S)
             answered = True
         except ServerError as error:
-            answered = "Deadline" not in str(error)  # refused at once: not a hang
+            answered = "Deadline" not in str(error)  # an immediate refusal is no hang
         answers = _count_answers(self._state.grpc_url)
         if answered or answers > self._answers:
             self._progress_s = now_s
@@ -109,15 +109,15 @@ class Watch:
         self._check: ArtifactCheck | None = None
         self._observed: ServerState | None = None
         self._process: subprocess.Popen | None = None
-        self._helpers_seen_s = float("-inf")
+        self._helpers_checked_s = float("-inf")
 
     def run(self) -> None:
-        """Return when the server was stopped."""
+        """Supervise until the server is stopped."""
         while (path := state_path(self._run_dir, self._port)).exists():
             if state := read_state(path):
                 try:
                     self._look(state)
-                except Exception:  # whatever it is: a server without a supervisor stays down when it dies
+                except Exception:  # of any kind: without its supervisor, a server that dies stays down
                     say(traceback.format_exc())
             time.sleep(TICK_S)
 
@@ -132,23 +132,23 @@ class Watch:
             self._return_to_service(state)
             return
         if fault := self._observer.find_fault():
-            self._restart(state, self._ending(fault))
+            self._restart(state, self._describe_end(fault))
         elif fault := self._check.look():
             self._leave_generation(state, fault)
-        if time.monotonic() - self._helpers_seen_s > SCAN_EVERY_S:
-            self._helpers_seen_s = time.monotonic()
+        if time.monotonic() - self._helpers_checked_s > SCAN_EVERY_S:
+            self._helpers_checked_s = time.monotonic()
             self._keep_gateway(state)
             for follower in self._followers:
                 if done := follower.look():
                     say(done)
 
-    def _ending(self, fault: str) -> str:
-        """Return what ended a server: the signal is known for certain where it is our child."""
+    def _describe_end(self, fault: str) -> str:
+        """Return what ended a server. Of our own child process we know the signal for certain."""
         code = self._process.poll() if self._process is not None else None
         return f"it was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else fault
 
     def _restart(self, state: ServerState, reason: str, generation: int | None = None) -> None:
-        """Start the server again with what it served, or with `generation`."""
+        """Restart the server with the generation that it served, or with `generation`."""
         generation = generation or state.generation
         say(f"{reason}; restarting with generation {generation}")
         if time.monotonic() - self._restarted_s > STEADY_S:
@@ -159,7 +159,7 @@ class Watch:
         begun_s = self._restarted_s = time.monotonic()
         with starting(self._run_dir, self._port):
             if (now := read_state(state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
-                return  # stopped, or started again by somebody else
+                return  # stopped, or restarted by another process
             end_server(state)
             options = {"run_dir": self._run_dir, "tag": state.tag, "ready_timeout_s": RESTART_TIMEOUT_S}
             server = TritonServer.with_settings(state.repo, state.ports, state.settings, **options)
@@ -176,7 +176,7 @@ class Watch:
         say(f"answers again after {time.monotonic() - begun_s:.1f} s")
 
     def _leave_generation(self, state: ServerState, fault: str) -> None:
-        """Restart with the newest other generation whose files are all intact; without one, answer nothing."""
+        """Restart with the newest other generation whose files are intact; without one, take the model out of service."""
         say(fault)
         others = [generation for generation in published_generations(state.repo) if generation != state.generation]
         for generation in sorted(others, reverse=True):
@@ -202,21 +202,22 @@ class Watch:
                 self._restart(replace(state, fault=""), "its files are as published again")
 
     def _keep_gateway(self, state: ServerState) -> None:
+        """Start the server's gateway again if it is gone or paused."""
         port = state.settings.get("gateway_port")
         if not port:
             return
         running = gateway.gateways(state.tag)
         for process in running:
-            if _status_of(process) == psutil.STATUS_STOPPED:
+            if _read_status(process) == psutil.STATUS_STOPPED:
                 say("its gateway was paused (SIGSTOP): ended, to be started again")
                 process.kill()
         if not running:
             say("its gateway is gone: starting it again")
-            with contextlib.suppress(ServerError):  # the next look tries again; the gateway's log has the reason
+            with contextlib.suppress(ServerError):  # the next call tries again; the gateway's log has the reason
                 gateway.follow(state, int(port), str(state.settings.get("gateway_config", "")), self._run_dir)
 
 
-def start_beside(state: ServerState, run_dir: Path) -> None:
+def start_supervisor(state: ServerState, run_dir: Path) -> None:
     """Start the supervisor of a running server, unless it has one."""
     if launcher.supervisors(state.tag):
         return
@@ -225,7 +226,7 @@ def start_beside(state: ServerState, run_dir: Path) -> None:
     log.rotate(path)
     with path.open("wb") as log_file:
         subprocess.Popen(
-            command(state, run_dir),
+            build_command(state, run_dir),
             cwd=PROJECT,
             stdin=subprocess.DEVNULL,
             stdout=log_file,
@@ -234,13 +235,14 @@ def start_beside(state: ServerState, run_dir: Path) -> None:
         )
 
 
-def become(state: ServerState, run_dir: Path) -> None:
-    """Turn this process into the supervisor of a running server, which then ends with it."""
+def become_supervisor(state: ServerState, run_dir: Path) -> None:
+    """Turn this process into the supervisor of a running server. When it ends, it stops the server."""
     os.chdir(PROJECT)
-    os.execv(sys.executable, [*command(state, run_dir), "--owner"])
+    os.execv(sys.executable, [*build_command(state, run_dir), "--owner"])
 
 
-def command(state: ServerState, run_dir: Path) -> list[str]:
+def build_command(state: ServerState, run_dir: Path) -> list[str]:
+    """Return the command of a server's supervisor."""
     options = ["--grpc-port", str(state.ports.grpc), "--run-dir", str(run_dir.resolve()), "--tag", state.tag]
     return [sys.executable, "-m", launcher.WATCH_MODULE, *options]
 
@@ -249,7 +251,7 @@ def log_path(run_dir: Path, grpc_port: int) -> Path:
     return run_dir / "logs" / f"supervisor-{grpc_port}.log"
 
 
-def last_words(run_dir: Path, grpc_port: int, count: int = 5) -> list[str]:
+def read_last_lines(run_dir: Path, grpc_port: int, count: int = 5) -> list[str]:
     """Return the last lines of a supervisor's log."""
     path = log_path(run_dir, grpc_port)
     return path.read_text(errors="replace").splitlines()[-count:] if path.exists() else []
@@ -259,7 +261,7 @@ def say(line: str) -> None:
     print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}", flush=True)
 
 
-def _status_of(process: psutil.Process) -> str:
+def _read_status(process: psutil.Process) -> str:
     try:
         return process.status()
     except psutil.NoSuchProcess:
@@ -267,11 +269,11 @@ def _status_of(process: psutil.Process) -> str:
 
 
 def _count_answers(grpc_url: str) -> int:
-    """Return how many requests of `recommend` the server has answered; 0 when it does not say."""
+    """Return how many requests of `recommend` the server has answered; 0 when that cannot be read."""
     try:
         with local_client(grpc_url) as client:
             statistics = client.get_inference_statistics(ENSEMBLE)
-    except Exception:  # whatever the reason: it shows no progress
+    except Exception:  # whatever the reason, no progress is visible
         return 0
     return sum(model.inference_stats.success.count for model in statistics.model_stats)
 
@@ -284,7 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m server.watch")
     parser.add_argument("--grpc-port", type=int, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--tag", required=True, help="of the server, whose supervisor is found by it")
+    parser.add_argument("--tag", required=True, help="marks this process as the supervisor of that server")
     parser.add_argument("--owner", action="store_true", help="stop the server when this process ends")
     options = parser.parse_args()
     for signum in (signal.SIGTERM, signal.SIGINT):

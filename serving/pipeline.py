@@ -1,4 +1,4 @@
-"""Run the four stages in one process, without a server: for tests, evaluation, and as the baseline of served speed.
+"""Run the four stages in one process, without a server: for tests, evaluation, and as the baseline for the speed of a server.
 
 pipeline = Pipeline.load(Path("model_repository"))
 answer = pipeline.recommend([17850, 12583])

@@ -54,7 +54,7 @@ class Source:
         """
         settings, folder = self.info["rank"].settings, self.folders["rank"]
         names, tables = (*settings["user_tables"], *settings["item_tables"]), EmbeddingTables.load(folder / "tables")
-        return MixedWidths.load(folder, settings.get("first_cold", {})).whole(tables, names)
+        return MixedWidths.load(folder, settings.get("first_cold", {})).read_all(tables, names)
 
 
 def _sizes(folders: Mapping[str, Path], info: Mapping[str, StageInfo]) -> Sizes:

@@ -20,9 +20,10 @@ OTHER = "other"  # of categories: all that are not listed
 class Reference:
     """Bins of one feature and the shares that the export saw.
 
-    edges: float64 [bins - 1], the inner edges of a numeric feature, or empty; categories: of a categorical one, the most
-    frequent first, OTHER last; shares: float64 [bins], numeric ones with a last bin for values that are missing (NaN);
-    psi_bound: PSI that chance explains in a window of the size that is watched.
+    edges: float64 [bins - 1], the inner edges of a numeric feature, else empty
+    categories: those of a categorical feature, the most frequent first, OTHER last, else empty
+    shares: float64 [bins]; the last bin of a numeric feature holds missing values (NaN)
+    psi_bound: the largest PSI that chance explains in a watched window of requests
     """
 
     name: str
@@ -48,17 +49,17 @@ class Reference:
         return sums / max(len(values), 1)
 
 
-def psi(expected: np.ndarray, found: np.ndarray) -> float:
-    """Return the population stability index of two rows of shares: sum (found - expected) * ln(found / expected)."""
-    expected, found = fill_empty(expected), fill_empty(found)
-    return float(((found - expected) * np.log(found / expected)).sum())
+def psi(expected: np.ndarray, observed: np.ndarray) -> float:
+    """Return the population stability index of two rows of shares: sum (observed - expected) * ln(observed / expected)."""
+    expected, observed = fill_empty(expected), fill_empty(observed)
+    return float(((observed - expected) * np.log(observed / expected)).sum())
 
 
-def kl(expected: np.ndarray, found: np.ndarray) -> float:
-    """Return the Kullback-Leibler divergence D(expected || found) of two rows of shares, in nats."""
-    expected, found = fill_empty(expected), fill_empty(found)
-    expected, found = expected / expected.sum(), found / found.sum()
-    return float((expected * np.log(expected / found)).sum())
+def kl(expected: np.ndarray, observed: np.ndarray) -> float:
+    """Return the Kullback-Leibler divergence D(expected || observed) of two rows of shares, in nats."""
+    expected, observed = fill_empty(expected), fill_empty(observed)
+    expected, observed = expected / expected.sum(), observed / observed.sum()
+    return float((expected * np.log(expected / observed)).sum())
 
 
 def fill_empty(shares: np.ndarray) -> np.ndarray:

@@ -1,12 +1,12 @@
-"""Admission: from the tensors of `observe` and `upsert` to events of the log, and what is refused at the edge.
+"""Turn the tensors of `observe` and `upsert` into events of the log, and refuse malformed ones.
 
 | event | treatment |
 |---|---|
-| malformed (see `event_faults`) | refused with INVALID_ARGUMENT, and with it the other events of the same request |
-| later than now by more than `ahead_s` | refused: one wrong clock would make everybody's past look old |
-| late (see WriterSettings.lateness_s) | accepted, put where it belongs in the history, counted |
-| event id that is known | changes nothing; the sequence is that of the first one |
-| user or item nobody knows | accepted: a user is learned at once, an item counts from its first event |
+| malformed (see `EventAdmission.faults`) | refused with INVALID_ARGUMENT, together with the other events of its request |
+| later than now by more than `ahead_s` | refused: one wrong clock would move the watermark and age every history |
+| late (see WriterSettings.lateness_s) | accepted, sorted into the history by its time, counted |
+| with a known event id | changes nothing; the sequence of the first one is returned |
+| of an unknown user or item | accepted: a user is learned at once, an item counts from its first event |
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from serving.live.layout import LATEST_SECOND
 MAX_TEXT_BYTES = 128  # of event_id and request_id
 MAX_COLUMN_BYTES = 1024  # of a context text
 MAX_CHANGE_BYTES = 64 << 10  # of `columns`
-LARGEST_NUMBER = 1e38  # what a float32 holds; no integer of any length is compared wrongly
+LARGEST_NUMBER = 1e38  # of a column; a float32 can hold it
 CHANGED = {b"item": ITEM_CHANGED, b"user": USER_CHANGED}
 
 Arrays = Mapping[str, np.ndarray]
@@ -39,7 +39,7 @@ class EventAdmission:
     ahead_s: float = 300.0
 
     def faults(self, inputs: Arrays, now_ms: int) -> dict[int, str]:
-        """Row -> message for each malformed event of a batch, [N, 1] by tensor."""
+        """Return a message by row for each malformed event of a batch. inputs: [N, 1] by tensor"""
         faults: dict[int, str] = {}
 
         def refuse(rows: np.ndarray, message: str) -> None:
@@ -71,7 +71,7 @@ class EventAdmission:
         return faults
 
     def events(self, inputs: Arrays, codes: np.ndarray, now_ms: int) -> EventBatch:
-        """Return the events of sound inputs. codes: the store's code of each kind, uint8 [K]"""
+        """Return the events of inputs without faults. codes: the store's code of each kind, uint8 [K]"""
         times_ms, value = inputs["timestamp_ms"][:, 0], inputs["value"][:, 0]
         headers = np.zeros(len(times_ms), HEADER)
         headers["kind"] = [self.kinds.code(name) for name in inputs["event"][:, 0]]
@@ -84,7 +84,7 @@ class EventAdmission:
         return EventBatch(headers, event_ids, request_ids, self._context_texts(inputs, len(headers)))
 
     def _context_texts(self, inputs: Arrays, count: int) -> Sequence[bytes]:
-        """JSON of the context columns that were sent, one text per event."""
+        """Return the context columns that were sent, as one JSON text per event."""
         if not self.context:
             return [b""] * count
         rows: list[dict] = [{} for _ in range(count)]
@@ -98,13 +98,13 @@ class EventAdmission:
 
 @dataclass(frozen=True)
 class ChangeAdmission:
-    """Turns the tensors of `upsert` into events. columns: those that may change, by kind ("item", "user")."""
+    """Turns the tensors of `upsert` into events."""
 
-    columns: Mapping[str, Mapping[str, str]]  # kind -> column -> "text", "texts", "number" or "flag"
-    roles: Mapping[str, str] = field(default_factory=dict)  # role of an item's column, such as price -> its name in the data
+    columns: Mapping[str, Mapping[str, str]]  # that may change: "item" or "user" -> column -> a key of EXPECTED
+    roles: Mapping[str, str] = field(default_factory=dict)  # role of an item's column, such as "price" -> its name in the data
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for each malformed change of a batch, [N, 1] by tensor."""
+        """Return a message by row for each malformed change of a batch. inputs: [N, 1] by tensor"""
         rows = zip(inputs["kind"][:, 0], inputs["id"][:, 0].tolist(), inputs["columns"][:, 0], strict=True)
         messages = {row: self._fault(*change) for row, change in enumerate(rows)}
         return {row: message for row, message in messages.items() if message}
@@ -131,7 +131,7 @@ class ChangeAdmission:
         return ""
 
     def events(self, inputs: Arrays, now_ms: int) -> EventBatch:
-        """Return the changes of sound inputs."""
+        """Return the changes of inputs without faults."""
         count = len(inputs["id"])
         headers = np.zeros(count, HEADER)
         headers["type"] = [CHANGED[kind] for kind in inputs["kind"][:, 0]]
@@ -142,11 +142,11 @@ class ChangeAdmission:
         headers["value"] = headers["label"] = np.nan
         texts = inputs["columns"][:, 0].tolist()
         if self.roles:
-            texts = [self._by_both_names(text) if own else text for text, own in zip(texts, is_item.tolist(), strict=True)]
+            texts = [self._add_role_names(text) if named else text for text, named in zip(texts, is_item.tolist(), strict=True)]
         return EventBatch(headers, [b""] * count, [b""] * count, texts)
 
-    def _by_both_names(self, text: bytes) -> bytes:
-        """Return an item's columns with those that have a role under both names, so that the latest value has both."""
+    def _add_role_names(self, text: bytes) -> bytes:
+        """Return an item's columns. One that has a role is there by its name and by its role, with the latest value."""
         columns = json.loads(text)
         for role, name in self.roles.items():
             for given, other in ((name, role), (role, name)):
@@ -159,7 +159,7 @@ EXPECTED = {"text": "a text", "texts": "a list of texts", "number": "a finite nu
 
 
 def fits(value: object, kind: str) -> bool:
-    """Is a JSON value of a column's kind, or null?"""
+    """Return whether a JSON value is of a column's kind, or null."""
     if value is None:
         return True
     if kind == "text":

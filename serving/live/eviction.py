@@ -1,6 +1,6 @@
-"""Eviction: a user who has been idle for long is forgotten, and is then served with what the generation knows.
+"""Evict users who have been idle for long. They are then served with the state of the generation.
 
-An eviction is an event of the log, so that a replay of the log forgets the same users at the same place.
+An eviction is an event of the log, so that a replay of the log evicts the same users at the same place.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from serving.live.layout import Layout, offset_of
 from serving.live.store import Store, ids_as_keys
 
 
-def evictions(user_ids: np.ndarray, now_ms: int) -> EventBatch:
-    """Return the events that forget users, int64 [N]."""
+def make_evictions(user_ids: np.ndarray, now_ms: int) -> EventBatch:
+    """Return the events that evict users, int64 [N]."""
     headers = np.zeros(len(user_ids), HEADER)
     headers["type"], headers["user_id"], headers["time_ms"] = USER_EVICTED, user_ids, now_ms
     headers["value"] = headers["label"] = np.nan
@@ -23,15 +23,17 @@ def evictions(user_ids: np.ndarray, now_ms: int) -> EventBatch:
 
 
 def apply_evictions(txn: lmdb.Transaction, store: Store, headers: np.ndarray) -> None:
-    """Remove what the store knows of users, within a transaction. headers: HEADER [N] of evictions"""
-    of_somebody = (headers["flags"] & Flags.ERASED) == 0
-    for key in ids_as_keys(headers["user_id"][of_somebody]):
+    """Remove the records of evicted users, within a transaction. headers: HEADER [N] of evictions"""
+    not_erased = (headers["flags"] & Flags.ERASED) == 0
+    for key in ids_as_keys(headers["user_id"][not_erased]):
         for database in (store.users, store.seeds, store.seen):
             txn.delete(key, db=database)
 
 
-def unchanged(txn: lmdb.Transaction, store: Store, layout: Layout, user_ids: np.ndarray, received_ms: np.ndarray) -> np.ndarray:
-    """Return which users, bool [N], have had no event since the moments at which their latest ones arrived, int64 [N]."""
+def find_unchanged(
+    txn: lmdb.Transaction, store: Store, layout: Layout, user_ids: np.ndarray, received_ms: np.ndarray
+) -> np.ndarray:
+    """Return which users, bool [N], still have `received_ms`, int64 [N], as the arrival of their latest event."""
     offset = offset_of(layout.user, "received_ms")
     stated = received_ms.astype("<i8").tobytes()
     records = (txn.get(key, db=store.users) for key in ids_as_keys(user_ids))

@@ -19,8 +19,8 @@ from serving.live.feast_layout import FeatureValue, decode_value, encode_value, 
 from serving.live.layout import Layout
 
 UNKNOWN_KIND = 255  # of an event whose name this machine has not seen
-OF_HISTORY = {"history_ids": "int64_list", "history_s": "int64_list"}
-OF_SESSION = {"session_ids": "int64_list", "session_ms": "int64_list", "session_values": "float_list"}
+HISTORY_FEATURES = {"history_ids": "int64_list", "history_s": "int64_list"}
+SESSION_FEATURES = {"session_ids": "int64_list", "session_ms": "int64_list", "session_values": "float_list"}
 TOTALS = {
     "event_count": "int64",
     "sum_weight": "double",
@@ -29,7 +29,7 @@ TOTALS = {
     "last_ms": "int64",
     "received_ms": "int64",
 }
-USER_FEATURES = OF_HISTORY | OF_SESSION | {"session_events": "string_list"} | TOTALS | {"seen_ids": "int64_list"}
+USER_FEATURES = HISTORY_FEATURES | SESSION_FEATURES | {"session_events": "string_list"} | TOTALS | {"seen_ids": "int64_list"}
 ITEM_FEATURES = dict.fromkeys(("event_count", "positive_count", "first_ms", "last_ms"), "int64") | {"decayed": "double_list"}
 AGGREGATES = {"aggregates": "bytes"}  # where the layout has any
 
@@ -57,7 +57,7 @@ class View:
         return list(zip(self.fields, encoded, strict=True))
 
     def decode(self, stored: Sequence[bytes | None]) -> dict[str, FeatureValue]:
-        """Return the features that are there, from the values of `fields`."""
+        """Return the features that the hash has, from the values of `fields`."""
         pairs = zip(self.features.items(), stored, strict=True)
         values = {feature: decode_value(kind, value) for (feature, kind), value in pairs}
         return {feature: value for feature, value in values.items() if value is not None}
@@ -79,8 +79,8 @@ def user_features(record: np.ndarray, seen_ids: Sequence[int], names: Sequence[s
     """Return a user's record as features. names: of events, by code"""
     n_history = int(np.count_nonzero(record["history_ids"] != PAD_ID))
     n_session = int(np.count_nonzero(record["session_ids"] != PAD_ID))
-    values: dict[str, FeatureValue] = {name: record[name][:n_history].tolist() for name in OF_HISTORY}
-    values |= {name: record[name][:n_session].tolist() for name in OF_SESSION}
+    values: dict[str, FeatureValue] = {name: record[name][:n_history].tolist() for name in HISTORY_FEATURES}
+    values |= {name: record[name][:n_session].tolist() for name in SESSION_FEATURES}
     kinds = record["session_kinds"][:n_session].tolist()
     values["session_events"] = [names[kind] if kind < len(names) else "" for kind in kinds]
     values |= {name: record[name].item() for name in TOTALS}
@@ -88,19 +88,19 @@ def user_features(record: np.ndarray, seen_ids: Sequence[int], names: Sequence[s
 
 
 def fill_user(record: np.ndarray, values: Mapping[str, FeatureValue], names: Sequence[str]) -> None:
-    """Write features into a record without events; those that are missing leave it as it is."""
-    for name in (*OF_HISTORY, *OF_SESSION):
-        given = list_in(values, name)[: len(record[name])]
+    """Write features into a record without events. Missing features leave it unchanged."""
+    for name in (*HISTORY_FEATURES, *SESSION_FEATURES):
+        given = get_list(values, name)[: len(record[name])]
         record[name][: len(given)] = given
     for name in TOTALS:
         record[name] = values.get(name, record[name])
     codes = {name: code for code, name in enumerate(names)}
-    given = list_in(values, "session_events")[: len(record["session_kinds"])]
+    given = get_list(values, "session_events")[: len(record["session_kinds"])]
     record["session_kinds"][: len(given)] = [codes.get(name, UNKNOWN_KIND) for name in given]
     fill_aggregates(record, values)
 
 
-def list_in(values: Mapping[str, FeatureValue], name: str) -> Sequence:
+def get_list(values: Mapping[str, FeatureValue], name: str) -> Sequence:
     """Return a feature that is a list, an empty one where it is missing."""
     value = values.get(name, ())
     assert isinstance(value, Sequence)  # as the view declares it
@@ -114,7 +114,7 @@ def item_features(record: np.ndarray) -> dict[str, FeatureValue]:
 
 
 def fill_item(record: np.ndarray, values: Mapping[str, FeatureValue]) -> None:
-    """Write features into a record without events; those that are missing leave it as it is."""
+    """Write features into a record without events. Missing features leave it unchanged."""
     for name in ITEM_FEATURES:
         if name in values:
             record[name] = values[name]

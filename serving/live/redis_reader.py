@@ -15,7 +15,7 @@ from serving.live.feast_views import fill_user, users_view
 from serving.live.layout import Layout
 from serving.live.reader import PAIR, Reader, Snapshot
 from serving.live.redis_state import Position, RedisState
-from serving.live.sequences import number_of, origin_of
+from serving.live.sequences import hash_machine, unpack_sequence
 from serving.live.store import Progress
 
 WAIT_STEP_S = 0.002  # between two looks at Redis while an event is waited for
@@ -91,8 +91,8 @@ class RedisUsers:
         Events of any machine that Redis has, and what `upsert` changed on this one; what it changed elsewhere never is.
         """
         with self.local.snapshot() as local:
-            own = number_of(local.machine())
-        origins = {sequence: origin_of(sequence) for sequence in sequences.tolist() if sequence != NO_SEQUENCE}
+            own = hash_machine(local.machine())
+        origins = {sequence: unpack_sequence(sequence) for sequence in sequences.tolist() if sequence != NO_SEQUENCE}
         is_reached = {NO_SEQUENCE: True} | {
             sequence: not origin.shared and origin.machine == own for sequence, origin in origins.items()
         }
@@ -114,7 +114,7 @@ def places_by_number(positions: dict[str, Position], own: int) -> dict[int, int]
     """
     places: dict[int, int] = {}
     for machine, position in positions.items():
-        number = number_of(machine)
+        number = hash_machine(machine)
         places[number] = min(position.shared_sequence, places.get(number, position.shared_sequence))
     return places | {0: places.get(own, 0)}
 

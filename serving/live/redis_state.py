@@ -2,10 +2,10 @@
 
     hash of a user or item   the features, and beside them, which Feast ignores:
         _version             counts our changes; a change is made only to the version that was read
-        _log:<source>        place in a log up to which this hash has its events: a machine's, or a partition of a Kafka topic
-    hash of the project      machine -> where it stands (Position)
+        _log:<source>        offset up to which this hash has the events of a log: a machine's, or a partition of a Kafka topic
+    hash of the project      machine -> Position of its log
 
-An event that is applied again changes nothing, because each hash knows its place in each log.
+Applying an event again changes nothing (it is idempotent), because each hash knows its offset in each log.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from serving.live.feast_views import View
 
 PASSWORD = "LIVE_REDIS_PASSWORD"  # environment variable, as is LIVE_REDIS_USER
 TIMEOUT_S = 0.05  # for a node that does not answer a request
-PATIENT_S = 2.0  # for whoever shares or erases: nobody waits for them
-PAUSE_S = 1.0  # in which nobody asks again after a failure
+PATIENT_S = 2.0  # for sharing and erasing, which no request waits for
+PAUSE_S = 1.0  # after a failure, without a call (circuit breaker)
 VERSION = b"_version"
 # KEYS: a hash. ARGV: its version and its event time as they were read, seconds until it expires or 0; then fields and values.
 # Returns whether it was changed.
@@ -63,17 +63,17 @@ class Position(NamedTuple):
 
 
 class Entity(NamedTuple):
-    """A user or an item as it was read. places: of the logs asked for, 0 where the hash has none of a log's events"""
+    """A user or an item as it was read. offsets: in the requested logs, 0 where the hash has no event of a log"""
 
     values: dict
     version: bytes
     time: bytes
-    places: list[int]
+    offsets: list[int]
 
 
 @dataclass
 class RedisState:
-    """A client of the cluster. Connects when first used; every failure is a DependencyError, also for a pause after one."""
+    """A client of the cluster. It connects at its first use. A failure raises DependencyError, as do calls soon after it."""
 
     addresses: str  # "host:port,…"
     project: str
@@ -87,7 +87,7 @@ class RedisState:
         return f"recommender_live:{self.project}".encode()
 
     def positions(self) -> dict[str, Position]:
-        """Return where each machine stands."""
+        """Return the position of each machine's log."""
         (stored,) = self.run([("HGETALL", self.positions_key)])
         return {machine.decode(): Position.unpack(packed) for machine, packed in stored.items()}
 
@@ -95,8 +95,8 @@ class RedisState:
         self.run([("HSET", self.positions_key, machine, position.pack())])
 
     def read(self, view: View, ids: np.ndarray, sources: Sequence[str] = ()) -> list[Entity]:
-        """Return the entities with these ids, int64 [N]. sources: logs whose places are wanted"""
-        fields = [*view.fields, view.time_field, VERSION, *(place_field(source) for source in sources)]
+        """Return the entities with these ids, int64 [N]. sources: logs whose offsets are wanted"""
+        fields = [*view.fields, view.time_field, VERSION, *(offset_field(source) for source in sources)]
         rows = self.run([("HMGET", self._key(view, entity_id), *fields) for entity_id in ids.tolist()])
         count = len(view.fields)
         try:
@@ -105,12 +105,14 @@ class RedisState:
                     view.decode(row[:count]),
                     row[count + 1] or b"",
                     row[count] or b"",
-                    [int(place or 0) for place in row[count + 2 :]],
+                    [int(offset or 0) for offset in row[count + 2 :]],
                 )
                 for row in rows
             ]
         except (DecodeError, ValueError) as error:
-            raise DependencyError(f"Redis at {self.addresses} holds features that are none of Feast's: {error}.") from error
+            raise DependencyError(
+                f"Redis at {self.addresses} holds features that are not in Feast's encoding: {error}."
+            ) from error
 
     def read_feature(self, view: View, feature: str, ids: np.ndarray) -> list:
         """Return one feature of entities with these ids, int64 [N], None where it is missing."""
@@ -142,13 +144,15 @@ class RedisState:
         return entity_key(self.project, view.join_key, entity_id)
 
     def run(self, commands: Sequence[Command]) -> list:
-        """Return the replies of commands, whose first argument or script key is a key. Raises DependencyError."""
+        """Run commands of one key each, also scripts. Return their replies. Raises DependencyError."""
         if not commands:
             return []
         if time.monotonic() < self._closed_until_s:
-            raise DependencyError(f"Redis at {self.addresses} did not answer a moment ago; it is asked again soon.")
+            raise DependencyError(
+                f"Redis at {self.addresses} did not answer a moment ago. It is tried again within {PAUSE_S:g} s."
+            )
         try:
-            return self._run_by_node(self._connected(), commands)
+            return self._run_by_node(self._connect(), commands)
         except (RedisError, RedisClusterException, OSError) as error:
             self._cluster, self._closed_until_s = None, time.monotonic() + PAUSE_S
             raise DependencyError(
@@ -158,7 +162,7 @@ class RedisState:
             ) from error
 
     def _run_by_node(self, cluster: RedisCluster, commands: Sequence[Command]) -> list:
-        """Send the commands of each node as one pipeline. The client's own would ask a server for the keys of every script."""
+        """Send the commands of each node as one pipeline. redis-py's would ask a server for the keys of every script."""
         rows_of: dict[str, list[int]] = {}
         nodes = {}
         for row, command in enumerate(commands):
@@ -174,12 +178,12 @@ class RedisState:
                 replies[row] = reply
         return replies
 
-    def _connected(self) -> RedisCluster:
+    def _connect(self) -> RedisCluster:
         with self._lock:
             if self._cluster is None:
-                places = [address.strip().rsplit(":", 1) for address in self.addresses.split(",")]
+                hosts = [address.strip().rsplit(":", 1) for address in self.addresses.split(",")]
                 self._cluster = RedisCluster(
-                    startup_nodes=[ClusterNode(host, int(port)) for host, port in places],
+                    startup_nodes=[ClusterNode(host, int(port)) for host, port in hosts],
                     username=os.environ.get("LIVE_REDIS_USER"),
                     password=os.environ.get(PASSWORD),
                     socket_timeout=self.timeout_s,
@@ -196,6 +200,6 @@ class RedisState:
                 self._cluster = None
 
 
-def place_field(source: str) -> bytes:
-    """Return the field with the place in a log up to which a hash has its events."""
+def offset_field(source: str) -> bytes:
+    """Return the field with the offset up to which a hash has the events of a log."""
     return f"_log:{source}".encode()

@@ -1,16 +1,16 @@
-"""One LMDB environment per shop: its folder, its databases, and what it remembers of itself.
+"""Open the LMDB environment of a shop's live store: its folder, its databases, and its metadata.
 
     events   sequence (big-endian)     -> packed event         the log
     users    user id                   -> record (layout.py)
     seeds    user id                   -> record, as it began: what the generation knew
     items    item id                   -> record
-    seen     user id                   -> item ids, each once  not to be recommended again
+    seen     user id                   -> item ids, each once  that are not recommended again
     keys     digest of an event id     -> sequence, arrival    idempotency
     columns  kind and id               -> JSON of columns that `upsert` set
     changes  sequence (big-endian)     -> kind and id          what `upsert` changed, in order
     meta     layout, kinds, progress
 
-A process opens an environment once, whoever asks for it: LMDB forbids more.
+A process opens an environment only once and shares it, because LMDB forbids opening it twice.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ PROGRESS_FORMAT = struct.Struct("<QqqQQQQQqQ")
 
 
 class Progress(NamedTuple):
-    """Where a store stands. Times are unix milliseconds."""
+    """How far a store's log and clock are, with counters. Times are unix milliseconds."""
 
     last_sequence: int = 0  # of the log; 0 before the first event
     latest_ms: int = 0  # latest event time accepted
-    watermark_ms: int = 0  # the clock: no event before it is expected any more
+    watermark_ms: int = 0  # the clock: earlier events are late
     changed_sequence: int = 0  # of the latest `upsert`
     accepted: int = 0
     late: int = 0
-    repeated: int = 0  # event ids that came again
+    repeated: int = 0  # events with a known event id
     forgotten_keys: int = 0  # sequence up to which idempotency keys have expired
     first_ms: int = 0  # time of the first event
     n_pauses: int = 0  # see timeline.py
@@ -72,7 +72,7 @@ class Store:
     def __init__(self, folder: Path, store_bytes: int) -> None:
         """Open the folder's environment. Raises ConfigError or DependencyError."""
         refuse_foreign(folder)
-        self.folder, self.users_of_handle = folder, 1
+        self.folder, self.n_users = folder, 1
         try:
             self.env = lmdb.open(
                 str(folder),
@@ -84,7 +84,7 @@ class Store:
             )
         except lmdb.Error as error:
             raise DependencyError(
-                f"The live store in {folder} cannot be opened: {error}. Look at the disk, or move the folder away: "
+                f"The live store in {folder} cannot be opened: {error}. Check the disk, or move the folder away: "
                 "answers then come from the published generation alone."
             ) from error
 
@@ -114,12 +114,12 @@ class Store:
             return (txn.get(SHOP, db=self.meta) or b"").decode()
 
     def read_progress(self) -> Progress:
-        """Return where the store stands."""
+        """Return how far the log and the clock are."""
         with self.env.begin() as txn:
             return Progress.unpack(txn.get(PROGRESS, db=self.meta))
 
     def read_counters(self) -> dict[str, float]:
-        """Return what the helpers of a store have counted, by name; a name that is missing was never counted."""
+        """Return the counters of a store's helpers, by name. A missing name was never counted."""
         with self.env.begin() as txn:
             return json.loads(bytes(txn.get(COUNTERS, db=self.meta) or b"{}"))
 
@@ -132,10 +132,10 @@ class Store:
         return (self.folder / DATA_FILE).stat().st_size
 
     def close(self) -> None:
-        """Let go of the environment; the last of its users closes it."""
+        """Release the environment. The last of its users in this process closes it."""
         with _OPENING:
-            self.users_of_handle -= 1
-            if not self.users_of_handle:
+            self.n_users -= 1
+            if not self.n_users:
                 del _OPEN[self.folder]
                 self.env.close()
 
@@ -153,7 +153,7 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
     folder = Path(os.path.abspath(folder))
     with _OPENING:
         if store := _OPEN.get(folder):
-            store.users_of_handle += 1
+            store.n_users += 1
         else:
             if create:
                 make_folder(folder)
@@ -176,7 +176,7 @@ def live_folder(repository: Path, stated: str = "") -> Path:
 
 
 def set_aside(folder: Path, shop: str) -> Path | None:
-    """Rename a store of another shop, so that users of two shops with the same ids are not mixed. Return its new place.
+    """Rename a store of another shop, so that equal ids of two shops are not mixed up. Return its new path, None if kept.
 
     Nothing that reads it may be running. Raises DependencyError when the store cannot be opened.
     """

@@ -1,4 +1,4 @@
-"""State transitions: what an event does to the records of its user and its item.
+"""State transitions: how an event changes the records of its user and its item.
 
 The loops here are the only code that changes a record. The writer runs them as events come in, and a replay runs them again
 over the log: both end with the same bytes.
@@ -27,16 +27,16 @@ EVENT_FIELDS = ("item_id", "time_ms", "received_ms", "kind", "flags", "value", "
 
 def apply_to_users(users: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:
     """Apply events in order. users: records [U], changed; rows: int64 [N] record of each event; events: HEADER [N]"""
-    _apply_to_users(*(users[name] for name in USER_FIELDS), rows, *columns(events))
+    _apply_to_users(*(users[name] for name in USER_FIELDS), rows, *split_columns(events))
 
 
 def apply_to_items(items: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:
     """Apply events in order. items: records [I], changed; rows: int64 [N] record of each event; events: HEADER [N]"""
-    _, times_ms, _, _, flags, *_ = columns(events)
+    _, times_ms, _, _, flags, *_ = split_columns(events)
     _apply_to_items(*(items[name] for name in ITEM_FIELDS), rows, times_ms, flags)
 
 
-def columns(events: np.ndarray) -> list[np.ndarray]:
+def split_columns(events: np.ndarray) -> list[np.ndarray]:
     """Return EVENT_FIELDS of HEADER [N], each contiguous [N]."""
     return [np.ascontiguousarray(events[name]) for name in EVENT_FIELDS]
 
@@ -47,36 +47,36 @@ def _apply_to_users(
     event_count, sum_weight, sum_label, first_ms, last_ms, received_ms,
     rows, item_ids, times_ms, arrivals_ms, kinds, flags, values, weights, labels,
 ):  # fmt: skip
-    for at in range(len(rows)):
-        user, time_ms = rows[at], times_ms[at]
-        place = place_by_time(session_ids[user], session_ms[user], time_ms)
+    for event in range(len(rows)):
+        user, time_ms = rows[event], times_ms[event]
+        place = find_place(session_ids[user], session_ms[user], time_ms)
         if place < session_ids.shape[1]:
-            insert(session_ids[user], place, item_ids[at])
+            insert(session_ids[user], place, item_ids[event])
             insert(session_ms[user], place, time_ms)
-            insert(session_values[user], place, values[at])
-            insert(session_kinds[user], place, kinds[at])
-        if flags[at] & POSITIVE:
+            insert(session_values[user], place, values[event])
+            insert(session_kinds[user], place, kinds[event])
+        if flags[event] & POSITIVE:
             second = np.uint32(time_ms // 1000)
-            place = place_by_time(history_ids[user], history_s[user], second)
+            place = find_place(history_ids[user], history_s[user], second)
             if place < history_ids.shape[1]:
-                insert(history_ids[user], place, item_ids[at])
+                insert(history_ids[user], place, item_ids[event])
                 insert(history_s[user], place, second)
-        received_ms[user] = arrivals_ms[at]
-        if not flags[at] & COUNTED:
+        received_ms[user] = arrivals_ms[event]
+        if not flags[event] & COUNTED:
             continue
         if event_count[user] == 0 or time_ms < first_ms[user]:
             first_ms[user] = time_ms
         if event_count[user] == 0 or time_ms > last_ms[user]:
             last_ms[user] = time_ms
         event_count[user] += 1
-        sum_weight[user] += weights[at]
-        if not np.isnan(labels[at]):
-            sum_label[user] += labels[at]
+        sum_weight[user] += weights[event]
+        if not np.isnan(labels[event]):
+            sum_label[user] += labels[event]
 
 
 @compiled
-def place_by_time(ids, times, time):
-    """Return where an event belongs in a list that is newest first: of equal times the later arrival is the newer one."""
+def find_place(ids, times, time):
+    """Return the place of an event in a list with the newest first. Of equal times, the later arrival is the newer one."""
     for place in range(len(ids)):
         if ids[place] == PAD_ID or times[place] <= time:
             return place
@@ -85,18 +85,18 @@ def place_by_time(ids, times, time):
 
 @compiled
 def insert(values, place, value):
-    """Put a value at its place; what follows moves back, and the last one drops out."""
-    for at in range(len(values) - 1, place, -1):
-        values[at] = values[at - 1]
+    """Insert a value at a place. Later values move back by one, and the last one drops out."""
+    for i in range(len(values) - 1, place, -1):
+        values[i] = values[i - 1]
     values[place] = value
 
 
 @compiled
 def _apply_to_items(event_count, positive_count, first_ms, last_ms, decayed, rows, times_ms, flags):
-    for at in range(len(rows)):
-        item, time_ms = rows[at], times_ms[at]
+    for event in range(len(rows)):
+        item, time_ms = rows[event], times_ms[event]
         event_count[item] += 1
-        if not flags[at] & POSITIVE:
+        if not flags[event] & POSITIVE:
             continue
         is_first = positive_count[item] == 0
         positive_count[item] += 1

@@ -1,6 +1,6 @@
-"""The writer: a batch of events becomes one transaction, and is acknowledged when that is durable.
+"""Write a batch of events in one transaction, and acknowledge it when the transaction is durable.
 
-    events ─▶ known event ids drop out ─▶ log, users, items, seen, columns, progress ─▶ commit (fsync) ─▶ sequences
+    events ─▶ drop known event ids ─▶ log, users, items, seen, columns, progress ─▶ commit (fsync) ─▶ sequences
 
 Several writers may share a store, in one process or many: LMDB lets one of them write at a time.
 """
@@ -26,7 +26,7 @@ import numpy as np
 
 from serving.contract.errors import ConfigError, DependencyError
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, USER_EVICTED, EventBatch, Flags, pack, unpack
-from serving.live.eviction import apply_evictions, evictions, unchanged
+from serving.live.eviction import apply_evictions, find_unchanged, make_evictions
 from serving.live.layout import Layout
 from serving.live.store import (
     COUNTERS,
@@ -49,14 +49,14 @@ KEY_BYTES = 16  # of the digest that stands for an event id
 KEY_VALUE = struct.Struct("<Qq")  # sequence, arrival in unix milliseconds
 CHANGE = struct.Struct("<Bq")  # type, id
 KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
-READER_CHECK_EVERY_S = 60.0  # readers that were killed would keep old pages from being used again
+READER_CHECK_EVERY_S = 60.0  # frees the slots of killed readers, which keep LMDB from reusing old pages
 
 
 class Seeds(Protocol):
-    """What is known of users before their first live event."""
+    """Gives users their first records, before their first live event."""
 
     def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
-        """int64 [N] -> records [N] with what the published generation knows of users who have no live event yet."""
+        """Return records [N] with what the published generation knows of users, int64 [N], who have no live event yet."""
 
 
 class Aggregator(Protocol):
@@ -68,7 +68,7 @@ class Aggregator(Protocol):
 
 @dataclass(frozen=True)
 class WriterSettings:
-    """lateness_s: how far the clock (the watermark) stays behind the latest event; key_days: how long event ids are known."""
+    """lateness_s: how far the watermark stays behind the latest event; key_days: how long event ids are recognised."""
 
     lateness_s: float = 10.0
     key_days: float = 7.0
@@ -98,7 +98,7 @@ class Writer:
 
         kinds: names of events by code; names the store does not know yet take the next codes
         shop: name of the data set whose events these are, kept with them
-        observes: load the compiled loops that events of users need now, and not with the first of them
+        observes: load the compiled loops for events now, and not at the first event
         """
         self.settings, self.now_ms = settings or WriterSettings(), now_ms
         self.layout, self.seeds, self.aggregator = layout, seeds, aggregator
@@ -106,8 +106,8 @@ class Writer:
         self._checked_s = 0.0
         try:
             with self.transaction() as txn:
-                self._agree_about_layout(txn)
-                self.codes = self._agree_about_kinds(txn, list(kinds))
+                self._check_layout(txn)
+                self.codes = self._register_kinds(txn, list(kinds))
                 if shop:
                     txn.put(SHOP, shop.encode(), db=self.store.meta)
             if observes:
@@ -120,16 +120,16 @@ class Writer:
         self.store.close()
 
     def name_machine(self) -> str:
-        """Return the name of this store among those that share Redis, which it gets when it is first asked for."""
+        """Return the name of this store among those that share Redis. The first call chooses it."""
         with self.transaction() as txn:
             name = bytes(txn.get(MACHINE, db=self.store.meta) or secrets.token_hex(8).encode())
             txn.put(MACHINE, name, db=self.store.meta)
         return name.decode()
 
     def append(self, batch: EventBatch) -> np.ndarray:
-        """Make events durable and apply them -> int64 [N] sequences. Raises DependencyError when nothing was written.
+        """Make events durable and apply them. Return their sequences, int64 [N]. DependencyError: nothing was written.
 
-        An event whose id is known changes nothing and has the sequence of the first one.
+        An event with a known id changes nothing and gets the sequence of the first event with that id.
         """
         with self.transaction() as txn:
             sequences = self.append_within(txn, batch)
@@ -137,11 +137,11 @@ class Writer:
         return sequences
 
     def evict(self, user_ids: np.ndarray, received_ms: np.ndarray) -> int:
-        """Forget users, int64 [N], who have had no event since `received_ms`, int64 [N]. Return how many that were."""
+        """Forget those of the users, int64 [N], who have had no event since `received_ms`, int64 [N]. Return their number."""
         with self.transaction() as txn:
-            rows = unchanged(txn, self.store, self.layout, user_ids, received_ms)
+            rows = find_unchanged(txn, self.store, self.layout, user_ids, received_ms)
             if rows.any():
-                self.append_within(txn, evictions(user_ids[rows], self.now_ms()))
+                self.append_within(txn, make_evictions(user_ids[rows], self.now_ms()))
                 self.count(txn, {"evicted_users": int(rows.sum())})
         return int(rows.sum())
 
@@ -152,17 +152,17 @@ class Writer:
         txn.put(COUNTERS, json.dumps(counters).encode(), db=self.store.meta)
 
     def append_within(self, txn: lmdb.Transaction[bytes], batch: EventBatch) -> np.ndarray:
-        """Do what `append` does, within a transaction."""
+        """Append like `append`, within the caller's transaction."""
         now_ms = self.now_ms()
         batch.headers["received_ms"] = now_ms
         progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
-        sequences, is_new, keys = self._number(txn, batch, progress.last_sequence)
+        sequences, is_new, keys = self._assign_sequences(txn, batch, progress.last_sequence)
         fresh = batch if is_new.all() else batch.take(np.flatnonzero(is_new))
         observed = fresh.headers["type"] == OBSERVED
         late = observed & (fresh.headers["time_ms"] < progress.watermark_ms)
         fresh.headers["flags"][late] |= np.uint16(Flags.LATE)
         first = progress.last_sequence + 1
-        self._log(txn, fresh, first, keys, now_ms)
+        self._append_to_log(txn, fresh, first, keys, now_ms)
         self.apply(txn, fresh, np.arange(first, first + len(fresh)))
         types = fresh.headers["type"]
         changed = np.flatnonzero((types == ITEM_CHANGED) | (types == USER_CHANGED))
@@ -184,13 +184,13 @@ class Writer:
         return sequences
 
     def apply(self, txn: lmdb.Transaction[bytes], batch: EventBatch, sequences: np.ndarray) -> None:
-        """Change the state as the events say, within a transaction. The log is not touched. sequences: int64 [N]"""
+        """Apply events to the state, but not to the log, within a transaction. sequences: int64 [N]"""
         evicted = batch.headers["type"] == USER_EVICTED
         if not evicted.any():
             self._apply_events(txn, batch, sequences)
             return
         bounds = [0, *(np.flatnonzero(np.diff(evicted)) + 1).tolist(), len(batch)]
-        for start, stop in pairwise(bounds):  # what follows an eviction begins anew
+        for start, stop in pairwise(bounds):  # events after an eviction start a new record
             if evicted[start]:
                 apply_evictions(txn, self.store, batch.headers[start:stop])
             else:
@@ -213,7 +213,7 @@ class Writer:
         known_rows, known = read_records(txn, self.store.users, keys, self.layout.user)
         if self.seeds and len(known_rows) < len(users):
             unknown = np.delete(np.arange(len(users)), known_rows)
-            users[unknown] = self._seeded(txn, self.seeds, user_ids[unknown])
+            users[unknown] = self._create_seeds(txn, self.seeds, user_ids[unknown])
         users[known_rows] = known
         self._transitions.apply_to_users(users, rows, events)
         if self.aggregator:
@@ -232,15 +232,15 @@ class Writer:
         self._transitions.apply_to_items(items, rows, events)
         write_records(txn, self.store.items, keys, items)
 
-    def _seeded(self, txn: lmdb.Transaction[bytes], seeds: Seeds, user_ids: np.ndarray) -> np.ndarray:
-        """Return the records [N] that users begin with, and keep them: a replay of the log begins with them."""
+    def _create_seeds(self, txn: lmdb.Transaction[bytes], seeds: Seeds, user_ids: np.ndarray) -> np.ndarray:
+        """Return the first records of users, [N], and store them, because a replay of the log starts from them."""
         records = seeds.first_records(user_ids, self.layout)
         known = np.flatnonzero(records["event_count"])
         write_records(txn, self.store.seeds, ids_as_keys(user_ids[known]), records[known])
         return records
 
     def remove_events(self, last_sequence: int) -> None:
-        """Remove the log up to a sequence, and forget its event ids: what is archived need not stay."""
+        """Remove the log up to a sequence, with its event ids, after it was archived."""
         with self.transaction() as txn:
             progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
             cursor = txn.cursor(self.store.events)
@@ -260,7 +260,7 @@ class Writer:
         txn.put(key, json.dumps(merged, sort_keys=True).encode(), db=self.store.columns)
         txn.put(sequence_key(sequence), key, db=self.store.changes)
 
-    def _number(
+    def _assign_sequences(
         self, txn: lmdb.Transaction[bytes], batch: EventBatch, last_sequence: int
     ) -> tuple[np.ndarray, np.ndarray, list[tuple[bytes, int]]]:
         """Return each event's sequence int64 [N], whether it is new bool [N], and (digest, sequence) of new event ids."""
@@ -270,7 +270,7 @@ class Writer:
         keys: dict[bytes, int] = {}
         for row, event_id in enumerate(batch.event_ids):
             digest = digest_of(event_id) if event_id else b""
-            known = self._known(txn, digest, keys) if digest else None
+            known = self._find_sequence(txn, digest, keys) if digest else None
             if known is None:
                 last_sequence += 1
                 if digest:
@@ -278,13 +278,13 @@ class Writer:
             is_new[row], sequences[row] = known is None, known or last_sequence
         return sequences, is_new, list(keys.items())
 
-    def _known(self, txn: lmdb.Transaction[bytes], digest: bytes, of_batch: dict[bytes, int]) -> int | None:
+    def _find_sequence(self, txn: lmdb.Transaction[bytes], digest: bytes, of_batch: dict[bytes, int]) -> int | None:
         if digest in of_batch:
             return of_batch[digest]
         value = txn.get(digest, db=self.store.keys)
         return KEY_VALUE.unpack(value)[0] if value else None
 
-    def _log(
+    def _append_to_log(
         self, txn: lmdb.Transaction[bytes], batch: EventBatch, first: int, keys: list[tuple[bytes, int]], now_ms: int
     ) -> None:
         rows = [(sequence_key(first + place), packed) for place, packed in enumerate(pack(batch))]
@@ -293,7 +293,7 @@ class Writer:
             txn.put(digest, KEY_VALUE.pack(sequence, now_ms), db=self.store.keys)
 
     def _forget_keys(self, txn: lmdb.Transaction[bytes], progress: Progress, now_ms: int, most: int) -> int:
-        """Remove event ids that have expired, a few at a time -> the sequence up to which that is done."""
+        """Remove expired event ids, at most `most`. Return the sequence up to which that is done."""
         expired_ms = now_ms - round(self.settings.key_days * 86_400_000)
         done = progress.forgotten_keys
         cursor = txn.cursor(self.store.events)
@@ -308,9 +308,9 @@ class Writer:
         return done
 
     def _load_loops(self) -> None:
-        """Run the compiled loops as events will, so that none waits for them to be loaded or compiled.
+        """Run the compiled loops once, so that no event waits for them to be loaded or compiled.
 
-        The fields of one record are contiguous, those of several are not: two types for the compiler.
+        The fields of one record are contiguous, those of several are strided: numba compiles both.
         """
         for count in (1, 2):
             rows, events = np.zeros(count, np.int64), np.zeros(count, HEADER)
@@ -319,13 +319,13 @@ class Writer:
 
     @cached_property
     def _transitions(self) -> ModuleType:
-        """The loops, imported when they are needed: the compiler takes 50 MB, which a writer of changed items does without."""
+        """The loops, imported on demand: the compiler takes 50 MB, which a process that only writes changes does not need."""
         from serving.live import transitions
 
         return transitions
 
     def _note_pause(self, txn: lmdb.Transaction[bytes], latest_ms: int, times_ms: np.ndarray) -> int:
-        """Keep in mind that nothing happened for long before or between these events. Return how many pauses that makes."""
+        """Record long times without events before or between these events. Return how many there are."""
         if times_ms.max(initial=0) <= latest_ms + PAUSE_MS:
             return 0
         moments_ms = np.sort(times_ms[times_ms > latest_ms])
@@ -338,17 +338,17 @@ class Writer:
             txn.put(PAUSES, json.dumps(pauses).encode(), db=self.store.meta)
         return len(ends)
 
-    def _agree_about_layout(self, txn: lmdb.Transaction[bytes]) -> None:
+    def _check_layout(self, txn: lmdb.Transaction[bytes]) -> None:
         stated = txn.get(LAYOUT, db=self.store.meta)
         if stated is None:
             txn.put(LAYOUT, self.layout.to_json(), db=self.store.meta)
         elif bytes(stated) != self.layout.to_json():
             raise ConfigError(
                 f"The live store in {self.store.folder} was made for {Layout.from_json(stated)}; this generation needs "
-                f"{self.layout}. Rebuild its state from the log with `python -m serving.live rebuild`."
+                f"{self.layout}. Export with the same length of history, or move the folder away: then a new store begins."
             )
 
-    def _agree_about_kinds(self, txn: lmdb.Transaction[bytes], names: list[str]) -> np.ndarray:
+    def _register_kinds(self, txn: lmdb.Transaction[bytes], names: list[str]) -> np.ndarray:
         """Return the store's code of each name, uint8 [K]."""
         known: list[str] = json.loads(txn.get(KINDS, db=self.store.meta) or b"[]")
         known += [name for name in names if name not in known]
@@ -357,19 +357,19 @@ class Writer:
 
     @contextmanager
     def transaction(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """Commit what is done within, or nothing of it. Raises DependencyError when the disk does not take it."""
+        """Commit everything done inside the block, or nothing. Raises DependencyError when it cannot be written."""
         try:
             with self.store.env.begin(write=True) as txn:
                 yield txn
         except lmdb.MapFullError as error:
             raise DependencyError(
-                f"The live store in {self.store.folder} is full at {self.settings.store_bytes >> 20} MB. "
-                "Raise [live] store_bytes, or archive the log with `python -m serving.live compact`."
+                f"The live store in {self.store.folder} is full at {self.settings.store_bytes >> 20} MiB. "
+                "Raise [live] store_bytes, or archive the log with `python -m live compact`."
             ) from error
         except lmdb.Error as error:
             raise DependencyError(
-                f"The live store in {self.store.folder} did not take the events: {error}. Nothing was written; look at the "
-                "disk and send them again."
+                f"The live store in {self.store.folder} cannot be written: {error}. Nothing was saved. Check the disk, "
+                "and send the events again."
             ) from error
 
     def _check_readers(self) -> None:
@@ -380,7 +380,7 @@ class Writer:
 
 
 def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids that occur in int64 [N], ascending, and the place of each of the N among them."""
+    """Return the distinct ids of int64 [N], ascending, and the index of each of the N among them."""
     if len(ids) == 1:  # the most frequent batch, which need not be sorted
         return ids, np.zeros(1, np.int64)
     return np.unique(ids, return_inverse=True)

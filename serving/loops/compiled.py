@@ -1,14 +1,14 @@
-"""Compile loops over requests, items and neighbours to machine code, where numpy would need one pass over memory per step.
+"""Compile loops over requests, items and neighbours to machine code, where numpy would pass over memory once per step.
 
     @compiled
-    def gathered(listed, blocked, place): ...
+    def gather(listed, blocked, place): ...
 
 numba compiles a function for the types of its first call and keeps the result. Every published repository carries a copy of
 this code, so machine code is cached by content, not by path: a new generation finds what an older one compiled. The key of a
-function covers its own module, the loop modules that module imports, and the constants it takes from elsewhere; editing any
-other file recompiles nothing. Results are in NUMBA_CACHE_DIR, or else in the user's cache folder, in one folder per module and
-key, of which the KEPT_FOLDERS used last are kept for each module. Where the folder cannot be written or read, or its files
-are damaged or removed, a process compiles for itself: that costs seconds at its start, and nothing else.
+function covers its own module, the loop modules which that module imports, and the constants which it imports from elsewhere;
+editing any other file recompiles nothing. Results are in NUMBA_CACHE_DIR, or else in the user's cache folder, in one folder per
+module and key. The KEPT_FOLDERS that were used last are kept for each module. Where the folder cannot be written or read, or
+its files are damaged or removed, a process compiles for itself, which costs seconds at its start.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ KEPT_FOLDERS = 8  # per module
 def compiled(function: Callable, nogil: bool = True) -> Any:
     """Return `function` as machine code. No bounds are checked and division follows numpy's rules, not Python's.
 
-    nogil: release the interpreter meanwhile. Releasing and taking it again costs as much as 15 rows of a table.
+    nogil: release the GIL during the call. Releasing and taking it again costs as much as 15 rows of a table.
     """
     loop = njit(nogil=nogil, error_model="numpy")(function)
     with contextlib.suppress(RuntimeError):  # "no locator available": there is no such folder, and none can be made
-        loop._cache = Kept(function)  # as `cache=True` does, in our own folder
+        loop._cache = SharedCache(function)  # as `cache=True` does, in our own folder
     return loop
 
 
@@ -58,7 +58,7 @@ def machine_code(function: Any, *arguments: Any) -> Callable:
     return function.overloads[tuple(typeof(argument) for argument in arguments)].entry_point
 
 
-class ByContent(_CacheLocator):
+class ContentLocator(_CacheLocator):
     """Locates the machine code of a function of this package."""
 
     def __init__(self, source: Path, line: int) -> None:
@@ -67,30 +67,30 @@ class ByContent(_CacheLocator):
 
     def get_cache_path(self) -> str:
         checked = "_checked" if config.BOUNDSCHECK else ""
-        return os.path.join(root(), f"{NAME}_{self._module}_{module_key(self._module)}{checked}")
+        return os.path.join(cache_root(), f"{NAME}_{self._module}_{hash_module(self._module)}{checked}")
 
     def get_source_stamp(self) -> str:
-        return module_key(self._module)
+        return hash_module(self._module)
 
     def get_disambiguator(self) -> str:
         return str(self._line)
 
     @classmethod
-    def from_function(cls, py_func: Callable, py_file: str) -> ByContent | None:
+    def from_function(cls, py_func: Callable, py_file: str) -> ContentLocator | None:
         locator = cls(Path(py_file).resolve(), py_func.__code__.co_firstlineno)
-        return locator if usable(locator.get_cache_path()) else None
+        return locator if prepare_folder(locator.get_cache_path()) else None
 
 
-class Place(CompileResultCacheImpl):
-    """Writes machine code as numba does, in folders that we choose."""
+class CacheFolder(CompileResultCacheImpl):
+    """Writes machine code as numba does, into the folders of ContentLocator."""
 
-    _locator_classes = (ByContent,)
+    _locator_classes = (ContentLocator,)
 
 
-class Kept(FunctionCache):
+class SharedCache(FunctionCache):
     """The machine code of one function, shared by processes that may all compile, die or run out of space at any moment."""
 
-    _impl_class = Place
+    _impl_class = CacheFolder
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -107,9 +107,9 @@ class Kept(FunctionCache):
         self._write(partial(super().save_overload, sig, data))
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Write under a lock, because numba numbers its files without one. What cannot be written is not kept."""
+        """Write under a lock, because numba numbers its files without one. A failure is only a warning."""
         try:
-            with alone():
+            with cache_lock():
                 os.makedirs(self.cache_path, exist_ok=True)  # another process may have removed it since this one started
                 write()
         except OSError as error:
@@ -117,26 +117,29 @@ class Kept(FunctionCache):
             warnings.warn(f"Compiled code is not kept in {self.cache_path} ({reason}): every start compiles it.", stacklevel=2)
 
 
-def root() -> str:
+def cache_root() -> str:
     """Return the folder that holds the folders of all modules."""
     return config.CACHE_DIR or AppDirs("numba", appauthor=False).user_cache_dir
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def cache_lock() -> Iterator[None]:
     """Hold the lock that keeps other processes of this user from writing or removing machine code.
 
     There is one lock per user, because users of one root cannot open each other's; it is beside the folders that it guards.
     """
-    os.makedirs(root(), exist_ok=True)
-    with open(os.path.join(root(), f"{NAME}-{os.getuid()}.lock"), "w") as lock:
+    os.makedirs(cache_root(), exist_ok=True)
+    with open(os.path.join(cache_root(), f"{NAME}-{os.getuid()}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @cache
-def usable(folder: str) -> bool:
-    """Return whether the folder exists or could be made. Mark it as used; after making it, remove the oldest ones."""
+def prepare_folder(folder: str) -> bool:
+    """Make the folder if it does not exist, and mark it as used. Return False where that is impossible.
+
+    After a new folder is made, the oldest ones are removed.
+    """
     known = os.path.isdir(folder)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -150,10 +153,10 @@ def usable(folder: str) -> bool:
 
 
 def remove_oldest() -> None:
-    """Keep the folders of each module that were used last. A process that is starting with another one compiles for itself."""
-    with alone():
+    """Remove all but the last used folders of each module. A process that was about to use one of them compiles for itself."""
+    with cache_lock():
         by_module: dict[str, list[Path]] = {}
-        for path in Path(root()).iterdir():
+        for path in Path(cache_root()).iterdir():
             if ours := OURS.fullmatch(path.name):
                 by_module.setdefault(ours["module"], []).append(path)
         for folders in by_module.values():
@@ -162,59 +165,61 @@ def remove_oldest() -> None:
 
 
 @cache
-def module_key(module: str) -> str:
-    """Return the digest of everything a compiled function of `module` may hold: code it calls and constants it names."""
+def hash_module(module: str) -> str:
+    """Return the digest of all code that a compiled function of `module` may call, and of the constants that it may use."""
     digest = hashlib.sha256()
-    for name in sorted(loop_modules_reached(module)):
-        digest.update(name.encode() + b"\0" + source_of(name).read_bytes())
-        for constant in sorted(imports_of(name).constants):
+    for name in sorted(find_loop_modules(module)):
+        digest.update(name.encode() + b"\0" + find_source(name).read_bytes())
+        for constant in sorted(read_imports(name).constants):
             digest.update(constant.encode() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def loop_modules_reached(module: str) -> set[str]:
+def find_loop_modules(module: str) -> set[str]:
     """Return `module` and the modules with compiled loops that it imports, directly or through one another."""
-    reached, waiting = set(), [module]
-    while waiting:
-        name = waiting.pop()
+    reached, pending = set(), [module]
+    while pending:
+        name = pending.pop()
         if name not in reached:
             reached.add(name)
-            waiting += imports_of(name).loop_modules
+            pending += read_imports(name).loop_modules
     return reached
 
 
 class Imports(NamedTuple):
-    """What a module takes from this package: modules with compiled loops, and the definitions of constants from others."""
+    """What a module imports from this package: modules with compiled loops, and definitions of constants of other modules."""
 
     loop_modules: tuple[str, ...]
     constants: tuple[str, ...]
 
 
 @cache
-def imports_of(module: str) -> Imports:
+def read_imports(module: str) -> Imports:
+    """Return what a module imports from this package at its top level."""
     loop_modules, constants = [], []
-    for node in syntax_of(module).body:
+    for node in parse_module(module).body:
         if not (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE.name):
             continue
         for alias in node.names:
             submodule = f"{node.module}.{alias.name}"
-            source = submodule if source_of(submodule).is_file() else str(node.module)
+            source = submodule if find_source(submodule).is_file() else str(node.module)
             if holds_loops(source):
                 loop_modules.append(source)
-            elif source != THIS_MODULE and (definition := assignment(source, alias.name)):
+            elif source != THIS_MODULE and (definition := find_assignment(source, alias.name)):
                 constants.append(definition)
     return Imports(tuple(loop_modules), tuple(constants))
 
 
 def holds_loops(module: str) -> bool:
-    names = (node.module for node in syntax_of(module).body if isinstance(node, ast.ImportFrom))
+    """Return whether a module imports this one, and so may have compiled loops."""
+    names = (node.module for node in parse_module(module).body if isinstance(node, ast.ImportFrom))
     return THIS_MODULE in names
 
 
-def assignment(module: str, name: str) -> str:
+def find_assignment(module: str, name: str) -> str:
     """Return the source of the top-level assignments to `name`; "" when it is a class, a function or imported."""
     found = []
-    for node in syntax_of(module).body:
+    for node in parse_module(module).body:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         if any(isinstance(part, ast.Name) and part.id == name for target in targets for part in ast.walk(target)):
             found.append(ast.unparse(node))
@@ -222,12 +227,13 @@ def assignment(module: str, name: str) -> str:
 
 
 @cache
-def syntax_of(module: str) -> ast.Module:
-    path = source_of(module)
+def parse_module(module: str) -> ast.Module:
+    """Return the syntax tree of a module; an empty one where it has no file."""
+    path = find_source(module)
     return ast.parse(path.read_bytes() if path.is_file() else b"")
 
 
-def source_of(module: str) -> Path:
+def find_source(module: str) -> Path:
     """Return the file of a module of this package; a package's own file is its `__init__.py`."""
     path = PACKAGE.parent / module.replace(".", "/")
     return path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")

@@ -1,4 +1,4 @@
-"""Hashes of values as pandas computes them (`pandas.util.hash_array`), for serving without pandas.
+"""Hash values as pandas does (`pandas.util.hash_array`), without pandas.
 
 Integers are mixed by splitmix64. Strings go through SipHash-2-4 with pandas' fixed key, then through the same mixing.
 pandas' hash is the one NVTabular uses on a CPU; `tests/unit/test_encode.py` compares the two value by value.
@@ -44,7 +44,7 @@ def _mix(x):
 
 @compiled
 def _hash_texts(text, ends):
-    """Return the hashes, uint64 [n], of n texts end to end in `text`, uint8. ends: int64 [n] where each one ends."""
+    """Return the hashes, uint64 [n], of n texts, one after another in `text`, uint8. ends: int64 [n] where each ends"""
     hashes = np.empty(len(ends), np.uint64)
     start = 0
     for row in range(len(ends)):
@@ -55,12 +55,12 @@ def _hash_texts(text, ends):
 
 @compiled
 def _siphash(text):
-    """Return SipHash-2-4 of uint8 [n], read as little-endian words; the last word ends in the length's low byte."""
+    """Return SipHash-2-4 of uint8 [n], read as little-endian words. The top byte of the last word is the length's low byte."""
     v0, v1, v2, v3 = _K0 ^ _START[0], _K1 ^ _START[1], _K0 ^ _START[2], _K1 ^ _START[3]
     for start in range(0, len(text) + 1, 8):
         word = np.uint64(0)
-        for at in range(start, min(start + 8, len(text))):
-            word |= np.uint64(text[at]) << np.uint64(8 * (at - start))
+        for i in range(start, min(start + 8, len(text))):
+            word |= np.uint64(text[i]) << np.uint64(8 * (i - start))
         if start + 8 > len(text):
             word |= np.uint64(len(text)) << np.uint64(56)
         v0, v1, v2, v3 = _round(*_round(v0, v1, v2, v3 ^ word))

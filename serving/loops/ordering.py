@@ -25,8 +25,8 @@ def sort_stably(keys, values, count, spare_keys, spare_values):
     A merge sort that skips runs that are already in order.
     """
     for start in range(0, count, RUN):
-        for at in range(start + 1, min(start + RUN, count)):
-            key, value, place = keys[at], values[at], at
+        for i in range(start + 1, min(start + RUN, count)):
+            key, value, place = keys[i], values[i], i
             while place > start and keys[place - 1] > key:
                 keys[place], values[place] = keys[place - 1], values[place - 1]
                 place -= 1
@@ -43,17 +43,17 @@ def sort_stably(keys, values, count, spare_keys, spare_values):
 @compiled
 def _merge(keys, values, start, middle, end, spare_keys, spare_values):
     """Merge the sorted parts start : middle and middle : end."""
-    for at in range(start, middle):
-        spare_keys[at], spare_values[at] = keys[at], values[at]
+    for i in range(start, middle):
+        spare_keys[i], spare_values[i] = keys[i], values[i]
     left, right, place = start, middle, start
     while left < middle and right < end:  # without a branch, which would be mispredicted half of the time
         key, value, other_key, other_value = spare_keys[left], spare_values[left], keys[right], values[right]
-        of_left = key <= other_key
-        keys[place] = key if of_left else other_key
-        values[place] = value if of_left else other_value
-        left += of_left
-        right += not of_left
+        takes_left = key <= other_key
+        keys[place] = key if takes_left else other_key
+        values[place] = value if takes_left else other_value
+        left += takes_left
+        right += not takes_left
         place += 1
-    for at in range(left, middle):
-        keys[place], values[place] = spare_keys[at], spare_values[at]
+    for i in range(left, middle):
+        keys[place], values[place] = spare_keys[i], spare_values[i]
         place += 1

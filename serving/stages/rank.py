@@ -134,7 +134,7 @@ class EmbeddingRows:
                     f"{folder} names {named[0]} user and {named[1]} item tables; expected {expected[0]} and {expected[1]}, one "
                     f"per categorical column. {REMEDY}"
                 )
-            n_rows = widths.n_rows({table.name: table.rows for table in tables.config.tables})
+            n_rows = widths.count_keys({table.name: table.rows for table in tables.config.tables})
             for name, column in zip(settings.item_tables, inputs.item_rows.T, strict=True):
                 check_range(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
             return cls(settings, tables, widths)

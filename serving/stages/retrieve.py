@@ -203,7 +203,9 @@ class Retrieve:
         """Return the stage with a live store attached."""
         if self.content is None:
             return replace(self, outputs=self.outputs.with_live(reader))
-        arrays = SearchedItems(self.search, self.inputs.tables.tables[HISTORY_TABLE], self.popularity, self.tower).load_loops()
+        arrays = SearchedItems(
+            self.search, self.inputs.tables.tables[HISTORY_TABLE], self.popularity, self.tower
+        ).compile_loops()
         sales = LiveSales(self.items, self.as_of_s, self.learned) if self.as_of_s else None
         live_items = LiveItems(reader, self.items, self.content, arrays, sales)
         return replace(self, outputs=self.outputs.with_live(reader, live_items))

@@ -86,7 +86,7 @@ class LeveledTables:
         else:  # `_read_top` inlined: a call costs as much as 20 rows
             vectors, missing = table.read_top(keys)
             if missing is None:
-                table.found += keys.size
+                table.hits += keys.size
                 return vectors
             miss = self._miss(table, keys, vectors, missing.nonzero()[0])
         if miss is not None:
@@ -146,7 +146,7 @@ class LeveledTables:
             return vectors.reshape(*rows.shape, width), miss
         vectors, missing = table.read_top(keys, out)
         if missing is None:
-            table.found += len(keys)
+            table.hits += len(keys)
             return vectors, None
         return vectors, self._miss(table, keys, vectors, missing.nonzero()[0])
 
@@ -175,8 +175,8 @@ class LeveledTables:
             distinct, inverse, counts = lacking, FIRST, ONCE
         else:
             distinct, inverse, counts = np.unique(lacking, return_inverse=True, return_counts=True)
-        table.found += len(keys) - len(places)
-        table.lacked += len(places)
+        table.hits += len(keys) - len(places)
+        table.misses += len(places)
         return _Miss(table, keys, vectors, places, distinct, inverse, counts)
 
     def _resolve(self, misses: list[_Miss]) -> None:
@@ -309,7 +309,7 @@ class LeveledTables:
         """Return the metrics of one table. at_once: rows that were read together with other tables, all from L2."""
         slots = table.shared.slots if table.shared else None
         return TableMetrics(
-            counts=table.counts_with(at_once),
+            counts=table.sum_counts(at_once),
             l1_rows=table.l1.slots.rows_resident if table.l1 else 0,
             l1_bytes=l1_sections(table.config).nbytes if table.l1 else 0,
             l2_rows=slots.rows_resident if slots else 0,

@@ -11,16 +11,19 @@ from serving.tables.metrics import Metrics, TableMetrics
 def measurements(metrics: Metrics) -> Iterator[Measurement]:
     """Yield all measurements of a snapshot. L2 and the updater belong to the machine, the rest to this process."""
     for name, table in metrics.tables.items():
-        yield from _of_lookups(name, table)
-        yield from _of_memory(name, table)
-        yield from _of_updates(name, table)
+        yield from _measure_lookups(name, table)
+        yield from _measure_memory(name, table)
+        yield from _measure_updates(name, table)
     misses = metrics.misses
     yield _gauge("hit_rate_overall", "Rows of all tables answered by any level with the key's own row, share", metrics.hit_rate)
     yield _counter("misses_total", "Requests with rows that the first level lacked", sum(misses.buckets))
     yield _counter("miss_seconds_total", "Time such requests waited for the levels below", misses.total_us / 1e6)
     for share in (0.5, 0.99):
         yield _gauge(
-            "miss_latency_seconds", "The same, quantiles (upper bounds)", misses.quantile_us(share) / 1e6, quantile=str(share)
+            "miss_latency_seconds",
+            "Time that such requests waited, quantiles (upper bounds)",
+            misses.quantile_us(share) / 1e6,
+            quantile=str(share),
         )
     yield _counter("degraded_lookups_total", "Lookups that needed a level which was down", misses.degraded_lookups)
     yield _counter(
@@ -28,28 +31,33 @@ def measurements(metrics: Metrics) -> Iterator[Measurement]:
     )
     for level, failures in metrics.failures.items():
         yield _counter("level_failures_total", "Calls to a level that failed", failures, level=level)
-        yield _gauge("level_down", "1 while a level is left alone after a failure", level in metrics.down, level=level)
+        yield _gauge(
+            "level_down",
+            "1 while a level is not called because it failed (open circuit breaker)",
+            level in metrics.down,
+            level=level,
+        )
 
 
-def _of_lookups(name: str, table: TableMetrics) -> Iterator[Measurement]:
+def _measure_lookups(name: str, table: TableMetrics) -> Iterator[Measurement]:
     counts = table.counts
     rows = {"l1": counts.l1_hits, "l2": counts.l2_hits, "l3": counts.l3_hits}
     others = {"perhaps_old": counts.perhaps_old, "default_late": counts.late, "default_unknown": counts.unknown}
     for answer, count in {**rows, **others}.items():
-        yield _counter("rows_total", "Rows asked for, by what answered", count, table=name, answer=answer)
+        yield _counter("rows_total", "Rows looked up, by what answered", count, table=name, answer=answer)
     rates = {"l1": counts.l1_hit_rate, "l2": counts.l2_hit_rate, "l3": counts.l3_hit_rate, "all": counts.hit_rate}
     for level, rate in rates.items():
-        yield _gauge("hit_rate", "Share of the rows that reached a level and were there", rate, table=name, level=level)
+        yield _gauge("hit_rate", "Of the rows looked up in a level, the share that it held", rate, table=name, level=level)
     yield _gauge("default_rate", "Share of the rows answered by the default vector", counts.default_rate, table=name)
 
 
-def _of_memory(name: str, table: TableMetrics) -> Iterator[Measurement]:
+def _measure_memory(name: str, table: TableMetrics) -> Iterator[Measurement]:
     for level, rows, nbytes in (("l1", table.l1_rows, table.l1_bytes), ("l2", table.l2_rows, table.l2_bytes)):
         yield _gauge("resident_rows", "Rows in memory", rows, table=name, level=level)
         yield _gauge("resident_bytes", "Bytes of these rows, with keys and indices", nbytes, table=name, level=level)
 
 
-def _of_updates(name: str, table: TableMetrics) -> Iterator[Measurement]:
+def _measure_updates(name: str, table: TableMetrics) -> Iterator[Measurement]:
     updater = table.updater
     yield _gauge(
         "updates_applied", "Rows updated on this machine since its tables were opened", updater.rows_applied, table=name

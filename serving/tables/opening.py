@@ -1,4 +1,4 @@
-"""Open the tables of a stage: with the levels of its `levels.json`, or each whole in shared memory."""
+"""Open the tables of a stage: with the levels of its `levels.json`, or all of them whole in shared memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from serving.tables.leveled import CONFIG_FILE, LeveledTables
 
 
 def open_tables(folder: Path, model: str, needed: Sequence[str] = ()) -> LeveledTables:
-    """Open the tables of `folder`: <table>.npy files, float32 [rows, D], and perhaps levels.json. model: their name without it.
+    """Open the tables of `folder`: <table>.npy files, float32 [rows, D], and perhaps levels.json.
+
+    model: the name of the tables' model where there is no levels.json
 
     Raises ArtifactError when one of the `needed` tables is missing or broken, ConfigError for bad settings.
     """
-    config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else in_memory(folder, model)
+    config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else plan_in_memory(folder, model)
     if missing := set(needed) - {table.name for table in config.tables}:
         raise ArtifactError(f"{folder} lacks the tables {sorted(missing)}. {REMEDY}")
     return LeveledTables(config)
 
 
-def in_memory(folder: Path, model: str) -> LevelsConfig:
+def plan_in_memory(folder: Path, model: str) -> LevelsConfig:
     """Return settings for complete tables in memory, with one copy for all instances that open the same files."""
     names = sorted(path.stem for path in folder.glob("*.npy"))
     if not names:
@@ -32,10 +34,10 @@ def in_memory(folder: Path, model: str) -> LevelsConfig:
     if wrong := [name for name, shape in shapes.items() if len(shape) != 2]:
         raise ArtifactError(f"{folder / wrong[0]}.npy has shape {list(shapes[wrong[0]])}; expected [rows, D]. {REMEDY}")
     tables = tuple(TableConfig(name, rows, width, l2_rows=rows) for name, (rows, width) in shapes.items())
-    return LevelsConfig(model, tables, arena_of(folder, names), source=str(folder))
+    return LevelsConfig(model, tables, name_arena(folder, names), source=str(folder))
 
 
-def arena_of(folder: Path, names: list[str]) -> str:
+def name_arena(folder: Path, names: list[str]) -> str:
     """Return an arena name that depends on the files, so that another export gets its own rows."""
     stats = {name: (folder / f"{name}.npy").stat() for name in names}
     facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()]

@@ -350,7 +350,10 @@ def test_what_cannot_be_in_time_is_refused_before_it_costs_anything(model):
     assert pb.MetricFamily.metrics["recommender_late_total/preprocess"].value == 3
 
 
-@pytest.mark.parametrize("parameters", ['{"deadline_unix_ms": "soon"}', '{"deadline_unix_ms": null}', "deadline_unix_ms"])
+@pytest.mark.parametrize(
+    "parameters",
+    ['{"deadline_unix_ms": "soon"}', '{"deadline_unix_ms": null}', "deadline_unix_ms", '{"note": "deadline_unix_ms"}'],
+)
 def test_a_deadline_that_is_no_number_is_none(model, parameters):
     [response] = model.execute([pb.InferenceRequest(parameters, user_id=np.array([[1]]))])
     assert users_of(response) == [1]

@@ -124,7 +124,7 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
         ),
         (
             lambda r: [replace_in(r / m / "config.pbtxt", "rank_scores FP", "rank_scores INT") for m in ("rank", "rerank")],
-            "The record ranked is stated as user_id",
+            "The record ranked has user_id",
         ),
     ],
     ids=["config", "stranger", "copy", "warm-up", "name", "edge", "record", "stage"],

@@ -54,7 +54,7 @@ class Supervised:
         """Return the seconds until the condition holds. Shoppers ask meanwhile."""
         begun_s = time.monotonic()
         while not condition():
-            assert time.monotonic() - begun_s < limit_s, "\n".join(watch.last_words(self.run_dir, self.grpc_port, 20))
+            assert time.monotonic() - begun_s < limit_s, "\n".join(watch.read_last_lines(self.run_dir, self.grpc_port, 20))
             self.ask()
             time.sleep(0.05)
         return time.monotonic() - begun_s
@@ -71,7 +71,7 @@ def supervised_shop(folder: Path) -> Iterator[Supervised]:
     repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", free_port()
     server = TritonServer(repo, run_dir=run_dir).start()
     state = gateway.follow(server.state, port, "", run_dir)
-    watch.start_beside(state, run_dir)
+    watch.start_supervisor(state, run_dir)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
             yield Supervised(repo, run_dir, state.ports.grpc, http)

@@ -238,11 +238,11 @@ def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(
     while not (running := running_servers(run_dir)) or running[0].pid == before.pid:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert "restarting with generation 1" in "".join(watch.last_words(run_dir, ports.grpc))
+    assert "restarting with generation 1" in "".join(watch.read_last_lines(run_dir, ports.grpc))
     wait_ready(before.grpc_url, 60)
     with grpcclient.InferenceServerClient(before.grpc_url) as client:
         assert toys.ask(client, 1) == toys.expected(1, generation=1)
-    while "answers again" not in "".join(watch.last_words(run_dir, ports.grpc)):
+    while "answers again" not in "".join(watch.read_last_lines(run_dir, ports.grpc)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert pinned_generation(repo) == 2  # the next `make serve` moves to it

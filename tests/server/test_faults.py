@@ -107,7 +107,7 @@ def test_a_server_with_a_tenth_of_a_core_is_slow_but_never_wrong_and_is_left_alo
                 assert answer.json()["degraded"] == ["gateway_fallback"] or [i["id"] for i in answer.json()["items"]] == items
     assert seen.total() >= len(before)
     shop.recover()
-    assert shop.state.pid == state.pid, watch.last_words(shop.run_dir, shop.grpc_port, 20)
+    assert shop.state.pid == state.pid, watch.read_last_lines(shop.run_dir, shop.grpc_port, 20)
     assert lists_of(shop) == before
 
 
@@ -118,7 +118,7 @@ from server import gateway, watch
 from server.launcher import TritonServer
 repo, run_dir, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 state = gateway.follow(TritonServer(repo, run_dir=run_dir).start().state, port, "", run_dir)
-watch.start_beside(state, run_dir)
+watch.start_supervisor(state, run_dir)
 """
 
 
@@ -156,7 +156,7 @@ def test_when_shared_memory_is_full_shoppers_get_popular_items_until_there_is_ro
     with pytest.raises(OSError, match="No space left"):
         fill(filler)
     os.kill(shop.stub("rank").pid, signal.SIGKILL)  # a new start needs shared memory
-    shop.wait(lambda: any("restart failed" in line for line in watch.last_words(shop.run_dir, shop.grpc_port, 50)))
+    shop.wait(lambda: any("restart failed" in line for line in watch.read_last_lines(shop.run_dir, shop.grpc_port, 50)))
     assert not shop.is_ready()
     assert shop.ask()["degraded"] == ["gateway_fallback"]
     filler.unlink()

@@ -85,7 +85,7 @@ def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch, monkey
     monkeypatch.setattr(generations, "write_pins", break_at_the_end)
     with (
         Questions(server.grpc_url) as load,
-        pytest.raises(ServerError, match=r"answers with generation 2, and did not let go .*Try again.*no memory left"),
+        pytest.raises(ServerError, match=r"answers with generation 2, but did not unload .*Try again.*no memory left"),
     ):
         activate(server.grpc_url, repo, 2)
     assert load.errors == []

@@ -52,7 +52,7 @@ def test_what_is_paused_fails_readiness_and_is_started_again(shop, victim):
     shop.wait(lambda: not shop.is_ready())
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
-    assert any("paused" in line for line in watch.last_words(shop.run_dir, shop.grpc_port))
+    assert any("paused" in line for line in watch.read_last_lines(shop.run_dir, shop.grpc_port))
 
 
 def test_a_gateway_that_is_paused_is_ended_and_comes_back(shop):

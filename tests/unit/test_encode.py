@@ -217,7 +217,7 @@ def test_a_plan_without_its_vocabulary_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("part", "values", "said"),
     [
-        ("keys", [MISSING_INT, 9, 4], "does not rise; expected keys in ascending order"),
+        ("keys", [MISSING_INT, 9, 4], "is not ascending; expected keys in ascending order"),
         ("keys", [0.0, 4.0, 9.0], r"keys\.npy holds float64 \[3\]; expected int64"),
         ("rows", [1, 3], r"rows\.npy holds int64 \[2\]; expected int64 \[3\]"),
     ],

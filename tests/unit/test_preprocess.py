@@ -168,7 +168,7 @@ def test_a_missing_file_is_refused(exported, tmp_path, lost):
         ("event_times", lambda array: array.astype(np.float64), "holds float64 .*; expected int64"),
         ("event_count", lambda array: array[:5], r"event_count\.npy holds int64 \[5\]"),
         ("sum_weight", lambda array: array.astype(np.float32), "holds float32 .*; expected float64"),
-        ("user_ids", lambda array: array[::-1], "does not rise; expected ids in ascending order"),
+        ("user_ids", lambda array: array[::-1], "is not ascending; expected ids in ascending order"),
         ("profile.0", lambda array: array[:5], r"profile\.0\.npy holds .* \[5\]"),
         ("profile.0", lambda array: array + 1_000, r"profile\.0\.npy holds values from 1000"),
     ],

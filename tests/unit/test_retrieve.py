@@ -251,9 +251,12 @@ def changed(name, change):
         (lambda folder: index_beyond(folder, "lists"), "holds values from 1000000.* to .*; expected 0 to 59"),
         (changed("available", lambda array: array[:10]), r"holds bool \[10\]; expected bool \[60\]"),
         (changed("item_vectors", lambda array: array.astype(np.float64)), r"holds float64 \[60, 8\]; expected float32"),
-        (changed("item_vectors", np.asfortranarray), "holds float32 .*, not row by row"),
+        (changed("item_vectors", np.asfortranarray), "holds float32 .*, not in C order"),
         (changed("seen.item_ids", lambda array: array.astype(np.float64)), r"item_ids\.npy holds float64 .*; expected int64"),
-        (changed("seen.user_ids", lambda array: array[::-1]), r"user_ids\.npy does not rise; expected ids in ascending order"),
+        (
+            changed("seen.user_ids", lambda array: array[::-1]),
+            r"user_ids\.npy is not ascending; expected ids in ascending order",
+        ),
     ],
 )
 def test_a_damaged_folder_is_refused(tmp_path, damage, said):

@@ -10,7 +10,7 @@ from numba import TypingError
 from serving.contract.errors import ArtifactError
 from serving.loops.inner_product import inner_product
 from serving.stages.retrieve import RetrieveSettings, load_search
-from serving.stages.search.loops import smallest_first
+from serving.stages.search.loops import select_smallest
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
 from tests.unit.search_oracle import inner_product_slowly, recency_weights_slowly, search_slowly
 from training.retrieval.index import index_vectors
@@ -213,7 +213,7 @@ def test_the_numpy_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, 
     [
         ("neighbours", lambda array: array.astype(np.int64), r"holds int64 \[301, 5\]; expected int32 \[any, any\]"),
         ("neighbour_weights", lambda array: array.astype(np.float16), "holds float16 .*; expected float32"),
-        ("neighbour_weights", np.asfortranarray, "holds float32 .*, not row by row; expected float32"),
+        ("neighbour_weights", np.asfortranarray, "holds float32 .*, not in C order; expected float32"),
     ],
 )
 def test_neighbours_of_another_form_are_refused(tmp_path, name, change, said):
@@ -291,5 +291,5 @@ def test_the_smallest_keys_come_first(n_keys, count, order):
     keys = rng.integers(-(2**60), 2**60, n_keys) if order == "random" else np.arange(n_keys)
     keys = {"falling": keys[::-1].copy(), "few values": keys % 3}.get(order, keys)
     expected = np.sort(keys)[:count]
-    assert smallest_first(keys, n_keys, count) == len(expected)
+    assert select_smallest(keys, n_keys, count) == len(expected)
     np.testing.assert_array_equal(keys[: len(expected)], expected)

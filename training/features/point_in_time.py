@@ -17,7 +17,7 @@ import pandas as pd
 
 from serving.contract.tensors import PAD_ID
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import Events, Profiles, UserState, state_of
+from serving.stages.features.user_state import Events, Profiles, UserState, build_state
 from training.features.aggregates import LogAggregates
 
 
@@ -94,7 +94,7 @@ class EventLog:
         """
         starts, ends = self.positive_ranges(moments)
         totals, profile = self.totals(moments), self.profiles.of(moments.users)
-        state = state_of(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
+        state = build_state(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
         if clocks_s is None:
             return state
         return replace(state, aggregates=self.aggregates.of_users(moments.user_ids, clocks_s, self.next_rows(moments)))

@@ -47,7 +47,7 @@ def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> t
     fitted = shuffled[len(judged) :][:MOST_ITEMS]
     found = ridge(features[fitted], vectors[fitted])
     tower_error = float(np.mean((features[judged] @ found[:-1] + found[-1] - vectors[judged]) ** 2))
-    stand_ins = np.stack([vectors[most_alike(content, item)].mean(axis=0) for item in judged.tolist()])
+    stand_ins = np.stack([vectors[find_most_alike(content, item)].mean(axis=0) for item in judged.tolist()])
     stand_in_error = float(np.mean((stand_ins - vectors[judged]) ** 2))
     judgement = Judgement(tower_error, stand_in_error, tower_error <= stand_in_error)
     if not judgement.served:
@@ -62,8 +62,8 @@ def ridge(features: sp.csr_matrix, vectors: np.ndarray) -> np.ndarray:
     return np.concatenate([np.atleast_2d(model.coef_).T, np.atleast_2d(model.intercept_)]).astype(np.float32, order="C")
 
 
-def most_alike(content: Content, item: int) -> np.ndarray:
-    """Return int64 [TEMPLATES or fewer] other items that share the rarest tokens, as `Content.most_alike`."""
+def find_most_alike(content: Content, item: int) -> np.ndarray:
+    """Return int64 [TEMPLATES or fewer] other items that share the rarest tokens, as `Content.find_most_alike`."""
     alike = content.most_alike_by_tokens(content.tokens[content.offsets[item] : content.offsets[item + 1]], TEMPLATES + 1)
     others = alike[alike != item][:TEMPLATES]
     return others if len(others) else alike

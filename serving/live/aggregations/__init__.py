@@ -6,10 +6,10 @@
 Both sides run the same compiled loops (`loops.py`): training replays them over the log, entity by entity. They are checked
 against a slow twin that computes each feature from its definition (`tests/unit/live/aggregations/twin.py`).
 
-What a feature means, in plain words
-------------------------------------
-An *instant* is a pair (time, sequence). Its features are computed from the entity's events with a smaller sequence. They are
-as of its time, or of the newest of these events if that is later (clocks of devices differ).
+What a feature means
+--------------------
+An *instant* is a pair (time, sequence). Its features are computed from the entity's events with a smaller sequence, as of its
+time, or as of the newest of these events if that is later (clocks of devices differ).
 
 Window      Time is cut into buckets of a sixtieth of the window, counted from the epoch. A window holds the current bucket and
             the 59 before it, so it reaches back between 59 and 60 sixtieths of its length.
@@ -19,10 +19,10 @@ Session     The events since the last pause that was longer than the gap. A sess
 Late        An event that is older than the entity's newest one counts in the bucket of its own time. If it is older by more
             than a day (ALLOWED_LATENESS_MS), it stays in the log but is not aggregated. Only the entity's own events decide
             that, so neither other entities nor how the log is cut into batches changes a feature.
-Missing     An event without a value (no amount, no price, no category) does not take part in what is made of that value.
+Missing     An event without a value (no amount, no price, no category) is left out of the features of that value.
 Empty       Counts and sums of nothing are 0. Means and last values of nothing are NaN.
-Distinct    An estimate (linear counting): ids are hashed to SLOTS slots, and the number of slots hit within the window tells
-            how many ids there were. Exact for a few ids; the standard error is 5 % at 50 and 6 % at 300.
+Distinct    An estimate (linear counting): ids are hashed to SLOTS slots, and the number of ids is estimated from the number of
+            slots hit within the window. It is exact for a few ids; the standard error is 5 % at 50 and 6 % at 300.
 """
 
 from serving.live.aggregations.loops import ALLOWED_LATENESS_MS

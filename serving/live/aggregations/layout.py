@@ -1,4 +1,4 @@
-"""Where things lie in a record: `loops.py` finds cells by a program of numbers, people by the names of a dtype."""
+"""Lay out a record: `loops.py` reads its cells by an integer program, people by the field names of its dtype."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ KINDS = {
 
 
 class Cell(NamedTuple):
-    """What is kept of one value over one span; aggregations that differ in their function only share it.
+    """The state of one value over one span. Aggregations that differ only in their function share a cell.
 
-    events: bits of the event names that count; length: how many last events are held
+    events: bit mask of the event names that count; length: number of latest events that a "last" cell holds
     """
 
     kind: int
@@ -32,6 +32,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, aggregation: Aggregation, event_names: Sequence[str]) -> Cell:
+        """Return the cell that an aggregation reads. event_names: number -> name"""
         bits = sum(1 << event_names.index(name) for name in aggregation.events) if aggregation.events else ALL_EVENTS
         value = VALUES.index(aggregation.value)
         key, length_ms = aggregation.span
@@ -41,7 +42,7 @@ class Cell(NamedTuple):
         return cls(loops.SKETCH_CELL if aggregation.function == "distinct" else KINDS[key], value, bits, span_ms)
 
     def fields(self, with_sums: bool) -> list[tuple[str, str, int]]:
-        """Return (name, type, how many) of everything it holds; every field fills whole words."""
+        """Return (name, type, count) of each field. Every field fills whole words of 8 bytes."""
         if self.kind == loops.RING_CELL:
             return [("newest", "i8", 1), ("counts", "i4", loops.RING), *([("sums", "f8", loops.RING)] if with_sums else [])]
         if self.kind == loops.DECAY_CELL:

@@ -1,10 +1,10 @@
-"""The loops over events and records. One record holds the state of one entity; its layout is that of `plan.py`.
+"""Compiled loops over events and records. One record holds the state of one entity, laid out by `layout.py`.
 
 A record is a row of 8-byte words, seen through three views of the same memory:
 
     whole  int64 [R, W]      real  float64 [R, W]      short  int32 [R, 2 W]
 
-Word 0 of a record is the time of its newest event. Cells follow, one for each thing that is kept; `cells` int64
+Word 0 of a record is the time of its newest event. Cells follow, one per value and span; `cells` int64
 [n_cells, CELL_WIDTH] describes them. A record of zeros is empty.
 
     RING      newest bucket | RING counts (int32) | RING sums, if wanted
@@ -38,7 +38,7 @@ DAY_MS = 86_400_000.0
 def update_records(whole, real, short, rows, time_ms, event, values, other, cells):
     """Add a batch of events to the records, in the order of the batch.
 
-    rows    int64 [N] record of each event; others than 0 to R - 1 are skipped
+    rows    int64 [N] record of each event; events with a row outside of 0 … R - 1 are skipped
     time_ms, event, other   int64 [N]
     values  float64 [3, N] WEIGHT, AMOUNT and PRICE, NaN = missing
     """
@@ -61,7 +61,7 @@ def replay_events(
     """Write the features at each instant, float32 [M, F], by adding events to one record, entity after entity.
 
     order   int64 [N + M], by entity, then sequence: numbers of events (below N) and N + numbers of instants
-    groups  int64 [N + M] entity of each entry of `order`; belongs: bool [N] does the event belong to one?
+    groups  int64 [N + M] entity of each entry of `order`; belongs: bool [N] whether the event belongs to an entity
     whole, real, short   one record
     """
     n_events = len(time_ms)
@@ -129,7 +129,7 @@ def read_record(whole, real, short, row, as_of_ms, cells, reads, features):
 
 @compiled
 def add_to_ring(whole, real, short, cell, now, value):
-    """A bucket that left the ring is older than every window that is still to be read."""
+    """Add a value to its bucket. A bucket that has left the ring is ignored: no window to come reaches back to it."""
     bucket, newest, counts_at, sums_at = now // cell[SPAN_MS], whole[cell[AT]], 2 * (cell[AT] + 1), cell[SUMS_AT]
     if bucket <= newest - RING:
         return
@@ -148,7 +148,7 @@ def add_to_ring(whole, real, short, cell, now, value):
 
 @compiled
 def read_ring(whole, real, short, cell, now):
-    """-> number of values in the window, their sum, and 1."""
+    """Return the number of values in the window, their sum, and 1."""
     newest, counts_at, sums_at = whole[cell[AT]], 2 * (cell[AT] + 1), cell[SUMS_AT]
     oldest = max(now // cell[SPAN_MS], newest) - RING + 1
     count, total = 0, 0.0
@@ -162,36 +162,39 @@ def read_ring(whole, real, short, cell, now):
 
 @compiled
 def add_to_decay(whole, real, cell, now, value):
+    """Add a value to the decayed count and sum, and move their time forward if the value is newer."""
     at = cell[AT]
     moment = whole[at]
     if now >= moment:
-        faded = halved(now - moment, cell[SPAN_MS])
+        faded = decay(now - moment, cell[SPAN_MS])
         real[at + 1] = real[at + 1] * faded + 1.0
         real[at + 2] = real[at + 2] * faded + value
         whole[at] = now
     else:
-        faded = halved(moment - now, cell[SPAN_MS])
+        faded = decay(moment - now, cell[SPAN_MS])
         real[at + 1] += faded
         real[at + 2] += faded * value
 
 
 @compiled
 def read_decay(whole, real, cell, now):
-    """-> decayed number of values and their decayed sum at the time of the sums, and what is left of both by now.
+    """Return the decayed number of values, their decayed sum, both at the time of the latest value, and their decay since.
 
-    A mean takes the first two: they fade alike, and both would be 0 after a long time.
+    A mean divides the first two: they decay alike, and after a long time both would be 0.
     """
     at = cell[AT]
-    return real[at + 1], real[at + 2], max(halved(now - whole[at], cell[SPAN_MS]), np.finfo(np.float64).tiny)
+    return real[at + 1], real[at + 2], max(decay(now - whole[at], cell[SPAN_MS]), np.finfo(np.float64).tiny)
 
 
 @compiled
-def halved(elapsed_ms, half_life_ms):
+def decay(elapsed_ms, half_life_ms):
+    """Return the factor by which a value decays."""
     return 2.0 ** (-elapsed_ms / half_life_ms)
 
 
 @compiled
 def add_to_session(whole, real, cell, now, value):
+    """Add a value to the session, or start a new session with it after a pause."""
     first, latest, count, total = cell[AT], cell[AT] + 1, cell[AT] + 2, cell[AT] + 3
     if whole[count] == 0 or now > whole[latest] + cell[SPAN_MS]:
         whole[first], whole[latest], whole[count], real[total] = now, now, 1, value
@@ -203,7 +206,7 @@ def add_to_session(whole, real, cell, now, value):
 
 @compiled
 def read_session(whole, real, cell, now):
-    """-> number of values in the session, their sum, and 1; 0 if it is over."""
+    """Return the number of values in the session, their sum, and 1, or 0 if the session is over."""
     at = cell[AT]
     over = now > whole[at + 1] + cell[SPAN_MS]
     return float(whole[at + 2]), real[at + 3], 0.0 if over else 1.0
@@ -211,7 +214,7 @@ def read_session(whole, real, cell, now):
 
 @compiled
 def add_to_last(whole, real, cell, now, value):
-    """Of two events of the same time, the one that came later is the newer."""
+    """Insert a value by time. Of two events with the same time, the later one in the log counts as newer."""
     n_held, times, values = min(whole[cell[AT]], cell[LENGTH]), cell[AT] + 1, cell[AT] + 1 + cell[LENGTH]
     place = 0
     while place < n_held and whole[times + place] > now:
@@ -227,7 +230,7 @@ def add_to_last(whole, real, cell, now, value):
 
 @compiled
 def read_last(whole, real, cell, now, place):
-    """-> the value of the event at that place, 0 = newest; of WEIGHT its age in days; NaN where there is none."""
+    """Return the value of the event at a place, 0 = newest, or its age in days for WEIGHT; NaN where there is none."""
     if place >= whole[cell[AT]]:
         return np.nan
     time = whole[cell[AT] + 1 + place]
@@ -240,13 +243,14 @@ def read_last(whole, real, cell, now, place):
 
 @compiled
 def add_to_sketch(short, cell, now, other):
-    slot = 2 * cell[AT] + slot_of(other)
+    """Mark the slot of an id as met in the bucket of `now`."""
+    slot = 2 * cell[AT] + hash_to_slot(other)
     short[slot] = max(short[slot], now // cell[SPAN_MS] + 1)
 
 
 @compiled
 def read_sketch(short, cell, now):
-    """-> estimated number of distinct ids in the window."""
+    """Return the estimated number of distinct ids in the window."""
     oldest = now // cell[SPAN_MS] - RING + 1
     n_hit = 0
     for slot in range(2 * cell[AT], 2 * cell[AT] + SLOTS):
@@ -255,8 +259,8 @@ def read_sketch(short, cell, now):
 
 
 @compiled
-def slot_of(number):
-    """-> slot of an id: 0 to SLOTS - 1, by splitmix64."""
+def hash_to_slot(number):
+    """Return the slot of an id, 0 to SLOTS - 1, by splitmix64."""
     mixed = np.uint64(number) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -34,7 +34,7 @@ EVENT = np.dtype(
     ]
 )
 MOST_EVENT_NAMES = 63
-NO_KEY = np.iinfo(np.int64).min  # an event that belongs to no entity, such as an item's without a category
+NO_KEY = np.iinfo(np.int64).min  # of an event that belongs to no entity, such as one whose item has no category
 KEY_WIDTH = 2
 VALUE_FIELDS = ("weight", "amount", "price")  # in the order of loops.WEIGHT, AMOUNT, PRICE
 
@@ -54,7 +54,7 @@ class Instants(NamedTuple):
 class EntityPlan:
     """All aggregations of one entity. Records may be an array of `dtype` or a field of larger records.
 
-    names  of the features, in their order; dtype: of a record; zeros are the record of an entity without events
+    names: of the features, in their order; dtype: of a record (zeros are the record of an entity without events)
     cells, reads: the program of `loops.py`, int64 [n_cells, CELL_WIDTH] and int64 [F, 3]
     """
 
@@ -77,7 +77,7 @@ class EntityPlan:
         loops.update_records(*self._views(records), rows.astype(np.int64, copy=False), *columns, self.cells)
 
     def read(self, records: np.ndarray, as_of_ms: int | np.ndarray) -> np.ndarray:
-        """Return the features float32 [R, F] of `dtype` [R] records. as_of_ms: one for all, or int64 [R]"""
+        """Return the features, float32 [R, F], of records `dtype` [R]. as_of_ms: time of all of them, or int64 [R]"""
         features = np.empty((len(records), len(self.names)), np.float32)
         clocks = np.array(as_of_ms, np.int64, ndmin=1)
         loops.read_records(*self._views(records), clocks, self.cells, self.reads, features)
@@ -89,7 +89,7 @@ class EntityPlan:
         events: EVENT [N] sorted by sequence; keys: int64 [N, KEY_WIDTH] of `entity_keys`
         """
         features = np.empty((len(instants.time_ms), len(self.names)), np.float32)
-        order, groups = _order_of_replay(events["sequence"], keys, instants)
+        order, groups = _sort_for_replay(events["sequence"], keys, instants)
         scratch = self._views(self.empty(1))
         clocks = instants.time_ms.astype(np.int64, copy=False)
         columns = self._columns(events)
@@ -98,7 +98,7 @@ class EntityPlan:
         return features
 
     def _views(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """-> the records as int64 [R, W], float64 [R, W] and int32 [R, 2 W] of the same memory."""
+        """Return views of the records as int64 [R, W], float64 [R, W] and int32 [R, 2 W]."""
         words = self.dtype.itemsize // 8
         if records.flags.c_contiguous:
             whole = records.view(np.int64).reshape(-1, words)
@@ -108,7 +108,7 @@ class EntityPlan:
         return whole, whole.view(np.float64), whole.view(np.int32)
 
     def _columns(self, events: np.ndarray) -> tuple[np.ndarray, ...]:
-        """-> time_ms, event, values, other: what the loops take of events."""
+        """Return the columns of events that the loops take: time_ms, event, values, other (ids of the other entity)."""
         values = np.stack([events[name] for name in VALUE_FIELDS]).astype(np.float64)
         other = events["item_id" if self.entity.startswith(USER) else "user_id"]
         contiguous = [np.ascontiguousarray(events[name]) for name in ("time_ms", "event")]
@@ -153,14 +153,14 @@ def hash_categories(texts: np.ndarray) -> np.ndarray:
     return np.where(missing, NO_KEY, (hash_strings(texts) >> np.uint64(1)).astype(np.int64))
 
 
-def _order_of_replay(sequence: np.ndarray, keys: np.ndarray, instants: Instants) -> tuple[np.ndarray, np.ndarray]:
-    """-> (order, groups) of `loops.replay_events`: an instant comes before the event of the same sequence."""
+def _sort_for_replay(sequence: np.ndarray, keys: np.ndarray, instants: Instants) -> tuple[np.ndarray, np.ndarray]:
+    """Return (order, groups) for `loops.replay_events`: an instant comes before the event of the same sequence."""
     n_events = len(sequence)
-    both = np.concatenate([keys, instants.keys])
-    # Events come in the order of their sequence, so an instant stands where the first event stands that it must not see.
+    all_keys = np.concatenate([keys, instants.keys])
+    # Events are sorted by sequence. An instant is placed directly before the first event that it must not see.
     places = np.concatenate([2 * np.arange(n_events) + 1, 2 * np.searchsorted(sequence, instants.sequence)])
-    order = np.lexsort((places, both[:, 1], both[:, 0]))
-    ordered = both[order]
+    order = np.lexsort((places, all_keys[:, 1], all_keys[:, 0]))
+    ordered = all_keys[order]
     starts = np.ones(len(order), bool)
     starts[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
     return order, np.cumsum(starts)

@@ -101,7 +101,7 @@ class StageModel:
         return [Link(each.spec, stage, Metrics(each.stage)) for each, stage in zip(infos, stages, strict=True)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        late = self.deadlines.late(requests) if self.deadlines else {}
+        late = self.deadlines.refuse_late(requests) if self.deadlines else {}
         if len(late) == len(requests):
             return [self._refuse(late[i]) for i in range(len(requests))]
         tensors, rows = join(self.spec, requests)

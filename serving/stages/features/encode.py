@@ -33,7 +33,7 @@ FIRST_ROW = 3  # the row of the first real value, after PAD_ROW, NULL_ROW and OO
 
 
 class Ragged(NamedTuple):
-    """B lists laid end to end: list b is values[offsets[b] : offsets[b + 1]]. offsets: int64 [B + 1]."""
+    """B lists, one after another: list b is values[offsets[b] : offsets[b + 1]]. offsets: int64 [B + 1]"""
 
     values: np.ndarray
     offsets: np.ndarray
@@ -101,7 +101,7 @@ class IntegerVocabulary:
         """Open the files. Raises ArtifactError when one is missing or broken, or they disagree."""
         keys = open_checked_array(folder, f"{name}.keys", "int64", None)
         if (keys[1:] <= keys[:-1]).any():
-            raise ArtifactError(f"{folder / name}.keys.npy does not rise; expected keys in ascending order. {REMEDY}")
+            raise ArtifactError(f"{folder / name}.keys.npy is not ascending; expected keys in ascending order. {REMEDY}")
         return cls(keys, open_checked_array(folder, f"{name}.rows", "int64", len(keys)))
 
 
@@ -134,7 +134,7 @@ VOCABULARIES: dict[str, type[Vocabulary]] = {"integers": IntegerVocabulary, "str
 
 
 class Encoded(NamedTuple):
-    """categorical: int64 [B, F] rows; continuous: float32 [B, G]; lists: name -> Ragged of int64 rows."""
+    """B encoded rows. categorical: int64 [B, F] category rows; continuous: float32 [B, G]; lists: name -> Ragged of int64."""
 
     categorical: np.ndarray
     continuous: np.ndarray
@@ -143,7 +143,7 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A workflow as data. `vocabularies` holds one entry per "integers" or "strings" column, by the column's name."""
+    """A fitted workflow as data. vocabularies: by name of a column, for kinds "integers" and "strings"."""
 
     categorical: tuple[CategoryColumn, ...]
     continuous: tuple[NumberColumn, ...]
@@ -224,10 +224,10 @@ class Plan:
 
 
 class _Numbers:
-    """All continuous columns at once: fill, clip, logarithm where asked for, normalise.
+    """Encodes all continuous columns at once: fill, clip, logarithm where the column has one, normalise.
 
-    As in NVTabular, columns with LogOp are computed in float32 and others in float64. The logarithm is numpy's, because others
-    differ in the last bit.
+    As in NVTabular, columns with LogOp are computed in float32 and others in float64. The logarithm is numpy's, because other
+    implementations differ in the last bit.
     """
 
     def __init__(self, columns: tuple[NumberColumn, ...]):
@@ -265,9 +265,9 @@ def _limits(column: CategoryColumn | NumberColumn) -> tuple[float, float, float]
 def _look_up(keys, rows, values):
     """Return the rows of values, int64 [B]; OOV_ROW for values not in keys, int64 [n] ascending, with rows int64 [n]."""
     found = np.searchsorted(keys, values)
-    for at in range(len(values)):
-        known = found[at] < len(keys) and keys[found[at]] == values[at]
-        found[at] = rows[found[at]] if known else OOV_ROW
+    for row in range(len(values)):
+        known = found[row] < len(keys) and keys[found[row]] == values[row]
+        found[row] = rows[found[row]] if known else OOV_ROW
     return found
 
 
@@ -275,11 +275,11 @@ def _look_up(keys, rows, values):
 def _find_bins(values, fill, low, high, boundaries):
     """Return FIRST_ROW + the number of boundaries, float64 [n] ascending, at or below each value; NaN is above all."""
     rows = np.empty(len(values), np.int64)
-    for at in range(len(values)):
-        value = _clip(np.float64(values[at]), fill, low, high)
-        rows[at] = FIRST_ROW
+    for row in range(len(values)):
+        value = _clip(np.float64(values[row]), fill, low, high)
+        rows[row] = FIRST_ROW
         for boundary in boundaries:
-            rows[at] += not value < boundary
+            rows[row] += not value < boundary
     return rows
 
 
@@ -291,11 +291,11 @@ def _fill_and_clip(values, limits, log_row, logs):
     """
     for column in range(values.shape[0]):
         fill, low, high = limits[column]
-        for at in range(values.shape[1]):
-            value = _clip(values[column, at], fill, low, high)
-            values[column, at] = value
+        for row in range(values.shape[1]):
+            value = _clip(values[column, row], fill, low, high)
+            values[column, row] = value
             if log_row[column] >= 0:
-                logs[log_row[column], at] = np.float32(value) + np.float32(1)
+                logs[log_row[column], row] = np.float32(value) + np.float32(1)
 
 
 @compiled
@@ -304,17 +304,17 @@ def _normalise(values, logs, log_row, moments):
     normal = np.empty((values.shape[1], values.shape[0]), np.float32)
     for column in range(values.shape[0]):
         mean, deviation = moments[column]
-        for at in range(values.shape[1]):
+        for row in range(values.shape[1]):
             if log_row[column] >= 0:
-                normal[at, column] = (logs[log_row[column], at] - np.float32(mean)) / np.float32(deviation)
+                normal[row, column] = (logs[log_row[column], row] - np.float32(mean)) / np.float32(deviation)
             else:
-                normal[at, column] = (values[column, at] - mean) / deviation
+                normal[row, column] = (values[column, row] - mean) / deviation
     return normal
 
 
 @compiled
 def _clip(value, fill, low, high):
-    """Return the value filled and clipped; a missing one stays NaN where fill is NaN."""
+    """Return the value after fill and clip. A missing value stays NaN where fill is NaN."""
     if np.isnan(value):
         value = fill
     if value < low:

@@ -23,7 +23,7 @@ class ItemIndex:
     """The catalogue's ids.
 
     ids         int64 [n_known], strictly ascending, none negative
-    newcomers   int64 [n_free], by free row: the id of the item that has it, PAD_ID where none has
+    newcomers   int64 [n_free], ids of the new items in the rows kept free, PAD_ID for a row that is still free
     n_items     n_known + n_free, the padding position
     """
 
@@ -59,7 +59,7 @@ class ItemIndex:
         return len(self.newcomers) > 0 and self.newcomers[0] != PAD_ID  # free rows are taken in order
 
     def add(self, item_id: int) -> int:
-        """Give a new item a free row. Return its position, n_items where no row is free any more."""
+        """Give a new item a free row. Return its position, or n_items when no row is free."""
         free = np.flatnonzero(self.newcomers == PAD_ID)
         if not len(free):
             return self.n_items
@@ -82,8 +82,8 @@ class ItemIndex:
 @compiled
 def positions_of(ids, catalogue, table, newcomers, positions):
     """Write `position_of` each id, int64 [N], to positions, int64 [N]."""
-    for at in range(len(ids)):
-        positions[at] = position_of(ids[at], catalogue, table, newcomers)
+    for row in range(len(ids)):
+        positions[row] = position_of(ids[row], catalogue, table, newcomers)
 
 
 @compiled
@@ -107,8 +107,8 @@ def position_of(item_id, catalogue, table, newcomers):
 @compiled
 def places_in(sorted_ids, ids, places):
     """Write `place_in` of each id, int64 [N], to places, int64 [N]."""
-    for at in range(len(ids)):
-        places[at] = place_in(sorted_ids, ids[at])
+    for row in range(len(ids)):
+        places[row] = place_in(sorted_ids, ids[row])
 
 
 @compiled

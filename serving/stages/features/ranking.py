@@ -4,11 +4,11 @@ Co-occurrence comes from neighbour lists. An item's list holds related items, wi
 
     customers   the same users had both
     visits      both in one visit (a basket, a session), where large visits count less
-    next        the neighbour was taken soon after the item
+    next        the neighbour followed soon after the item
 
 A candidate's affinity is the sum, over the history, of its weights in the lists of the history's items: once with equal
-weights of the history's items, once with more weight for recent ones, and once with half as much for each older item, which
-says what comes next within a visit.
+weights of the history's items, once with more weight for recent ones, and once with the weight halved from item to item, which
+predicts what comes next within a visit.
 
 Letters: B requests, C candidates, H history, N neighbours, V views, T time buckets. Positions are rows of per-item arrays,
 n_items the padding row (serving/stages/features/ids.py).
@@ -59,7 +59,7 @@ class ItemStatistics:
     popularity_then    float16 [n_items + 1, T] scaled logarithm of the count around each bucket; bucket 0 is the log's start
     sold_days          float32 [n_items + 1, 2] days before the clock of the first and the latest sale
     groups             int32 [n_items + 1, 2] category and provider; negative = none
-    elapsed_days       float64 [1] days since the clock, where live sales have moved popularity and sold_days on
+    elapsed_days       float64 [1] days from the clock to the last update of popularity and sold_days by live sales, else 0
     """
 
     neighbours: np.ndarray
@@ -73,9 +73,8 @@ class ItemStatistics:
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, compare=False, repr=False)  # of the scratch
 
     @property
-    def of_loops(self) -> tuple:
-        """Return the compiled loops' arguments: the arrays, float16 as its bits, the clock, and scratch for one call at a
-        time."""
+    def loop_arguments(self) -> tuple:
+        """The arguments of the compiled loops: arrays (float16 as its bits), clock, and scratch for one call at a time."""
         arrays, scratch = self._loop_arrays
         return (*arrays, self.clock.log_days + float(self.elapsed_days[0]), self.clock.bucket_days, *scratch)
 
@@ -105,7 +104,9 @@ class ItemStatistics:
         rows = {name: len(array) for name, array in arrays.items()}
         if len(set(rows.values())) != 1:
             raise ArtifactError(f"{folder} holds item statistics of different lengths {rows}. Export the repository again.")
-        for name, (kind, shape) in _forms(arrays["neighbours"].shape[-1], arrays["popularity_then"].shape[-1]).items():
+        for name, (kind, shape) in _expected_shapes(
+            arrays["neighbours"].shape[-1], arrays["popularity_then"].shape[-1]
+        ).items():
             found = arrays[name]
             if found.dtype != kind or found.shape[1:] != shape:  # compiled loops check no bounds
                 raise ArtifactError(
@@ -128,7 +129,7 @@ class ItemStatistics:
         return cls(**{name: array.view(np.ndarray) for name, array in arrays.items()}, clock=clock)
 
 
-def _forms(n_neighbours: int, n_buckets: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _expected_shapes(n_neighbours: int, n_buckets: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the dtype and the row shape of each array, by name."""
     return {
         "neighbours": ("int32", (n_neighbours,)),
@@ -197,7 +198,7 @@ def pair_numbers(
     pairs = np.empty((*candidates.shape, item_numbers.shape[1] + N_FEATURES), np.float32)
     with statistics.lock:
         write_pairs(
-            *statistics.of_loops,
+            *statistics.loop_arguments,
             item_numbers,
             np.ascontiguousarray(history, np.int64),
             np.ascontiguousarray(history_age_days, np.float32),
@@ -327,7 +328,7 @@ def write_standardized(values, candidates, n_items, cross):
 
 @compiled
 def write_logarithms(values, cross):
-    """Write the logarithms of affinities. Many are 0 in all weightings."""
+    """Write the logarithms of affinities; those of 0, which are many, are computed once."""
     nothing = np.log(np.float32(SMALLEST_WEIGHT)) * np.float32(SCALE)
     for place in range(len(values)):
         for view in range(len(VIEWS)):

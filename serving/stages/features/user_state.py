@@ -1,4 +1,4 @@
-"""User state: the store that holds it, and the one function that turns it into raw columns.
+"""Look up the state of users, and turn it into raw columns, by the same function in training and serving.
 
     UserStore.lookup(user_ids) ─▶ UserState ─▶ derive(state, context, as_of_s) ─▶ raw columns ─▶ Plan (encode.py)
 
@@ -65,9 +65,9 @@ def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | n
     context: name -> [B] int64 | float | object;  as_of_s: unix seconds, one for all or int64 [B]
     Returns name -> [B]; numbers are float64, NaN where a user without events has no value
     """
-    favourites = favourite_categories(state.history_categories)
+    favourites = find_favourite_categories(state.history_categories)
     totals = (state.event_count, state.sum_weight, state.sum_label, state.first_time, state.last_time)
-    numbers = dict(zip(DERIVED, _numbers_of(np.array(as_of_s, np.int64, ndmin=1), *totals), strict=True))
+    numbers = dict(zip(DERIVED, _derive_numbers(np.array(as_of_s, np.int64, ndmin=1), *totals), strict=True))
     return {
         "user_id": state.user_ids,
         "favourite_category_1": favourites[0],
@@ -81,26 +81,26 @@ def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | n
 
 @cache
 def raw_name(table: str, name: str) -> str:
-    """Return the raw column's name: prefixed so that it cannot collide, without "/" because NVTabular names files so."""
+    """Return the raw column's name: prefixed against collisions, without "/", because NVTabular uses names as file names."""
     return f"{table}_{name.replace('%', '%25').replace('/', '%2F')}"
 
 
 def history_age_days(state: UserState, as_of_s: int | np.ndarray) -> np.ndarray:
     """Return the days from each event of the history to the clock, float32 [B, H], 0 where padded."""
-    return _ages_in_days(state.history_ids, state.history_times, np.array(as_of_s, np.int64, ndmin=1))
+    return _compute_ages(state.history_ids, state.history_times, np.array(as_of_s, np.int64, ndmin=1))
 
 
-def favourite_categories(history_categories: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def find_favourite_categories(history_categories: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the most and second most frequent of the RECENT newest codes, two int64 [B], from int32 [B, H] newest first.
 
     Ties go to the latest category; MISSING_INT where there is none.
     """
-    first, second = _favourites(history_categories)
+    first, second = _find_favourites(history_categories)
     return first, second
 
 
 @compiled
-def _numbers_of(clocks, event_count, sum_weight, sum_label, first_time, last_time):
+def _derive_numbers(clocks, event_count, sum_weight, sum_label, first_time, last_time):
     """Return the columns DERIVED, float64 [6, B], from the totals of UserState; clocks: int64 [B] or [1]."""
     numbers = np.empty((6, len(event_count)))
     for row in range(len(event_count)):
@@ -117,7 +117,7 @@ def _numbers_of(clocks, event_count, sum_weight, sum_label, first_time, last_tim
 
 
 @compiled
-def _ages_in_days(ids, times, clocks):
+def _compute_ages(ids, times, clocks):
     """Return ages in days, float32 [B, H], 0 where padded. ids, times: int64 [B, H]; clocks: int64 [B] or [1]."""
     ages = np.zeros(ids.shape, np.float32)
     for row in range(ids.shape[0]):
@@ -129,7 +129,7 @@ def _ages_in_days(ids, times, clocks):
 
 
 @compiled
-def _favourites(history_categories):
+def _find_favourites(history_categories):
     """Return the most and second most frequent code of each row, int64 [2, B], from int32 [B, H]."""
     favourites = np.empty((2, len(history_categories)), np.int64)
     for row in range(len(history_categories)):
@@ -140,11 +140,11 @@ def _favourites(history_categories):
 
 
 @compiled
-def _most_frequent(codes, besides):
-    """Return the most frequent code, the first on a tie, without NO_CATEGORY and `besides`; MISSING_INT where none is left."""
+def _most_frequent(codes, excluded):
+    """Return the most frequent code but NO_CATEGORY and `excluded`, the first on a tie; MISSING_INT where none is left."""
     best, most = MISSING_INT, 0
     for code in codes:
-        if code in (NO_CATEGORY, besides):
+        if code in (NO_CATEGORY, excluded):
             continue
         votes = 0
         for other in codes:
@@ -155,6 +155,7 @@ def _most_frequent(codes, besides):
 
 
 def _as_raw(values: np.ndarray) -> np.ndarray:
+    """Return floats as float64, other values unchanged."""
     return values.astype(np.float64) if values.dtype.kind == "f" else values
 
 
@@ -182,17 +183,17 @@ class Profiles:
         self.user_ids, self.columns = user_ids, columns
 
     def of(self, users: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the columns by name, each [B], at positions of users, int64 [B], U for an unknown one."""
+        """Return the columns by name, each [B], of users by position, int64 [B], U for an unknown user."""
         taken = {name: column.values[users] for name, column in self.columns.items()}
         return {
             name: values if (texts := self.columns[name].texts) is None else texts[values] for name, values in taken.items()
         }
 
     def positions(self, user_ids: np.ndarray) -> np.ndarray:
-        return positions_in(self.user_ids, user_ids)
+        return find_positions(self.user_ids, user_ids)
 
 
-def positions_in(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def find_positions(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Return the index of each id, int64 [B], in an ascending int64 [U]; U for ids that are not in it."""
     positions = np.empty(len(ids), np.int64)
     places_in(sorted_ids, ids, positions)
@@ -205,7 +206,7 @@ class UserStore:
     user_ids.npy            int64 [U] ascending
     event_offsets.npy       int64 [U + 1]: the kept events of user u are rows event_offsets[u] : event_offsets[u + 1]
     event_ids / event_times / event_categories.npy   int64, int64, int32 [N + 1] oldest first; at most H per user. The last
-                            event belongs to nobody, so that row 0 always exists
+                            event belongs to no user, so that row 0 always exists
     event_count, sum_weight, sum_label, first_time, last_time .npy   [U + 1], the last row is the unknown user's
     profile.<n>.npy         [U + 1] values, or codes of the texts beside them; the last row is the unknown user's
     aggregates.npy          records [U + 1] of the aggregations that store.json lists; only where it lists any
@@ -217,12 +218,12 @@ class UserStore:
     }
 
     def __init__(self, folder: Path):
-        """Open the files. Raises ArtifactError when one is missing or broken, or they disagree."""
+        """Open the files. Raises ArtifactError when one is missing or broken, or when they disagree."""
         settings = read_json(folder, STORE_FILE)
         self.history_length: int = settings["history_length"]
         self.as_of_s: int = settings["as_of_s"]
         user_ids = open_checked_array(folder, "user_ids", "int64", None)
-        _check_rising(folder / "user_ids.npy", user_ids)
+        _check_ascending(folder / "user_ids.npy", user_ids)
         n_rows = len(user_ids) + 1
         self._offsets = open_checked_array(folder, "event_offsets", "int64", n_rows)
         ids = open_checked_array(folder, "event_ids", "int64", None)
@@ -256,9 +257,9 @@ class UserStore:
 
     def _state(self, user_ids: np.ndarray, users: np.ndarray) -> UserState:
         """Return the state at positions of users, int64 [B], U for an unknown user, whose event range is empty."""
-        starts, ends, *totals = _rows_of(users, self._offsets, *self._totals)
+        starts, ends, *totals = _read_totals(users, self._offsets, *self._totals)
         totals = dict(zip(self.TOTALS, totals, strict=True))
-        state = state_of(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
+        state = build_state(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
         if self._aggregates is None:
             return state
         plan, records = self._aggregates
@@ -266,7 +267,7 @@ class UserStore:
 
 
 @compiled
-def _rows_of(users, offsets, event_count, sum_weight, sum_label, first_time, last_time):
+def _read_totals(users, offsets, event_count, sum_weight, sum_label, first_time, last_time):
     """Return start and end of each user's events, and the totals, at positions int64 [B]."""
     ends = offsets[np.minimum(users + 1, len(offsets) - 1)]
     return (
@@ -288,7 +289,7 @@ def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> tup
         declared = [Aggregation(**fields) for fields in settings["aggregations"]]
         (plan,) = compile_aggregations(declared, settings["event_names"]).values()
     except (ConfigError, KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{folder / STORE_FILE} lists aggregations that are none ({error}). {REMEDY}") from error
+        raise ArtifactError(f"{folder / STORE_FILE} lists an invalid aggregation ({error}). {REMEDY}") from error
     records = open_array(folder, "aggregates")
     if records.dtype != plan.dtype or records.shape != (n_rows,):
         raise ArtifactError(
@@ -306,10 +307,10 @@ def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileCol
     return ProfileColumn(values, texts)
 
 
-def _check_rising(path: Path, ids: np.ndarray) -> None:
+def _check_ascending(path: Path, ids: np.ndarray) -> None:
     """Raise ArtifactError unless int64 [U] ids ascend, as binary search needs."""
     if (ids[1:] <= ids[:-1]).any():
-        raise ArtifactError(f"{path} does not rise; expected ids in ascending order, each once. {REMEDY}")
+        raise ArtifactError(f"{path} is not ascending; expected ids in ascending order, each once. {REMEDY}")
 
 
 class Events(NamedTuple):
@@ -320,7 +321,7 @@ class Events(NamedTuple):
     categories: np.ndarray | None
 
 
-def state_of(
+def build_state(
     user_ids: np.ndarray,
     events: Events,
     starts: np.ndarray,
@@ -334,12 +335,12 @@ def state_of(
     Without categories, history_categories is [B, 0].
     """
     categories = _NO_CODES if events.categories is None else events.categories
-    ids, times, codes = _histories(starts, ends, history_length, events.ids, events.times, categories)
+    ids, times, codes = _gather_histories(starts, ends, history_length, events.ids, events.times, categories)
     return UserState(user_ids, ids, times, codes, profile=profile, **totals)
 
 
 @compiled
-def _histories(starts, ends, length, event_ids, event_times, event_categories):
+def _gather_histories(starts, ends, length, event_ids, event_times, event_categories):
     """Return (item ids, unix seconds, category codes), each [B, length], of the last events; codes are [B, 0] without
     categories."""
     shape = (len(starts), length)
@@ -357,17 +358,17 @@ def _histories(starts, ends, length, event_ids, event_times, event_categories):
 def override_history(
     state: UserState, history: np.ndarray, items: ItemIndex, item_category: np.ndarray, as_of_s: int
 ) -> UserState:
-    """Replace the history of users whose request brought its own (anonymous sessions).
+    """Replace the history of users whose request contains one (anonymous sessions).
 
-    history: int64 [B, H] item ids, newest first; a row that starts with FROM_STORE keeps the store's.
+    history: int64 [B, H] item ids, newest first; a row that starts with FROM_STORE keeps the stored history.
     item_category: int32 [n_items + 1]. Unknown items are dropped without gaps.
-    Convention, which `derive` turns into columns: each item of the override is one event at `as_of_s` (age 0) of unknown
-    weight and label (the means are missing); the profile stays, and aggregates are missing.
+    By convention, each item of the override counts as one event at `as_of_s` (age 0) with unknown weight and label, so its
+    means are missing. The profile stays; aggregates are missing.
     """
-    own = history[:, 0] != FROM_STORE
-    if not np.count_nonzero(own):
+    overridden = history[:, 0] != FROM_STORE
+    if not np.count_nonzero(overridden):
         return state
-    given = history[own]
+    given = history[overridden]
     positions = items.positions(given)
     known = positions < items.n_items
     order = np.argsort(~known, axis=1, kind="stable")  # known items first, in their order
@@ -379,19 +380,19 @@ def override_history(
     unknown = np.full(len(given), np.nan)
     return replace(
         state,
-        history_ids=_put(state.history_ids, own, items.ids_at(positions)),
-        history_times=_put(state.history_times, own, times),
-        history_categories=_put(state.history_categories, own, codes),
-        event_count=_put(state.event_count, own, counts),
-        sum_weight=_put(state.sum_weight, own, unknown),
-        sum_label=_put(state.sum_label, own, unknown),
-        first_time=_put(state.first_time, own, moment),
-        last_time=_put(state.last_time, own, moment),
-        aggregates={name: _put(values, own, np.float32(np.nan)) for name, values in state.aggregates.items()},
+        history_ids=_replace_rows(state.history_ids, overridden, items.ids_at(positions)),
+        history_times=_replace_rows(state.history_times, overridden, times),
+        history_categories=_replace_rows(state.history_categories, overridden, codes),
+        event_count=_replace_rows(state.event_count, overridden, counts),
+        sum_weight=_replace_rows(state.sum_weight, overridden, unknown),
+        sum_label=_replace_rows(state.sum_label, overridden, unknown),
+        first_time=_replace_rows(state.first_time, overridden, moment),
+        last_time=_replace_rows(state.last_time, overridden, moment),
+        aggregates={name: _replace_rows(values, overridden, np.float32(np.nan)) for name, values in state.aggregates.items()},
     )
 
 
-def _put(values: np.ndarray, rows: np.ndarray, new: np.ndarray | np.floating) -> np.ndarray:
+def _replace_rows(values: np.ndarray, rows: np.ndarray, new: np.ndarray | np.floating) -> np.ndarray:
     changed = np.array(values)
     changed[rows] = new
     return changed
@@ -411,7 +412,7 @@ class SeenItems:
     def load(cls, folder: Path) -> SeenItems:
         """Open `seen.*.npy` by mmap. Raises ArtifactError when one is missing or they disagree."""
         seen = cls(*(open_checked_array(folder, f"seen.{name}", "int64", None) for name in ("user_ids", "offsets", "item_ids")))
-        _check_rising(folder / "seen.user_ids.npy", seen.user_ids)
+        _check_ascending(folder / "seen.user_ids.npy", seen.user_ids)
         rises = len(seen.offsets) == len(seen.user_ids) + 1 and (np.diff(seen.offsets) >= 0).all()
         if not rises or seen.offsets[0] != 0 or seen.offsets[-1] != len(seen.item_ids):
             raise ArtifactError(

@@ -1,4 +1,4 @@
-"""New and changed items, as retrieval searches them."""
+"""Keep the arrays of retrieval up to date with new items, changed items and live sales."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.sales import LiveSales
 from serving.stages.search.search import Blocked, Search
 
-RECENT = 1  # the horizon of HORIZONS_DAYS by which visitors without a history are shown what is popular
-LEAST_COUNT = 1e-3  # that is left of a generation's counts, however old it is
-MOST_NEWCOMERS = 16  # that one list of candidates holds besides those that were searched; the latest ones
+RECENT = 1  # index in HORIZONS_DAYS: the popularity that ranks items for users without a history
+LEAST_COUNT = 1e-3  # least value of a generation's decayed counts, by which live counts are divided
+MOST_NEWCOMERS = 16  # new items, the latest ones, that are added to the searched candidates of a list
 
 
 @dataclass
 class SearchedItems:
-    """history: float32 [n_items + 1, G + D - 1]; newcomers: positions of new items that are served
+    """The arrays of retrieval with one row per item.
 
-    tower: gives new items their vectors; without one they have the mean of those of the items most like them
-    popularity: float32 [n_items + 1] the generation's decayed counts of RECENT, None where live sales do not matter
-    lifts: float32 [n_items + 1], what live sales add to an item's score; lifted: positions where that is not 0
+    history: float32 [n_items + 1, G + D - 1]
+    popularity: float32 [n_items + 1] the generation's decayed counts over RECENT, None where live sales do not count
+    tower: computes the vectors of new items; without it they get the mean vector of the items most like them
+    lifts: float32 [n_items + 1], what live sales add to an item's score; lifted: int64 [L] positions where that is not 0
+    newcomers: int64 [N] positions of new items
     """
 
     search: Search
@@ -40,8 +42,10 @@ class SearchedItems:
         self.lifts = np.zeros(self.search.n_items + 1, np.float32)
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
-        """Its vectors are the mean of those of the items like it, until `change_item` has the tower's; it goes with what the
-        first of them goes with."""
+        """Give a new item the mean vectors of its templates, until `change_item` computes its own by the tower.
+
+        Its neighbours are those of the first template.
+        """
         vectors, neighbours = self.search.item_vectors, self.search.neighbours
         writable(vectors)[position] = vectors[templates].mean(axis=0)
         writable(self.history)[position] = self.history[templates].mean(axis=0)
@@ -51,6 +55,7 @@ class SearchedItems:
         self.search.set_servable(position, True)
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
+        """Compute the vectors of a new item from its columns, and follow the availability of any item."""
         if self.tower and np.any(self.newcomers == position):
             vectors, width = self.tower.vectors(columns), self.search.item_vectors.shape[1]
             writable(self.search.item_vectors)[position] = vectors[:width]
@@ -59,25 +64,27 @@ class SearchedItems:
             self.search.set_servable(position, columns["available"] is not False)
 
     def update_sales(self, sales: LiveSales, positions: np.ndarray | None) -> None:
-        """Lift items by the logarithm of how much live sales raised their decayed counts, each with one count more."""
+        """Set the lift of items to log(1 + live / exported): decayed counts of sales, the exported ones with 1 added."""
         assert self.popularity is not None  # otherwise there are no sales
         rows = np.flatnonzero(sales.counts) if positions is None else positions
         faded = (self.popularity[rows] + 1.0) * sales.fading[RECENT]
         self.lifts[rows] = np.log1p(sales.live_counts(rows)[:, RECENT] / np.maximum(faded, LEAST_COUNT))
         self.lifted = np.flatnonzero(self.lifts)
 
-    def load_loops(self) -> SearchedItems:
+    def compile_loops(self) -> SearchedItems:
         """Run the compiled loop once, so that no request waits for it to be compiled. Return itself."""
         n_items, width = self.search.item_vectors.shape
-        nobody, nothing = np.full((1, 1), n_items), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
+        no_history, nothing = np.full((1, 1), n_items), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
         lifts = (self.lifted, self.lifts, self.search.item_vectors, self.search.servable)
-        lift_popular(*lifts, np.zeros((1, width), np.float32), nobody, *nothing, nobody.copy(), np.zeros((1, 1), np.float32))
+        lift_popular(
+            *lifts, np.zeros((1, width), np.float32), no_history, *nothing, no_history.copy(), np.zeros((1, 1), np.float32)
+        )
         return self
 
     def lift_popular(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, positions: np.ndarray, scores: np.ndarray
     ) -> None:
-        """Let the candidates of users without a history, int64 [B, C], follow live sales."""
+        """Re-rank the candidates of users without a history, int64 [B, C], by live sales."""
         if len(self.lifted):
             lift_popular(
                 *(self.lifted, self.lifts, self.search.item_vectors, self.search.servable),
@@ -86,11 +93,11 @@ class SearchedItems:
 
     @property
     def served_newcomers(self) -> np.ndarray:
-        """int64 [N] positions of the latest new items that are served."""
+        """The positions of the latest new items that may be served, int64 [N]."""
         return self.newcomers[self.search.servable[self.newcomers]][-MOST_NEWCOMERS:]
 
     def put_newcomers(self, user_vectors: np.ndarray, blocked: Blocked, positions: np.ndarray, scores: np.ndarray) -> None:
-        """See that new items are among the candidates, int64 [B, C], in the last places if need be."""
+        """Put new items among the candidates, int64 [B, C]: after the last one, or in place of the last ones."""
         newcomers = self.served_newcomers
         if len(newcomers):
             put_newcomers(newcomers, self.search.item_vectors, user_vectors, *blocked, positions, scores)
@@ -98,13 +105,16 @@ class SearchedItems:
 
 @compiled
 def put_newcomers(newcomers, vectors, user_vectors, blocked, starts, positions, scores):
-    """positions: int64 [B, C], scores: float32 [B, C], written. A list that is not full grows, a full one loses its last."""
+    """Put new items into the padding of each list, or, where it is full, in place of its last candidates.
+
+    positions: int64 [B, C], scores: float32 [B, C]; both are written
+    """
     n_items = len(vectors)
     for row in range(len(positions)):
         end = 0
         while end < positions.shape[1] and positions[row, end] != n_items:
             end += 1
-        last = end - 1  # what grows is behind it
+        last = end - 1  # the next candidate to replace; new items are after it
         for position in newcomers:
             if np.any(positions[row] == position) or np.any(blocked[starts[row] : starts[row + 1]] == position):
                 continue
@@ -123,32 +133,32 @@ def put_newcomers(newcomers, vectors, user_vectors, blocked, starts, positions, 
 def lift_popular(
     lifted, lifts, vectors, servable, user_vectors, history, blocked, starts, positions, scores
 ):  # fmt: skip
-    """Add what live sales add to the scores of requests whose history, int64 [B, H], is empty, and order them again.
+    """Add the lifts to the scores of requests whose history, int64 [B, H], is empty, and sort their candidates again.
 
-    The candidates, int64 [B, C], are the best of the searched ones and of the lifted ones: scores of all others are as they
-    were searched. scores: float32 [B, C]; both are written.
+    Candidates are then the best of the searched items and the lifted items. No other item's score has changed.
+    positions: int64 [B, C], scores: float32 [B, C]; both are written
     """
     n_items, width = len(vectors), positions.shape[1]
     for row in range(len(positions)):
         if np.any(history[row] != n_items):
             continue
-        own, values = np.empty(width + len(lifted), np.int64), np.empty(width + len(lifted), np.float64)
+        merged, values = np.empty(width + len(lifted), np.int64), np.empty(width + len(lifted), np.float64)
         count = 0
         for place in range(width):
             position = positions[row, place]
             if position != n_items:
-                own[count], values[count] = position, -(scores[row, place] + lifts[position])
+                merged[count], values[count] = position, -(scores[row, place] + lifts[position])
                 count += 1
-        listed = own[:count].copy()
+        listed = merged[:count].copy()
         listed.sort()
         for position in lifted:
             place = np.searchsorted(listed, position)
             is_listed = place < len(listed) and listed[place] == position
             if is_listed or not servable[position] or np.any(blocked[starts[row] : starts[row + 1]] == position):
                 continue
-            own[count] = position
+            merged[count] = position
             values[count] = -(inner_product(vectors[position], user_vectors[row]) + lifts[position])
             count += 1
         order = np.argsort(values[:count], kind="mergesort")
         for place in range(min(width, count)):
-            positions[row, place], scores[row, place] = own[order[place]], -values[order[place]]
+            positions[row, place], scores[row, place] = merged[order[place]], -values[order[place]]

@@ -1,4 +1,4 @@
-"""What an item is, in words: enough to say which items a new one is most like.
+"""Describe items by tokens, to find the items that a new one is most like.
 
     title, category, provider, feature columns ─▶ tokens ─▶ items that share the rarest of them
 
@@ -28,7 +28,7 @@ WORD = re.compile(r"\w{3,}")
 NO_GROUP = -1
 
 
-def tokens_of(columns: Mapping[str, object]) -> set[int]:
+def compute_tokens(columns: Mapping[str, object]) -> set[int]:
     """Return the tokens of an item's columns: words of its title, and every text value together with its column."""
     texts: set[str] = set()
     for name, value in columns.items():
@@ -43,7 +43,7 @@ def tokens_of(columns: Mapping[str, object]) -> set[int]:
     return {int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True) for text in texts}
 
 
-def text_of(value: object) -> str | None:
+def get_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
@@ -52,7 +52,8 @@ class Content:
     """The catalogue's tokens and groups.
 
     tokens   int64 [T], those of item i are tokens[offsets[i] : offsets[i + 1]]; offsets: int64 [n_known + 1]
-    names    of the categories, and of the providers; codes: int32 [2, n_known] index of each item's, NO_GROUP = none
+    names    of the categories, and of the providers
+    codes    int32 [2, n_known], index of each item's category and provider in `names`, NO_GROUP = none
     """
 
     tokens: np.ndarray
@@ -62,10 +63,10 @@ class Content:
 
     @classmethod
     def of(cls, items: Sequence[Mapping[str, object]]) -> Content:
-        """items: the columns of each, in the order of their positions"""
-        tokens = [sorted(tokens_of(columns)) for columns in items]
+        """Build it from the columns of each item, in the order of item positions."""
+        tokens = [sorted(compute_tokens(columns)) for columns in items]
         offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
-        groups = [[text_of(columns.get(role)) for columns in items] for role in GROUPS]
+        groups = [[get_text(columns.get(role)) for columns in items] for role in GROUPS]
         names = [sorted({text for text in texts if text is not None}) for texts in groups]
         places: list[dict[str | None, int]] = [{text: code for code, text in enumerate(known)} for known in names]
         codes = [[place.get(text, NO_GROUP) for text in texts] for place, texts in zip(places, groups, strict=True)]
@@ -93,7 +94,7 @@ class Content:
             open_checked_array(folder, "codes", "int32", 2, len(offsets) - 1),
         )
         if (np.diff(offsets) < 0).any() or offsets[0] != 0 or offsets[-1] != len(tokens):
-            raise ArtifactError(f"{folder / 'offsets'}.npy does not say whose the {len(tokens)} tokens are. {REMEDY}")
+            raise ArtifactError(f"{folder / 'offsets'}.npy does not divide the {len(tokens)} tokens among the items. {REMEDY}")
         category, provider = (load_strings(folder, role) for role in GROUPS)
         for row, names in enumerate((category, provider)):
             check_range(folder / "codes.npy", codes[row], len(names) - 1, first=NO_GROUP)
@@ -101,21 +102,21 @@ class Content:
 
     @cached_property
     def _places(self) -> dict[int, np.ndarray]:
-        """Token -> positions of the items that have it."""
+        """The positions of the items that have a token, by token."""
         owners = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
         order = np.argsort(self.tokens, kind="stable")
         tokens, starts = np.unique(self.tokens[order], return_index=True)
         return dict(zip(tokens.tolist(), np.split(owners[order], starts[1:]), strict=True))
 
-    def most_alike(self, columns: Mapping[str, object], count: int) -> np.ndarray:
+    def find_most_alike(self, columns: Mapping[str, object], count: int) -> np.ndarray:
         """Return int64 [count or fewer] positions of the items that share the rarest tokens, the most alike first.
 
-        An item that shares nothing with any other is like items spread evenly over the catalogue.
+        For an item that shares no token with any other, the items are spread evenly over the catalogue.
         """
-        return self.most_alike_by_tokens(tokens_of(columns), count)
+        return self.most_alike_by_tokens(compute_tokens(columns), count)
 
     def most_alike_by_tokens(self, tokens: Iterable[int], count: int) -> np.ndarray:
-        """Return `most_alike` of an item with these tokens."""
+        """Do the same as `find_most_alike` for an item with these tokens."""
         n_items = len(self.offsets) - 1
         shared = np.zeros(n_items)
         for token in tokens:
@@ -128,7 +129,7 @@ class Content:
         return best[shared[best] > 0]
 
     def item_of_group(self, role: int, name: object) -> int | None:
-        """Return the position of some item with this category (role 0) or provider (role 1), None where none has it."""
+        """Return the position of any item with this category (role 0) or provider (role 1), None where there is none."""
         if name not in self.names[role]:
             return None
         return int(np.flatnonzero(self.codes[role] == self.names[role].index(name))[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.contract.artifacts import open_checked_array
-from serving.stages.live.content import tokens_of
+from serving.stages.live.content import compute_tokens
 
 FOLDER = "content_tower"
 
@@ -27,7 +27,7 @@ class ContentTower:
 
     def vectors(self, columns: Mapping[str, object]) -> np.ndarray:
         """Return the vectors of an item, float32 [W]."""
-        wanted = np.array(sorted(tokens_of(columns)), np.int64)
+        wanted = np.array(sorted(compute_tokens(columns)), np.int64)
         known = self.tokens[np.minimum(np.searchsorted(self.tokens, wanted), len(self.tokens) - 1)] == wanted
         places = np.searchsorted(self.tokens, wanted[known])
         return self.weights[-1] + self.weights[places].sum(axis=0)

@@ -1,7 +1,7 @@
-"""Live items: what `upsert` changed takes effect in the next answer, and new items get rows of their own.
+"""Apply what `upsert` changed of items before the next answer, and give new items rows of their own.
 
 Every stage holds arrays with one row per item, mapped from files that all processes share. A new item gets one of the rows
-kept free at the end: it is written into this process's private copy of that page. It stands there as the items most like it.
+kept free at the end, in this process's private copy of that page. It starts with the values of the items most like it.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ NOTHING = np.empty(0, np.int64)
 
 
 class ItemArrays(Protocol):
-    """What a stage knows of each item."""
+    """The arrays of a stage with one row per item."""
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
         """Fill the row of a new item, from items like it: int64 [n] positions, the most alike first."""
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
-        """Let everything that `upsert` ever set of an item take effect."""
+        """Apply all columns that `upsert` ever set of an item."""
 
 
 class SoldItems(ItemArrays, Protocol):
-    """What a stage knows of the sales of each item."""
+    """Arrays of a stage that also depend on sales."""
 
     def update_sales(self, sales: LiveSales, positions: np.ndarray | None) -> None:
-        """Let sales take effect, of positions int64 [N], or of all items."""
+        """Apply the sales of positions, int64 [N], or of all items (None)."""
 
 
-OwnArrays = TypeVar("OwnArrays", bound=ItemArrays)
+StageArrays = TypeVar("StageArrays", bound=ItemArrays)
 
 
 @dataclass
-class LiveItems(Generic[OwnArrays]):
-    """Brings the arrays of one stage to what the live store says. changed_sequence: up to where it has.
+class LiveItems(Generic[StageArrays]):
+    """Keeps the arrays of one stage up to date with the live store.
 
-    sales: for arrays that know of sales (SoldItems)
+    sales: for arrays that are SoldItems; changed_sequence: the last change that was applied
     """
 
     reader: Reader
     items: ItemIndex
     content: Content
-    arrays: OwnArrays
+    arrays: StageArrays
     sales: LiveSales | None = None
     changed_sequence: int = field(default=0, init=False)
 
     def refresh(self) -> bool:
-        """Apply what changed since the last call. Return whether the live store could be asked."""
+        """Apply what changed since the last call. Return whether the live store could be read."""
         if not self.reader.exists():
             return True
         sales, changes = self.sales, list[Change]()
@@ -85,5 +85,5 @@ class LiveItems(Generic[OwnArrays]):
             position = self.items.add(item_id)
             if position == self.items.n_items:  # no row is free: the next export has one for it
                 return
-            self.arrays.add_item(position, self.content.most_alike(columns, TEMPLATES))
+            self.arrays.add_item(position, self.content.find_most_alike(columns, TEMPLATES))
         self.arrays.change_item(position, columns)

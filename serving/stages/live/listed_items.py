@@ -1,4 +1,4 @@
-"""New and changed items, as the re-ranker and the rules see them, and the chance that new ones are given."""
+"""Keep the arrays of the re-ranker and the rules up to date with new and changed items, and explore new ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, NEVER, NO_CAP,
 from serving.stages.rules.passes import uniform
 from serving.stages.rules.rules import Rules
 
-CHANCE = 0  # stands for the item in the draw that decides whether a list explores
+EXPLORE_DRAW = 0  # in place of an item, in the draw that decides whether a list explores
 
 
 @dataclass(frozen=True)
 class ListedItems:
-    """item_vectors: float32 [n_items + 1, D]"""
+    """The arrays of the re-ranker with one row per item. item_vectors: float32 [n_items + 1, D]"""
 
     content: Content
     item_vectors: np.ndarray
@@ -33,13 +33,13 @@ class ListedItems:
         self._begin_record(position)
 
     def use_rules(self, rules: Rules) -> None:
-        """Answer by other rules. What `upsert` set must be applied to them again."""
+        """Use other rules. Changes by `upsert` must be applied to them again."""
         self.rules.replace_by(rules)
         for position in self.items.positions(self.items.newcomers[self.items.newcomers != PAD_ID]):
             self._begin_record(position)
 
     def _begin_record(self, position: int) -> None:
-        """Write what the rules say of a new item of which nothing is known but its id."""
+        """Write the rules' record of a new item whose columns are not known yet."""
         item_id, config = self.items.padded_ids[position], self.rules.config
         record = writable(self.rules.items)[position : position + 1]
         record["group"], record["cap"], record["draw_rate"] = -1 - position, NO_CAP, 1.0
@@ -66,7 +66,10 @@ class ListedItems:
 
 @compiled
 def keep_newcomers(columns, is_newcomer):
-    """New items take the last places of a list. columns: int64 [B, M] of the candidates, written; is_newcomer: bool [B, C]"""
+    """Put new items into the last places of each list.
+
+    columns: int64 [B, M] of the candidates, written; is_newcomer: bool [B, C]
+    """
     for row in range(len(columns)):
         last = columns.shape[1] - 1
         for column in range(is_newcomer.shape[1]):
@@ -81,18 +84,18 @@ def keep_newcomers(columns, is_newcomer):
 
 @compiled
 def explore_newcomers(columns, positions, first, end, blocked, user_ids, seed, share, place):
-    """Give a share of lists a new item at `place`, unless there is one up to there: the same one for a user every time.
+    """Put a new item at `place` of a share of the lists, unless one is there or before. A user always gets the same item.
 
     columns: int64 [B, K] of the list, -1 = none, written; positions: int64 [B, M]; new items are at first … end - 1
     blocked: bool [n_items + 1] by the rules
     """
     for row in range(len(columns)):
-        own, best, least = columns[row], -1, 2.0
-        if uniform(seed, user_ids[row], CHANCE) >= share:
+        list_columns, best, least = columns[row], -1, 2.0
+        if uniform(seed, user_ids[row], EXPLORE_DRAW) >= share:
             continue
         shown = False
-        for at in range(place + 1):
-            shown |= own[at] >= 0 and first <= positions[row, own[at]] < end
+        for earlier in range(place + 1):
+            shown |= list_columns[earlier] >= 0 and first <= positions[row, list_columns[earlier]] < end
         if shown:
             continue
         for column in range(positions.shape[1]):
@@ -103,13 +106,13 @@ def explore_newcomers(columns, positions, first, end, blocked, user_ids, seed, s
                     best, least = column, draw
         if best < 0:
             continue
-        at = place
-        while at < len(own) - 1 and own[at] != best and own[at] >= 0:
-            at += 1
-        while at > place:
-            own[at] = own[at - 1]
-            at -= 1
-        at = place
-        while at > 0 and own[at - 1] < 0:  # a short list: right behind its last item
-            at -= 1
-        own[at] = best
+        target = place
+        while target < len(list_columns) - 1 and list_columns[target] != best and list_columns[target] >= 0:
+            target += 1
+        while target > place:
+            list_columns[target] = list_columns[target - 1]
+            target -= 1
+        target = place
+        while target > 0 and list_columns[target - 1] < 0:  # a short list: directly after its last item
+            target -= 1
+        list_columns[target] = best

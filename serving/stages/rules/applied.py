@@ -1,10 +1,10 @@
-"""Rules that were applied to a published generation (`python -m server rules apply`), as its re-ranker finds them.
+"""Read the rules that were applied to a published generation (`python -m server rules apply`), for its re-ranker.
 
-    <live store>/rules/current.json              the version that answers
+    <live store>/rules/current.json              the version in use
     <live store>/rules/<version>/version.json   the rules as they were written
     <live store>/rules/<version>/<generation>/   compiled against a generation's catalogue, as in its version folder
 
-A generation for which the current version was not compiled answers by the rules that it was exported with.
+A generation for which the current version was not compiled uses the rules that it was exported with.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from serving.stages.rules.rules import Rules
 FOLDER, CURRENT_FILE = "rules", "current.json"
 
 
-def current_version(folder: Path) -> int:
-    """Return the version that answers, 0 where none was applied. Raises ArtifactError. folder: of the rules"""
+def read_current_version(folder: Path) -> int:
+    """Return the version in use, 0 where none was applied. Raises ArtifactError. folder: that of the rules"""
     path = folder / CURRENT_FILE
     try:
         return int(json.loads(path.read_text())["version"])
@@ -32,7 +32,7 @@ def current_version(folder: Path) -> int:
 
 @dataclass
 class AppliedRules:
-    """Follows the current version for one generation. folder: of the rules; exported: those of the generation itself"""
+    """Follows the current version for one generation. folder: that of the rules; exported: rules of the generation itself"""
 
     folder: Path
     generation: int
@@ -40,7 +40,7 @@ class AppliedRules:
     _stamp: tuple[int, int] = field(default=(0, 0), init=False)
 
     def read_if_new(self) -> Rules | None:
-        """Return the rules that answer from now on, None where they are those of the last call. Raises ArtifactError."""
+        """Return the rules to use from now on, None when they have not changed since the last call. Raises ArtifactError."""
         try:
             facts = (self.folder / CURRENT_FILE).stat()
         except FileNotFoundError:
@@ -48,7 +48,7 @@ class AppliedRules:
         stamp = (facts.st_ino, facts.st_mtime_ns)
         if stamp == self._stamp:
             return None
-        compiled = self.folder / str(current_version(self.folder)) / str(self.generation)
+        compiled = self.folder / str(read_current_version(self.folder)) / str(self.generation)
         rules = Rules.load(compiled, self.generation) if compiled.is_dir() else self.exported
         if rules.n_items != self.exported.n_items:
             raise ArtifactError(

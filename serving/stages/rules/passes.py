@@ -29,8 +29,8 @@ class Passes(NamedTuple):
     floor_share: float
 
 
-class Desk(NamedTuple):
-    """One list and the scratch of its passes. All arrays but the first and the last are [M]."""
+class WorkingList(NamedTuple):
+    """One list, and the scratch memory of its passes. All arrays but the first and the last are [M]."""
 
     items: np.ndarray  # ITEM_RULES [n_items + 1]
     positions: np.ndarray  # int64, by column
@@ -60,59 +60,62 @@ def serve(
     k, width = columns.shape[1], positions.shape[1]
     integers, numbers = np.empty((4, width), np.int64), np.empty((2, width))
     for row in range(len(positions)):
-        desk = Desk(items, positions[row], integers[0], integers[1], numbers[0], integers[2], integers[3], numbers[1], in_group)
-        n_pinned, count = by_score(desk, scores[row])
+        work = WorkingList(
+            items, positions[row], integers[0], integers[1], numbers[0], integers[2], integers[3], numbers[1], in_group
+        )
+        n_pinned, count = sort_by_score(work, scores[row])
         n_kept = count
         if passes.diversity > 0.0:
-            diversify(desk, n_pinned, count, passes.diversity, k)
+            diversify(work, n_pinned, count, passes.diversity, k)
         if passes.explored_slots > 0:
-            explore(desk, count, passes, user_ids[row], k)
+            explore(work, count, passes, user_ids[row], k)
         if passes.capped:
-            n_kept = cap(desk, n_pinned, count, k, math.ceil(passes.floor_share * k))
+            n_kept = cap(work, n_pinned, count, k, math.ceil(passes.floor_share * k))
         if passes.floor_share > 0.0:
-            raise_floor(desk, n_pinned, n_kept, count, passes.floor_share)
+            raise_floor(work, n_pinned, n_kept, count, passes.floor_share)
         if n_pinned:
-            place_pins(desk, n_pinned, count)
+            place_pins(work, n_pinned, count)
         for place in range(k):
-            columns[row, place] = desk.order[place] if place < count else -1
+            columns[row, place] = work.order[place] if place < count else -1
 
 
 @compiled
-def item_at(desk, place):
-    return desk.items[desk.positions[desk.order[place]]]
+def get_item(work, place):
+    """Return the ITEM_RULES record of the item at a place of the list."""
+    return work.items[work.positions[work.order[place]]]
 
 
 @compiled
-def by_score(desk, scores):
+def sort_by_score(work, scores):
     """Order the list: pinned items by slot, the others by falling score, ties by position. Return (n_pinned, count)."""
-    order, ranks = desk.order, desk.ranks
+    order, ranks = work.order, work.ranks
     n_pinned = n_free = 0
-    for column in range(len(desk.positions)):
-        position = desk.positions[column]
-        if position < -1 or position >= len(desk.items):
+    for column in range(len(work.positions)):
+        position = work.positions[column]
+        if position < -1 or position >= len(work.items):
             raise IndexError("rules: an item position is beyond the items that the rules were compiled for")
-        item = desk.items[position]  # -1 is the padding row, the last
+        item = work.items[position]  # -1 is the padding row, the last
         if item.blocked:
             continue
         if item.zone == 0:
-            desk.spare_order[n_free] = column
+            work.spare_order[n_free] = column
             ranks[n_free] = falling(scores[column]) << 32 | position
             n_free += 1
             continue
         place = n_pinned
-        while place > 0 and item_at(desk, place - 1).zone > item.zone:
+        while place > 0 and get_item(work, place - 1).zone > item.zone:
             order[place] = order[place - 1]
             place -= 1
         order[place] = column
         n_pinned += 1
     count = n_pinned + n_free
-    order[n_pinned:count] = desk.spare_order[:n_free]
-    sort_stably(ranks, order[n_pinned:], n_free, desk.spare_ranks, desk.spare_order)
+    order[n_pinned:count] = work.spare_order[:n_free]
+    sort_stably(ranks, order[n_pinned:], n_free, work.spare_ranks, work.spare_order)
     return n_pinned, count
 
 
 @compiled
-def diversify(desk, n_pinned, count, weight, k):
+def diversify(work, n_pinned, count, weight, k):
     """Reorder by maximal marginal relevance (MMR) over categories: each further item of a category is worth less.
 
     value = (1 - weight) * (1 - place / k) - weight * (1 - 0.5 ** items of its category before it)
@@ -120,33 +123,33 @@ def diversify(desk, n_pinned, count, weight, k):
     Relevance is the place by score, 1 at the top and 0 at place k, because the scale of scores changes with every training.
     Within a category values fall, so greedy selection equals sorting by value.
     """
-    counts = desk.in_group[CATEGORY]
+    counts = work.in_group[CATEGORY]
     for place in range(count):
-        group = item_at(desk, place).group[CATEGORY]
+        group = get_item(work, place).group[CATEGORY]
         alike = 0
         if group >= 0:
             alike = counts[group]
             counts[group] += 1
-        desk.costs[place] = place * ((1.0 - weight) / k) - weight * math.ldexp(1.0, -alike)
-    _forget(desk, count)
-    sort_stably(desk.costs[n_pinned:], desk.order[n_pinned:], count - n_pinned, desk.spare_costs, desk.spare_order)
+        work.costs[place] = place * ((1.0 - weight) / k) - weight * math.ldexp(1.0, -alike)
+    _reset_counts(work, count)
+    sort_stably(work.costs[n_pinned:], work.order[n_pinned:], count - n_pinned, work.spare_costs, work.spare_order)
 
 
 @compiled
-def explore(desk, count, passes, user_id, k):
+def explore(work, count, passes, user_id, k):
     """Draw the last slots from the next items, without replacement, by exponential races.
 
     An item arrives at -log(u) / rate; the first n arrivals are a draw of n in proportion to the rates.
     Drawn items keep their order, and so do the others. Pinned items are always drawn.
     """
-    n_drawn, arrivals = passes.explored_slots, desk.costs
+    n_drawn, arrivals = passes.explored_slots, work.costs
     start = max(k - n_drawn, 0)
     end = min(start + passes.pool, count)
     if end - start <= n_drawn:
         return
     for place in range(start, end):
-        item = item_at(desk, place)
-        draw = uniform(passes.seed, user_id, desk.positions[desk.order[place]])
+        item = get_item(work, place)
+        draw = uniform(passes.seed, user_id, work.positions[work.order[place]])
         arrivals[place] = item.zone - math.log(draw) / item.draw_rate
     found = 0
     for place in range(start, end):
@@ -154,25 +157,27 @@ def explore(desk, count, passes, user_id, k):
         for other in range(start, end):
             earlier += arrivals[other] < arrivals[place]
         if earlier < n_drawn:
-            desk.ranks[found], desk.spare_ranks[found] = place, start + found
+            work.ranks[found], work.spare_ranks[found] = place, start + found
             found += 1
-    move(desk, count, found)
+    move(work, count, found)
 
 
 @compiled
-def cap(desk, n_pinned, count, k, n_favoured):
-    """Move items beyond a quota behind the rest, and items over the price cap behind those. Return n_kept.
+def cap(work, n_pinned, count, k, n_favoured):
+    """Move items that exceed a quota behind the rest, and items above the price cap behind those. Return n_kept.
 
     Whether an item fits its quota depends on the items kept before it. The loop ends once k items and, for the floor,
     n_favoured of the favoured providers are kept, besides the pinned ones.
     """
-    order, behind = desk.order, desk.ranks
+    order, behind = work.order, work.ranks
     n_kept = 0
     for place in range(count):
-        item = item_at(desk, place)
+        item = get_item(work, place)
         pinned = place < n_pinned
         enough = n_favoured <= 0 and n_kept >= n_pinned + k
-        if not pinned and (enough or item.behind != OVER_CAP or _full(desk, item, CATEGORY) or _full(desk, item, PROVIDER)):
+        if not pinned and (
+            enough or item.behind != OVER_CAP or _is_full(work, item, CATEGORY) or _is_full(work, item, PROVIDER)
+        ):
             behind[place] = item.behind
             continue
         behind[place] = KEPT
@@ -180,75 +185,76 @@ def cap(desk, n_pinned, count, k, n_favoured):
         n_favoured -= item.in_floor_group and not pinned
         for kind in (CATEGORY, PROVIDER):
             if item.group[kind] >= 0:
-                desk.in_group[kind, item.group[kind]] += 1
-    _forget(desk, count)
-    at = 0
+                work.in_group[kind, item.group[kind]] += 1
+    _reset_counts(work, count)
+    n_placed = 0
     for which in (KEPT, OVER_CAP, ABOVE_PRICE_CAP):
         for place in range(count):
             if behind[place] == which:
-                desk.spare_order[at] = order[place]
-                at += 1
-    order[:count] = desk.spare_order[:count]
+                work.spare_order[n_placed] = order[place]
+                n_placed += 1
+    order[:count] = work.spare_order[:count]
     return n_kept
 
 
 @compiled
-def _full(desk, item, kind):
-    return item.group[kind] >= 0 and desk.in_group[kind, item.group[kind]] >= item.cap[kind]
+def _is_full(work, item, kind):
+    """Return whether the kept items already use up the quota of an item's category or provider."""
+    return item.group[kind] >= 0 and work.in_group[kind, item.group[kind]] >= item.cap[kind]
 
 
 @compiled
-def _forget(desk, count):
+def _reset_counts(work, count):
     """Reset the counters of the list's groups to zero."""
     for place in range(count):
-        item = item_at(desk, place)
+        item = get_item(work, place)
         for kind in (CATEGORY, PROVIDER):
             if item.group[kind] >= 0:
-                desk.in_group[kind, item.group[kind]] = 0
+                work.in_group[kind, item.group[kind]] = 0
 
 
 @compiled
-def raise_floor(desk, n_pinned, n_kept, count, share):
+def raise_floor(work, n_pinned, n_kept, count, share):
     """Lift items of the favoured providers so that the first p free slots hold at least floor(share * p) of them, for every p.
 
     The j-th such item moves up to free slot ceil(j / share) if it is later; the others close up. Only items within the caps are
     lifted: the floor never breaks a cap.
     """
-    places, targets = desk.ranks, desk.spare_ranks
+    places, targets = work.ranks, work.spare_ranks
     n_lifted = 0
     for place in range(n_pinned, n_kept):
-        if item_at(desk, place).in_floor_group:
+        if get_item(work, place).in_floor_group:
             places[n_lifted] = place
             n_lifted += 1
             deadline = math.ceil(n_lifted / share - _ROUNDING)
             targets[n_lifted - 1] = min(place, n_pinned - 1 + deadline)
-    move(desk, count, n_lifted)
+    move(work, count, n_lifted)
 
 
 @compiled
-def place_pins(desk, n_pinned, count):
+def place_pins(work, n_pinned, count):
     """Move the pinned items from the front to their slots, or to the end of a list that is too short."""
     for place in range(n_pinned):
-        desk.ranks[place] = place
-        desk.spare_ranks[place] = min(item_at(desk, place).zone + BLOCKED, count - n_pinned + place)
-    move(desk, count, n_pinned)
+        work.ranks[place] = place
+        work.spare_ranks[place] = min(get_item(work, place).zone + BLOCKED, count - n_pinned + place)
+    move(work, count, n_pinned)
 
 
 @compiled
-def move(desk, count, n_members):
+def move(work, count, n_members):
     """Move the items at places `ranks` to `spare_ranks`, both [n_members] ascending; the others keep their order."""
     member = passed = other = 0
     for place in range(count):
-        while passed < n_members and desk.ranks[passed] == other:
+        while passed < n_members and work.ranks[passed] == other:
             passed += 1
             other += 1
-        if member < n_members and (desk.spare_ranks[member] <= place or other == count):
-            desk.spare_order[place] = desk.order[desk.ranks[member]]
+        if member < n_members and (work.spare_ranks[member] <= place or other == count):
+            work.spare_order[place] = work.order[work.ranks[member]]
             member += 1
         else:
-            desk.spare_order[place] = desk.order[other]
+            work.spare_order[place] = work.order[other]
             other += 1
-    desk.order[:count] = desk.spare_order[:count]
+    work.order[:count] = work.spare_order[:count]
 
 
 @compiled

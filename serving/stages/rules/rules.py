@@ -56,7 +56,7 @@ class Rules:
                 "It comes from another version of this project: export the repository again."
             )
         items = items.view(np.ndarray)
-        behind = items["behind"][~items["blocked"]]  # `cap` would lose an item with any other value
+        behind = items["behind"][~items["blocked"]]  # `cap` would drop an item with any other value
         check_range(f"{folder / ITEMS_FILE}, field behind,", behind, ABOVE_PRICE_CAP, first=OVER_CAP)
         return cls(config, items, generation)
 
@@ -66,18 +66,18 @@ class Rules:
         return len(self.items) - 1
 
     def replace_by(self, other: Rules) -> None:
-        """Answer by other rules from the next call on."""
+        """Use other rules from the next call on."""
         with self._lock:
             self.config, self.items, self._passes, self._in_group = other.config, other.items, other._passes, other._in_group
 
     def apply(self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int) -> np.ndarray:
         """Choose and order the served items.
 
-        item_position: i8 [B, M] rows of the per-item arrays, -1 or n_items for padding; no item twice in a list
-        scores:        f4 [B, M] larger is better; NaN counts as the worst
-        user_id:       i8 [B] part of the exploration's seed
+        item_position: int64 [B, M], -1 or n_items for padding; no item twice in a list
+        scores:        float32 [B, M], larger is better; NaN counts as the worst
+        user_id:       int64 [B], part of the exploration's seed
         k:             items to serve
-        Returns        i8 [B, k] columns of the candidates, best first, -1 after the last
+        Returns        int64 [B, k], columns of the candidates, best first, -1 after the last
         """
         columns = np.empty((len(item_position), k), np.int64)
         with self._lock:

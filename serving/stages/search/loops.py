@@ -1,4 +1,4 @@
-"""The search's loops over one request: block, gather, score, select. Their arrays belong to one Search.
+"""Compiled loops of the search over one request: block, gather, score, select. Their arrays belong to one Search.
 
 Each item of a request's list has a slot; `place` maps items to slots. Between requests every place is FREE or NEVER.
 """
@@ -46,9 +46,9 @@ class Scratch(NamedTuple):
 def count_blocked(positions, starts, place, counts):
     """Write to counts, int64 [B], how many distinct servable items are blocked for each request."""
     for row in range(len(counts)):
-        own = positions[starts[row] : starts[row + 1]]
-        counts[row] = block(own, place)
-        release(own, place)
+        row_positions = positions[starts[row] : starts[row + 1]]
+        counts[row] = block(row_positions, place)
+        release(row_positions, place)
 
 
 @compiled
@@ -86,20 +86,20 @@ def search_request(vector, history, weights, blocked, near, catalogue, scratch, 
     """
     place, items, sums, keys = scratch
     block(blocked, place)
-    n_items = take_named(history, weights, catalogue, scratch)
-    n_items, n_near = take_near(near, n_items, catalogue.vectors, scratch)
-    for slot in range(n_items):
+    n_slots = add_neighbours(history, weights, catalogue, scratch)
+    n_slots, n_near = add_index_results(near, n_slots, catalogue.vectors, scratch)
+    for slot in range(n_slots):
         item = items[slot]
         score = np.float32(sums[slot]) + inner_product(catalogue.vectors[item], vector)
         sums[slot] = score
         keys[slot] = (falling(score) << ITEM_BITS) | item  # ties go to the lower position
-    n_kept = smallest_first(keys, n_items, len(positions))
+    n_kept = select_smallest(keys, n_slots, len(positions))
     for rank in range(n_kept):
         item = keys[rank] & (2**ITEM_BITS - 1)
         positions[rank], scores[rank] = item, sums[place[item]]
     positions[n_kept:] = len(place) - 1
     scores[n_kept:] = -np.inf
-    for slot in range(n_items):
+    for slot in range(n_slots):
         place[items[slot]] = FREE
     release(blocked, place)
     return n_near
@@ -118,16 +118,17 @@ def block(positions, place):
 
 @compiled
 def release(positions, place):
+    """Undo `block`."""
     for position in positions:
         if place[position] == BLOCKED:
             place[position] = FREE
 
 
 @compiled
-def take_named(history, weights, catalogue, scratch):
+def add_neighbours(history, weights, catalogue, scratch):
     """Give each neighbour of the history a slot and sum its weights. Return the number of slots."""
     place, items, sums, _ = scratch
-    n_items = 0
+    n_slots = 0
     for rank in range(len(history)):
         if weights[rank] > 0.0:
             fetch_ahead(catalogue.neighbours[history[rank]])
@@ -136,21 +137,21 @@ def take_named(history, weights, catalogue, scratch):
         if weights[rank] == 0.0:
             continue
         neighbours, strengths = catalogue.neighbours[history[rank]], catalogue.weights[history[rank]]
-        for at in range(len(neighbours)):
-            item, strength = neighbours[at], weights[rank] * strengths[at]
+        for number in range(len(neighbours)):
+            item, strength = neighbours[number], weights[rank] * strengths[number]
             slot = place[item]
             if slot >= 0:
                 sums[slot] += strength
             elif slot == FREE:
-                place[item], items[n_items], sums[n_items] = n_items, item, strength
+                place[item], items[n_slots], sums[n_slots] = n_slots, item, strength
                 fetch_ahead(catalogue.vectors[item])
-                n_items += 1
-    return n_items
+                n_slots += 1
+    return n_slots
 
 
 @compiled
-def take_near(near, n_items, vectors, scratch):
-    """Give the index's results slots where they have none. Return (number of slots, how many of `near` may be served)."""
+def add_index_results(near, n_slots, vectors, scratch):
+    """Give a slot to each result of the index that has none. Return (number of slots, how many of `near` may be served)."""
     place, items, sums, _ = scratch
     n_near = 0
     for item in near:
@@ -159,14 +160,14 @@ def take_near(near, n_items, vectors, scratch):
         slot = place[item]
         n_near += slot >= FREE
         if slot == FREE:
-            place[item], items[n_items], sums[n_items] = n_items, item, 0.0
+            place[item], items[n_slots], sums[n_slots] = n_slots, item, 0.0
             fetch_ahead(vectors[item])
-            n_items += 1
-    return n_items, n_near
+            n_slots += 1
+    return n_slots, n_near
 
 
 @compiled
-def smallest_first(keys, n_keys, count):
+def select_smallest(keys, n_keys, count):
     """Move the smallest `count` of the first n_keys to the front, sorted. Return how many there are."""
     first, last = 0, n_keys - 1
     while count < n_keys and first < last:  # Hoare's selection: the dividing key is in first … last

@@ -40,7 +40,10 @@ class Blocked(NamedTuple):
 
 @dataclass(frozen=True)
 class Neighbours:
-    """positions: int32 [n_items + 1, N], n_items padded; weights: float32 [n_items + 1, N] >= 0. The last row is padding."""
+    """The strongest neighbours of each item; the last row is padding.
+
+    positions: int32 [n_items + 1, N], n_items padded; weights: float32 [n_items + 1, N], none negative
+    """
 
     positions: np.ndarray
     weights: np.ndarray
@@ -96,17 +99,19 @@ def weigh_by_recency(history, n_items, weights):
 
 
 def index_queries(user_vectors: np.ndarray) -> np.ndarray:
-    """Return queries [B, D + 1] for the index of float32 [B, D]; it holds the items on a sphere
-    (training/retrieval/index.py)."""
+    """Return index queries, float32 [B, D + 1], of user vectors, float32 [B, D].
+
+    The index holds the items as points on a sphere (training/retrieval/index.py).
+    """
     batch, width = user_vectors.shape
     queries = np.empty((batch, width + 1), np.float32)
-    to_one_length(np.ascontiguousarray(user_vectors), queries)
+    normalise_queries(np.ascontiguousarray(user_vectors), queries)
     return queries
 
 
 @compiled
-def to_one_length(vectors, queries):
-    """Write unit vectors of float32 [B, D], then 0, to queries, float32 [B, D + 1]."""
+def normalise_queries(vectors, queries):
+    """Write vectors, float32 [B, D], scaled to length 1, and a 0 after each, to queries, float32 [B, D + 1]."""
     for row in range(len(vectors)):
         vector, query = vectors[row], queries[row]
         length = max(np.sqrt(inner_product(vector, vector)), SMALLEST_LENGTH)
@@ -120,8 +125,8 @@ class Search:
 
     index: a Faiss index; None for a catalogue small enough to score whole
 
-    Requests of a batch are searched one by one: each stays in the processor's cache, asks the index for no more than it needs,
-    and never depends on its batch mates.
+    Requests of a batch are searched one by one: each stays in the processor's cache, gets no more results of the index than it
+    needs, and does not depend on its batch mates.
     """
 
     def __init__(self, item_vectors: np.ndarray, neighbours: Neighbours, available: np.ndarray, index: Any = None):
@@ -133,13 +138,12 @@ class Search:
         self.n_items = len(item_vectors)
         self.servable = np.append(available, False)  # the padding row is never served
         self._indexed = np.append(available, False)
-        self._beside = np.empty(0, np.int64)  # served now, and not in the index
-        self._n_withdrawn = 0  # in the index, and not served any more
+        self._unindexed = np.empty(0, np.int64)  # served, but not in the index
+        self._n_withdrawn = 0  # in the index, but no longer served
         self._catalogue = Catalogue(*(read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights)))
         self._scratch, self._lock = Scratch.of(self.servable), threading.Lock()
-        self._everything = np.arange(self.n_items)[
-            None
-        ]  # the whole catalogue, shaped as an index's results so that one compiled loop serves both
+        # The whole catalogue, in the shape of an index's results, so that one compiled loop serves both.
+        self._everything = np.arange(self.n_items)[None]
 
     def __call__(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
@@ -154,25 +158,25 @@ class Search:
         wanted = np.empty(len(user_vectors), np.int64)
         with self._lock:
             count_blocked(*blocked, self._scratch.place, wanted)
-        beside = self._beside
-        wanted += count + len(beside) + self._n_withdrawn
+        unindexed = self._unindexed
+        wanted += count + len(unindexed) + self._n_withdrawn
         wanted = np.minimum(wanted, min(MOST_ANN_RESULTS, self.index.ntotal))
         near = self._nearest(index_queries(user_vectors), wanted)
-        if len(beside):
-            near = np.concatenate([near, np.broadcast_to(beside, (len(near), len(beside)))], axis=1)
+        if len(unindexed):
+            near = np.concatenate([near, np.broadcast_to(unindexed, (len(near), len(unindexed)))], axis=1)
         positions, scores, n_near = self._best(user_vectors, history, blocked, near, count)
         # If the index alone gave `count` servable items, no other item can beat the last one kept.
-        for row in np.flatnonzero((n_near - len(beside) < count) & (wanted < self.index.ntotal)):
-            own = Blocked(blocked.positions, blocked.starts[row : row + 2])
-            positions[row], scores[row] = self.exact(user_vectors[row, None], history[row, None], own, count)
+        for row in np.flatnonzero((n_near - len(unindexed) < count) & (wanted < self.index.ntotal)):
+            row_blocked = Blocked(blocked.positions, blocked.starts[row : row + 2])
+            positions[row], scores[row] = self.exact(user_vectors[row, None], history[row, None], row_blocked, count)
         return positions, scores
 
     def set_servable(self, position: int, servable: bool) -> None:
-        """Serve an item from now on, or no more, whether the index holds it or not."""
+        """Start or stop serving an item, whether the index holds it or not."""
         with self._lock:
             self.servable[position] = servable
             self._scratch.place[position] = FREE if servable else NEVER
-            self._beside = np.flatnonzero(self.servable & ~self._indexed)
+            self._unindexed = np.flatnonzero(self.servable & ~self._indexed)
             self._n_withdrawn = int(np.count_nonzero(self._indexed & ~self.servable))
 
     def exact(
@@ -184,8 +188,9 @@ class Search:
     def _best(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, near: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return positions and scores as a call does, from the history's neighbours and `near`, and int64 [B] servable ones in
-        `near`.
+        """Return positions and scores of the best items among the history's neighbours and `near`, and n_near.
+
+        n_near: int64 [B], number of items in `near` that may be served
 
         near: int64 [B, A] positions, negative = none; [1, A] for all
         """
@@ -212,7 +217,7 @@ class Search:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a read-only view, as of a mapped file, so that loops are compiled for one kind of arrays."""
+    """Return a read-only view, like that of a mapped file, so that loops are compiled for one array type only."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -1,11 +1,11 @@
-"""Check RocksDB's write-ahead log: a secondary that opens a log with some kinds of damage in its middle hangs.
+"""Check RocksDB's write-ahead log, because a secondary hangs on some kinds of damage in the middle of a log.
 
-Blocks of 32 KiB hold records end to end, none across a block's end:
+Blocks of 32 KiB hold records one after another; no record crosses the end of a block:
 
     u32 masked CRC-32C  u16 length  u8 type  [u32 number of the log, types 5 to 8]  payload of `length` bytes
 
-The CRC covers everything from the type on. Zeros fill the rest of a block. The last block may end anywhere: a writer that was
-killed, or is writing, leaves the beginning of a record.
+The CRC covers everything from the type on. Zeros fill the rest of a block. The last block may end anywhere, because a
+writer that is killed, or still writing, leaves the beginning of a record.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def _crc_table() -> np.ndarray:
 CRC_TABLE = _crc_table()
 
 
-def first_damage(path: Path) -> int:
+def find_damage(path: Path) -> int:
     """Return the byte position of the first damaged record; -1 when there is none."""
-    return int(_first_damage(np.frombuffer(path.read_bytes(), np.uint8), CRC_TABLE))
+    return int(_scan_records(np.frombuffer(path.read_bytes(), np.uint8), CRC_TABLE))
 
 
 @compiled
@@ -47,31 +47,31 @@ def crc32c(data, table):
 
 
 @compiled
-def _first_damage(data, table):
-    at, size = 0, len(data)
-    while at < size:
-        block_end = at - at % BLOCK_BYTES + BLOCK_BYTES
-        if block_end - at < HEADER_BYTES:
-            at = block_end
+def _scan_records(data, table):
+    start, size = 0, len(data)
+    while start < size:
+        block_end = start - start % BLOCK_BYTES + BLOCK_BYTES
+        if block_end - start < HEADER_BYTES:
+            start = block_end
             continue
-        if size - at < HEADER_BYTES:
+        if size - start < HEADER_BYTES:
             return -1
         stored = np.uint32(0)
         for place in range(4):
-            stored |= np.uint32(data[at + place]) << np.uint32(8 * place)
-        length, kind = np.int64(data[at + 4]) | np.int64(data[at + 5]) << 8, data[at + 6]
+            stored |= np.uint32(data[start + place]) << np.uint32(8 * place)
+        length, kind = np.int64(data[start + 4]) | np.int64(data[start + 5]) << 8, data[start + 6]
         if kind == 0 and length == 0 and stored == 0:  # preallocated space
-            at = block_end
+            start = block_end
             continue
-        own = LOG_NUMBER_BYTES if FIRST_RECYCLED <= kind <= LAST_RECYCLED else 0
-        end = at + HEADER_BYTES + own + length
+        log_number_bytes = LOG_NUMBER_BYTES if FIRST_RECYCLED <= kind <= LAST_RECYCLED else 0
+        end = start + HEADER_BYTES + log_number_bytes + length
         if end > size and block_end >= size:
             return -1
         if end > block_end:
-            return at
-        crc = crc32c(data[at + 6 : end], table)
+            return start
+        crc = crc32c(data[start + 6 : end], table)
         masked = np.uint32((crc >> np.uint32(15) | crc << np.uint32(17)) + MASK)
         if masked != stored:
-            return at
-        at = end
+            return start
+        start = end
     return -1

@@ -1,4 +1,4 @@
-"""One row as a database holds it: key = 8 little-endian bytes of an int64, value = D little-endian float32.
+"""Encode and decode rows of a database: key = 8 little-endian bytes of an int64, value = D little-endian float32.
 
 Redis fields and values and RocksDB keys and values are exactly these bytes.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from serving.contract.errors import DataError
 
 KEY_BYTES = 8
-KEY, INT64, FLOAT32 = map(np.dtype, (f"V{KEY_BYTES}", "<i8", "<f4"))  # parsed once, as that is slow
+KEY, INT64, FLOAT32 = map(np.dtype, (f"V{KEY_BYTES}", "<i8", "<f4"))  # made once, because NumPy parses type names slowly
 
 
 def encode_keys(keys: np.ndarray) -> list[bytes]:
@@ -26,7 +26,10 @@ def encode_vectors(vectors: np.ndarray) -> list[bytes]:
 
 
 def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return vectors float32 [N, D], zeros where missing, and bool [N] found, None for all, of N stored values or None."""
+    """Return vectors float32 [N, D], zeros where missing, and bool [N] found (None: all are).
+
+    values: N stored values, None where missing. Raises DataError for a value of another width.
+    """
     if None not in values and set(map(len, values)) == {4 * width}:  # type: ignore[arg-type]
         joined = b"".join(values)  # type: ignore[arg-type]
         return np.frombuffer(joined, FLOAT32).reshape(-1, width), None

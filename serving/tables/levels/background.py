@@ -1,7 +1,7 @@
 """A write-behind thread with a bounded queue: when it is full, work is dropped and counted.
 
-Queued work is done in one batch: rows of 16 requests together take less than a tenth of the time, and hold the interpreter
-less.
+Queued work is done in batches. The rows of 16 requests together take less than a tenth of the time that they take one by
+one, and the GIL is held for less time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 QUEUE_LENGTH = 256
 WAKE_AT = 16  # pieces; fewer wait for the next upkeep, because waking a thread costs a request a tenth of an SSD read
 MOST_AT_ONCE = 2 * WAKE_AT
-LINGER_S = 0.001  # lets the submitting request be answered first: both need the interpreter
-SWITCH_S = 0.0002  # interpreter switch interval while this thread runs; the default 5 ms would become the requests' p99
+LINGER_S = 0.001  # lets the submitting request be answered first: both need the GIL
+SWITCH_S = 0.0002  # switch interval of the interpreter; with the default of 5 ms, requests would wait that long at p99
 
 Piece = TypeVar("Piece")
 
@@ -72,12 +72,13 @@ class Background(Generic[Piece]):
             if self._woken.wait(self._upkeep_every_s):
                 self._woken.clear()
                 time.sleep(LINGER_S)
-            closing = self._closing  # before the last look at the queue
-            self._work_off()
+            closing = self._closing  # read before the queue is emptied for the last time
+            self._drain_queue()
             if closing:
                 return
 
-    def _work_off(self) -> None:
+    def _drain_queue(self) -> None:
+        """Do all queued work, and tell those who wait in `settle`."""
         settling = [self._settling.popleft() for _ in range(len(self._settling))]  # their work is in the queue already
         while self._pieces and (work := self._do()):
             count = min(len(self._pieces), MOST_AT_ONCE)
@@ -90,7 +91,7 @@ class Background(Generic[Piece]):
 
     @staticmethod
     def _try_call(call: Callable[..., None], *arguments: object) -> bool:
-        """Call it and return False when it failed. A failure costs later misses; the thread goes on."""
+        """Call it. Return False, and log the error, when it fails: later requests may miss rows, but the thread goes on."""
         try:
             call(*arguments)
         except Exception:

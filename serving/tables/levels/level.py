@@ -65,6 +65,7 @@ class Level:
             return self.store
 
     def _reopen(self, closings: int) -> None:
+        """Open the store in a thread. closings: number of calls of `close` before; after another one, drop the store."""
         store = None
         try:
             store = self._open_store()

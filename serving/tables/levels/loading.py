@@ -1,8 +1,8 @@
 """Fill L3 once, by the first process that opens it; replace damaged databases, and remove those of deleted generations.
 
 A machine has one database per generation of tables. Small files beside the rows record which tables are loaded, whether they
-were updated and where they came from (a generation's folder). Three locks: of the process that loads, of the one that writes,
-and one that every user shares.
+were updated and where they came from (a generation's folder). Of three locks, one is for the process that loads, one for the
+process that writes, and all users share the third.
 
 A damaged database is moved to `<its name>.corrupt-<unix seconds>` and filled again by the first process that opens it while
 nobody writes it, provided that we created it and the exported tables hold every table. Its marks move with it, so the updater
@@ -25,7 +25,7 @@ from typing import IO
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.tables.config import LevelsConfig
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
-from serving.tables.levels.source import Source, names_in
+from serving.tables.levels.source import Source, list_tables_in
 
 LOADED_MARK = "tables.loaded"  # in the database's folder: names of the loaded tables
 UPDATED_MARK = "tables.updated"  # exists once an updater has opened the database
@@ -42,17 +42,17 @@ def load_l3(config: LevelsConfig) -> None:
     """
     path = Path(config.database.path)
     mark = path / f"{config.model}-{LOADED_MARK}"
-    if config.source is None or (wanted := names_in(Path(config.source), config.tables)) <= _names_in(mark):
+    if config.source is None or (wanted := list_tables_in(Path(config.source), config.tables)) <= _read_names(mark):
         return
-    remove_forsaken(path.parent)
+    remove_unused_databases(path.parent)
     with _hold_lock(path, f"{config.model}-loading.lock"):
-        if wanted <= _names_in(mark):
+        if wanted <= _read_names(mark):
             return
         for left in path.glob(f"{LOADING_PREFIX}*"):  # of a loader that was killed
             shutil.rmtree(left)
         if not (path / "CURRENT").exists():
             (path / f"{config.model}-{CREATED_MARK}").touch()
-        source, store = Source(Path(config.source), config.tables), _store(config, writable=True)
+        source, store = Source(Path(config.source), config.tables), _open_store(config, writable=True)
         try:
             for name in source.names:
                 if not store.has_rows(name):
@@ -60,7 +60,7 @@ def load_l3(config: LevelsConfig) -> None:
                     store.bulk_load(name, source.keys(name, 0, len(vectors)), vectors)
         finally:
             store.close()
-        mark.write_text("\n".join(sorted(wanted | _names_in(mark))))
+        mark.write_text("\n".join(sorted(wanted | _read_names(mark))))
 
 
 def open_l3(config: LevelsConfig, writable: bool = False) -> RocksStore:
@@ -69,50 +69,50 @@ def open_l3(config: LevelsConfig, writable: bool = False) -> RocksStore:
     Raises the errors of `load_l3`.
     """
     try:
-        if _refillable(config) and _marked_damaged(config):
-            _put_aside(config)
+        if _can_refill(config) and _is_marked_damaged(config):
+            _move_aside(config)
         try:
             return _open(config, writable)
         except DamagedError:
-            if not _refillable(config) or not _put_aside(config):
+            if not _can_refill(config) or not _move_aside(config):
                 raise
         return _open(config, writable)
     except OSError as error:
         raise DependencyError(
-            f"RocksDB at {config.database.path} cannot be used: {error}. Expected a folder that can be read and, to load it or "
-            "to update its rows, written, by one process at a time. Check the disk, its free room and the permissions."
+            f"RocksDB at {config.database.path} cannot be used: {error}. Expected a readable folder, writable for the process "
+            "that loads or updates it. Check the disk, its free space and the permissions."
         ) from error
 
 
 def _open(config: LevelsConfig, writable: bool) -> RocksStore:
     path, held = Path(config.database.path), ExitStack()
     try:
-        users = enter(config)
+        users = register_user(config)
         if users is not None:
             held.enter_context(users)
         load_l3(config)
         if writable:
             held.enter_context(_lock(path, WRITER_FILE, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        store = _store(config, writable, held)
+        store = _open_store(config, writable, held)
         if users is None or _is_here(users, path / USERS_FILE):
             return store
         store.close()
-        raise DependencyError(f"RocksDB at {path} was replaced while it was opened. The new one is opened next.")
+        raise DependencyError(f"RocksDB at {path} was replaced during the opening. The new one is opened next.")
     except BaseException:
         held.close()
         raise
 
 
-def _store(config: LevelsConfig, writable: bool, held: ExitStack | None = None) -> RocksStore:
-    complete = {table.name: table.rows for table in config.tables if table.dense} if _refillable(config) else None
+def _open_store(config: LevelsConfig, writable: bool, held: ExitStack | None = None) -> RocksStore:
+    complete = {table.name: table.rows for table in config.tables if table.dense} if _can_refill(config) else None
     widths = {table.name: table.width for table in config.tables}
     return RocksStore(config.database, config.model, widths, writable, held, complete)
 
 
-def enter(config: LevelsConfig) -> IO[bytes] | None:
-    """Register as a user of the database for the tables of `config.source`. Return the lock to close on leaving.
+def register_user(config: LevelsConfig) -> IO[bytes] | None:
+    """Register as a user of the database. Return the lock, to be closed on leaving; None on a read-only disk.
 
-    None on a read-only disk, where nobody removes anything.
+    On a read-only disk no lock is needed, because nobody can remove the database.
     """
     path = Path(config.database.path)
     try:
@@ -152,21 +152,25 @@ def _hold_lock(path: Path, name: str) -> Iterator[None]:
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------------
-def _refillable(config: LevelsConfig) -> bool:
-    """Return whether the exported tables can refill the database, and no other model has rows in it."""
-    path, own = Path(config.database.path), f"{config.model}-{LOADED_MARK}"
+def _can_refill(config: LevelsConfig) -> bool:
+    """Return whether the exported tables can refill the database, and it holds no rows of other models."""
+    path, own_mark = Path(config.database.path), f"{config.model}-{LOADED_MARK}"
     if config.source is None or not (path / f"{config.model}-{CREATED_MARK}").exists():
         return False
-    others = {mark.name for mark in path.glob(f"*-{LOADED_MARK}")} - {own}
-    there = all(Path(config.source, f"{table.name}.npy").exists() for table in config.tables if table.dense)
-    return there and not others and names_in(Path(config.source), config.tables) == {table.name for table in config.tables}
+    others = {mark.name for mark in path.glob(f"*-{LOADED_MARK}")} - {own_mark}
+    has_files = all(Path(config.source, f"{table.name}.npy").exists() for table in config.tables if table.dense)
+    return (
+        has_files
+        and not others
+        and list_tables_in(Path(config.source), config.tables) == {table.name for table in config.tables}
+    )
 
 
-def _marked_damaged(config: LevelsConfig) -> bool:
+def _is_marked_damaged(config: LevelsConfig) -> bool:
     return (Path(config.database.path) / DAMAGED_MARK).exists()
 
 
-def _put_aside(config: LevelsConfig) -> bool:
+def _move_aside(config: LevelsConfig) -> bool:
     """Move a damaged database aside. Return False when a live process writes it, or no tables can refill it."""
     path = Path(config.database.path)
     try:
@@ -178,20 +182,20 @@ def _put_aside(config: LevelsConfig) -> bool:
             fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if not _marked_damaged(config):  # another process was first
+        if not _is_marked_damaged(config):  # another process was first
             return True
         for older in path.parent.glob(f"{glob.escape(path.name)}.corrupt-*"):
             shutil.rmtree(older)
         aside = path.with_name(f"{path.name}.corrupt-{int(time.time())}")
-        taken = sum(file.stat().st_size for file in path.iterdir())
+        used_bytes = sum(file.stat().st_size for file in path.iterdir())
         path.rename(aside)
         log.warning("RocksDB at %s is damaged: moved to %s, and filled again from %s", path, aside, config.source)
-        if shutil.disk_usage(path.parent).free < taken:  # the disk cannot hold both
+        if shutil.disk_usage(path.parent).free < used_bytes:  # the disk cannot hold both
             shutil.rmtree(aside)
     return True
 
 
-def remove_forsaken(root: Path) -> None:
+def remove_unused_databases(root: Path) -> None:
     """Delete the databases in `root` that nobody uses and whose generation no longer exists."""
     for source in root.glob(f"*/{SOURCE_FILE}"):
         try:
@@ -204,20 +208,22 @@ def remove_forsaken(root: Path) -> None:
 
 
 def mark_updated(config: LevelsConfig) -> None:
-    """Record that RocksDB may now differ from `config.source`."""
+    """Record that RocksDB may differ from `config.source` from now on."""
     (Path(config.database.path) / f"{config.model}-{UPDATED_MARK}").touch()
 
 
-def never_updated(config: LevelsConfig) -> bool:
+def is_never_updated(config: LevelsConfig) -> bool:
     """Return whether RocksDB does not exist yet or has had no updates."""
     return not (Path(config.database.path) / f"{config.model}-{UPDATED_MARK}").exists()
 
 
-def as_exported(config: LevelsConfig) -> bool:
-    """Return whether RocksDB equals `config.source`, from which large parts of a table are read faster."""
-    loaded = _names_in(Path(config.database.path) / f"{config.model}-{LOADED_MARK}")
-    return config.source is not None and names_in(Path(config.source), config.tables) <= loaded and never_updated(config)
+def is_as_exported(config: LevelsConfig) -> bool:
+    """Return whether RocksDB equals `config.source`, which is faster to read for large parts of a table."""
+    loaded = _read_names(Path(config.database.path) / f"{config.model}-{LOADED_MARK}")
+    return (
+        config.source is not None and list_tables_in(Path(config.source), config.tables) <= loaded and is_never_updated(config)
+    )
 
 
-def _names_in(mark: Path) -> set[str]:
+def _read_names(mark: Path) -> set[str]:
     return set(mark.read_text().split()) if mark.exists() else set()

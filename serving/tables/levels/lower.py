@@ -21,7 +21,7 @@ from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.table import LeveledTable, open_shared, shared_root
 
 NOWHERE, IN_L2, IN_L3, PERHAPS_OLD = 0, 2, 3, 4  # `Fetched.level`
-FEW = np.arange(16)  # never written
+FEW = np.arange(16)  # shared by all short ranges
 FEW.setflags(write=False)
 
 
@@ -43,30 +43,30 @@ class Fetched:
         if len(parts) == 1:
             return parts[0]
         latest_first = parts[::-1]
-        keys, at = np.unique(np.concatenate([part.keys for part in latest_first]), return_index=True)
+        keys, first = np.unique(np.concatenate([part.keys for part in latest_first]), return_index=True)
         vectors, exact, level = (
-            np.concatenate([getattr(part, name) for part in latest_first])[at] for name in ("vectors", "exact", "level")
+            np.concatenate([getattr(part, name) for part in latest_first])[first] for name in ("vectors", "exact", "level")
         )
         position = min(part.position for part in parts)
         return cls(keys, vectors, exact, level, np.flatnonzero(level == NOWHERE), position, all(p.trusted for p in parts))
 
-    def take_in(self, at: np.ndarray, stored: np.ndarray, codec: RowCodec) -> None:
-        """Fill in rows of a store, float32 [M, D], at missing positions."""
+    def fill_in(self, places: np.ndarray, stored: np.ndarray, codec: RowCodec) -> None:
+        """Fill in rows that a store returned, float32 [M, D], at the missing positions int64 [M]."""
         decoded = codec.roundtrip(stored)
-        if len(at) == len(self.keys):  # the usual case, without a copy
+        if len(places) == len(self.keys):  # the usual case, without a copy
             self.exact, self.vectors = stored, decoded
             return
-        self.vectors[at] = decoded
+        self.vectors[places] = decoded
         if self.exact is not self.vectors:
-            self.exact[at] = stored
+            self.exact[places] = stored
 
     def split(self, most: int) -> Iterator[Fetched]:
         """Yield parts of at most `most` rows."""
         for start in range(0, len(self.keys), most):
-            of = slice(start, start + most)
-            level = self.level[of]
+            part = slice(start, start + most)
+            level = self.level[part]
             lacking = np.flatnonzero(level == NOWHERE)
-            yield Fetched(self.keys[of], self.vectors[of], self.exact[of], level, lacking, self.position, self.trusted)
+            yield Fetched(self.keys[part], self.vectors[part], self.exact[part], level, lacking, self.position, self.trusted)
 
 
 class LowerLevels:
@@ -114,7 +114,7 @@ class LowerLevels:
         if any((store.read_offsets(name) < had[name]).any() for name in rings):
             store.catch_up()  # rows written since it was opened
         for name, ring in rings.items():
-            if (store.read_offsets(name) < had[name]).any():  # another database without the updates: the updater replays them
+            if (store.read_offsets(name) < had[name]).any():  # a new database without these updates: the updater replays them
                 ring.set(STORED, UNKNOWN)
                 self._caught_up[name] = UNKNOWN  # after the replay `stored` may have its old value again
         return store
@@ -126,27 +126,26 @@ class LowerLevels:
 
     def check(self) -> bool:
         """Return whether L3 is open and unchanged since it was opened; otherwise it is reopened."""
-        if (
-            self.l3 is None or self.l3.breaker.last_error is not None
-        ):  # only a read can tell: a successful check says nothing about rows
+        # After an error only a read can prove that rows are readable; a successful check cannot.
+        if self.l3 is None or self.l3.breaker.last_error is not None:
             return False
         return self.l3.use(lambda store: (store.check(), True))[1]
 
     # --- reading ------------------------------------------------------------------------------------------------------------
     def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
         """Return rows by table of distinct keys, int64 [U], and False when a needed level is down."""
-        fetched = {name: self._nothing_yet(name, keys) for name, keys in wanted.items()}
-        intact = self._from_memory(fetched)
+        fetched = {name: self._start_fetch(name, keys) for name, keys in wanted.items()}
+        intact = self._read_memory(fetched)
         if self.redis is not None:
-            intact = self._from_store(self.redis, fetched, IN_L2)
-        intact = self._from_l3(fetched) and intact
+            intact = self._read_store(self.redis, fetched, IN_L2)
+        intact = self._read_l3(fetched) and intact
         for name, rows in fetched.items():
             if len(rows.lacking):
                 rows.vectors[rows.lacking] = self.tables[name].default
         return fetched, intact
 
     def first_keys(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return a part of the hottest keys, int64 [at most stop - start], as far as they are known."""
+        """Return the keys from `start` to `stop`, hottest first, int64; none for a table whose order is unknown."""
         table = self.tables[name].config
         if table.dense:
             return np.arange(start, min(stop, table.rows))
@@ -154,25 +153,26 @@ class LowerLevels:
         return source.keys(name, start, stop) if source is not None and name in source.names else np.empty(0, np.int64)
 
     def fetch_first(self, name: str, keys: np.ndarray) -> dict[str, Fetched]:
-        """Return rows to fill an empty L2 with a large part of a table."""
-        from serving.tables.levels.loading import as_exported
+        """Return rows of a large part of a table, to fill an empty L2."""
+        from serving.tables.levels.loading import is_as_exported
 
-        fetched = {name: self._nothing_yet(name, keys)}  # before the mark is read, so that later updates are noticed
+        fetched = {name: self._start_fetch(name, keys)}  # before the mark is read, so that later updates are noticed
         opened = self.config.rocksdb is not None and self.check()  # opening fills an empty database
         # the second check: the marks may belong to a new database
-        if self.source is None or not opened or not as_exported(self.config) or not self.check():
+        if self.source is None or not opened or not is_as_exported(self.config) or not self.check():
             return self.fetch({name: keys})[0]
-        self._from_memory(fetched)
-        self._from_store(self.source, fetched, IN_L3)
+        self._read_memory(fetched)
+        self._read_store(self.source, fetched, IN_L3)
         return fetched
 
-    def _nothing_yet(self, name: str, keys: np.ndarray) -> Fetched:
+    def _start_fetch(self, name: str, keys: np.ndarray) -> Fetched:
+        """Return a result in which every row is missing."""
         table = self.tables[name]
         vectors = np.empty((len(keys), table.config.width), np.float32)
         exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
-        return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), _positions(len(keys)), table.ring_head)
+        return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), _make_range(len(keys)), table.ring_head)
 
-    def _from_memory(self, fetched: dict[str, Fetched]) -> bool:
+    def _read_memory(self, fetched: dict[str, Fetched]) -> bool:
         """Read from shared memory: L2, and updates that a store lacks."""
         for name, rows in fetched.items():
             table = self.tables[name]
@@ -183,32 +183,35 @@ class LowerLevels:
                 rows.vectors[found], rows.level[found] = vectors[found], IN_L2
                 rows.lacking = rows.lacking[:0] if missing is None else np.flatnonzero(missing)
             if table.shared is not None and table.shared.ring.stored != table.shared.ring.head:
-                self._from_ring(table.shared.ring, table.codec, rows)
+                self._read_ring(table.shared.ring, table.codec, rows)
         return self.shared.store is not None
 
-    def _from_ring(self, ring: UpdateRing, codec: RowCodec, rows: Fetched) -> None:
+    def _read_ring(self, ring: UpdateRing, codec: RowCodec, rows: Fetched) -> None:
+        """Read updates that a store lacks. If the ring no longer has all of them, the rows are not trusted."""
         recent = ring.read_since(ring.stored)
         if recent is None:
             rows.trusted = False
             return
         keys, stored, _ = recent  # in ascending order of key
         asked = rows.keys[rows.lacking]
-        at = np.minimum(np.searchsorted(keys, asked), max(len(keys) - 1, 0))
-        there = keys[at] == asked if len(keys) else np.zeros(len(asked), bool)
+        places = np.minimum(np.searchsorted(keys, asked), max(len(keys) - 1, 0))
+        there = keys[places] == asked if len(keys) else np.zeros(len(asked), bool)
         found, rows.lacking = rows.lacking[there], rows.lacking[~there]
-        rows.vectors[found], rows.level[found] = codec.decode(stored[at[there]]), IN_L2
+        rows.vectors[found], rows.level[found] = codec.decode(stored[places[there]]), IN_L2
 
-    def _from_l3(self, fetched: dict[str, Fetched]) -> bool:
+    def _read_l3(self, fetched: dict[str, Fetched]) -> bool:
+        """Read L3, or the exported tables while it is down. Return False while it is."""
         if self.l3 is None:
             return True
         caught_up = not self._is_behind(fetched) or self.catch_up()
-        if caught_up and self._from_store(self.l3, fetched, IN_L3):
+        if caught_up and self._read_store(self.l3, fetched, IN_L3):
             return True
         if self.source is not None and self.source is not self.l3:
-            self._from_store(self.source, fetched, PERHAPS_OLD)
+            self._read_store(self.source, fetched, PERHAPS_OLD)
         return False
 
-    def _from_store(self, level: Level, fetched: dict[str, Fetched], mark: int) -> bool:
+    def _read_store(self, level: Level, fetched: dict[str, Fetched], mark: int) -> bool:
+        """Read missing rows from a level and mark them as its own. Return False when it is down or rows may be stale."""
         wanted = {name: rows.keys[rows.lacking] for name, rows in fetched.items() if len(rows.lacking)}
         if not wanted:
             return True
@@ -216,11 +219,11 @@ class LowerLevels:
         for name, (vectors, there) in (found or {}).items():
             rows, shared = fetched[name], self.tables[name].shared
             rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # discovered while it was read
-            at = rows.lacking if there is None else rows.lacking[there]
+            places = rows.lacking if there is None else rows.lacking[there]
             rows.lacking = rows.lacking[:0] if there is None else rows.lacking[~there]
-            rows.take_in(at, vectors if there is None else vectors[there], self.tables[name].codec)
-            rows.level[at] = mark if rows.trusted else PERHAPS_OLD
-            intact = intact and (rows.trusted or not len(at))
+            rows.fill_in(places, vectors if there is None else vectors[there], self.tables[name].codec)
+            rows.level[places] = mark if rows.trusted else PERHAPS_OLD
+            intact = intact and (rows.trusted or not len(places))
         return intact
 
     def _is_behind(self, fetched: dict[str, Fetched]) -> bool:
@@ -253,18 +256,18 @@ class LowerLevels:
     # --- filling ------------------------------------------------------------------------------------------------------------
     def promote(self, name: str, rows: Fetched) -> bool:
         """Insert rows from L3 into L2. Return False when L2 is full."""
-        at = np.flatnonzero(rows.level == IN_L3)
+        places = np.flatnonzero(rows.level == IN_L3)
         shared = self.tables[name].shared
-        if not len(at):
+        if not len(places):
             return True
         if self.redis is None or self.l3 is None:
             if shared is not None:
-                shared.promote(rows.keys[at], rows.exact[at], rows.position)
+                shared.promote(rows.keys[places], rows.exact[places], rows.position)
             return True
         reached, known = self.l3.use(lambda store: (store.read_offsets(name), True))  # before the ring is read
         if not known:
             return False
-        fresh = at if shared is None else at[~shared.ring.changed(rows.keys[at], rows.position)]
+        fresh = places if shared is None else places[~shared.ring.changed(rows.keys[places], rows.position)]
         filled, _ = self.redis.use(lambda store: (store.fill(name, rows.keys[fresh], rows.exact[fresh], reached), True))
         return filled is not False
 
@@ -275,6 +278,6 @@ class LowerLevels:
             level.close()
 
 
-def _positions(count: int) -> np.ndarray:
+def _make_range(count: int) -> np.ndarray:
     """Return 0 … count - 1. Short ranges are reused, because with cold caches a new array costs 4 us."""
     return FEW[:count] if count <= len(FEW) else np.arange(count)

@@ -22,7 +22,7 @@ from serving.contract.errors import DataError, DependencyError
 from serving.tables.config import RocksConfig
 from serving.tables.formats.names import check_keys
 from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_family, log_key
-from serving.tables.formats.rocksdb_log import first_damage
+from serving.tables.formats.rocksdb_log import find_damage
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
 from serving.tables.levels.following import Following
 from serving.tables.levels.level import Found
@@ -193,7 +193,7 @@ class RocksStore:
         """Raise DamagedError for a damaged log, because a secondary may hang when it reads one."""
         for file in self._path.glob("*.log"):
             try:
-                damage_byte = first_damage(file)
+                damage_byte = find_damage(file)
             except FileNotFoundError:  # the writer has removed it
                 continue
             if damage_byte >= 0:

@@ -1,4 +1,4 @@
-"""The exported tables: they fill L3, or serve as L3 without RocksDB.
+"""Read the exported tables, which fill L3, or are L3 where there is no RocksDB.
 
 <table>.npy      float32 [rows, width], keys 0 … rows - 1
 <table>.model/   HPS's sparse folder: `key` and `emb_vector`, any int64 keys, hottest first
@@ -22,8 +22,8 @@ def sparse_folder(folder: Path, table: TableConfig) -> Path:
     return folder / f"{table.name}.model"
 
 
-def names_in(folder: Path, tables: tuple[TableConfig, ...]) -> set[str]:
-    """Return the tables that have files here; a sparse table without a folder is filled elsewhere."""
+def list_tables_in(folder: Path, tables: tuple[TableConfig, ...]) -> set[str]:
+    """Return the tables that have files in the folder. A sparse table may have none: then something else fills it."""
     return {table.name for table in tables if table.dense or sparse_folder(folder, table).is_dir()}
 
 
@@ -31,8 +31,8 @@ class Source:
     """The memory-mapped tables, read-only, which all instances share through the page cache."""
 
     def __init__(self, folder: Path, tables: tuple[TableConfig, ...]) -> None:
-        here = names_in(folder, tables)
-        held = [table for table in tables if table.name in here]
+        names = list_tables_in(folder, tables)
+        held = [table for table in tables if table.name in names]
         self._dense = {table.name: _dense_rows(folder, table) for table in held if table.dense}
         self._sparse = {
             table.name: read_sparse_folder(sparse_folder(folder, table), table.width) for table in held if not table.dense
@@ -58,18 +58,18 @@ class Source:
         found: Found = {}
         for table, keys in wanted.items():
             if table in self._dense or table in self._sparse:
-                places, there = self._places(table, keys)
-                rows = np.asarray(self.vectors(table)[np.where(there, places, 0)])
-                found[table] = rows, None if there.all() else there
+                places, is_found = self._find_rows(table, keys)
+                rows = np.asarray(self.vectors(table)[np.where(is_found, places, 0)])
+                found[table] = rows, None if is_found.all() else is_found
         return found, True
 
-    def _places(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _find_rows(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the row of each key, undefined where there is none, and bool [N] found."""
         if table in self._dense:
             return keys, keys.view(np.uint64) < len(self._dense[table])
-        own, order = self._sparse[table].keys, self._order[table]
-        at = np.minimum(np.searchsorted(own, keys, sorter=order), len(order) - 1)
-        return order[at], own[order[at]] == keys
+        stored_keys, order = self._sparse[table].keys, self._order[table]
+        places = np.minimum(np.searchsorted(stored_keys, keys, sorter=order), len(order) - 1)
+        return order[places], stored_keys[order[places]] == keys
 
     def read_offsets(self, _table: str) -> np.ndarray:
         """Return zeros, int64 [PARTITIONS]: no update is applied."""

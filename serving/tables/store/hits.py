@@ -1,10 +1,9 @@
-"""The compiled pass of a look-up that hits: find the row of each key and decode its values into the answer.
+"""Compiled loops for look-ups that hit: find the row of each key and decode its values into the answer.
 
-Writers may change the memory meanwhile. Then the result is wrong, but the pass stays within its arrays, and it reports the
+Writers may change the memory meanwhile. Then the result is wrong, but the loop stays within its arrays, and it reports the
 change by comparing the table's epoch before and after (slots.py has the protocol).
 
-Passes hold the interpreter, because they take microseconds, and another thread that gets it in between may hold it for
-milliseconds.
+These loops keep the GIL: they take microseconds, and a thread that got it in between might keep it for milliseconds.
 
 Stored rows are passed as `RowCodec.plain` gives them: float32 (fp32), uint16 (fp16), uint8 (int8 and int4).
 """
@@ -24,7 +23,7 @@ from serving.tables.store.lanes import (
     copy_eight,
     copy_four,
     find_in_eight,
-    memory_at,
+    pointer_at,
     read_four,
     read_in_order,
     read_once,
@@ -35,10 +34,10 @@ from serving.tables.store.row_formats import SCALE_BYTES
 
 EPOCH, HOLES = 0, 1  # words of a table's header
 HEADER_WORDS = 8
-HEADER, READS, ROWS, PLACES, USES, WORDS = 0, 1, 2, 5, 7, 9  # of `table_words`
+HEADER, READS, ROWS, PLACES, USES, WORDS = 0, 1, 2, 5, 7, 9  # of `describe_table`
 ALL_THERE, SOME_MISSING, UNSETTLED = 0, 1, -1  # UNSETTLED: a writer was active
-ASKED = 1024  # rows prefetched before the first is decoded: 64 KiB of a core's cache
-AHEAD = 16  # rows between the one prefetched and the one decoded
+PREFETCHED_ROWS = 1024  # before the first of them is decoded: 64 KiB of a core's cache
+ROWS_AHEAD = 16  # from the row that is decoded to the row that is prefetched
 WIDE, NARROW = 2 * LANES, LANES // 2  # row widths of the ranker: unrolled, they take half the time
 WAYS = LANES  # slots of a set
 NO_KEY = -1  # reserved by HPS, so no row has it
@@ -50,11 +49,11 @@ COUNTED_AFTER_MISS = 8
 COUNTED_EVERY = 8
 MIX = np.uint64(0x9E3779B97F4A7C15)
 THIRTY_TWO = np.uint64(32)
-held = partial(compiled, nogil=False)
+compiled_with_gil = partial(compiled, nogil=False)
 FP16_TO_FP32 = np.float32(2.0**112)  # difference of the exponent biases, 127 - 15
 
 
-@held
+@compiled_with_gil
 def read_complete(header, rows, keys, vectors):
     """Read a complete table. Return ALL_THERE, SOME_MISSING or UNSETTLED; unless ALL_THERE, `vectors` are undefined.
 
@@ -65,15 +64,15 @@ def read_complete(header, rows, keys, vectors):
         return UNSETTLED
     if header[HOLES] != 0:
         return SOME_MISSING
-    for at in range(len(keys)):
-        if np.uint64(keys[at]) >= np.uint64(len(rows)):  # negative keys wrap to huge ones
+    for n in range(len(keys)):
+        if np.uint64(keys[n]) >= np.uint64(len(rows)):  # negative keys wrap to huge ones
             return SOME_MISSING
-        _ask(rows, keys[min(at + AHEAD, len(keys) - 1)])
-        decode_row(rows, keys[at], vectors, at)
+        _prefetch_row(rows, keys[min(n + ROWS_AHEAD, len(keys) - 1)])
+        decode_row(rows, keys[n], vectors, n)
     return ALL_THERE if read_in_order(header, EPOCH) == epoch else UNSETTLED
 
 
-@held
+@compiled_with_gil
 def read_hashed(header, owner, uses, counted, rows, keys, vectors):
     """Read a hashed table: `find_hashed`, decode, and `count_uses` if `counted`. Return as `read_complete`.
 
@@ -83,64 +82,68 @@ def read_hashed(header, owner, uses, counted, rows, keys, vectors):
     if epoch & 1:
         return UNSETTLED
     slots, missing = np.empty(len(keys), np.int64), 0
-    for start in range(0, len(keys), ASKED):
-        some = slice(start, start + ASKED)
-        lacking = find_hashed(owner, rows, keys[some], slots[some])
-        _decode_found(rows, slots[some], vectors[some], lacking)
-        missing += lacking
+    for start in range(0, len(keys), PREFETCHED_ROWS):
+        some = slice(start, start + PREFETCHED_ROWS)
+        n_missing = find_hashed(owner, rows, keys[some], slots[some])
+        _decode_found(rows, slots[some], vectors[some], n_missing)
+        missing += n_missing
     if counted:
         count_uses(uses, slots)
-    return _state(header, epoch, missing)
+    return _check_state(header, epoch, missing)
 
 
-@held
+@compiled_with_gil
 def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
     """Read an indexed table: as `read_hashed`, with `find_indexed`."""
     epoch = read_in_order(header, EPOCH)
     if epoch & 1:
         return UNSETTLED
     slots, missing = np.empty(len(keys), np.int64), 0
-    for start in range(0, len(keys), ASKED):
-        some = slice(start, start + ASKED)
-        lacking = find_indexed(slot_of_key, rows, keys[some], slots[some])
-        _decode_found(rows, slots[some], vectors[some], lacking)
-        missing += lacking
+    for start in range(0, len(keys), PREFETCHED_ROWS):
+        some = slice(start, start + PREFETCHED_ROWS)
+        n_missing = find_indexed(slot_of_key, rows, keys[some], slots[some])
+        _decode_found(rows, slots[some], vectors[some], n_missing)
+        missing += n_missing
     if counted:
         count_uses(uses, slots)
-    return _state(header, epoch, missing)
+    return _check_state(header, epoch, missing)
 
 
-@held
+@compiled_with_gil
 def read_complete_at(table, dtype, keys, vectors):
-    """Run `read_complete` on the table described by `table_words`. table: their address; dtype: of the rows."""
+    """Run `read_complete` on a table. table: address of its `describe_table`; dtype: of the stored rows"""
     return read_complete(_header(table), _rows(table, dtype), keys, vectors)
 
 
-@held
+@compiled_with_gil
 def read_hashed_at(table, dtype, keys, vectors):
-    """Run `read_hashed` on such a table, counting uses as COUNTED_AFTER_MISS and COUNTED_EVERY say."""
+    """Run `read_hashed` on the table at an address. Count uses by COUNTED_AFTER_MISS and COUNTED_EVERY."""
     counted, owner = _next_counts(table), _array(table, PLACES, np.int64)
-    return _noted(table, read_hashed(_header(table), owner, _uses(table), counted, _rows(table, dtype), keys, vectors))
+    return _note_misses(table, read_hashed(_header(table), owner, _uses(table), counted, _rows(table, dtype), keys, vectors))
 
 
-@held
+@compiled_with_gil
 def read_indexed_at(table, dtype, keys, vectors):
-    """Run `read_indexed` on such a table."""
+    """Run `read_indexed` on the table at an address."""
     counted, slot_of_key = _next_counts(table), _array(table, PLACES, np.int32)
-    return _noted(table, read_indexed(_header(table), slot_of_key, _uses(table), counted, _rows(table, dtype), keys, vectors))
+    return _note_misses(
+        table, read_indexed(_header(table), slot_of_key, _uses(table), counted, _rows(table, dtype), keys, vectors)
+    )
 
 
-def table_words(header, rows, *parts):
-    """Describe a table in int64 words: the address of `header`; reads since the last miss; address, length and columns of the
-    stored rows; then address and length of `parts`: the places (int64 owners or int32 slots by key) and the uses (uint8).
+def describe_table(header, rows, *parts):
+    """Return a description of a table, int64 [WORDS].
+
+    Its words are the address of `header`; the reads since the last miss; address, length and columns of the stored rows; then
+    address and length of each of `parts`: the places (int64 owners or int32 slots by key) and the uses (uint8).
 
     Passing one address instead of arrays saves numba's unboxing, which costs as much as 20 rows per array. The caller must
     keep the words and the arrays alive.
     """
     words = np.zeros(WORDS, np.int64)
     words[[HEADER, ROWS, ROWS + 1, ROWS + 2]] = header.ctypes.data, rows.ctypes.data, *rows.shape
-    for at, part in zip((PLACES, USES), parts, strict=False):  # a complete table has no parts
-        words[at : at + 2] = part.ctypes.data, len(part)
+    for n, part in zip((PLACES, USES), parts, strict=False):  # a complete table has no parts
+        words[n : n + 2] = part.ctypes.data, len(part)
     return words
 
 
@@ -153,7 +156,8 @@ def _next_counts(table):
 
 
 @register_jitable
-def _noted(table, state):
+def _note_misses(table, state):
+    """Start the count of reads since the last miss again, if a row was missing. Return `state`."""
     if state == SOME_MISSING:
         _words(table)[READS] = 0
     return state
@@ -161,13 +165,13 @@ def _noted(table, state):
 
 @register_jitable
 def _header(table):
-    return carray(memory_at(_words(table)[HEADER]), (HEADER_WORDS,), np.int64)
+    return carray(pointer_at(_words(table)[HEADER]), (HEADER_WORDS,), np.int64)
 
 
 @register_jitable
 def _rows(table, dtype):
     words = _words(table)
-    return carray(memory_at(words[ROWS]), (words[ROWS + 1], words[ROWS + 2]), dtype)
+    return carray(pointer_at(words[ROWS]), (words[ROWS + 1], words[ROWS + 2]), dtype)
 
 
 @register_jitable
@@ -176,18 +180,19 @@ def _uses(table):
 
 
 @register_jitable
-def _array(table, at, dtype):
+def _array(table, n, dtype):
     words = _words(table)
-    return carray(memory_at(words[at]), (words[at + 1],), dtype)
+    return carray(pointer_at(words[n]), (words[n + 1],), dtype)
 
 
 @register_jitable
 def _words(table):
-    return carray(memory_at(table), (WORDS,), np.int64)
+    return carray(pointer_at(table), (WORDS,), np.int64)
 
 
 @register_jitable
-def _state(header, epoch, missing):
+def _check_state(header, epoch, missing):
+    """Return the state of a finished read. epoch: that of its begin"""
     if read_in_order(header, EPOCH) != epoch:
         return UNSETTLED
     return SOME_MISSING if missing else ALL_THERE
@@ -195,19 +200,18 @@ def _state(header, epoch, missing):
 
 @compiled
 def find_hashed(owner, rows, keys, slots):
-    """Write the slots of keys, int64 [N], -1 where missing, and return how many are missing. owner: int64 [capacity] keys of
-    slots.
+    """Write the slots of keys, int64 [N], -1 where missing, and return how many are missing. Prefetch the found rows.
 
-    Prefetches the found rows of `rows` (stored, [capacity, columns]).
+    owner: int64 [capacity] key of each slot; rows: stored, [capacity, columns]
     """
     missing, n_sets = 0, np.uint64(len(owner) // WAYS)
-    for at in range(len(keys)):
-        hashed = (np.uint64(keys[at]) * MIX) >> THIRTY_TWO
+    for n in range(len(keys)):
+        hashed = (np.uint64(keys[n]) * MIX) >> THIRTY_TWO
         first = np.int64((hashed * n_sets) >> THIRTY_TWO) * WAYS
-        slots[at] = first + find_in_eight(owner, first, keys[at])
-        _ask(rows, slots[at])
-        if slots[at] == first + WAYS or keys[at] == NO_KEY:  # rare, so a branch is a tenth faster
-            slots[at] = -1
+        slots[n] = first + find_in_eight(owner, first, keys[n])
+        _prefetch_row(rows, slots[n])
+        if slots[n] == first + WAYS or keys[n] == NO_KEY:  # rare, so a branch is a tenth faster
+            slots[n] = -1
             missing += 1
     return missing
 
@@ -216,120 +220,120 @@ def find_hashed(owner, rows, keys, slots):
 def find_indexed(slot_of_key, rows, keys, slots):
     """Write slots as `find_hashed` does, from the slot of each key 0 … rows - 1, int32 [rows], -1 for none."""
     missing = 0
-    for at in range(len(keys)):
-        slots[at] = -1
-        if np.uint64(keys[at]) < np.uint64(len(slot_of_key)):
-            slots[at] = read_once(slot_of_key, keys[at])
-        _ask(rows, slots[at])
-        missing += slots[at] < 0
+    for n in range(len(keys)):
+        slots[n] = -1
+        if np.uint64(keys[n]) < np.uint64(len(slot_of_key)):
+            slots[n] = read_once(slot_of_key, keys[n])
+        _prefetch_row(rows, slots[n])
+        missing += slots[n] < 0
     return missing
 
 
 @register_jitable
 def _decode_found(rows, slots, vectors, missing):
     """Run `decode_rows` on prefetched rows; `missing` of the slots are -1."""
-    for at in range(len(slots)):
-        if missing == 0 or slots[at] >= 0:
-            decode_row(rows, slots[at], vectors, at)
+    for n in range(len(slots)):
+        if missing == 0 or slots[n] >= 0:
+            decode_row(rows, slots[n], vectors, n)
 
 
 @compiled
 def count_uses(uses, slots):
     """Count one use of each distinct row that was read. uses: uint8 [capacity]; slots: int64 [N]."""
     before = np.empty(len(slots), np.uint8)
-    for at in range(len(slots)):
-        before[at] = uses[slots[at]] if slots[at] >= 0 else MOST_USES
-    for at in range(len(slots)):
-        if before[at] < MOST_USES:
-            uses[slots[at]] = before[at] + 1
+    for n in range(len(slots)):
+        before[n] = uses[slots[n]] if slots[n] >= 0 else MOST_USES
+    for n in range(len(slots)):
+        if before[n] < MOST_USES:
+            uses[slots[n]] = before[n] + 1
 
 
 @compiled
 def decode_rows(rows, slots, vectors):
     """Decode row `slots[n]` into vectors[n], float32 [N, D]; skip slots of -1. slots: int64 [N]."""
-    for at in range(len(slots)):
-        _ask(rows, slots[min(at + AHEAD, len(slots) - 1)])
-        if slots[at] >= 0:
-            decode_row(rows, slots[at], vectors, at)
+    for n in range(len(slots)):
+        _prefetch_row(rows, slots[min(n + ROWS_AHEAD, len(slots) - 1)])
+        if slots[n] >= 0:
+            decode_row(rows, slots[n], vectors, n)
 
 
 @register_jitable(inline="always")
-def _ask(rows, row):
+def _prefetch_row(rows, row):
     """Prefetch the first cache line of a row. Prefetching a missing row is harmless."""
     prefetch(rows, row * rows.shape[1] * rows.itemsize)
 
 
-def decode_row(rows, row, vectors, at):
-    """Decode a stored row into vectors[at], by the dtype of `rows` (one of the functions below)."""
+def decode_row(rows, row, vectors, n):
+    """Decode a stored row into vectors[n], by the dtype of `rows` (one of the functions below)."""
     raise NotImplementedError
 
 
 @overload(decode_row, inline="always")  # a call would push sixteen words of array headers per row
-def _decoder(rows, row, vectors, at):
+def _decoder(rows, row, vectors, n):
     return {types.float32: _fp32, types.uint16: _fp16, types.uint8: _codes}[rows.dtype]
 
 
-def _fp32(rows, row, vectors, at):
+def _fp32(rows, row, vectors, n):
     width, column = vectors.shape[1], 0
     if width == WIDE:
-        copy_eight(rows, row * WIDE, vectors, at * WIDE)
-        copy_eight(rows, row * WIDE + LANES, vectors, at * WIDE + LANES)
+        copy_eight(rows, row * WIDE, vectors, n * WIDE)
+        copy_eight(rows, row * WIDE + LANES, vectors, n * WIDE + LANES)
         return
     if width == NARROW:
-        copy_four(rows, row * NARROW, vectors, at * NARROW)
+        copy_four(rows, row * NARROW, vectors, n * NARROW)
         return
     while column + LANES <= width:  # twice as fast as a range with a step
-        copy_eight(rows, row * width + column, vectors, at * width + column)
+        copy_eight(rows, row * width + column, vectors, n * width + column)
         column += LANES
     while column < width:
-        vectors[at, column] = rows[row, column]
+        vectors[n, column] = rows[row, column]
         column += 1
 
 
-def _fp16(rows, row, vectors, at):
+def _fp16(rows, row, vectors, n):
     for column in range(vectors.shape[1]):
-        vectors[at, column] = _half(rows[row, column])
+        vectors[n, column] = _half(rows[row, column])
 
 
-def _codes(rows, row, vectors, at):
+def _codes(rows, row, vectors, n):
     width, columns = vectors.shape[1], rows.shape[1]
     codes = columns - SCALE_BYTES
     scales = read_four(rows, row * columns + codes)
     scale, offset = _half(scales), _half(scales >> 16)
     if codes == width:  # int8; also int4 of one column, whose high half is 0
-        _bytes(rows, row * columns, vectors, at * width, width, scale, offset)
+        _bytes(rows, row * columns, vectors, n * width, width, scale, offset)
     else:
-        _halves(rows, row * columns, vectors, at * width, width, scale, offset)
+        _halves(rows, row * columns, vectors, n * width, width, scale, offset)
 
 
 @register_jitable(inline="always")
-def _bytes(rows, place, vectors, at, width, scale, offset):
+def _bytes(rows, place, vectors, n, width, scale, offset):
     if width == WIDE:
-        scale_eight(rows, place, vectors, at, scale, offset)
-        scale_eight(rows, place + LANES, vectors, at + LANES, scale, offset)
+        scale_eight(rows, place, vectors, n, scale, offset)
+        scale_eight(rows, place + LANES, vectors, n + LANES, scale, offset)
         return
     column = 0
     while column + LANES <= width:
-        scale_eight(rows, place + column, vectors, at + column, scale, offset)
+        scale_eight(rows, place + column, vectors, n + column, scale, offset)
         column += LANES
     while column < width:
-        vectors.reshape(-1)[at + column] = np.float32(rows.reshape(-1)[place + column]) * scale + offset
+        vectors.reshape(-1)[n + column] = np.float32(rows.reshape(-1)[place + column]) * scale + offset
         column += 1
 
 
 @register_jitable(inline="always")
-def _halves(rows, place, vectors, at, width, scale, offset):
+def _halves(rows, place, vectors, n, width, scale, offset):
     if width == WIDE:
-        scale_eight_halves(rows, place, vectors, at, scale, offset)
-        scale_eight_halves(rows, place + LANES // 2, vectors, at + LANES, scale, offset)
+        scale_eight_halves(rows, place, vectors, n, scale, offset)
+        scale_eight_halves(rows, place + LANES // 2, vectors, n + LANES, scale, offset)
         return
     column = 0
     while column + LANES <= width:
-        scale_eight_halves(rows, place + (column >> 1), vectors, at + column, scale, offset)
+        scale_eight_halves(rows, place + (column >> 1), vectors, n + column, scale, offset)
         column += LANES
     while column < width:
         code = rows.reshape(-1)[place + (column >> 1)] >> (4 * (column & 1)) & 15
-        vectors.reshape(-1)[at + column] = np.float32(code) * scale + offset
+        vectors.reshape(-1)[n + column] = np.float32(code) * scale + offset
         column += 1
 
 

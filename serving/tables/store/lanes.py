@@ -16,20 +16,19 @@ _FLOATS = ir.VectorType(_FLOAT, LANES)
 
 
 @intrinsic
-def copy_eight(typing_context, source, place, target, at):
-    """Copy eight float32 values from `place` to `at`."""
-
-    return _copy(LANES, source, place, target, at)
-
-
-@intrinsic
-def copy_four(typing_context, source, place, target, at):
-    """Copy four float32 values from `place` to `at`."""
-    return _copy(LANES // 2, source, place, target, at)
+def copy_eight(typing_context, source, place, target, target_place):
+    """Copy eight float32 values from `place` to `target_place`."""
+    return _copy(LANES, source, place, target, target_place)
 
 
 @intrinsic
-def scale_eight(typing_context, codes, place, target, at, scale, offset):
+def copy_four(typing_context, source, place, target, target_place):
+    """Copy four float32 values from `place` to `target_place`."""
+    return _copy(LANES // 2, source, place, target, target_place)
+
+
+@intrinsic
+def scale_eight(typing_context, codes, place, target, target_place, scale, offset):
     """Write eight values code · scale + offset, each step rounded. codes: uint8; the others: float32."""
 
     def generate(context, builder, signature, arguments):
@@ -37,11 +36,11 @@ def scale_eight(typing_context, codes, place, target, at, scale, offset):
         _scale(context, builder, signature, arguments, codes)
         return context.get_dummy_value()
 
-    return _of_arrays(types.void, (types.uint8, types.float32), codes, place, target, at, scale, offset), generate
+    return _sign_arrays(types.void, (types.uint8, types.float32), codes, place, target, target_place, scale, offset), generate
 
 
 @intrinsic
-def scale_eight_halves(typing_context, codes, place, target, at, scale, offset):
+def scale_eight_halves(typing_context, codes, place, target, target_place, scale, offset):
     """Run `scale_eight` on four bytes of two codes each, the low half first."""
 
     def generate(context, builder, signature, arguments):
@@ -53,7 +52,7 @@ def scale_eight_halves(typing_context, codes, place, target, at, scale, offset):
         _scale(context, builder, signature, arguments, builder.shuffle_vector(low, high, order))
         return context.get_dummy_value()
 
-    return _of_arrays(types.void, (types.uint8, types.float32), codes, place, target, at, scale, offset), generate
+    return _sign_arrays(types.void, (types.uint8, types.float32), codes, place, target, target_place, scale, offset), generate
 
 
 @intrinsic
@@ -62,17 +61,17 @@ def find_in_eight(typing_context, values, place, wanted):
 
     def generate(context, builder, signature, arguments):
         values = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_LONG, LANES))
-        equal = builder.icmp_signed("==", values, _spread(builder, arguments[2]))
+        equal = builder.icmp_signed("==", values, _broadcast(builder, arguments[2]))
         bits = builder.zext(builder.bitcast(equal, ir.IntType(LANES)), _LONG)
         beyond = builder.or_(bits, ir.Constant(_LONG, 1 << LANES))
         return builder.cttz(beyond, ir.Constant(ir.IntType(1), 1))
 
-    return _of_arrays(types.int64, (types.int64,), values, place, wanted), generate
+    return _sign_arrays(types.int64, (types.int64,), values, place, wanted), generate
 
 
 @intrinsic
-def memory_at(typing_context, address):
-    """Return the pointer at an int64 address, for `carray`. The caller keeps the memory alive."""
+def pointer_at(typing_context, address):
+    """Return an int64 address as a pointer, for `carray`. The caller keeps the memory alive."""
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -87,7 +86,7 @@ def read_four(typing_context, values, place):
     def generate(context, builder, signature, arguments):
         return _load(builder, _pointer(context, builder, signature, arguments, 0), _WORD)
 
-    return _of_arrays(types.int32, (types.uint8,), values, place), generate
+    return _sign_arrays(types.int32, (types.uint8,), values, place), generate
 
 
 @intrinsic
@@ -97,7 +96,7 @@ def read_once(typing_context, values, place):
     def generate(context, builder, signature, arguments):
         return builder.load_atomic(_pointer(context, builder, signature, arguments, 0), "monotonic", 4)
 
-    return _of_arrays(types.int32, (types.int32,), values, place), generate
+    return _sign_arrays(types.int32, (types.int32,), values, place), generate
 
 
 @intrinsic
@@ -108,10 +107,10 @@ def read_in_order(typing_context, words, place):
         builder.fence("acquire")
         return builder.load_atomic(_pointer(context, builder, signature, arguments, 0), "acquire", 8)
 
-    return _of_arrays(types.int64, (types.int64,), words, place), generate
+    return _sign_arrays(types.int64, (types.int64,), words, place), generate
 
 
-def _copy(count, source, place, target, at):
+def _copy(count, source, place, target, target_place):
     """Return the signature and the code generator of a copy of `count` values."""
 
     def generate(context, builder, signature, arguments):
@@ -119,11 +118,11 @@ def _copy(count, source, place, target, at):
         _store(builder, values, _pointer(context, builder, signature, arguments, 2))
         return context.get_dummy_value()
 
-    return _of_arrays(types.void, (types.float32, types.float32), source, place, target, at), generate
+    return _sign_arrays(types.void, (types.float32, types.float32), source, place, target, target_place), generate
 
 
-def _of_arrays(result, elements, *arguments):
-    """Return the signature, with places as int64. elements: dtype of each array.
+def _sign_arrays(result, elements, *arguments):
+    """Return the signature of an intrinsic, with places as int64. elements: dtype of each array.
 
     Raises TypingError when one differs or is strided.
     """
@@ -133,22 +132,24 @@ def _of_arrays(result, elements, *arguments):
     return result(*(types.int64 if isinstance(kind, types.Integer) else kind for kind in arguments))
 
 
-def _pointer(context, builder, signature, arguments, at):
-    """Return a pointer into the array `arguments[at]`, at the place that the next argument gives."""
-    array = context.make_array(signature.args[at])(context, builder, arguments[at])
-    return builder.gep(array.data, [arguments[at + 1]])
+def _pointer(context, builder, signature, arguments, number):
+    """Return a pointer into the array `arguments[number]`, at the place that the next argument gives."""
+    array = context.make_array(signature.args[number])(context, builder, arguments[number])
+    return builder.gep(array.data, [arguments[number + 1]])
 
 
 def _load(builder, pointer, kind):
+    """Return a value of type `kind` from unaligned memory."""
     return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
 
 
 def _store(builder, values, pointer):
+    """Write values to unaligned memory."""
     builder.store(values, builder.bitcast(pointer, values.type.as_pointer()), align=1)
 
 
-def _spread(builder, value):
-    """Return a vector of eight times the value."""
+def _broadcast(builder, value):
+    """Return a vector with the value in all eight lanes."""
     kind = ir.VectorType(value.type, LANES)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
     zeros = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
@@ -156,6 +157,7 @@ def _spread(builder, value):
 
 
 def _scale(context, builder, signature, arguments, codes):
-    scaled = builder.fmul(builder.uitofp(codes, _FLOATS), _spread(builder, arguments[4]))
-    values = builder.fadd(scaled, _spread(builder, arguments[5]))
+    """Write codes · scale + offset to the target. arguments: those of `scale_eight`"""
+    scaled = builder.fmul(builder.uitofp(codes, _FLOATS), _broadcast(builder, arguments[4]))
+    values = builder.fadd(scaled, _broadcast(builder, arguments[5]))
     _store(builder, values, _pointer(context, builder, signature, arguments, 2))

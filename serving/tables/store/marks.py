@@ -1,4 +1,4 @@
-"""Seqlocks of a table's slots: one word per eight slots, and an "empty" bit per slot.
+"""Hold the seqlocks of a table's slots: one word per eight slots, and an "empty" bit per slot.
 
     word, uint32   [ a bit for each slot that is being written | 24 bits: write count of the eight slots ]
 
@@ -36,25 +36,25 @@ class Marks:
         return {"words": (np.uint32, (n_groups,)), "empty": (np.uint8, (n_groups,))}
 
     # --- readers ------------------------------------------------------------------------------------------------------------
-    def words_of(self, slots: np.ndarray) -> np.ndarray:
+    def read_words(self, slots: np.ndarray) -> np.ndarray:
         """Return the words of slots, uint32 [N]."""
         return self._words.take(slots >> GROUP_BITS, mode="clip")
 
     @staticmethod
-    def being_written(words: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    def is_being_written(words: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Return which slots are being written, bool [N], by their words."""
-        return words & _writing(slots) != 0
+        return words & _writing_bit(slots) != 0
 
     def is_empty(self, slots: np.ndarray) -> np.ndarray:
         """Return which slots are empty, bool [N]."""
-        return self.empty.take(slots >> GROUP_BITS, mode="clip") & _bit(slots) != 0
+        return self.empty.take(slots >> GROUP_BITS, mode="clip") & _slot_bit(slots) != 0
 
     # --- writers ------------------------------------------------------------------------------------------------------------
     def begin(self, slots: np.ndarray) -> int:
         """Mark slots as being written and not empty. Return how many were empty."""
         groups, empty = slots >> GROUP_BITS, self.is_empty(slots)
-        np.bitwise_or.at(self._words, groups, _writing(slots))
-        np.bitwise_and.at(self.empty, groups[empty], ~_bit(slots[empty]))
+        np.bitwise_or.at(self._words, groups, _writing_bit(slots))
+        np.bitwise_and.at(self.empty, groups[empty], ~_slot_bit(slots[empty]))
         return int(np.count_nonzero(empty))
 
     def end(self, slots: np.ndarray) -> None:
@@ -66,11 +66,11 @@ class Marks:
         """Return the slots that a dead writer left unreadable."""
         groups = np.flatnonzero(self._words > COUNT)
         slots = (groups[:, None] * GROUP + np.arange(GROUP)).ravel()
-        return slots[self.being_written(self.words_of(slots), slots)]
+        return slots[self.is_being_written(self.read_words(slots), slots)]
 
     def empty_out(self, torn: np.ndarray) -> None:
         """Mark the slots of `torn` as empty and readable."""
-        np.bitwise_or.at(self.empty, torn >> GROUP_BITS, _bit(torn))
+        np.bitwise_or.at(self.empty, torn >> GROUP_BITS, _slot_bit(torn))
         self.end(torn)
 
     def clear(self) -> None:
@@ -83,11 +83,11 @@ class Marks:
         return int(np.unpackbits(self.empty).sum())
 
 
-def _bit(slots: np.ndarray) -> np.ndarray:
-    """Return each slot's bit among its eight, uint8 [N]."""
+def _slot_bit(slots: np.ndarray) -> np.ndarray:
+    """Return each slot's bit in its byte of eight slots, uint8 [N]."""
     return (1 << (slots & GROUP - 1)).astype(np.uint8)
 
 
-def _writing(slots: np.ndarray) -> np.ndarray:
-    """Return each slot's bit of its word, uint32 [N]."""
+def _writing_bit(slots: np.ndarray) -> np.ndarray:
+    """Return each slot's "being written" bit in its word, uint32 [N]."""
     return (1 << (slots & GROUP - 1) + COUNT_BITS).astype(np.uint32)

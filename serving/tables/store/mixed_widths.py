@@ -1,4 +1,4 @@
-"""Rows of two widths: hot rows have the network's width, cold rows are narrow and widened on the way out.
+"""Rows of two widths: hot rows have the network's width; cold rows are stored narrow, and widened when they are read.
 
     key < first cold key ─▶ <table>        float32 [first cold key, D]
     other keys           ─▶ <table>-cold   float32 [cold rows, W] · projection of the table [W, D]
@@ -35,7 +35,10 @@ class Tables(Protocol):
 
 @dataclass(frozen=True)
 class MixedWidths:
-    """first_cold: table -> its first cold key, for tables that have any; projections: table -> float32 [W, D]."""
+    """Reads tables of two widths as if they had one.
+
+    first_cold: table -> its first cold key, for tables that have cold rows; projections: table -> float32 [W, D]
+    """
 
     first_cold: Mapping[str, int]
     projections: Mapping[str, np.ndarray]
@@ -58,11 +61,11 @@ class MixedWidths:
     def cold_tables(self) -> tuple[str, ...]:
         return tuple(map(cold_table, self.first_cold))
 
-    def n_rows(self, stored: Mapping[str, int]) -> dict[str, int]:
+    def count_keys(self, stored: Mapping[str, int]) -> dict[str, int]:
         """Return the number of keys by table, from the number of stored rows by name."""
         return {**stored, **{name: first + stored[cold_table(name)] for name, first in self.first_cold.items()}}
 
-    def whole(self, tables: EmbeddingTables, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def read_all(self, tables: EmbeddingTables, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Return all rows of these tables by name, float32 [rows, D]."""
         rows = {name: tables.tables[name] for name in names}
         for name in self.first_cold:
@@ -86,15 +89,17 @@ class MixedWidths:
         return answers
 
     def _groups(self, answer: int, names: tuple[str, ...], keys: np.ndarray) -> Iterator[_Group]:
-        whole = [slot for slot, name in enumerate(names) if name not in self.first_cold]
-        if whole:
-            yield _Group(answer, np.s_[..., whole, :], tuple(names[slot] for slot in whole), keys[..., whole])
+        one_width = [slot for slot, name in enumerate(names) if name not in self.first_cold]
+        if one_width:
+            yield _Group(answer, np.s_[..., one_width, :], tuple(names[slot] for slot in one_width), keys[..., one_width])
         for slot, name in enumerate(names):
             if name in self.first_cold:
-                own, first, place = keys[..., slot], self.first_cold[name], slice(slot, slot + 1)
-                hot = own < first
-                yield _Group(answer, (hot, place), (name,), own[hot][:, None])
-                yield _Group(answer, (~hot, place), (cold_table(name),), own[~hot][:, None] - first, self.projections[name])
+                slot_keys, first, place = keys[..., slot], self.first_cold[name], slice(slot, slot + 1)
+                hot = slot_keys < first
+                yield _Group(answer, (hot, place), (name,), slot_keys[hot][:, None])
+                yield _Group(
+                    answer, (~hot, place), (cold_table(name),), slot_keys[~hot][:, None] - first, self.projections[name]
+                )
 
 
 @dataclass(frozen=True)

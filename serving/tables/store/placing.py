@@ -12,7 +12,7 @@ from serving.tables.store.hits import MOST_USES, WAYS
 
 
 @compiled
-def place(sets, uses, empty, placed, slots):
+def choose_slots(sets, uses, empty, placed, slots):
     """Choose slots for new rows of `sets`, int64 [N] ascending. Return n: the rows placed[:n] go to slots[:n].
 
     Several rows of one set get its slots in order: empty ones first, then by rising use; rows beyond the eighth get none.
@@ -35,9 +35,9 @@ def place(sets, uses, empty, placed, slots):
 @register_jitable
 def _least_used(uses, first, empty, taken):
     """Return the least used of eight slots that is not `taken`; 8 when all are."""
-    least, found = MOST_USES + 1, WAYS
+    least, chosen = MOST_USES + 1, WAYS
     for way in range(WAYS):
         used = -1 if empty >> way & 1 else uses[first + way]
         if used < least and not taken >> way & 1:
-            least, found = used, way
-    return found
+            least, chosen = used, way
+    return chosen

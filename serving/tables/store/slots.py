@@ -1,9 +1,8 @@
 """Rows in slots, readable without a lock while others write, in private or shared memory.
 
-A seqlock per slot (marks.py) and one per table, the `epoch`, which is odd while anyone writes. A reader copies its rows and
-checks
-the epoch again: unchanged and even means that nothing was written meanwhile. Otherwise it checks slot by slot, and counts a
-doubtful row as missing.
+There is a seqlock per slot (marks.py) and one per table, the `epoch`, which is odd while anyone writes. A reader copies its
+rows and checks the epoch again: if it is even and unchanged, nothing was written meanwhile. Otherwise the reader checks slot by
+slot, and counts a doubtful row as missing.
 
     reader   epoch? ─▶ slots of keys ─▶ rows ─▶ epoch unchanged? ─▶ done
                   └─ odd or changed ─▶ marks, owner, row, marks again, per slot
@@ -27,7 +26,7 @@ from serving.tables.store import hits
 from serving.tables.store.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES, MIX, NO_KEY, THIRTY_TWO, WAYS
 from serving.tables.store.marks import Marks
 from serving.tables.store.memory import PrivateBlock, Sections, SharedBlock
-from serving.tables.store.placing import place
+from serving.tables.store.placing import choose_slots
 from serving.tables.store.row_formats import RowCodec
 
 READ_ATTEMPTS = 40  # for rows that are being written
@@ -52,9 +51,9 @@ class SlotTable:
         base: memoryview,
         rows: np.ndarray | None = None,
     ) -> None:
-        """rows: [capacity, columns] when they are outside of `sections`.
+        """rows: [capacity, columns] when they are outside of `sections`
 
-        header: int64 words; EPOCH and HOLES are used (HOLES = 0: every row exists)
+        The section `header` has int64 words: EPOCH, and HOLES, the number of slots without a row.
         """
         self.lock, self.codec, self.nbytes = block.lock, codec, sections.nbytes
         self.header = base[: HEADER_WORDS * 8].cast("q")
@@ -65,9 +64,9 @@ class SlotTable:
         self.capacity = len(self._rows)
         self._marks = Marks(sections, base, self.capacity)
 
-    def _reads_by(self, read_hits: Callable, *parts: np.ndarray) -> None:
-        """Set the pass that a read begins with, and its arrays beside the rows. A read of no keys compiles it here."""
-        self._words = hits.table_words(self._header, self._plain, *parts)
+    def _set_reader(self, read_hits: Callable, *parts: np.ndarray) -> None:
+        """Set the compiled loop that a read begins with, and its arrays besides the rows; compile it by a read of no keys."""
+        self._words = hits.describe_table(self._header, self._plain, *parts)
         self._address = self._words.ctypes.data
         nothing = np.empty(0, np.int64), np.empty((0, self._width), np.float32)
         self._read_hits = machine_code(read_hits, self._address, self._dtype, *nothing)
@@ -79,10 +78,10 @@ class SlotTable:
         raise NotImplementedError
 
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return whether each slot belongs to its key, bool [N]; a writer may change it at any time."""
+        """Return whether each slot holds its key, bool [N]; a writer may change that at any time."""
         raise NotImplementedError
 
-    def _after_repair(self, emptied: np.ndarray) -> None:
+    def _remove_references(self, emptied: np.ndarray) -> None:
         """Remove references to the emptied slots."""
         raise NotImplementedError
 
@@ -107,13 +106,19 @@ class SlotTable:
         return self._read_checked(keys, out)
 
     def _read_checked(self, keys: np.ndarray, out: np.ndarray | None) -> Rows:
+        """Read rows and check each slot's mark; rows that stay unsettled count as missing."""
         for _ in range(READ_ATTEMPTS):
             slots, absent = self._find(keys)
-            before = self._marks.words_of(slots)
-            there, stored = self._owned(slots, keys) & ~self._marks.is_empty(slots), self._rows.take(slots, axis=0, mode="clip")
-            being_written = self._marks.being_written(before, slots) & (slots >= 0)
-            unsettled = being_written | (self._marks.words_of(slots) != before) & (slots >= 0)  # this slot, or one of its eight
-            trusted = there & ~unsettled if absent is None else there & ~unsettled & ~absent
+            before = self._marks.read_words(slots)
+            has_row, stored = (
+                self._owned(slots, keys) & ~self._marks.is_empty(slots),
+                self._rows.take(slots, axis=0, mode="clip"),
+            )
+            being_written = self._marks.is_being_written(before, slots) & (slots >= 0)
+            unsettled = being_written | (self._marks.read_words(slots) != before) & (
+                slots >= 0
+            )  # this slot, or another one in its word of eight marks
+            trusted = has_row & ~unsettled if absent is None else has_row & ~unsettled & ~absent
             if not unsettled.any():
                 break
             if being_written.any():
@@ -128,7 +133,7 @@ class SlotTable:
     # --- writers ------------------------------------------------------------------------------------------------------------
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Exclude other writers. Slots left unfinished by a death or an exception are emptied later."""
+        """Exclude other writers. Slots that a killed process or an exception leaves unfinished are emptied later."""
         with self.lock:
             self._repair()
             self.header[EPOCH] += 1
@@ -147,7 +152,7 @@ class SlotTable:
         if not self.header[EPOCH] & 1:
             return
         torn = self._marks.find_torn()
-        self._after_repair(torn)
+        self._remove_references(torn)
         self._marks.empty_out(torn)
         self.header[HOLES] = self._marks.count_empty()
         self.header[EPOCH] += 1
@@ -162,7 +167,7 @@ class SlotTable:
     def overwrite(self, keys: np.ndarray, stored: np.ndarray, between: Callable[[], None] = lambda: None) -> np.ndarray | None:
         """Replace the rows of keys that the table holds. Return bool [N] missing, None when none is. Needs `writing()`.
 
-        between: called when the old rows are no longer readable and the new ones not yet
+        between: called while neither the old rows nor the new ones are readable
         """
         slots, missing = self._find(keys)
         if missing is not None:
@@ -195,7 +200,7 @@ class CompleteTable(SlotTable):
         rows: np.ndarray | None = None,
     ) -> None:
         super().__init__(block, sections, codec, base, rows)
-        self._reads_by(hits.read_complete_at)
+        self._set_reader(hits.read_complete_at)
 
     @staticmethod
     def sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
@@ -210,7 +215,7 @@ class CompleteTable(SlotTable):
 
     @staticmethod
     def initialise(base: memoryview, n_rows: int, codec: RowCodec) -> None:
-        """Make an empty table of zeroed memory."""
+        """Turn zeroed memory into an empty table."""
         Marks(CompleteTable.sections(n_rows, codec, rows_elsewhere=True), base, n_rows).clear()
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = n_rows
 
@@ -228,7 +233,7 @@ class CompleteTable(SlotTable):
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return slots == keys
 
-    def _after_repair(self, emptied: np.ndarray) -> None:
+    def _remove_references(self, emptied: np.ndarray) -> None:
         pass  # a key is its slot, so there is no reference to remove
 
     def insert(self, keys: np.ndarray, stored: np.ndarray) -> int:
@@ -263,7 +268,7 @@ class CachedTable(SlotTable):
             self._places, read_hits, self._find_slots = self._owner, hits.read_hashed_at, hits.find_hashed
         else:
             self._places, read_hits, self._find_slots = self._slot_of_key, hits.read_indexed_at, hits.find_indexed
-        self._reads_by(read_hits, self._places, self._uses)
+        self._set_reader(read_hits, self._places, self._uses)
         self._insertions = 0  # rows
         nothing = np.empty(0, np.int64)
         self._choose(nothing, nothing)  # compile now, not under the lock of the first insertion
@@ -285,7 +290,7 @@ class CachedTable(SlotTable):
 
     @staticmethod
     def initialise(base: memoryview, sections: Sections) -> None:
-        """Make an empty table of zeroed memory."""
+        """Turn zeroed memory into an empty table."""
         owner = sections.array(base, "owner")
         owner[:] = NO_KEY
         Marks(sections, base, len(owner)).clear()
@@ -298,7 +303,7 @@ class CachedTable(SlotTable):
         n_missing = self._find_slots(self._places, self._plain, keys, slots)
         return slots, slots < 0 if n_missing else None
 
-    def _sets_of(self, keys: np.ndarray) -> np.ndarray:
+    def _hash_to_sets(self, keys: np.ndarray) -> np.ndarray:
         mixed = keys.view(np.uint64) * MIX
         mixed >>= THIRTY_TWO
         mixed *= self._n_sets
@@ -308,7 +313,7 @@ class CachedTable(SlotTable):
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return self._owner.take(slots, mode="clip") == keys
 
-    def _after_repair(self, emptied: np.ndarray) -> None:
+    def _remove_references(self, emptied: np.ndarray) -> None:
         self._owner[emptied] = NO_KEY
         self._uses[emptied] = 0
         if self._slot_of_key is not None:
@@ -332,10 +337,10 @@ class CachedTable(SlotTable):
 
     def _choose(self, keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which of the absent keys get a slot, and the slots. Halves use counts now and then."""
-        sets = self._sets_of(keys[wanted])
+        sets = self._hash_to_sets(keys[wanted])
         order = np.argsort(sets, kind="stable")
         placed, slots = np.empty_like(order), np.empty_like(order)
-        count = place(sets[order], self._uses, self._marks.empty, placed, slots)
+        count = choose_slots(sets[order], self._uses, self._marks.empty, placed, slots)
         slots = slots[:count]
         self._uses.reshape(-1, WAYS)[slots[-self._insertions % HALVE_EVERY :: HALVE_EVERY] // WAYS] >>= 1
         self._insertions += count

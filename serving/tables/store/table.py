@@ -25,7 +25,7 @@ from serving.tables.store.side_by_side import SharedRows
 from serving.tables.store.slots import CachedTable, CompleteTable
 
 INDEX_SHARE = 0.25  # most memory for a shared index of slots by key, relative to L2's rows
-L1_INDEX_SHARE = 1.0  # L1 exists for speed
+L1_INDEX_SHARE = 1.0  # the same for L1, which may take more memory for speed
 SHARED_MEMORY = "/dev/shm"
 SECTIONS_VERSION = 2  # part of the files' names, so that files of another layout are never mapped
 
@@ -119,7 +119,7 @@ class SharedTable:
 
     @property
     def complete_slots(self) -> CompleteTable:
-        """Return L2 of a table that is wholly in it."""
+        """L2 of a complete table."""
         return cast(CompleteTable, self.slots)
 
     def promote(self, keys: np.ndarray, vectors: np.ndarray, position: int) -> None:
@@ -131,7 +131,7 @@ class SharedTable:
             slots.insert(keys[fresh], self.codec.encode(vectors[fresh]))
 
     def update(self, batch: Batch) -> None:
-        """Write the rows of the log that are new to L2 and the ring, which every L1 follows."""
+        """Write those rows of the log that are new to L2 and to the ring, which every L1 follows."""
         new = batch.drop_applied(self.ring.reached)
         rows, reached = new.latest, new.reached
         stored = self.codec.encode(rows.vectors)
@@ -143,11 +143,11 @@ class SharedTable:
         with self.slots.writing():  # atomically: whoever inserts an old row must see the new row or its ring entry
             # The ring shows rows before L2 does, while L2's old rows are hidden: an updater that dies in between leaves empty
             # slots in L2, and the new rows are in the ring. Readers wait for these slots.
-            tell: Callable[[], None] = partial(self.ring.publish, rows.keys, stored)
+            show_rows: Callable[[], None] = partial(self.ring.publish, rows.keys, stored)
             if len(rows) <= self.ring.most_staged:
                 self.ring.stage(rows.keys, stored)
-                tell = self.ring.show
-            missing = self.slots.overwrite(rows.keys, stored, between=tell)
+                show_rows = self.ring.show
+            missing = self.slots.overwrite(rows.keys, stored, between=show_rows)
             if missing is not None:
                 self.slots.insert(rows.keys[missing], stored[missing])
             self._count(rows, reached)
@@ -162,9 +162,10 @@ class HotRows:
 
     def __init__(self, config: TableConfig, shared: SharedTable) -> None:
         self._config, self._shared, self._ring_words = config, shared, shared.ring.words
-        self._forget(shared.ring.head)
+        self._start_empty(shared.ring.head)
 
-    def _forget(self, position: int) -> None:
+    def _start_empty(self, position: int) -> None:
+        """Drop all rows and follow the ring from `position` on."""
         sections = l1_sections(self._config)
         block = PrivateBlock(sections.nbytes)
         CachedTable.initialise(block.view, sections)
@@ -183,7 +184,7 @@ class HotRows:
         head = ring.head
         recent = ring.read_since(self._position)
         if recent is None:
-            self._forget(head)
+            self._start_empty(head)
             return
         keys, stored, self._position = recent
         with self.slots.writing():
@@ -202,7 +203,7 @@ class LeveledTable:
 
     def __init__(self, config: TableConfig) -> None:
         self.config, self.counts = config, TableCounts()
-        self.found = self.lacked = 0  # hits and misses of the first level; counters
+        self.hits = self.misses = 0  # rows that the first level held, and lacked, since start
         self.codec = RowCodec(config.row_format, config.width)
         self.default = np.broadcast_to(np.asarray(config.default, np.float32), (config.width,))
         self.l1: HotRows | None
@@ -237,11 +238,11 @@ class LeveledTable:
         vectors = np.empty((len(keys), self.config.width), np.float32) if out is None else out
         return vectors, np.ones(len(keys), bool) if len(keys) else None
 
-    def counts_with(self, at_once: int) -> TableCounts:
+    def sum_counts(self, at_once: int) -> TableCounts:
         """Return all counts. at_once: rows that were read together with other tables, all from L2."""
-        l1_hits, l2_hits = (self.found, 0) if self.config.l1_rows else (0, self.found)
+        l1_hits, l2_hits = (self.hits, 0) if self.config.l1_rows else (0, self.hits)
         l2_hits += self.counts.l2_hits + at_once
-        return replace(self.counts, rows=self.found + self.lacked + at_once, l1_hits=l1_hits, l2_hits=l2_hits)
+        return replace(self.counts, rows=self.hits + self.misses + at_once, l1_hits=l1_hits, l2_hits=l2_hits)
 
     @property
     def ring_head(self) -> int:

@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 
 def yield_to_requests() -> None:
-    """Keep this thread, and those that it starts, from preempting a request. A lower priority would only delay rows."""
+    """Keep this thread, and those that it starts, from preempting requests. A lower priority would delay rows."""
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def place_of(message: Message) -> tuple[str, int]:
+def partition_of(message: Message) -> tuple[str, int]:
     """Return the topic and the partition, which every consumed message has."""
     return cast(str, message.topic()), cast(int, message.partition())
 
@@ -61,19 +61,19 @@ class Updater:
         self._collected_at_s = 0.0
         self._uncommitted = 0  # batches
         self._tables = {topic(config.model, table): table for table in self.applier.shared}
-        self._held: list[Message] = []  # the first part of messages that must be applied at once
+        self._held: list[Message] = []  # the first part of a batch that must be applied as a whole
         self._seen: dict[tuple[str, int], int] = {}  # the last offset of each partition since it was assigned
         self._lost_up_to: dict[tuple[str, int], int] = {}  # offsets that were counted as lost
 
     def run(self, stop: threading.Event) -> None:
-        """Consume until `stop` is set. Broker outages are survived."""
+        """Consume until `stop` is set, also through outages of the brokers."""
         yield_to_requests()
         log.info("model %s follows %s", self._config.model, self._updates.brokers)
         with hold_lock_unless(self.applier.path / "updater.lock", stop):
             self._consumer = self._connect()
             try:
                 while not stop.is_set():
-                    self._step()
+                    self._consume_batch()
                 self._commit(wait=True)  # not after an error, when consumed messages may not have been applied
             finally:
                 self._consumer.close()
@@ -85,7 +85,7 @@ class Updater:
                 "group.id": consumer_group("persistent", False, socket.gethostname()),
                 "enable.auto.commit": False,
                 "enable.partition.eof": False,
-                "auto.offset.reset": "earliest",  # where the committed message is gone, what is left is new
+                "auto.offset.reset": "earliest",  # if the committed message is gone, all that is left is new
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
                 "reconnect.backoff.max.ms": RECONNECT_MS,
                 "error_cb": self._on_error,
@@ -101,35 +101,35 @@ class Updater:
         """
         self._assigned_at_s = time.monotonic()
         try:
-            there = self._partitions()
-            if there and (there != self._assigned or self.applier.lost_rows):
-                committed = self._consumer.committed(list(there), timeout=METADATA_TIMEOUT_S)
-                self._consumer.assign(self._starts(committed))
-                self._assigned, self._held, self._seen = there, [], {}
+            present = self._partitions()
+            if present and (present != self._assigned or self.applier.lost_rows):
+                committed = self._consumer.committed(list(present), timeout=METADATA_TIMEOUT_S)
+                self._consumer.assign(self._choose_starts(committed))
+                self._assigned, self._held, self._seen = present, [], {}
         except KafkaException as error:
             log.warning("update source: %s", error)
-            self._tell(BROKER_DOWN, 1)
+            self._publish(BROKER_DOWN, 1)
             return
-        self._tell(BROKER_DOWN, 0)
+        self._publish(BROKER_DOWN, 0)
         if self._assigned:
             self.applier.look_at_redis()
 
     def _partitions(self) -> set[TopicPartition]:
         topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
-        there = {
+        present = {
             TopicPartition(name, partition)
             for name, table in self._tables.items()
             if name in topics and is_subscribed(list(self._updates.update_filters), self._config.model, table)
             for partition in topics[name].partitions
         }
-        if beyond := [partition for partition in there if partition.partition >= PARTITIONS]:
+        if beyond := [partition for partition in present if partition.partition >= PARTITIONS]:
             raise ConfigError(
                 f"topic {beyond[0].topic} has partition {beyond[0].partition}. Expected {PARTITIONS} partitions at most. "
                 "Create the topic with fewer."
             )
-        return there
+        return present
 
-    def _starts(self, committed: list[TopicPartition]) -> list[TopicPartition]:
+    def _choose_starts(self, committed: list[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions with the offsets to start from."""
         known, lows = ({table: zero_offsets() for table in self._tables.values()} for _ in range(2))
         for place in committed:
@@ -149,7 +149,7 @@ class Updater:
         """Return the committed offset of a partition whose next message will have the offset `high`."""
         table = self._tables[place.topic]
         if max(place.offset, self.applier.highest_offset(table, place.partition)) > high:
-            log.warning("%s [%d] ends at %d: it was made again", place.topic, place.partition, high)
+            log.warning("%s [%d] ends at %d: the topic was created again", place.topic, place.partition, high)
             self.applier.forget_log(table, place.partition)
             return 0
         return max(place.offset, 0)
@@ -165,18 +165,18 @@ class Updater:
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._tell(BROKER_DOWN, 1)
+            self._publish(BROKER_DOWN, 1)
             log.warning("update source: %s", error)
 
-    def _tell(self, word: int, value: int) -> None:
+    def _publish(self, word: int, value: int) -> None:
         for shared in self.applier.shared.values():
             shared.ring.set(word, value)
 
-    def _step(self) -> None:
+    def _consume_batch(self) -> None:
         """Consume and apply one batch of messages."""
         self.applier.drain()
-        self._tell(HEARTBEAT_MS, int(time.time() * 1e3))
-        self._tell(STORE_DOWN, int(self.applier.behind > 0 or not self.applier.l3_open))
+        self._publish(HEARTBEAT_MS, int(time.time() * 1e3))
+        self._publish(STORE_DOWN, int(self.applier.behind > 0 or not self.applier.l3_open))
         pause_s = TOPICS_EVERY_S if self._assigned else FIRST_TOPICS_EVERY_S
         if self.applier.lost_rows or time.monotonic() - self._assigned_at_s >= pause_s:
             self._assign()
@@ -191,32 +191,35 @@ class Updater:
             self._commit()
 
     def take_whole(self, messages: list[Message]) -> list[Message]:
-        """Return the messages to apply now. A batch that a dead updater was publishing is applied as a whole, so that no
-        reader sees a key's first row after its last."""
+        """Return the messages to apply now.
+
+        A batch that a dead updater was publishing is applied as a whole, so that no reader sees an older row of a key after a
+        newer one.
+        """
         for message in messages:
             if message.error() is not None:
                 log.warning("update source: %s", message.error())
             else:
-                self._see(message)
+                self._track_offset(message)
                 self._held.append(message)
-        last = {place_of(message): offset_of(message) for message in self._held}
+        last = {partition_of(message): offset_of(message) for message in self._held}
         whole = {place: self._is_whole(*place, offset) for place, offset in last.items()}
-        ready = [message for message in self._held if whole[place_of(message)]]
-        self._held = [message for message in self._held if not whole[place_of(message)]]
+        ready = [message for message in self._held if whole[partition_of(message)]]
+        self._held = [message for message in self._held if not whole[partition_of(message)]]
         return ready
 
     def _is_whole(self, name: str, partition: int, offset: int) -> bool:
-        """Return whether messages up to `offset` cover everything that was begun, or nothing of it."""
+        """Return whether messages up to `offset` complete the batch that was begun, or contain nothing of it."""
         ring = self.applier.shared[self._tables[name]].ring
         return not ring.reached[partition] <= offset < ring.begun[partition] - 1
 
-    def _see(self, message: Message) -> None:
-        """Track offsets, which fall only when the topic was created again."""
-        place, offset = place_of(message), offset_of(message)
+    def _track_offset(self, message: Message) -> None:
+        """Track offsets, which decrease only when the topic was created again."""
+        place, offset = partition_of(message), offset_of(message)
         if offset < self._seen.get(place, 0):
-            log.warning("%s [%d] starts anew: it was made again", *place)
+            log.warning("%s [%d] starts again: the topic was created again", *place)
             self.applier.forget_log(self._tables[place[0]], place[1])
-            self._held = [held for held in self._held if place_of(held) != place]  # of the old topic
+            self._held = [held for held in self._held if partition_of(held) != place]  # of the old topic
         self._seen[place] = offset
 
     def _collect(self) -> list[Message]:
@@ -229,17 +232,17 @@ class Updater:
         return first + self._consumer.consume(self._updates.max_batch_size - 1, 0.0)
 
     def apply(self, messages: list[Message]) -> None:
-        """Apply whole messages, table by table, and tell how old the oldest of each is."""
+        """Apply whole messages, table by table, and record the age of the oldest message of each table."""
         of_table: dict[str, list[Message]] = {}
         for message in messages:
-            of_table.setdefault(self._tables[place_of(message)[0]], []).append(message)
+            of_table.setdefault(self._tables[partition_of(message)[0]], []).append(message)
         for table, parts in of_table.items():
             self.apply_table(table, parts)
             sent_ms = min(message.timestamp()[1] for message in parts)
             self.applier.shared[table].ring.set(LAG_US, max(int(time.time() * 1e6) - sent_ms * 1000, 0))
 
     def apply_table(self, table: str, messages: list[Message]) -> None:
-        """Apply the messages of one table as one batch; a message at fault is refused alone."""
+        """Apply the messages of one table as one batch. A malformed message is rejected alone."""
         try:
             width = self.applier.shared[table].codec.width
             keys, vectors, counts = decode_messages([message.value() for message in messages], width)
@@ -250,7 +253,7 @@ class Updater:
             if len(messages) == 1:
                 self._reject(table, error)
                 return
-            for message in messages:  # refuse only the message at fault
+            for message in messages:  # reject only the malformed message
                 self.apply_table(table, [message])
 
     def _reject(self, table: str, error: DataError) -> None:
@@ -258,7 +261,7 @@ class Updater:
         log.warning("update of %s rejected: %s", table, error)
 
     def _commit(self, wait: bool = False) -> None:
-        """Commit the offsets of what is on disk; asynchronously unless `wait`."""
+        """Commit the offsets of messages that are on disk; asynchronously unless `wait`."""
         if self._uncommitted and not self._held and self.applier.durable():
             try:
                 # Offsets applied by now; more may be consumed before the request is sent.

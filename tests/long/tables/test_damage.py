@@ -19,7 +19,7 @@ from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, Update
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels import rocks_store
 from serving.tables.levels.level import Level
-from serving.tables.levels.loading import load_l3, mark_updated, never_updated, open_l3
+from serving.tables.levels.loading import is_never_updated, load_l3, mark_updated, open_l3
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
 from serving.tables.store.batch import zero_offsets
 from serving.tables.updates.applier import Applier
@@ -158,7 +158,7 @@ def test_a_log_that_lost_rows_is_noticed(config, damage, writable):
     store = open_l3(config, writable)
     np.testing.assert_array_equal(store.read({"items": KEYS})[0]["items"][0], random_rows(ROWS, WIDTH))
     store.close()
-    assert never_updated(config)
+    assert is_never_updated(config)
     assert len(aside(config)) == 1
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hps_config.hit_rate import NEVER, WARM_UP_SHARE, predict_hit_rates, stack_distances
+from hps_config.hit_rate import NEVER, WARM_UP_SHARE, compute_stack_distances, predict_hit_rates
 from serving.contract.errors import DataError
 from tests.unit.hps.oracle import simulate
 
@@ -19,12 +19,12 @@ def slow_distances(keys: list[int]) -> list[int]:
 
 @given(st.lists(st.integers(-3, 12), min_size=1, max_size=60))
 def test_distances_against_a_stack(keys):
-    assert stack_distances(np.array(keys)).tolist() == slow_distances(keys)
+    assert compute_stack_distances(np.array(keys)).tolist() == slow_distances(keys)
 
 
 def test_distances_of_a_long_skewed_trace():
     keys = np.random.default_rng(0).zipf(1.2, 3_000) % 500
-    assert stack_distances(keys).tolist() == slow_distances(keys.tolist())
+    assert compute_stack_distances(keys).tolist() == slow_distances(keys.tolist())
 
 
 @pytest.mark.parametrize(("l1_rows", "l2_rows", "instances"), [(1, 1, 1), (64, 0, 1), (64, 256, 1), (64, 256, 3), (512, 64, 2)])

@@ -91,7 +91,7 @@ def counters(folder: Path) -> dict[str, float]:
 def test_messages_become_events_and_changes_in_their_order(consumer, folder):
     fields = {"event": "view", "timestamp_ms": START_MS + 5, "value": 2.5, "event_id": "o-1", "request_id": "r"}
     fields |= {"device": "phone", "floor": 3, "price": None}
-    consumer.take_in(
+    consumer.append_messages(
         [
             Message(json.dumps({"user_id": 1, "item_id": 2}).encode(), 0),
             Message(json.dumps({"kind": "item", "id": 7, "columns": {"price": 9.5}}).encode(), 1),
@@ -139,10 +139,10 @@ def test_what_is_no_event_is_counted_and_logged_and_the_rest_goes_on(consumer, f
     sound = b'{"user_id": 1, "item_id": 2}'
     for offset, (value, reason) in enumerate(REFUSED.items()):
         caplog.clear()
-        consumer.take_in([Message(value, 2 * offset), Message(sound, 2 * offset + 1)])
+        consumer.append_messages([Message(value, 2 * offset), Message(sound, 2 * offset + 1)])
         assert reason in caplog.text
         assert f"offset {2 * offset} refused" in caplog.text
-    consumer.take_in([Message(None, 2 * len(REFUSED))])  # a tombstone
+    consumer.append_messages([Message(None, 2 * len(REFUSED))])  # a tombstone
     assert len(whole_log(folder)) == len(REFUSED)
     assert counters(folder) == {"kafka_messages": 2 * len(REFUSED) + 1, "kafka_refused": len(REFUSED) + 1}
 
@@ -151,13 +151,13 @@ def test_a_message_that_comes_again_changes_nothing_until_the_topic_is_made_agai
     first = [Message(json.dumps({"user_id": 1, "item_id": number}).encode(), number) for number in range(5)]
     again = [*first[3:], Message(b'{"user_id": 1, "item_id": 5}', 5), Message(b"no event", 2, partition=1)]
     with closing(Writer(folder, Layout(), KINDS.names)) as writer:
-        consumer_of(writer).take_in(first)
-        consumer_of(writer).take_in(again)  # another process, which started too early
+        consumer_of(writer).append_messages(first)
+        consumer_of(writer).append_messages(again)  # another process, which started too early
         consumer = consumer_of(writer)
-        consumer.take_in(again)
+        consumer.append_messages(again)
         assert whole_log(folder).headers["item_id"].tolist() == [0, 1, 2, 3, 4, 5]
         assert writer.store.read_counters() == {"kafka_messages": 7, "kafka_refused": 1}
-        consumer.take_in([Message(b'{"user_id": 1, "item_id": 100}', 0)])
+        consumer.append_messages([Message(b'{"user_id": 1, "item_id": 100}', 0)])
         assert whole_log(folder).headers["item_id"].tolist() == [0, 1, 2, 3, 4, 5, 100]
 
 

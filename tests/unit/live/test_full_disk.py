@@ -42,7 +42,7 @@ def test_a_full_disk_refuses_events_and_loses_none(tmp_path, fill_disk):
     append()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     fill_disk(folder)
-    with pytest.raises(DependencyError, match="did not take the events"):
+    with pytest.raises(DependencyError, match="cannot be written"):
         append_for_ever()
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     append()

@@ -200,7 +200,9 @@ def test_a_new_item_is_recommended_at_once_and_looks_like_those_of_its_kind(pipe
         assert others == pytest.approx(before[row], abs=0.01)  # features are standardised over all candidates, the new one too
     assert np.isfinite(after["scores"]).all()
     assert not (after["degraded"] & (Degraded.RANK | Degraded.RERANK)).any()
-    alike = pipeline.stages["retrieve"].content.most_alike({"title": "game number 7", "kind": "game", "category": "game"}, 3)
+    alike = pipeline.stages["retrieve"].content.find_most_alike(
+        {"title": "game number 7", "kind": "game", "category": "game"}, 3
+    )
     assert all((position + 1) % 3 == 2 for position in alike[1:])
 
 

@@ -26,7 +26,7 @@ from serving.live.opening import open_reader
 from serving.live.reader import Reader
 from serving.live.redis_reader import RedisReader
 from serving.live.redis_state import PATIENT_S, TIMEOUT_S, RedisState
-from serving.live.sequences import mark_sequences, number_of, origin_of
+from serving.live.sequences import hash_machine, mark_sequences, unpack_sequence
 from serving.live.store import live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
@@ -67,7 +67,7 @@ class Machine:
 
     def share_all(self) -> None:
         last = self.writer.store.read_progress().last_sequence
-        after = self.sharer.shared_sequence()
+        after = self.sharer.read_shared_sequence()
         while after < last:
             after = self.sharer.share(after)
 
@@ -176,10 +176,10 @@ def test_models_that_share_users_mark_their_sequences(repository, redis):
         closing(Observe.load(repository / OBSERVE / "1")) as observe,
         closing(Upsert.load(repository / UPSERT / "1")) as upsert,
     ):
-        event = origin_of(int(observe(event_inputs(user_id=[8], item_id=[1]))["sequence"][0, 0]))
-        change = origin_of(upserted(upsert, 1, title="new"))
+        event = unpack_sequence(int(observe(event_inputs(user_id=[8], item_id=[1]))["sequence"][0, 0]))
+        change = unpack_sequence(upserted(upsert, 1, title="new"))
         assert (event.shared, change.shared, event.place, change.place) == (True, False, 1, 2)
-        assert event.machine == change.machine == number_of(observe.writer.name_machine())
+        assert event.machine == change.machine == hash_machine(observe.writer.name_machine())
 
 
 def test_an_event_from_kafka_that_all_machines_read_counts_once(tmp_path, state, redis):
@@ -187,7 +187,7 @@ def test_an_event_from_kafka_that_all_machines_read_counts_once(tmp_path, state,
     with machine(tmp_path / "a", redis.address) as one, machine(tmp_path / "b", redis.address) as other:
         for host in (one, other):
             consumer: EventConsumer = consumer_of(host.writer)
-            consumer.take_in(messages)
+            consumer.append_messages(messages)
             host.writer.append(purchase(1, 50))
             host.share_all()
         (entity,) = state.read(users_view(Layout()), np.array([1]))
@@ -312,7 +312,7 @@ def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, 
             running = pool.submit(host.sharer.run, stop)
             until(lambda: host.writer.store.read_counters().get("redis_down") == 1)
             with pytest.raises(DependencyError, match="did not answer"):
-                host.sharer.shared_sequence()
+                host.sharer.read_shared_sequence()
             redis.thaw()
             until(lambda: host.writer.store.read_counters().get("redis_down") == 0)
             host.writer.append(purchase(1, 8))

@@ -161,7 +161,7 @@ def test_names_of_events_keep_their_codes(folder):
 
 
 def test_a_store_of_another_layout_is_refused(writer, folder):
-    with pytest.raises(ConfigError, match="rebuild"):
+    with pytest.raises(ConfigError, match="move the folder away"):
         Writer(folder, Layout(history=8), KINDS.names)
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server import __main__ as commands
-from server.log import explain, explain_end, find_unfinished, first_failure, rotate
+from server.log import explain, explain_end, find_first_failure, find_unfinished, rotate
 from server.ports import Ports
 from server.processes import identity, lives
 from server.state import ServerState, known_servers, read_state, state_path, unreadable_states
@@ -29,7 +29,7 @@ LOADING = 'I1121 01:13:33.039156 1430 model_lifecycle.cc:472] "loading: rank:1"'
         (
             "failed to load 'rank' version 3: Internal: Stub process 'rank_0_0' is not healthy.",
             "rank",
-            "process ended while loading: crashed, or killed for memory. Internal: Stub",
+            "process ended while loading: it crashed, or was killed for lack of memory. Internal: Stub",
         ),
         (
             "Poll failed for model directory 'rank': unexpected directory name 'rank' for model 'x'",
@@ -49,7 +49,7 @@ LOADING = 'I1121 01:13:33.039156 1430 model_lifecycle.cc:472] "loading: rank:1"'
     ],
 )
 def test_first_failure_names_the_model_and_unfolds_the_reason(message, model, reason):
-    failure = first_failure(
+    failure = find_first_failure(
         "\n".join([HARMLESS, LOADING, f'{HEAD}"{message}"', f"{HEAD}\"failed to load 'other' version 1: later\""])
     )
     assert failure.model == model
@@ -58,7 +58,7 @@ def test_first_failure_names_the_model_and_unfolds_the_reason(message, model, re
 
 
 def test_a_log_without_a_failing_model():
-    assert first_failure(f"{HARMLESS}\n{LOADING}\n") is None
+    assert find_first_failure(f"{HARMLESS}\n{LOADING}\n") is None
     assert explain(f"{LOADING}\n{HARMLESS}\n").reason == LOADING  # every machine without a GPU says that
     assert explain("one\ntwo").reason == "one\ntwo"
     assert "nothing was written" in str(explain(""))

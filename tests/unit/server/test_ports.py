@@ -28,7 +28,7 @@ def test_every_taken_port_is_named():
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_no_such_port(port):
-    with pytest.raises(ConfigError, match=f"The http port is {port}; ports lie between 1 and 65535"):
+    with pytest.raises(ConfigError, match=f"The http port is {port}; expected 1 to 65535"):
         Ports(http=port)
 
 

@@ -12,7 +12,7 @@ from repository.models import check_backends, read_config, read_repository
 from server import health, launcher
 from server.generations import activate
 from server.launcher import held_generations
-from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, available_bytes, check_memory, estimate
+from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
 from server.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
@@ -98,9 +98,9 @@ def test_memory_counts_arrays_once_and_other_files_per_instance(repo):
     (folder / "vectors.npy").write_bytes(bytes(5 * MiB))
     (folder / "network.onnx").write_bytes(bytes(3 * MiB))
     config = repo / "first" / "config.pbtxt"
-    one = estimate(read_repository(repo))
+    one = estimate_need(read_repository(repo))
     config.write_text(config.read_text().replace("count: 1", "count: 4"))
-    four = estimate(read_repository(repo))
+    four = estimate_need(read_repository(repo))
     python_bytes = (folder / "model.py").stat().st_size
     assert four.ram - one.ram == 3 * (INSTANCE_BYTES + 3 * MiB + python_bytes)
     assert (one.instances, four.instances) == (2, 5)
@@ -109,7 +109,7 @@ def test_memory_counts_arrays_once_and_other_files_per_instance(repo):
 
 def test_too_little_memory_is_refused(repo):
     models = read_repository(repo)
-    need = estimate(models)
+    need = estimate_need(models)
     assert check_memory(models, need.ram, need.shm) == need
     with pytest.raises(ServerError, match=r"needs about 500 MiB of memory \(2 model instances\), and 499 MiB are available"):
         check_memory(models, 499 * MiB, need.shm)
@@ -130,16 +130,16 @@ def test_a_container_limit_counts_and_the_page_cache_does_not(tmp_path, limit, u
     (tmp_path / limit).write_text("1000\n")
     (tmp_path / used).write_text("900\n")
     (tmp_path / stat).write_text(f"anon 300\nactive_file 100\n{field} 500\n")
-    assert available_bytes(tmp_path) == 600
+    assert measure_available_bytes(tmp_path) == 600
     (tmp_path / used).write_text("2000\n")  # over the limit, as it can be for a moment
-    assert available_bytes(tmp_path) == 0
+    assert measure_available_bytes(tmp_path) == 0
 
 
 def test_without_a_container_limit_the_machine_counts(tmp_path):
-    assert available_bytes(tmp_path) > 600
+    assert measure_available_bytes(tmp_path) > 600
     for name, text in {"memory.max": "max\n", "memory.current": "900\n", "memory.stat": ""}.items():
         (tmp_path / name).write_text(text)
-    assert available_bytes(tmp_path) > 600
+    assert measure_available_bytes(tmp_path) > 600
 
 
 def test_pinning_changes_only_which_version_answers(repo):

@@ -362,7 +362,7 @@ def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config
         applier.apply("items", Log().batch(keys, versions(keys, 1)))
         return True
 
-    monkeypatch.setattr(loading, "as_exported", never_updated_until_now)
+    monkeypatch.setattr(loading, "is_as_exported", never_updated_until_now)
     tiers._warm(config.tables[0])
     np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 1))
     applier.close()

@@ -108,12 +108,12 @@ def test_a_read_of_many_keys_is_that_of_its_parts(direct_rows):
     inserted = np.arange(2000)
     _, gone = table.read(inserted)  # thrown out by those of their set that came later
     held = inserted if gone is None else inserted[~gone]
-    keys = np.concatenate([rng.choice(held, hits.ASKED), rng.integers(0, 5000, 2 * hits.ASKED - 11)])
+    keys = np.concatenate([rng.choice(held, hits.PREFETCHED_ROWS), rng.integers(0, 5000, 2 * hits.PREFETCHED_ROWS - 11)])
     vectors, missing = table.read(keys)
     parts = [table.read(keys[at : at + 7]) for at in range(0, len(keys), 7)]
     lacking = np.concatenate([np.zeros(len(rows), bool) if part is None else part for rows, part in parts])
     np.testing.assert_array_equal(missing, lacking)
-    assert not lacking[: hits.ASKED].any()
+    assert not lacking[: hits.PREFETCHED_ROWS].any()
     assert lacking.any()
     np.testing.assert_array_equal(bits(vectors[~missing]), bits(np.concatenate([rows for rows, _ in parts])[~missing]))
 
@@ -128,7 +128,7 @@ def states(header: np.ndarray, vectors: np.ndarray) -> list[int]:
         (hits.read_indexed_at, np.arange(8, dtype=np.int32), uses),
     ):
         header[:] = before
-        words = hits.table_words(header, rows, *parts)
+        words = hits.describe_table(header, rows, *parts)
         words[hits.READS] = reads
         said.append(read(words.ctypes.data, rows.dtype, keys, vectors))
         assert words[hits.READS] == (reads + 1 if parts else reads)  # nothing was missed

@@ -45,13 +45,13 @@ def test_slots_are_filled_and_emptied_as_in_a_list(capacity, writes):
 @pytest.mark.parametrize("capacity", [8, 21])
 def test_only_what_is_written_may_not_be_read_and_neighbours_see_that_somebody_wrote(capacity):
     marks, every = marks_of(capacity), np.arange(capacity)
-    before, written = marks.words_of(every), np.array([3, capacity - 1])
+    before, written = marks.read_words(every), np.array([3, capacity - 1])
     near = np.isin(every // GROUP, written // GROUP)
     marks.begin(written)
-    np.testing.assert_array_equal(np.flatnonzero(marks.being_written(marks.words_of(every), every)), written)
+    np.testing.assert_array_equal(np.flatnonzero(marks.is_being_written(marks.read_words(every), every)), written)
     marks.end(written)
-    after = marks.words_of(every)
-    assert not marks.being_written(after, every).any()
+    after = marks.read_words(every)
+    assert not marks.is_being_written(after, every).any()
     np.testing.assert_array_equal(after != before, near)
 
 
@@ -61,4 +61,4 @@ def test_the_count_of_writes_wraps_without_marking_anything():
     marks.begin(slot)
     assert marks.find_torn().tolist() == [5]
     marks.end(slot)
-    assert marks.words_of(slot).tolist() == [0]
+    assert marks.read_words(slot).tolist() == [0]

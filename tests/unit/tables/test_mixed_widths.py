@@ -82,7 +82,7 @@ def test_plain_tables_are_a_twin(source):
     names, keys = ("city", "user", "item"), keys_of(("city", "user", "item"), (4, 6))
     (answer,) = WIDTHS.gather(plain, (names, keys))
     np.testing.assert_array_equal(answer, expected(names, keys))
-    whole = WIDTHS.whole(plain, names)
+    whole = WIDTHS.read_all(plain, names)
     assert {name: rows.shape for name, rows in whole.items()} == {name: (ROWS[name], WIDTH) for name in names}
     for name, rows in whole.items():
         np.testing.assert_array_equal(rows, expected((name,), np.arange(ROWS[name])[:, None])[:, 0])

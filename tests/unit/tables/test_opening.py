@@ -15,7 +15,7 @@ import pytest
 from serving.contract.errors import ArtifactError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
-from serving.tables.opening import in_memory, open_tables
+from serving.tables.opening import open_tables, plan_in_memory
 from serving.tables.store import table as table_module
 from serving.tables.store.memory import ARENA_PREFIX
 from serving.tables.store.table import shared_root
@@ -65,14 +65,14 @@ def test_relative_paths(tmp_path):
 
 def test_another_export_gets_rows_of_its_own(source, shared):
     folder = Path(source(items=random_rows(50, 4)))
-    first = in_memory(folder, "rank")
-    assert in_memory(folder, "rank") == first
+    first = plan_in_memory(folder, "rank")
+    assert plan_in_memory(folder, "rank") == first
     np.save(folder / "items.npy", random_rows(60, 4))
-    assert in_memory(folder, "rank").arena != first.arena
+    assert plan_in_memory(folder, "rank").arena != first.arena
 
 
 def test_small_shared_memory_is_left_alone(source, shared, monkeypatch):
-    config = in_memory(Path(source(items=random_rows(50, 4))), "rank")
+    config = plan_in_memory(Path(source(items=random_rows(50, 4))), "rank")
     assert shared_root(config) == shared
     monkeypatch.setattr(table_module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     assert shared_root(config) == Path(tempfile.gettempdir())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serving.tables.config import RocksConfig
-from serving.tables.formats.rocksdb_log import CRC_TABLE, crc32c, first_damage
+from serving.tables.formats.rocksdb_log import CRC_TABLE, crc32c, find_damage
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import zero_offsets
 from tests.unit.tables.updating import Log
@@ -35,7 +35,7 @@ def written(tmp_path_factory) -> bytes:
 
 def damage_of(content: bytes, folder: Path) -> int:
     (folder / "log").write_bytes(content)
-    return first_damage(folder / "log")
+    return find_damage(folder / "log")
 
 
 def test_what_was_written_is_whole_wherever_it_ends(written, tmp_path):

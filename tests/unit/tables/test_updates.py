@@ -171,7 +171,7 @@ def no_room(*_) -> None:
 
 
 def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, config, instances, caplog):
-    """The topic was deleted and made again: what is committed of the old one lies beyond the end of the new one."""
+    """The topic was deleted and created again: the committed offset of the old one is past the end of the new one."""
     config, tiers, keys = replace(config, updates=UpdateConfig(broker.address)), instances(), np.arange(ROWS)
     consumer = Consumer({"bootstrap.servers": broker.address, "group.id": GROUP})
     consumer.commit(offsets=[TopicPartition("hps_et.rank.items", partition, 100) for partition in range(4)], asynchronous=False)
@@ -181,7 +181,7 @@ def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, config, in
     publisher.flush()
     with updating(config):
         until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all())
-    assert "it was made again" in caplog.text
+    assert "the topic was created again" in caplog.text
 
 
 def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker, config, instances, monkeypatch):

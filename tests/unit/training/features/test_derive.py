@@ -9,9 +9,9 @@ from serving.stages.features.user_state import (
     SECONDS_PER_DAY,
     Events,
     UserState,
+    build_state,
     derive,
     history_age_days,
-    state_of,
 )
 
 H, N_EVENTS, NOW_S = 6, 200, 1_700_000_000
@@ -32,7 +32,7 @@ def random_state(rng: np.random.Generator, n_users: int, with_categories: bool) 
         "last_time": times[-n_users:],
     }
     events = Events(ids, times, codes if with_categories else None)
-    return state_of(rng.integers(-9, 9, n_users), events, starts, ends, H, totals, {}), starts, ends
+    return build_state(rng.integers(-9, 9, n_users), events, starts, ends, H, totals, {}), starts, ends
 
 
 @pytest.mark.parametrize("with_categories", [True, False])

@@ -12,7 +12,7 @@ from serving.stages.features.user_state import (
     SeenItems,
     UserState,
     derive,
-    favourite_categories,
+    find_favourite_categories,
     history_age_days,
     override_history,
     seen_range,
@@ -83,7 +83,7 @@ def slow_favourites(codes: list[int]) -> tuple[int, ...]:
 def test_favourite_categories_equal_a_loop(seed):
     rng = np.random.default_rng(seed)
     codes = rng.integers(NO_CATEGORY, rng.integers(1, 12), (200, int(rng.integers(1, 50)))).astype(np.int32)
-    first, second = favourite_categories(codes)
+    first, second = find_favourite_categories(codes)
     assert list(zip(first.tolist(), second.tolist(), strict=True)) == [slow_favourites(row) for row in codes.tolist()]
 
 
