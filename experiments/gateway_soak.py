@@ -132,17 +132,17 @@ FAULTS: dict[str, Callable[[Served], None]] = {
     "retrieve paused": lambda served: pause(stub_of(served, "retrieve")),
     "moved back": move,
     "live writer killed": lambda served: os.kill(stub_of(served, "observe"), signal.SIGKILL),
-    "gateway killed": lambda served: os.kill(served.gateway_processes()[0].pid, signal.SIGKILL),
+    "gateway killed": lambda served: os.kill(served.find_gateway_processes()[0].pid, signal.SIGKILL),
     "tritonserver paused": lambda served: pause(served.state.pid),
 }
 
 
 def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generator) -> list[Figure]:
     peak = measure_peak(served, 3.0, rng)
-    load, recovered_s, broken = Load(served.port, served.user_ids(USERS, rng), peak / 2), [], 0
+    load, recovered_s, broken = Load(served.port, served.draw_user_ids(USERS, rng), peak / 2), [], 0
     load.start()
     time.sleep(min(every_s, 5.0))
-    begun_s, before_mb, number = time.monotonic(), served.rss_mb(), 0
+    begun_s, before_mb, number = time.monotonic(), served.measure_rss_mb(), 0
     while time.monotonic() - begun_s < seconds:
         name = list(FAULTS)[number % len(FAULTS)]
         number += 1
@@ -170,7 +170,7 @@ def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generato
         Figure(name="answered with popular items", values=[watched.degraded]),
         Figure(name="faults without recovery", values=[broken], at_most=0),
         Figure(name="until the server answers again", values=recovered_s, unit="s"),
-        Figure(name="memory afterwards over before", values=[served.rss_mb() / before_mb], at_most=1.1),
+        Figure(name="memory afterwards over before", values=[served.measure_rss_mb() / before_mb], at_most=1.1),
     ]
 
 

@@ -33,7 +33,7 @@ import typer
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from live.replay import replay
 from perf.command import run
-from perf.live.exchange import connected
+from perf.live.exchange import connect
 from perf.live.shop import Shop, copied, sequences_of, served
 from server.processes import members
 from serving.contract.errors import ServerError
@@ -172,7 +172,7 @@ def post_until_killed(shop: Shop, number: int, seconds: float) -> Acknowledged:
 
     def post(client: int) -> None:
         rng, count = np.random.default_rng((number, client)), 0
-        with contextlib.suppress(ServerError), connected(shop.site.grpc_url) as exchange:
+        with contextlib.suppress(ServerError), connect(shop.site.grpc_url) as exchange:
             while True:
                 ids = [f"{number}-{client}-{count}-{place}" for place in range(4)]
                 users, items = (rng.choice(known, 4).tolist() for known in (shop.user_ids, shop.item_ids))

@@ -120,7 +120,7 @@ def attack(
         "REST": lambda size: send_http(served.port, [forge_rest(rng) for _ in range(size)]),
     }
     statuses: dict[str, Counter] = {kind: Counter() for kind in kinds}
-    valid = ValidRequests(served.grpc_url, served.user_ids(KNOWN_ANSWERS, rng))
+    valid = ValidRequests(served.grpc_url, served.draw_user_ids(KNOWN_ANSWERS, rng))
     valid.start()
     sent = 0
     while sent < count:
@@ -172,9 +172,9 @@ def main(
         return
     with serve_with_gateway(repo) as served:
         send_grpc(served.grpc_url, [forge_request(ensemble_spec(pipeline.specs), rng) for _ in range(200)])  # warm
-        before, before_mb = {process.pid for process in server_members(served.state.tag)}, served.rss_mb()
+        before, before_mb = {process.pid for process in server_members(served.state.tag)}, served.measure_rss_mb()
         statuses, valid = attack(served, pipeline, requests, rng)
-        after, after_mb = {process.pid for process in server_members(served.state.tag)}, served.rss_mb()
+        after, after_mb = {process.pid for process in server_members(served.state.tag)}, served.measure_rss_mb()
     no_reply = sum(counts["no reply"] + counts["DEADLINE_EXCEEDED"] for counts in statuses.values())
     server_errors = sum(n for status, n in statuses["REST"].items() if status in ("500", "502", "504"))
     figures = [

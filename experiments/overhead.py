@@ -229,7 +229,7 @@ def measure_at_peak(sides: Sides, copy: str) -> Values:
 def measure_at_half(bench: Bench, copy: str, peak_rate: float) -> Values:
     """Return latency, errors, and how long an answer's work runs and waits for a core, with Poisson arrivals."""
     before = read_server_time(bench)
-    half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak_rate / 2, OPEN_S, rng), OPEN_S))
+    half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.draw_poisson(peak_rate / 2, OPEN_S, rng), OPEN_S))
     if half.latency is None:
         raise ServerError(f"Nothing was answered at half of the peak: {half.errors}")
     assert half.idle_share is not None  # only older runs lack it

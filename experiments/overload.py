@@ -42,7 +42,7 @@ def requests_of(served: Served, count: int, deadline_ms: int, rng: np.random.Gen
     is_high = rng.random(count) < HIGH_SHARE
     requests = [
         get_request(f"/v1/recommendations?user={user}", x_deadline_ms=str(deadline_ms), x_priority=priority)
-        for user, priority in zip(served.user_ids(count, rng), np.where(is_high, "high", "normal"), strict=True)
+        for user, priority in zip(served.draw_user_ids(count, rng), np.where(is_high, "high", "normal"), strict=True)
     ]
     return requests, is_high
 
@@ -94,7 +94,7 @@ def grpc_bodies(served: Served, count: int, rng: np.random.Generator) -> list[by
     with Recommender(served.grpc_url) as recommender:
         signature = recommender.signature()
     dtypes, bodies = {"i": "INT64", "f": "FP32", "O": "BYTES"}, []
-    for user in served.user_ids(count, rng):
+    for user in served.draw_user_ids(count, rng):
         request = pb.ModelInferRequest(model_name=RECOMMEND)
         for name, array in encode([Query(user)], signature).items():
             request.inputs.add(name=name, datatype=dtypes[array.dtype.kind], shape=array.shape)
@@ -152,7 +152,7 @@ def main(
         measure_peak(served, 2.0, rng)  # warm
         idle_ms = percentile_ms(measure_idle(served, max(seconds, 5.0), rng).accepted(), 99)
         peak = measure_peak(served, seconds, rng)
-        before_mb = served.rss_mb()
+        before_mb = served.measure_rss_mb()
         figures += [Figure(name="idle p99", values=[idle_ms], unit="ms"), Figure(name="peak", values=[peak], unit="/s")]
         units = {"recovered after": "s", "without any answer": ""}
         for deadline_ms in (DEADLINE_MS, LONG_MS):
@@ -161,7 +161,7 @@ def main(
                     unit = units.get(name, "ms" if name.startswith("p99") else "")
                     label = f"{factor} times the peak, deadline {deadline_ms} ms: {name}"
                     figures.append(Figure(name=label, values=[value], unit=unit, **bounds(name, idle_ms, factor)))
-        figures.append(Figure(name="memory afterwards over before", values=[served.rss_mb() / before_mb], at_most=1.25))
+        figures.append(Figure(name="memory afterwards over before", values=[served.measure_rss_mb() / before_mb], at_most=1.25))
         for deadline, words in ((500, "deadline of 0.5 s"), (None, "no deadline")):
             value = measure_grpc(served, 3.5, peak, deadline, seconds)
             figures.append(Figure(name=f"gRPC at 3.5 times the gateway's peak, {words}: goodput over peak", values=[value]))

@@ -25,9 +25,9 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from export.build import build_repository
 from export.evaluate import move_up, positions_of, refuse_nothing_to_find, retrieval_order, split_into_blocks
 from export.nvidia.precision.agreement import HALF, beyond
-from export.nvidia.precision.calibration import NETWORKS, Arrays, stage_folders, with_networks
+from export.nvidia.precision.calibration import NETWORKS, Arrays, find_stage_folders, replace_networks
 from export.nvidia.precision.faithful import faithful_session
-from export.nvidia.precision.graphs import weight_bytes
+from export.nvidia.precision.graphs import count_weight_bytes
 from export.nvidia.precision.lower import PRECISIONS, Lowered, lower_networks
 from export.nvidia.precision.trial import LOWERED_STAGES, Trial, joined
 from export.settings import Settings
@@ -67,7 +67,7 @@ def measure_graphs(networks: Networks, feeds: dict[str, list[Arrays]]) -> list[F
         for precision, network in lowered.items():
             name = f"{precision}: {NETWORKS[stage]}"
             figures.append(Figure(name=f"{name}, multiply-adds below fp32", values=[network.share]))
-            figures.append(Figure(name=f"{name}, weights", values=[weight_bytes(network.model) / 1e3], unit="kB"))
+            figures.append(Figure(name=f"{name}, weights", values=[count_weight_bytes(network.model) / 1e3], unit="kB"))
             for batch, by_precision in latencies_ms.items():
                 figures.append(Figure(name=f"{name}, batch of {batch}", values=[by_precision[precision]], unit="ms"))
     return figures
@@ -100,7 +100,7 @@ def measure_pipeline(pipeline: Pipeline, networks: Networks, dataset: Dataset) -
     qualities = {}
     for precision in PRECISIONS:
         sessions = {stage: faithful_session(lowered.model) for stage, lowered in networks[precision].items()}
-        qualities[precision] = measure_quality(with_networks(pipeline, sessions), problem)
+        qualities[precision] = measure_quality(replace_networks(pipeline, sessions), problem)
     return [f for precision, quality in qualities.items() for f in figures_of(precision, quality, qualities["fp32"])]
 
 
@@ -152,7 +152,7 @@ def export_training_part(dataset: Dataset, repository: Path, console: Console) -
 
 
 def measure(dataset: Dataset, repository: Path, console: Console) -> list[Figure]:
-    folders = stage_folders(repository)
+    folders = find_stage_folders(repository)
     networks = {precision: lower_networks(folders, precision, console.print) for precision in PRECISIONS}
     return measure_pipeline(Pipeline.load(repository), networks, dataset) + measure_graphs(networks, Trial(folders).feeds)
 

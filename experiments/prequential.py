@@ -45,19 +45,19 @@ TITLES = {"recall_at_20": "Recall@20", "ndcg_at_10": "NDCG@10", "mrr": "MRR"}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def split_row(dataset: Dataset) -> int:
+def find_split_row(dataset: Dataset) -> int:
     """Return the row of the log at which the replay begins."""
     return int(len(dataset.interactions) * (1 - REPLAYED_SHARE))
 
 
-def exported_part(dataset: Dataset) -> Dataset:
+def take_exported_part(dataset: Dataset) -> Dataset:
     """Return the data set as it was when the replay begins."""
-    return replace(dataset, interactions=dataset.interactions.iloc[: split_row(dataset)].reset_index(drop=True))
+    return replace(dataset, interactions=dataset.interactions.iloc[: find_split_row(dataset)].reset_index(drop=True))
 
 
 def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Quality]:
-    """Return quality by answerer. repository: exported from `exported_part`; most: questions at most"""
-    events, first = dataset.interactions, split_row(dataset)
+    """Return quality by answerer. repository: exported from `take_exported_part`; most: limit of questions"""
+    events, first = dataset.interactions, find_split_row(dataset)
     rows = choose_questions(events, first, len(events), most)
     tuned_rows = choose_questions(events, int(first * (1 - TUNED_SHARE)), first, most)
     answers = {
@@ -65,8 +65,8 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Quality]
         LIVE: answer_live(repository, dataset, rows, first, live_folder(repository)).items,
         KNN: answer_by_knn(dataset, rows, tuned_rows),
     }
-    wanted = events["item_id"].to_numpy()[rows]
-    return {name: Quality.of(found, wanted) for name, found in answers.items()}
+    targets = events["item_id"].to_numpy()[rows]
+    return {name: Quality.of(lists, targets) for name, lists in answers.items()}
 
 
 def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) -> np.ndarray:
@@ -80,7 +80,7 @@ def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) ->
 
 
 def figures_of(qualities: dict[str, Quality]) -> list[Figure]:
-    """qualities: by FROZEN, LIVE and KNN"""
+    """Return the figures. qualities: by FROZEN, LIVE and KNN"""
     figures = [
         Figure(name=f"{name}: {TITLES[field.name]}", values=[getattr(quality, field.name)])
         for name, quality in qualities.items()
@@ -105,7 +105,7 @@ def main(
     for source in data.split(","):
         machine, dataset = read_machine(), load_dataset(source)
         name, command = dataset.description.name, f"python -m experiments.prequential --data {source}"
-        build_repository(exported_part(dataset), WORK / name, Settings(), Console(stderr=True))
+        build_repository(take_exported_part(dataset), WORK / name, Settings(), Console(stderr=True))
         figures = figures_of(measure(dataset, WORK / name, most))
         conditions = f"the last 20 % of the log, at most {most:,} questions, default settings, in process"
         finish(f"prequential-{name}", f"Frozen and live on {name}", command, conditions, figures, results, machine)

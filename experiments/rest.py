@@ -59,7 +59,7 @@ def cpu_s(processes: list[psutil.Process]) -> float:
 
 def ask_grpc(served: Served, users: list[int], seconds: float, clients_n: int) -> dict[str, float]:
     """Ask by gRPC as often as `clients_n` threads can, for some seconds."""
-    processes = [p for p in members(served.state.tag) if p not in served.gateway_processes()]
+    processes = [p for p in members(served.state.tag) if p not in served.find_gateway_processes()]
     with Recommender(served.grpc_url) as recommender, ThreadPoolExecutor(clients_n) as pool:
         recommender.recommend(users[0])
         until_s, before_s = time.perf_counter() + seconds, cpu_s(processes)
@@ -121,7 +121,7 @@ def main(
     """Measure the ways in turns. Exit code 1 when the gateway adds more than 2 ms."""
     machine = read_machine()
     with serve_with_gateway(repo) as served, plain_server(repo.resolve()) as (plain_port, plain):
-        users = served.user_ids(1_000, np.random.default_rng(0))
+        users = served.draw_user_ids(1_000, np.random.default_rng(0))
         every = members(served.state.tag)
         tasks: dict[str, Callable[[], dict[str, float]]] = {}
         for n in (1, CLIENTS):

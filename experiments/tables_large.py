@@ -191,7 +191,7 @@ def measure_peak(side: Side) -> float:
 
 
 def draw_requests(bench: Bench, rate: float, seconds: float) -> Requests:
-    due_s = schedule.poisson(rate, seconds, bench.rng)
+    due_s = schedule.draw_poisson(rate, seconds, bench.rng)
     return serialise(bench.specs[ENSEMBLE], draw(bench.requests, len(due_s), bench.rng)), due_s
 
 

@@ -1,4 +1,4 @@
-"""The measured server: found at an address or started here. Several servers take turns."""
+"""Use a running server, or start one, to measure it; several servers take turns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def serve(url: str, repo: Path) -> Iterator[Site]:
             raise ServerError(
                 f"The server at {url} is not ready: {list_unready(url)}. `make stop`, then `make perf` starts its own."
             )
-        yield running_site(url, repo)
+        yield find_site(url, repo)
         return
     with own_server(repo) as server:
         yield site_of(server.state)
@@ -52,8 +52,8 @@ def own_server(repo: Path) -> TritonServer:
     return TritonServer(repo, run_dir=MEASURED_DIR)
 
 
-def running_site(url: str, repo: Path) -> Site:
-    """Return a running server: ours with their ports; for others, Triton's default distances between ports are assumed."""
+def find_site(url: str, repo: Path) -> Site:
+    """Return a running server: one of ours with its ports; for others, Triton's default distances between ports are assumed."""
     host, _, port = url.rpartition(":")
     state = next((state for state in running_servers(RUN_DIR) if state.ports.grpc == int(port)), None)
     if state is None:
@@ -85,15 +85,15 @@ class Turns:
             self.pause()
 
     def pause(self) -> None:
-        self._each(psutil.Process.suspend)
+        self._apply(psutil.Process.suspend)
 
     def resume(self) -> None:
-        self._each(psutil.Process.resume)
+        self._apply(psutil.Process.resume)
 
-    def _each(self, do) -> None:
+    def _apply(self, action) -> None:
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):  # its death shows in the next request
-                do(process)
+                action(process)
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def served(copy: Path) -> Iterator[Shop]:
 
 
 @contextlib.contextmanager
-def opened_shop(repo: Path, live: bool = True) -> Iterator[Shop]:
+def open_shop(repo: Path, live: bool = True) -> Iterator[Shop]:
     """Serve a copy of a repository, as `copied` makes it."""
     with copied(repo, live) as copy, served(copy) as shop:
         yield shop

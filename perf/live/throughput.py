@@ -15,7 +15,7 @@ import numpy as np
 
 from perf.figures import Figure
 from perf.live.after import read_last_sequence
-from perf.live.exchange import Exchange, connected
+from perf.live.exchange import Exchange, connect
 from perf.live.shop import Shop, sequences_of
 from perf.load.open_loop import prevent_delays
 from perf.observe import Latency
@@ -91,7 +91,7 @@ def time_one_client(shop: Shop, seconds: float, rng: np.random.Generator) -> Lat
     """Time requests of one event, one after the other."""
     taken_ns: list[int] = []
     bodies = draw_requests(shop, BODIES, 1, rng)
-    with connected(shop.site.grpc_url) as exchange, prevent_delays():
+    with connect(shop.site.grpc_url) as exchange, prevent_delays():
         end_s = time.perf_counter() + seconds
         while time.perf_counter() < end_s or not taken_ns:
             started_ns = time.perf_counter_ns()

@@ -120,7 +120,7 @@ class Lab:
 
     def metrics(self, served: Served) -> Metrics:
         """Measure one turn: closed loop with many clients and with one, then Poisson arrivals. Keys as in slo.toml."""
-        due_s = schedule.poisson(self.offered_rate, 2 * self.window_s, self.rng)
+        due_s = schedule.draw_poisson(self.offered_rate, 2 * self.window_s, self.rng)
         rows = draw(self.recorded.inputs, len(due_s), self.rng)
         many, one = self._closed(served, self.clients), self._closed(served, 1)
         outcome = run_load(served.server.grpc_url, serialise(self.spec, rows), due_s)

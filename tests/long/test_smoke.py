@@ -147,7 +147,7 @@ def smoke_row_widths(context: Context) -> list[Figure]:
 
 
 def smoke_prequential(context: Context) -> list[Figure]:
-    repo = export(context.folder / "prequential", prequential.exported_part(context.dataset))
+    repo = export(context.folder / "prequential", prequential.take_exported_part(context.dataset))
     return prequential.figures_of(prequential.measure(context.dataset, repo, most=50))
 
 

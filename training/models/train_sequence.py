@@ -141,7 +141,7 @@ def loss_of(model: SequenceModel, batch: Windows, negatives: torch.Tensor, log_e
     items, ages = torch.from_numpy(batch.items[:, :length].astype(np.int64)), torch.from_numpy(ages_in_days(batch, length))
     learned = torch.from_numpy(batch.learned[:, :length])
     targets = torch.from_numpy(batch.items[:, 1 : length + 1].astype(np.int64))[learned]
-    return sampled_loss(model.moments(items, ages)[learned], targets, model, negatives, log_expected)
+    return sampled_loss(model.encode_moments(items, ages)[learned], targets, model, negatives, log_expected)
 
 
 def ages_in_days(batch: Windows, length: int) -> np.ndarray:

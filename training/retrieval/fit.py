@@ -17,7 +17,7 @@ from training.dataset import Dataset
 from training.dataset.matrix import matrix_of
 from training.features.build import Examples, Features
 from training.models.graph import GraphSettings
-from training.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
+from training.models.retriever import Retriever, RetrieverSettings, fit_retriever, prepare_data
 from training.models.train_sequence import SequenceSettings
 
 Say = Callable[[str], None]
@@ -76,7 +76,7 @@ def _fit(
     dataset: Dataset, features: Features, events: pd.DataFrame, rows: np.ndarray, settings: RetrievalSettings, say: Say
 ) -> FittedRetriever:
     """Fit on `events`. rows: int64 ascending, row numbers of their positives in the log."""
-    data = retriever_data(features, dataset.interactions, rows, settings.filter_seen)
+    data = prepare_data(features, dataset.interactions, rows, settings.filter_seen)
     models = RetrieverSettings(sequence=settings.sequence, graph=settings.graph)
     retriever = fit_retriever(data, models, settings.seed, say)
     retriever = retriever.weigh(sequence=settings.sequence_weight, graph=settings.graph_weight)

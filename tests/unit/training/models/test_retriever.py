@@ -21,10 +21,10 @@ from training.models.retriever import (
     Retriever,
     RetrieverData,
     RetrieverSettings,
+    compute_log_popularity,
+    factorise,
     fit_retriever,
-    log_popularity,
-    low_rank,
-    retriever_data,
+    prepare_data,
 )
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings, train_sequence, windows_of
@@ -51,7 +51,7 @@ def fitted() -> Fitted:
     problem = problem_of(dataset)
     train, _ = split_by_time(dataset.interactions)
     features = build_features(dataset, train)
-    data = retriever_data(features, train, np.flatnonzero(train["positive"].to_numpy()))
+    data = prepare_data(features, train, np.flatnonzero(train["positive"].to_numpy()))
     return Fitted(train, features, problem, data, fit_retriever(data, SETTINGS, seed=1, say=lambda _: None))
 
 
@@ -67,7 +67,7 @@ def test_it_finds_more_than_popularity(fitted):
     nobody = Examples(*(values.copy() for values in examples))
     nobody.history_positions[:] = fitted.features.items.n_items
     popular = replace(fitted.retriever, tower_vectors=np.zeros_like(fitted.retriever.tower_vectors))
-    popular.tower_vectors[:, -1] = log_popularity(split.positives)
+    popular.tower_vectors[:, -1] = compute_log_popularity(split.positives)
     plain, _ = popular.retrieve(nobody, split.seen[users], COUNT)
     relevant = split.relevant[users]
     assert has_test_items(relevant).all()
@@ -102,14 +102,14 @@ def test_training_data_are_first_takings_seen_from_the_clock(fitted):
     known = fitted.data.examples.history_positions < fitted.features.items.n_items
     first = fitted.train["timestamp"].min()
     assert ages[known].max() <= (fitted.features.as_of_s - first) / 86_400 + 1e-3
-    everything = retriever_data(fitted.features, fitted.train, np.arange(50), filter_seen=False)
+    everything = prepare_data(fitted.features, fitted.train, np.arange(50), filter_seen=False)
     assert len(everything.targets) == 50
 
 
 def test_towers_learn_from_a_part_of_a_long_log(fitted, monkeypatch):
     monkeypatch.setattr(module, "MOST_EXAMPLES", 100)
     rows = np.flatnonzero(fitted.train["positive"].to_numpy())
-    data = retriever_data(fitted.features, fitted.train, rows, seed=5)
+    data = prepare_data(fitted.features, fitted.train, rows, seed=5)
     assert len(data.targets) == len(data.examples.user_continuous) == 100
     assert data.positives.nnz == fitted.data.positives.nnz
 
@@ -120,7 +120,7 @@ def test_low_rank_sides_multiply_to_the_neighbours():
     weights = rng.random((5, 2)).astype(np.float32)
     positions[2, 1], weights[2, 1], weights[4] = 4, 0.0, 0.0
     dense = sp.csr_matrix((weights[:-1].ravel(), (np.repeat(np.arange(4), 2), positions[:-1].ravel())), shape=(4, 5))
-    history, item = low_rank(Neighbours(positions, weights), width=6, seed=0)
+    history, item = factorise(Neighbours(positions, weights), width=6, seed=0)
     assert history.shape == item.shape == (4, 6)
     np.testing.assert_allclose(history @ item.T, module.LOGITS_PER_WEIGHT * dense.toarray()[:, :4], atol=1e-4)
 

@@ -9,7 +9,7 @@ import torch
 from serving.contract.artifacts import open_network
 from serving.stages.features.sequence import NETWORK, SequenceSource
 from training.features.build import Examples
-from training.models.sequence import SequenceModel, SequenceShape, time_bucket
+from training.models.sequence import SequenceModel, SequenceShape, find_time_bucket
 from training.models.train_sequence import SequenceSettings, Taken, train_sequence, windows_of
 from training.retrieval.save import save_sequence
 
@@ -61,9 +61,9 @@ def test_logs_in_which_nobody_returns_have_no_windows():
 def test_a_moment_does_not_know_what_comes_later():
     model = SequenceModel(N_ITEMS, SHAPE).eval()
     items, ages = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[9.0, 5.0, 2.0, 1.0]])
-    before = model.moments(items, ages)[0, :2]
+    before = model.encode_moments(items, ages)[0, :2]
     items[0, 2:] = 7
-    torch.testing.assert_close(model.moments(items, ages)[0, :2], before)
+    torch.testing.assert_close(model.encode_moments(items, ages)[0, :2], before)
 
 
 def test_it_learns_what_comes_next(trained):
@@ -75,7 +75,7 @@ def test_it_learns_what_comes_next(trained):
 
 def test_times_apart_share_a_bucket_by_their_logarithm():
     days = torch.tensor([0.0, 1 / 1_440, 1.0, 1_000.0, 1e9, -1.0])
-    assert time_bucket(days).tolist() == [0, 1, 10, 20, 23, 0]
+    assert find_time_bucket(days).tolist() == [0, 1, 10, 20, 23, 0]
 
 
 def test_it_is_served_as_it_was_trained_and_whoever_else_asks(trained, tmp_path):
