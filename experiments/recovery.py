@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import typer
 
-from experiments.gateway_soak import stub_of
+from experiments.gateway_soak import find_stub
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.served import Served, serve_with_gateway
 from export.relayout import relayout
@@ -36,9 +36,9 @@ QUIET_S = STEADY_S + 1.0  # before a fault: the supervisor waits longer and long
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 FAULTS: dict[str, Callable[[Served], None]] = {
-    "rank killed": lambda served: os.kill(stub_of(served, "rank"), signal.SIGKILL),
+    "rank killed": lambda served: os.kill(find_stub(served, "rank"), signal.SIGKILL),
     "tritonserver killed": lambda served: os.kill(served.state.pid, signal.SIGKILL),
-    "retrieve paused": lambda served: os.kill(stub_of(served, "retrieve"), signal.SIGSTOP),
+    "retrieve paused": lambda served: os.kill(find_stub(served, "retrieve"), signal.SIGSTOP),
 }
 
 

@@ -45,7 +45,7 @@ def publish_merlin(source: Source, repository: Path, settings: Settings, report:
         Writer(source, building, settings, report).write()
         rehearse(building, source.generation, settings.merlin.mount, settings.merlin.precision)
         if settings.merlin.hugectr:
-            write_hugectr_repository(source, hugectr_place(repository), settings)
+            write_hugectr_repository(source, name_hugectr_folder(repository), settings)
         replace_folder(building, target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -66,10 +66,10 @@ def refuse_places(repository: Path, settings: Settings) -> None:
     """Raise ExportError when something else is in a place that this profile writes."""
     refuse_other_profile(repository)
     if settings.merlin.hugectr:
-        refuse_foreign(hugectr_place(repository))
+        refuse_foreign(name_hugectr_folder(repository))
 
 
-def hugectr_place(repository: Path) -> Path:
+def name_hugectr_folder(repository: Path) -> Path:
     """Return the folder of the model for the older `hugectr` backend."""
     return repository.with_name(f"{repository.name}.hugectr")
 
@@ -109,14 +109,14 @@ def rehearse(repository: Path, generation: int, mount: str, precision: str = "fp
     Raises ExportError unless the recorded answers come back, within what the precision promises.
     """
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
-    if difference := disagreement(precision, answer(repository, generation, mount), recorded.outputs):
+    if difference := disagreement(precision, answer_recorded(repository, generation, mount), recorded.outputs):
         raise ExportError(
-            f"The merlin profile and the cpu profile answer recorded requests differently:  {difference}. Report this as a bug."
+            f"The merlin profile and the cpu profile answer recorded requests differently: {difference}. Report this as a bug."
         )
 
 
-def answer(repository: Path, generation: int, mount: str) -> dict[str, np.ndarray]:
-    """Return the outputs of all recorded requests."""
+def answer_recorded(repository: Path, generation: int, mount: str) -> dict[str, np.ndarray]:
+    """Return the outputs of all recorded requests from the repository's own files."""
     inputs = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE).inputs
     pipeline = MerlinPipeline(repository, generation, mount)
     starts = range(0, len(inputs["user_id"]), BATCH)

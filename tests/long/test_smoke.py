@@ -153,7 +153,7 @@ def smoke_prequential(context: Context) -> list[Figure]:
 
 def smoke_leave_one_out(context: Context) -> list[Figure]:
     dataset, parts = context.dataset, leave_one_out.Parts.of(context.dataset)
-    n_items, log = len(dataset.items), leave_one_out.coded(dataset, parts)
+    n_items, log = len(dataset.items), leave_one_out.encode_log(dataset, parts)
     wanted = log[1][parts.test]
     served = np.searchsorted(dataset.items["item_id"], leave_one_out.ask_served(context.repo, dataset, parts))
     untaught = leave_one_out.ask_model(SequenceModel(n_items, SequenceShape(width=8)), log, parts.test, n_items)

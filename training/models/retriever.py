@@ -28,7 +28,7 @@ from training.features.build import Examples, Features, context_of
 from training.models.graph import Graph, GraphAndTower, GraphSettings, fit_graph
 from training.models.item_item import ItemItemSettings, fit_neighbours
 from training.models.sequence import SequenceModel
-from training.models.train_sequence import SequenceSettings, Taken, train_sequence, windows_of
+from training.models.train_sequence import SequenceSettings, Taken, cut_windows, train_sequence
 from training.models.train_two_tower import TowerSettings, train_towers
 from training.models.two_tower import ItemInputs, TwoTower, UserTower
 
@@ -178,7 +178,7 @@ def fit_retriever(
     fitted = Retriever(model, neighbours, settings, item_vectors(model), graph=graph)
     if settings.sequence is None:
         return fitted
-    windows = windows_of(data.taken, data.n_items, settings.sequence.shape.length)
+    windows = cut_windows(data.taken, data.n_items, settings.sequence.shape.length)
     if not len(windows.users):
         return fitted
     return replace(fitted, sequence=train_sequence(windows, data.n_items, settings.sequence, seed, say))

@@ -34,7 +34,7 @@ def forget(
             f"Nobody is known as {', '.join(unknown)} in {repo}. Expected ids or names of its users; see --repo."
         )
     RedisCache(cache, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S).forget(
-        user_id for user_id in map(names.id_of, user_ids) if user_id is not None
+        user_id for user_id in map(names.find_id, user_ids) if user_id is not None
     )
     typer.echo(f"forgotten: {', '.join(user_ids)}")
 

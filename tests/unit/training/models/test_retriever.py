@@ -27,7 +27,7 @@ from training.models.retriever import (
     prepare_data,
 )
 from training.models.sequence import SequenceShape
-from training.models.train_sequence import SequenceSettings, train_sequence, windows_of
+from training.models.train_sequence import SequenceSettings, cut_windows, train_sequence
 from training.models.train_two_tower import TowerSettings
 from training.retrieval.index import Sizes
 from training.retrieval.save import save_retriever
@@ -129,7 +129,7 @@ def test_low_rank_sides_multiply_to_the_neighbours():
 def with_sequence(fitted) -> Fitted:
     shape = SequenceShape(width=16, length=50)  # shorter than histories
     settings = SequenceSettings(shape, epochs=1, batch_events=512)
-    windows = windows_of(fitted.data.taken, fitted.data.n_items, shape.length)
+    windows = cut_windows(fitted.data.taken, fitted.data.n_items, shape.length)
     sequence = train_sequence(windows, fitted.data.n_items, settings, say=lambda _: None)
     return replace(fitted, retriever=replace(fitted.retriever, sequence=sequence, sequence_weight=0.5))
 
