@@ -69,7 +69,7 @@ class Watched:
 
 
 class Load(threading.Thread):
-    """Sends requests at a rate until it is told to stop."""
+    """Sends requests at a rate until `finish` is called."""
 
     def __init__(self, port: int, users: list[int], per_s: float) -> None:
         super().__init__(daemon=True)

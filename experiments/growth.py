@@ -26,7 +26,7 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from perf.bench import SEED
 from perf.command import progress, run
 from perf.load.workload import draw, read_requests
-from perf.recall import JUDGED_BY, WIDENED_BY, recall_of, recorded_vectors
+from perf.recall import JUDGED_BY, WIDENED_BY, compute_recall, recorded_vectors
 from serving.pipeline import Pipeline
 from serving.stages.features.ranking import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics, cross_features
 from serving.stages.search.search import Blocked, Neighbours, Search
@@ -84,7 +84,7 @@ def measure_candidates(repo: Path, sizes: tuple[int, ...], calls_per_size: int, 
     for size in sizes:
         effort = widen_search(search, widened_by, size)
         calls[size] = call_pipeline(replace_candidates(pipeline, size), batches, effort)
-        recall = recall_of(search, judged_by, size)
+        recall = compute_recall(search, judged_by, size)
         recalls.append(Figure(name=f"recall of exact search at C = {size:,}", values=[recall], at_least=WANTED_RECALL))
     return measure_axis("candidates C", calls, calls_per_size, LINEAR).figures + recalls
 

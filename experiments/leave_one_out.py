@@ -43,7 +43,7 @@ from serving.live.store import live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
-from training.dataset.matrix import matrix_of
+from training.dataset.matrix import make_matrix
 from training.evaluation.baselines import GRAM_LIMIT, GRIDS, Split, search
 from training.evaluation.metrics import coverage, ndcg_at, recall_at, top_k
 from training.features.build import Examples
@@ -195,7 +195,7 @@ def measure_baselines(dataset: Dataset) -> Iterator[tuple[str, Quality]]:
     parts, item_ids = Parts.of(dataset), dataset.items["item_id"].to_numpy()
     user_ids = np.unique(parts.events["user_id"].to_numpy()[parts.test])
     learned, validation, test = (
-        matrix_of(parts.events.iloc[rows], user_ids, item_ids)
+        make_matrix(parts.events.iloc[rows], user_ids, item_ids)
         for rows in (
             parts.learned[np.isin(parts.events["user_id"].to_numpy()[parts.learned], user_ids)],
             parts.validation,
@@ -215,7 +215,7 @@ def measure_baselines(dataset: Dataset) -> Iterator[tuple[str, Quality]]:
         yield name, Quality.of(positions, targets, len(item_ids))
 
 
-def figures_of(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Quality]) -> list[Figure]:
+def make_figures(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Quality]) -> list[Figure]:
     """Return the figures. seeded: qualities of SERVED and SASREC, by seed; fixed: of the baselines"""
     figures = []
     for answerer in (SERVED, SASREC, *fixed):
@@ -249,7 +249,7 @@ def main(
         seeded = [measure(dataset, WORK / name, int(seed), console) for seed in seeds.split(",")]
         conditions = f"last item of each user, all items ranked, seeds {seeds}, [training] minutes = {MINUTES:g}, in process"
         command = f"python -m experiments.leave_one_out --data {source} --seeds {seeds}"
-        figures = figures_of(name, seeded, fixed)
+        figures = make_figures(name, seeded, fixed)
         finish(f"leave-one-out-{name}", f"Leave one out on {name}", command, conditions, figures, results, machine)
 
 

@@ -143,7 +143,7 @@ def check_loops(pipeline: Pipeline, count: int, rng: np.random.Generator) -> Cou
             continue
         try:
             outputs = pipeline.stages[stage](fields)
-        except Exception as error:  # each kind is told apart: an IndexError is what is looked for
+        except Exception as error:  # counted by kind: an IndexError is the one to look for
             outcomes[type(error).__name__] += 1
             continue
         outcomes["answered"] += 1

@@ -37,7 +37,7 @@ FACTORS = (1, 2, 5)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def requests_of(served: Served, count: int, deadline_ms: int, rng: np.random.Generator) -> tuple[list[bytes], np.ndarray]:
+def make_requests(served: Served, count: int, deadline_ms: int, rng: np.random.Generator) -> tuple[list[bytes], np.ndarray]:
     """Return requests of random users, and which of them are of high priority, bool [N]."""
     is_high = rng.random(count) < HIGH_SHARE
     requests = [
@@ -49,14 +49,14 @@ def requests_of(served: Served, count: int, deadline_ms: int, rng: np.random.Gen
 
 def measure_idle(served: Served, seconds: float, rng: np.random.Generator) -> Answers:
     due_s = draw_due_s(IDLE_PER_S, seconds, rng)
-    return asyncio.run(send_open_loop(served.port, requests_of(served, len(due_s), LONG_MS, rng)[0], due_s))
+    return asyncio.run(send_open_loop(served.port, make_requests(served, len(due_s), LONG_MS, rng)[0], due_s))
 
 
 def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> float:
     """Return answers per second of as many clients as the server keeps busy with."""
     count, rate = 200, 0.0
     for _ in range(2):  # the first round tells how many requests the seconds hold
-        answers, taken_s = asyncio.run(send_closed_loop(served.port, requests_of(served, count, LONG_MS, rng)[0], CLIENTS))
+        answers, taken_s = asyncio.run(send_closed_loop(served.port, make_requests(served, count, LONG_MS, rng)[0], CLIENTS))
         rate = answers.good(SLO_S).sum() / taken_s
         count = max(int(rate * seconds), 200)
     return rate
@@ -66,7 +66,7 @@ def measure_overload(
     served: Served, factor: int, peak: float, deadline_ms: int, seconds: float, rng: np.random.Generator
 ) -> dict[str, float]:
     due_s = draw_due_s(factor * peak, seconds, rng)
-    requests, is_high = requests_of(served, len(due_s), deadline_ms, rng)
+    requests, is_high = make_requests(served, len(due_s), deadline_ms, rng)
     answers = asyncio.run(send_open_loop(served.port, requests, due_s))
     high = Answers(answers.latency_s[is_high], answers.status[is_high], answers.degraded[is_high])
     return {
@@ -83,7 +83,7 @@ def measure_recovery(served: Served, rng: np.random.Generator, limit_s: float = 
     """Return the seconds until ten requests in a row are answered by the server."""
     begun_s, in_a_row, first_s = time.monotonic(), 0, 0.0
     while in_a_row < 10 and time.monotonic() - begun_s < limit_s:
-        answers, _ = asyncio.run(send_closed_loop(served.port, requests_of(served, 1, LONG_MS, rng)[0], 1))
+        answers, _ = asyncio.run(send_closed_loop(served.port, make_requests(served, 1, LONG_MS, rng)[0], 1))
         first_s = time.monotonic() - begun_s if in_a_row == 0 else first_s
         in_a_row = in_a_row + 1 if answers.good(SLO_S).all() else 0
     return first_s if in_a_row == 10 else limit_s

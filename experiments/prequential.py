@@ -79,7 +79,7 @@ def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) ->
     return np.append(item_ids, PAD_ID)[positions]
 
 
-def figures_of(qualities: dict[str, Quality]) -> list[Figure]:
+def make_figures(qualities: dict[str, Quality]) -> list[Figure]:
     """Return the figures. qualities: by FROZEN, LIVE and KNN"""
     figures = [
         Figure(name=f"{name}: {TITLES[field.name]}", values=[getattr(quality, field.name)])
@@ -106,7 +106,7 @@ def main(
         machine, dataset = read_machine(), load_dataset(source)
         name, command = dataset.description.name, f"python -m experiments.prequential --data {source}"
         build_repository(take_exported_part(dataset), WORK / name, Settings(), Console(stderr=True))
-        figures = figures_of(measure(dataset, WORK / name, most))
+        figures = make_figures(measure(dataset, WORK / name, most))
         conditions = f"the last 20 % of the log, at most {most:,} questions, default settings, in process"
         finish(f"prequential-{name}", f"Frozen and live on {name}", command, conditions, figures, results, machine)
 

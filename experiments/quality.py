@@ -27,7 +27,7 @@ DATA = ("online-retail", "movielens", "amazon-grocery", "synthetic:small")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def figures_of(qualities: dict[str, Quality]) -> list[Figure]:
+def make_figures(qualities: dict[str, Quality]) -> list[Figure]:
     """Return the figures. qualities: by name of a baseline, "after <stage>", and SERVED"""
     baselines = {name: q for name, q in qualities.items() if name != SERVED and not name.startswith("after ")}
     figures = []
@@ -52,7 +52,7 @@ def main(
     for source in data.split(","):
         machine, dataset = read_machine(), load_dataset(source)
         name = dataset.description.name
-        figures = figures_of(evaluate_dataset(dataset, WORK / name, Settings(), Console(stderr=True)))
+        figures = make_figures(evaluate_dataset(dataset, WORK / name, Settings(), Console(stderr=True)))
         conditions = "last 20 % of each user's events, default settings, a real server"
         finish(f"quality-{name}", f"Quality on {name}", f"make eval DATA={source}", conditions, figures, results, machine)
 

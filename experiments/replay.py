@@ -39,7 +39,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES, live_specs
 from serving.stages.features.user_state import UserStore
 from training.dataset import Dataset, load_dataset
-from training.features.build import context_of
+from training.features.build import take_context
 
 EVENTS_PER_CALL = 32
 REPORTED_EVERY_S = 5.0
@@ -137,7 +137,7 @@ class Replay:
 
     def _ask(self, shop: Shop, client, place: int, sequence: int) -> None:
         event = self.dataset.interactions.iloc[self.rows[place : place + 1]]
-        columns = {"user_id": event["user_id"].to_numpy(np.int64)} | context_of(event, self.dataset.context_columns)
+        columns = {"user_id": event["user_id"].to_numpy(np.int64)} | take_context(event, self.dataset.context_columns)
         columns |= {"after": np.array([sequence])} if sequence else {}
         recommend = shop.specs[ENSEMBLE]
         inputs = {

@@ -34,7 +34,7 @@ import typer
 from confluent_kafka import Producer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.soak_checks import FAULTS, WIDTH, Applied, Checker, Due, rows_of
+from experiments.soak_checks import FAULTS, WIDTH, Applied, Checker, Due, make_rows
 from experiments.tables_feed import STARTED_S, run_broker, spawn
 from perf.command import run
 from serving.contract.errors import ServerError
@@ -175,7 +175,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.random.Generator) -> list[Figure]:
-    np.save(folder / f"{TABLE}.npy", rows_of(np.arange(n_rows), np.zeros(n_rows)))
+    np.save(folder / f"{TABLE}.npy", make_rows(np.arange(n_rows), np.zeros(n_rows)))
     shared = Shared.of(n_instances, n_rows)
     with ExitStack() as running:
         brokers, _ = running.enter_context(run_broker())
@@ -229,7 +229,7 @@ def publish(config: LevelsConfig, shared: Shared, processes: Processes, seconds:
     due = Due(due_versions, begun_s)
     while time.monotonic() < until_s:
         keys = rng.choice(len(versions), 100, replace=False)
-        publisher.publish(TABLE, keys, rows_of(keys, versions[keys] + 1))
+        publisher.publish(TABLE, keys, make_rows(keys, versions[keys] + 1))
         publisher.flush()
         versions[keys] += 1
         due.acknowledged(keys, versions[keys], time.monotonic())

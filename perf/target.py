@@ -44,7 +44,7 @@ def serve(url: str, repo: Path) -> Iterator[Site]:
         yield find_site(url, repo)
         return
     with own_server(repo) as server:
-        yield site_of(server.state)
+        yield read_site(server.state)
 
 
 def own_server(repo: Path) -> TritonServer:
@@ -62,10 +62,10 @@ def find_site(url: str, repo: Path) -> Site:
         return Site(url, f"{host}:{ports.http}", metrics, repo.resolve(), served_generation(url), None)
     if state.repo != repo.resolve():
         raise ConfigError(f"The server at {url} serves {state.repo}, not {repo}. Pass --repo {state.repo}, or another --url.")
-    return site_of(state)
+    return read_site(state)
 
 
-def site_of(state: ServerState) -> Site:
+def read_site(state: ServerState) -> Site:
     http, metrics = f"{state.host}:{state.ports.http}", f"http://{state.host}:{state.ports.metrics}/metrics"
     return Site(state.grpc_url, http, metrics, state.repo, served_generation(state.grpc_url), state.tag)
 

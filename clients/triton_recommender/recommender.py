@@ -49,7 +49,7 @@ class Recommender(SharedClient):
     headers:       sent with every request, such as {"authorization": "Bearer …"}
     catalogue:     names and titles in answers, and ids for shops whose ids are text
     strict:        raise UnknownId for a text that names no known user or item, instead of a warning in the answer
-    cache:         a MemoryCache or RedisCache; it may serve several clients, and is closed by whoever made it
+    cache:         a MemoryCache or RedisCache; it may serve several clients, and is closed by its maker
     transport:     another way to reach a server; triton_recommender.testing has one that needs none
     """
 

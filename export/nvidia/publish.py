@@ -18,7 +18,7 @@ from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.agreement import disagreement
 from export.nvidia.source import Source
 from export.nvidia.write import Writer
-from export.profiles import profile_of
+from export.profiles import find_profile_name
 from export.settings import Settings
 from repository.config import CONFIG_FILE
 from repository.recorded import RECORDED_FILE, read_recorded
@@ -77,7 +77,7 @@ def name_hugectr_folder(repository: Path) -> Path:
 def refuse_other_profile(repository: Path) -> None:
     """Raise ExportError when `repository` holds another profile, which would be replaced with all its generations."""
     path = repository / ENSEMBLE / CONFIG_FILE
-    if path.is_file() and profile_of(repository) != PROFILE_NAME:
+    if path.is_file() and find_profile_name(repository) != PROFILE_NAME:
         raise ExportError(
             f"{repository} holds another profile. A merlin export replaces the whole repository: export into another REPO, or "
             "remove this one first."

@@ -132,13 +132,13 @@ class Writer:
 
     def _write_workflow_model(self) -> None:
         """Write NVTabular's own workflow, and keep the columns that its neighbours need."""
-        from export.nvidia.workflow import columns_of, write_workflow_model  # imported late: NVTabular takes seconds
+        from export.nvidia.workflow import find_columns, write_workflow_model  # imported late: NVTabular takes seconds
 
         version = self.version_folder(PREPROCESS_WORKFLOW)
         if self.source.workflow is None:
             raise ConfigError("NVTabular's workflow was not kept. Expected its folder. Export from the data set.")
         config = write_workflow_model(self.source.workflow, version, self.serving["preprocess"])
-        self.columns = columns_of(config, Plan.load(self.source.folders["preprocess"] / "plan"))
+        self.columns = find_columns(config, Plan.load(self.source.folders["preprocess"] / "plan"))
         self.specs |= preprocess_specs(self.source.info["preprocess"], self.columns)
         add_warmup(config, self.specs[PREPROCESS_WORKFLOW], WARMUP_ROWS)
         write_config(self.target / PREPROCESS_WORKFLOW / CONFIG_FILE, config)

@@ -10,7 +10,7 @@ import numpy as np
 from perf.figures import Figure
 from perf.live.after import read_last_sequence
 from perf.live.exchange import connect
-from perf.live.shop import Shop, open_shop, sequences_of
+from perf.live.shop import Shop, open_shop, read_sequences
 from perf.load.workload import draw, serialise
 from perf.observe import read_memory, total_mib
 from serving.contract.tensors import ENSEMBLE
@@ -45,7 +45,7 @@ def observe_many(shop: Shop, count: int, rng: np.random.Generator) -> None:
         before = read_last_sequence(reader)
         while read_last_sequence(reader) - before < count:
             users, items = (rng.choice(ids, EVENTS_PER_REQUEST).tolist() for ids in (shop.user_ids, shop.item_ids))
-            sequences_of(exchange.ask(shop.observe(users, items)))
+            read_sequences(exchange.ask(shop.observe(users, items)))
 
 
 def ask_many(shop: Shop, count: int, rng: np.random.Generator) -> None:

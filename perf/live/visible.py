@@ -20,7 +20,7 @@ import numpy as np
 from perf.bench import PEAK_CLIENTS, new_bench
 from perf.figures import Figure
 from perf.live.exchange import Due, Exchange, connect, require_message
-from perf.live.shop import Shop, sequences_of
+from perf.live.shop import Shop, read_sequences
 from perf.load import schedule
 from perf.load.open_loop import prevent_delays
 from perf.load.unary import Answer
@@ -52,7 +52,7 @@ class Probes:
 
         def on_acknowledged(answer: Answer) -> None:
             self.durable_ns.append(answer.at_ns - due_ns)
-            sequence = int(sequences_of(require_message(answer))[0])
+            sequence = int(read_sequences(require_message(answer))[0])
             self.exchange.send(self.shop.recommend(user_id, after=sequence), on_changed)
 
         def on_changed(answer: Answer) -> None:
@@ -155,10 +155,10 @@ def measure(
             quiet.append(run_round(shop, exchange, rate, events, None, duration_s, rng))
             progress(f"round {number + 1}: the same beside {events.per_s:,.0f} events/s")
             busy.append(run_round(shop, exchange, rate, events, Probes(shop, exchange, lists), duration_s, rng))
-    return figures_of(rate, quiet, busy, duration_s)
+    return make_figures(rate, quiet, busy, duration_s)
 
 
-def figures_of(rate: float, quiet: list[Round], busy: list[Round], duration_s: float) -> list[Figure]:
+def make_figures(rate: float, quiet: list[Round], busy: list[Round], duration_s: float) -> list[Figure]:
     of_recommend = [[Latency.of(np.array(run.recommend_ns)) for run in runs] for runs in (quiet, busy)]
     p99 = [[latency.p99_ms for latency in latencies if latency] for latencies in of_recommend]
     probes = [run.probes for run in busy if run.probes]

@@ -25,7 +25,7 @@ from perf.live.exchange import connect
 from perf.live.shop import Shop
 from perf.live.visible import Events, Probes, ask_first_items, run_round
 from perf.observe import read_samples
-from perf.target import site_of
+from perf.target import read_site
 from server import live_helpers
 from server.launcher import TritonServer
 from server.processes import members
@@ -188,7 +188,7 @@ def test_the_servers_maintenance_runs_and_ends_with_it(live_server):
 
 @pytest.fixture
 def shop(live_server: TritonServer) -> Shop:
-    return Shop.of(site_of(live_server.state))
+    return Shop.of(read_site(live_server.state))
 
 
 def values_of(figures: list[Figure]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from perf.load.open_loop import measure_floor_ns
 from perf.load.workload import read_requests, stage_inputs
 from perf.observe import hit_rates, read_memory, read_samples
 from perf.report.results import load_run
-from perf.target import find_site, own_server, serve, site_of
+from perf.target import find_site, own_server, read_site, serve
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, unpack_records
 from serving.pipeline import Pipeline
@@ -26,7 +26,7 @@ WINDOW_S = 0.5
 
 @pytest.fixture
 def bench(server, tmp_path):
-    return new_bench(site_of(server.state), "test", tmp_path / "run")
+    return new_bench(read_site(server.state), "test", tmp_path / "run")
 
 
 @pytest.mark.parametrize("model", [ENSEMBLE, "rank"])
@@ -156,7 +156,7 @@ def test_the_floor_is_a_call_that_does_nothing(bench):
 def test_empty_stages_answer_zeros_through_the_same_models_and_tensors(repository, server, tmp_path):
     copy_with_empty_stages(repository, tmp_path / "empty")
     with own_server(tmp_path / "empty") as idle:
-        site = replace(site_of(idle.state), repo=repository)
+        site = replace(read_site(idle.state), repo=repository)
         bench = new_bench(site, "empty", tmp_path / "run")
         level = bench.closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
         assert level.latency.count > 0
@@ -172,7 +172,7 @@ def test_empty_stages_answer_zeros_through_the_same_models_and_tensors(repositor
 def test_a_running_server_is_measured_as_it_is(server, repository):
     with serve(server.grpc_url, repository) as site:
         assert site.grpc_url == server.grpc_url
-        assert site.generation == site_of(server.state).generation
+        assert site.generation == read_site(server.state).generation
     assert find_site(server.grpc_url, repository).tag is None  # its state file lies elsewhere: it is not one of ours
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from serving.contract.errors import DataError
-from training.dataset.columns import Column, line_of, read_columns
+from training.dataset.columns import Column, find_line, read_columns
 from training.dataset.dataset import Dataset, Report
 from training.dataset.description import Description, Interactions, Items, Users, read_description
 from training.dataset.ids import identify, parse_integers
@@ -193,7 +193,7 @@ def _collect_entities(
     repeated = rows[id_name].duplicated().to_numpy()
     if repeated.any():
         second = rows.iloc[int(np.argmax(repeated))]
-        first = line_of(column.path, int(rows.loc[rows[id_name] == second[id_name], "row"].iloc[0]))
+        first = find_line(column.path, int(rows.loc[rows[id_name] == second[id_name], "row"].iloc[0]))
         raise column.fault(int(second["row"]), f"was already in row {first}", "Keep one row for each id.")
     only_in_log = log_ids[~np.isin(log_ids, rows[id_name].to_numpy())]
     if len(only_in_log):

@@ -22,7 +22,7 @@ import torch
 from onnx import TensorProto
 
 from training.models.dlrm import Network
-from training.models.onnx_graph import Graph, axes_of
+from training.models.onnx_graph import Graph, name_axes
 from training.models.parity import Dynamic, Parity, compare, run_network
 from training.models.quantised_network import QuantisedNetwork, weight_sizes
 
@@ -55,8 +55,8 @@ def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> 
         hidden = graph.add("Relu", (hidden,), f"top{number - 1}_relu")
         hidden = _add_layer(graph, network, f"top{number}", hidden, layers)
     graph.add("Squeeze", (hidden, graph.constant("last_axis", [2])), "logits")
-    kinds = {name: (TensorProto.FLOAT, axes_of(DYNAMIC[name], values.shape)) for name, values in sample.items()}
-    graph.save(path, kinds, {"logits": (TensorProto.FLOAT, axes_of(DYNAMIC["logits"], (0, 0)))})
+    kinds = {name: (TensorProto.FLOAT, name_axes(DYNAMIC[name], values.shape)) for name, values in sample.items()}
+    graph.save(path, kinds, {"logits": (TensorProto.FLOAT, name_axes(DYNAMIC["logits"], (0, 0)))})
     share = SHARE_INT8 if isinstance(network, QuantisedNetwork) else 1.0
     return compare(path, sample, run_network(network, sample), MOST_DIFFERENT, share)
 

@@ -23,8 +23,8 @@ from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from serving.stages.search.search import Blocked, Neighbours, Search, recency_weights
-from training.dataset.matrix import matrix_of
-from training.features.build import Examples, Features, context_of
+from training.dataset.matrix import make_matrix
+from training.features.build import Examples, Features, take_context
 from training.models.graph import Graph, GraphAndTower, GraphSettings, fit_graph
 from training.models.item_item import ItemItemSettings, fit_neighbours
 from training.models.sequence import SequenceModel
@@ -249,7 +249,7 @@ def prepare_data(
         rows = rows[~train.iloc[rows].duplicated(["user_id", "item_id"]).to_numpy()]
     events = train.iloc[rows]
     user_ids = np.unique(events["user_id"].to_numpy())
-    positives = matrix_of(events, user_ids, features.items.ids)
+    positives = make_matrix(events, user_ids, features.items.ids)
     if len(rows) > MOST_EXAMPLES:
         rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_EXAMPLES, replace=False))
     return RetrieverData(
@@ -273,7 +273,7 @@ def _list_taken(features: Features, train: pd.DataFrame, rows: np.ndarray, filte
 def _encode_at_store_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:
     """Encode users just before rows of `train`, with ages to the store's clock, as in serving."""
     clocks = np.full(len(rows), features.as_of_s)
-    context = context_of(train.iloc[rows], features.context)
+    context = take_context(train.iloc[rows], features.context)
     return features.encode_moments(features.log.before_rows(train, rows), clocks, context)
 
 

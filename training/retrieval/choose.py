@@ -18,7 +18,7 @@ import scipy.sparse as sp
 
 from training.dataset import Dataset
 from training.evaluation.metrics import ndcg_at, recall_at
-from training.features.build import Examples, Features, context_of
+from training.features.build import Examples, Features, take_context
 from training.models.ranking_data import split_again
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_training_retriever
 
@@ -160,7 +160,7 @@ def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, s
 def encode_users_before(features: Features, log: pd.DataFrame, events: pd.DataFrame) -> Examples:
     """Encode the users of events as they were just before them."""
     moments = features.log.before_rows(log, events["row"].to_numpy())
-    return features.encode_moments(moments, events["timestamp"].to_numpy(), context_of(events, features.context))
+    return features.encode_moments(moments, events["timestamp"].to_numpy(), take_context(events, features.context))
 
 
 def sample(events: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:

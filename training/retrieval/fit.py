@@ -14,7 +14,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from training.dataset import Dataset
-from training.dataset.matrix import matrix_of
+from training.dataset.matrix import make_matrix
 from training.features.build import Examples, Features
 from training.models.graph import GraphSettings
 from training.models.retriever import Retriever, RetrieverSettings, fit_retriever, prepare_data
@@ -81,7 +81,7 @@ def _fit(
     retriever = fit_retriever(data, models, settings.seed, say)
     retriever = retriever.weigh(sequence=settings.sequence_weight, graph=settings.graph_weight)
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
-    seen = matrix_of(events if settings.filter_seen else events.iloc[:0], user_ids, item_ids)
+    seen = make_matrix(events if settings.filter_seen else events.iloc[:0], user_ids, item_ids)
     return FittedRetriever(retriever, user_ids, seen, settings.candidates, settings.filter_seen)
 
 

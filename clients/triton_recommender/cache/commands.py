@@ -58,14 +58,14 @@ def follow(
     if bool(brokers and topic) == bool(data):
         raise InvalidRequest("Nothing says which events to follow; expected --brokers and --topic, or --data, not both.")
     if data:
-        path, column = log_of(data)
+        path, column = find_log(data)
         run_until_interrupted(lambda stop: follow_log(store, path, column, names, stop, followed))
     else:
         run_until_interrupted(lambda stop: follow_topic(store, brokers, topic, field, names, stop, followed))
     typer.echo(f"{followed.events} events, {followed.users} users forgotten, {followed.unusable} events named nobody")
 
 
-def log_of(folder: Path) -> tuple[Path, str]:
+def find_log(folder: Path) -> tuple[Path, str]:
     """Return the log of a data set and its column of user ids. Raises InvalidRequest."""
     path = folder / "dataset.toml"
     try:

@@ -1,6 +1,6 @@
 """A cache in Redis (7.0 or later), shared by the processes of many machines.
 
-    <namespace>:{<user>}:token                      16 random bytes, made by whoever first asks for the user
+    <namespace>:{<user>}:token                      16 random bytes, made by the first reader of the user
     <namespace>:{<user>}:<generation>:<question>    token, question, answer
 
 One round trip reads (`SET token NX GET`, `GET answer`), one writes, and forgetting a user deletes the token. The question is

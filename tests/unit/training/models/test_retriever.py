@@ -12,7 +12,7 @@ from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import Neighbours
 from training.dataset import load_dataset, split_by_time
 from training.evaluation.metrics import has_test_items, ndcg_at, recall_at
-from training.evaluation.problem import Problem, problem_of
+from training.evaluation.problem import Problem, make_problem
 from training.features.build import Examples, Features, build_features
 from training.models import retriever as module
 from training.models.graph import GraphSettings, fit_graph
@@ -48,7 +48,7 @@ class Fitted:
 @pytest.fixture(scope="module")
 def fitted() -> Fitted:
     dataset = load_dataset("synthetic:users=400,items=300,events=8000")
-    problem = problem_of(dataset)
+    problem = make_problem(dataset)
     train, _ = split_by_time(dataset.interactions)
     features = build_features(dataset, train)
     data = prepare_data(features, train, np.flatnonzero(train["positive"].to_numpy()))
