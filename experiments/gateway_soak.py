@@ -38,6 +38,7 @@ from server.processes import server_members
 from serving.contract.errors import RecommenderError
 
 USERS, RECOVERS_S = 200, 60.0
+FEWEST_FAULTS = 2  # a fault and a move, however slow the machine is
 PAUSE_S = 2.0  # of a paused process
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -143,7 +144,7 @@ def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generato
     load.start()
     time.sleep(min(every_s, 5.0))
     begun_s, before_mb, number = time.monotonic(), served.measure_rss_mb(), 0
-    while time.monotonic() - begun_s < seconds:
+    while time.monotonic() - begun_s < seconds or number < FEWEST_FAULTS:
         name = list(FAULTS)[number % len(FAULTS)]
         number += 1
         fault_s = time.monotonic()

@@ -44,7 +44,7 @@ def launch(run_dir: Path) -> Iterator[Callable[..., TritonServer]]:
     tags: list[str] = []
 
     def start(repo: Path, **options) -> TritonServer:
-        usual: dict[str, Any] = {"run_dir": run_dir, "ready_timeout_s": 60.0}
+        usual: dict[str, Any] = {"run_dir": run_dir, "ready_timeout_s": 300.0}
         server = TritonServer(repo, **usual | options)
         servers.append(server.start())
         tags.append(server.state.tag)

@@ -38,7 +38,7 @@ REGION = {"key": "/triton_python_region", "offset": 0, "byte_size": 64}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[TritonServer]:
     folder = tmp_path_factory.mktemp("door")
-    with TritonServer(toys.publish(folder / "repo", 1), run_dir=folder / "run", ready_timeout_s=60.0) as server:
+    with TritonServer(toys.publish(folder / "repo", 1), run_dir=folder / "run", ready_timeout_s=300.0) as server:
         yield server
 
 

@@ -29,7 +29,7 @@ from tests.server import toys
 
 def start_and_fail(repo: Path, run_dir: Path, **options) -> str:
     """The message of a start that must fail, which leaves no process, no state file and no shared memory behind."""
-    server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=60.0, **options)
+    server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=300.0, **options)
     with pytest.raises(ServerError) as failure:
         server.start()
     assert [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in " ".join(p.info["cmdline"] or ())] == []
@@ -47,7 +47,7 @@ def wait_for_metric(url: str, line: str) -> None:
 
 
 def test_starts_answers_and_leaves_nothing(repo, run_dir):
-    with TritonServer(repo, run_dir=run_dir, ready_timeout_s=60.0) as server:
+    with TritonServer(repo, run_dir=run_dir, ready_timeout_s=300.0) as server:
         tag, ports = server.state.tag, server.ports
         assert model_states(server.grpc_url) == {(name, 1): ("READY", "") for name in ("first", "second", "recommend")}
         assert [process.name() for process in members(tag)].count("triton_python_backend_stub") == 2
@@ -207,7 +207,7 @@ def test_a_server_goes_on_without_the_updater_of_its_tables(repo, launch, run_di
         raise ServerError("The updater did not start")
 
     monkeypatch.setattr(updaters, "follow", fails)
-    server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=60.0)
+    server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=300.0)
     with pytest.raises(ServerError, match="The updater did not start"):
         server.start()
     assert is_ready(server.grpc_url)

@@ -25,7 +25,7 @@ from tests.server.requests import ask_each, infer, tensor
 from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features
 
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 600.0
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.monitoring import GPU_METRICS, metric_names, named_metrics
 from tests.server.gateways import USER, Served, served_gateway
 from tests.server.otlp import Collector, collecting
 
-WAIT_S = 30.0  # tritonserver sends its spans every 5 s
+WAIT_S = 120.0  # tritonserver sends its spans every 5 s
 
 
 @pytest.fixture(scope="module")

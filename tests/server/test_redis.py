@@ -17,9 +17,10 @@ from serving.pipeline import Pipeline
 from serving.tables.formats.redis_layout import value_hash
 from serving.tables.updates.publisher import Publisher
 from tests.server.requests import infer
-from tests.server.test_tables import settings_of, table_metrics, until, with_tables
+from tests.server.test_tables import settings_of, table_metrics, with_tables
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.redis_server import RedisCluster
+from tests.waiting import until
 
 if shutil.which("redis-server") is None:
     pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)", allow_module_level=True)

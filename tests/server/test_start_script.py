@@ -21,7 +21,7 @@ from serving.contract.tensors import ENSEMBLE
 from tests.server.requests import infer
 
 START = Path(__file__).parents[2] / "deploy" / "start.sh"
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 600.0
 REQUESTS = 32
 
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,18 +26,12 @@ from serving.tables.store.table import shared_root
 from serving.tables.updates.publisher import Publisher
 from tests.server.requests import infer
 from tests.unit.small_shops import export, shop
+from tests.waiting import until
 from training.models.cold_rows import ColdRows
 
 USERS = list(range(8))
 REPORT_EVERY_S = 1.0  # of serving/stages/adapter/triton.py, which only a server can import
 VISIBLE_WITHIN_S = 30.0  # far more than it takes: this machine may be busy
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def table_metrics(server: TritonServer) -> dict[tuple[str, ...], float]:

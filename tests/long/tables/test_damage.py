@@ -24,9 +24,9 @@ from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, Dama
 from serving.tables.store.batch import zero_offsets
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
-from tests.long.tables.test_faults import until
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.updating import PROCESSES, Log, committed, rocksdb_of, updating
+from tests.waiting import until
 
 ROWS, WIDTH = 5000, 16
 TABLE = TableConfig("items", ROWS, WIDTH, l2_rows=64, default=-1.0)  # nearly every key is asked of RocksDB
@@ -69,7 +69,7 @@ def recovers(tiers: LeveledTables, expected: np.ndarray) -> None:
         assert (own | (answer == earlier).all(axis=2).any(axis=0)).all()
         return own.all() and not tiers.degraded
 
-    until(whole, 60)
+    until(whole)
 
 
 def aside(config: LevelsConfig) -> list[Path]:
@@ -198,7 +198,7 @@ def followed(broker, config) -> LevelsConfig:
         publisher.publish("items", UPDATED, newest(version)[UPDATED])
     publisher.flush()
     with updating(config):
-        until(lambda: sum(committed(config)) > 0 and committed(config) == [2, 2, 2, 2], 60)
+        until(lambda: sum(committed(config)) > 0 and committed(config) == [2, 2, 2, 2])
     return config
 
 

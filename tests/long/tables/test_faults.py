@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +27,10 @@ from serving.tables.store.memory import SharedFolder
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.updating import PROCESSES, Log
+from tests.waiting import until
 
 ROWS, WIDTH = 5000, 16
 RESIDENT = 1000
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from serving.live.store import open_store
 from serving.live.writer import Writer
 from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.tables.kafka_broker import MockBroker
+from tests.waiting import until
 
 TOPIC = "events"
 CONTEXT = (ContextColumn("device", "string"), ContextColumn("floor", "integer"), ContextColumn("price", "continuous"))
@@ -170,13 +171,6 @@ def consuming(folder: Path, brokers: str) -> Iterator[None]:
         finally:
             stop.set()
             running.result()  # whatever it raised
-
-
-def until(condition, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def send(broker: MockBroker, numbers: range) -> None:

@@ -32,10 +32,11 @@ from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
-from tests.unit.live.test_consumer import Message, consumer_of, until
+from tests.unit.live.test_consumer import Message, consumer_of
 from tests.unit.live.test_live_answers import answer, event_inputs, upserted
 from tests.unit.live.twin import StateTwin
 from tests.unit.tables.redis_server import RedisCluster, RedisServer
+from tests.waiting import until
 
 IDLE_DAYS = 30.0
 PROJECT = "shop"

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 
 import psutil
 
 from perf.target import take_turns
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """A signal takes effect a moment after it was sent."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.005)
+from tests.waiting import until
 
 
 def test_processes_run_in_their_turn_only(tmp_path):

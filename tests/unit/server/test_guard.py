@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,6 +16,7 @@ from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.live.experiment import Experiment, read_experiment
 from tests.repositories import copy_small_repository
+from tests.waiting import until
 
 FAILED = 30  # answers, of the challenger
 
@@ -31,20 +30,13 @@ def state(tmp_path) -> Iterator[ServerState]:
     assert guard.guards(state.tag) == []
 
 
-def until(condition: Callable[[], object], log: Path) -> None:
-    deadline_s = time.monotonic() + 120.0  # far above what it takes: the machine that runs the tests may be slow
-    while not condition():
-        assert time.monotonic() < deadline_s, log.read_text() if log.exists() else "no log"
-        time.sleep(0.1)
-
-
 def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, tmp_path):
     keeper, log = ExperimentGuard(state, tmp_path), guard.log_path(tmp_path, state)
     assert keeper.look() == ""
     assert guard.guards(state.tag) == []
     experiment = start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
     assert "experiment spring runs: its guard is started" in keeper.look()
-    until(lambda: log.exists() and "guards experiment spring: generation 2 beside 1" in log.read_text(), log)
+    until(lambda: log.exists() and "guards experiment spring: generation 2 beside 1" in log.read_text())
     running = guard.guards(state.tag)
     assert len(running) == 2  # with its supervisor
     launcher.end_server(state)  # as a restart does
@@ -55,7 +47,7 @@ def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, t
         shown = (f"a{number}", experiment.changed_ms + 1, number, 1, [1], [1.0])
         exposures.add(Exposure(*shown, ["challenger"], "spring", "challenger"))
     exposures.close()
-    until(lambda: guard.guards(state.tag) == [], log)
+    until(lambda: guard.guards(state.tag) == [], log.read_text)
     reason = f"it failed in {FAILED} of {FAILED} answers"
     assert f"experiment spring is rolled back, because {reason}" in log.read_text()
     assert (read_experiment(experiment_folder(state.repo)).state, read_acts(state.repo)[-1].action) == ("rolled back",) * 2

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from serving.live.store import live_folder
 from serving.stages.live.models import Observe
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.tables.kafka_broker import MockBroker
+from tests.waiting import until
 
 TOPIC = "shop-events"
 
@@ -33,13 +33,6 @@ def state(tmp_path) -> Iterator[ServerState]:
     yield state
     live_helpers.stop(state.tag)
     assert live_helpers.helpers(state.tag) == []
-
-
-def until(condition: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
 
 
 def set_live(repo: Path, **settings: object) -> None:
@@ -61,9 +54,9 @@ def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, t
             with reader.snapshot() as snapshot:
                 return snapshot.progress().last_sequence
 
-        until(lambda: n_events() == 1, log)
+        until(lambda: n_events() == 1, log.read_text)
     rounds = tmp_path / "logs" / "live-maintain-1.log"
-    until(lambda: "0 idle users forgotten" in rounds.read_text(), rounds)
+    until(lambda: "0 idle users forgotten" in rounds.read_text(), rounds.read_text)
     consumer = [process for process in live_helpers.helpers(state.tag) if "consume" in process.cmdline()]
     assert len(consumer) == 2  # with its supervisor
     live_helpers.follow(state, tmp_path)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ from server.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE
+from tests.waiting import until
 
 FOLLOWS = "import sys, time; print('follows', *sys.argv[1:], flush=True); time.sleep(60)"
 
@@ -56,13 +56,6 @@ def working(state: ServerState) -> list[psutil.Process]:
 
 def generations_followed(state: ServerState) -> list[str]:
     return sorted(Path(process.cwd()).name for process in working(state))
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def test_the_updater_follows_the_generation_that_answers(state, tmp_path):

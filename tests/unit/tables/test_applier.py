@@ -28,9 +28,9 @@ from tests.unit.tables.updating import (
     held_by_another_writer,
     rocksdb_of,
     rocksdb_rows,
-    until,
     versions,
 )
+from tests.waiting import until
 
 NOTHING_GONE = {"items": zero_offsets()}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from serving.tables.levels.background import MOST_AT_ONCE, QUEUE_LENGTH, WAKE_AT, Background
 from serving.tables.levels.lower import IN_L3, NOWHERE, Fetched
+from tests.waiting import until
 
 NEVER_S = 3_600.0
 BAD = -1  # a piece that cannot be done
@@ -32,13 +32,6 @@ class Worker:
 
     def upkeep(self) -> None:
         pass
-
-
-def until(happened) -> None:
-    deadline_s = time.monotonic() + 10.0
-    while not happened():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 @pytest.fixture

@@ -32,10 +32,10 @@ from tests.unit.tables.updating import (
     committed,
     full,
     held_by_another_writer,
-    until,
     updating,
     versions,
 )
+from tests.waiting import until
 
 
 @pytest.fixture

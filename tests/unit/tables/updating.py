@@ -6,8 +6,7 @@ import fcntl
 import multiprocessing
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,13 +55,6 @@ class Log:
         self.length += 1
         n = len(keys)
         return Batch(keys, vectors, np.full(n, self.partition), np.full(n, self.length - 1))
-
-
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
 
 
 def versions(keys: np.ndarray, version: int) -> np.ndarray:

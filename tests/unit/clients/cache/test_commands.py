@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server.ports import free_ports
-from tests.unit.clients.cache.test_races import until
+from tests.waiting import until
 from triton_recommender import Recommender, RedisCache
 from triton_recommender.cli import app
 

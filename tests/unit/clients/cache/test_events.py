@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
-from tests.unit.clients.cache.test_races import until
+from tests.waiting import until
 from triton_recommender import CacheUnavailable, InvalidRequest, MemoryCache
 from triton_recommender.cache.events import Followed, Names, _assign, follow_log, follow_topic
 from triton_recommender.ids import stable_id

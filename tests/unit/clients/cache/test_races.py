@@ -10,14 +10,8 @@ from threading import Thread
 import pytest
 
 from tests.unit.clients.cache.conftest import WAIT_S, AsyncShop
+from tests.waiting import until
 from triton_recommender import AsyncRecommender, DeadlineExceeded, Overloaded, Query, Recommendations, Recommender, Timeouts
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.001)
 
 
 @pytest.fixture

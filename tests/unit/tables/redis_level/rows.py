@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import numpy as np
 
 from serving.tables.config import LevelsConfig
@@ -15,13 +12,6 @@ from tests.unit.tables.conftest import random_rows
 ROWS, WIDTH = 200, 4
 TIMEOUT_MS = 500
 PATIENT_MS = 5_000  # where no test is about time
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def right(tiers: LeveledTables, rows: np.ndarray | None = None) -> bool:

@@ -14,8 +14,9 @@ from serving.tables.levels.redis_store import RedisStore
 from serving.tables.store.batch import zero_offsets
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
-from tests.unit.tables.redis_level.rows import PATIENT_MS, ROWS, TIMEOUT_MS, WIDTH, redis_rows, right, until
+from tests.unit.tables.redis_level.rows import PATIENT_MS, ROWS, TIMEOUT_MS, WIDTH, redis_rows, right
 from tests.unit.tables.updating import Log
+from tests.waiting import until
 
 
 def test_layout_as_an_independent_reader_sees_it(server):

@@ -14,8 +14,9 @@ from serving.tables.store.batch import PARTITIONS, Batch, zero_offsets
 from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
-from tests.unit.tables.redis_level.rows import ROWS, WIDTH, redis_rows, right, until, version
+from tests.unit.tables.redis_level.rows import ROWS, WIDTH, redis_rows, right, version
 from tests.unit.tables.updating import Log
+from tests.waiting import until
 
 
 def lose_all_but(batch: Batch, config: LevelsConfig, *tables: str) -> None:
