@@ -31,7 +31,7 @@ import scipy.sparse as sp
 import typer
 from rich.console import Console
 
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
 from export.prequential import EVENTS_PER_BATCH, event_inputs, split_blocks
 from export.settings import PipelineSettings, Settings, TrainingSettings
@@ -51,7 +51,7 @@ from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_sequence import DAY_S, SequenceSettings, Taken, cut_windows, train_sequence
 
 WORK = Path(".run/leave-one-out")
-DATA = ("amazon-sports", "movielens")
+DATA = "amazon-sports,movielens"
 BASELINES = ("popularity", "item-kNN", "EASE")
 SERVED, SASREC = "served", "SASRec with sampled softmax"
 SHAPES = [
@@ -234,9 +234,7 @@ def make_figures(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Q
 
 @app.command()
 def main(
-    data: Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")] = (
-        ",".join(DATA)
-    ),
+    data: DataSets = DATA,
     seeds: Annotated[str, typer.Option(help="comma list")] = "0,1,2",
     results: ResultsFolder = RESULTS,
 ) -> None:

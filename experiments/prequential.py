@@ -24,7 +24,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
 from export.prequential import LIST_LENGTH, Quality, answer_frozen, answer_live, choose_questions
 from export.settings import Settings
@@ -35,7 +35,7 @@ from training.dataset import Dataset, load_dataset
 from training.evaluation.session_knn import VARIANTS, Visits, answer_events
 
 WORK = Path(".run/prequential")
-DATA = ("online-retail", "movielens", "amazon-grocery", "complete-journey")
+DATA = "online-retail,movielens,amazon-grocery,complete-journey"
 REPLAYED_SHARE = 0.2
 TUNED_SHARE = 0.1  # of what is exported: its end, on which the baseline's variant is chosen
 VISIT_GAP_S = 8 * 3_600.0  # as in training/models/item_statistics.py
@@ -95,9 +95,7 @@ def make_figures(qualities: dict[str, Quality]) -> list[Figure]:
 
 @app.command()
 def main(
-    data: Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")] = (
-        ",".join(DATA)
-    ),
+    data: DataSets = DATA,
     most: Annotated[int, typer.Option(help="questions at most, evenly spaced over the replayed part")] = 5_000,
     results: ResultsFolder = RESULTS,
 ) -> None:

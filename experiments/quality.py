@@ -9,12 +9,11 @@ real tritonserver. Items a user already had are neither served nor counted. Sett
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
 from export.evaluate import SERVED, evaluate_dataset
 from export.settings import Settings
 from perf.command import run
@@ -22,7 +21,7 @@ from training.dataset import load_dataset
 from training.evaluation.baselines import Quality
 
 WORK = Path(".run/eval")
-DATA = ("online-retail", "movielens", "amazon-grocery", "synthetic:small")
+DATA = "online-retail,movielens,amazon-grocery,synthetic:small"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -43,9 +42,7 @@ def make_figures(qualities: dict[str, Quality]) -> list[Figure]:
 
 @app.command()
 def main(
-    data: Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")] = (
-        ",".join(DATA)
-    ),
+    data: DataSets = DATA,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure Recall@20 and NDCG@10 of the served lists, beside four baselines. Some minutes per data set."""
