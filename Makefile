@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# what runs everything; PYTHON, from the environment or the command line, is what setup.sh makes .venv with
+# the interpreter of every command; setup.sh makes .venv with PYTHON, from the environment or the command line
 PY := .venv/bin/python
 DATA ?= online-retail
 PROFILE ?= cpu
@@ -26,12 +26,12 @@ TLS ?=
 # some shells put the machine's name
 HOST = 127.0.0.1
 
-# without bytecode, every start of a process compiles the libraries it imports, which takes longer than what it is for
+# without bytecode, every start of a process compiles the libraries it imports, which takes longer than the command itself
 unexport PYTHONDONTWRITEBYTECODE
 
 URL = $(if $(filter 127.0.0.1 0.0.0.0,$(HOST)),localhost,$(HOST)):$(GRPC_PORT)
 RECOMMEND = $(PY) -m clients recommend --url $(URL) --repo $(REPO)
-# users `make run` shows; empty: some that the repository knows. The last one nobody knows (served as a cold start)
+# users `make run` shows; empty: some that the repository knows. The last one is unknown (a cold start)
 USERS ?= $(if $(filter online-retail,$(DATA)),17850 12583 14911 999999999)
 # a port set by the caller narrows `make stop` to that server; without one it stops all that were started here
 ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT))
@@ -82,7 +82,7 @@ serve: setup ## tritonserver and gateway on a repository, returns when every mod
 stop: ## stop the servers that make run or make serve started (GRPC_PORT=… stops that one)
 	@if [ -x $(PY) ]; then $(PY) -m server stop $(ONE_SERVER); else echo "nothing to stop: .venv does not exist"; fi
 
-check: setup ## say what will fail in a repository and how to mend it, without starting anything: REPO=…
+check: setup ## say what will fail in a repository and how to fix it, without starting anything: REPO=…
 	@$(PY) -m export check --repo $(REPO)
 
 eval: setup ## quality of the pipeline, stage by stage and through a real server, beside four baselines: DATA=…

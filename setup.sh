@@ -44,7 +44,7 @@ can_install() {
 }
 # RUNLEVEL=1: a package that brings a service (redis-server) must not start it here.
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o DPkg::Lock::Timeout=120 "$@" >>"$LOG" 2>&1; }
-# Install packages as far as that is possible; whoever needs them looks afterwards.
+# Install packages as far as that is possible; the caller checks afterwards.
 apt_install() {
   say "needed from apt: $*"
   can_install "$@" || return 0
@@ -147,7 +147,7 @@ if [ "$(.venv/bin/uv --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ];
   .venv/bin/python -m pip install -q "uv==$UV_VERSION" >>"$LOG" 2>&1 || network_failed "could not install uv $UV_VERSION"
 fi
 
-# uv, which installs Merlin's packages where pip refuses them, does not read pip's configuration: hand it on.
+# uv, which installs Merlin's packages where pip refuses them, does not read pip's configuration: pass it on.
 pip_setting() { .venv/bin/python -m pip config get "global.$1" 2>/dev/null || true; }
 find_links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$(pip_setting find-links)}}
 index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(pip_setting index-url)}}
@@ -162,7 +162,7 @@ torch_from=(--torch-backend=cpu)
 for folder in $find_links; do
   if compgen -G "${folder#file://}/torch-*cpu*-cp${version/./}-*.whl" >/dev/null; then torch_from=(); fi
 done
-# The file names every package, against what some of them declare (requirements/overrides.txt): nothing is left to resolve.
+# The file names every package, so nothing is left to resolve; it overrides what some packages declare (requirements/overrides.txt).
 say "installing the packages of $REQUIREMENTS into .venv (a few minutes the first time)"
 .venv/bin/uv pip install --no-deps "${torch_from[@]}" -r "$REQUIREMENTS" -c "$HASHES" >>"$LOG" 2>&1 || network_failed "could not install $REQUIREMENTS"
 

@@ -31,7 +31,7 @@ from serving.contract.artifacts import open_network
 from serving.stages.rank import PAIRS_AT_ONCE, evenly
 from training.dataset import Dataset, load_dataset, split_by_time
 from training.evaluation.metrics import auc, ndcg_at, recall_at
-from training.evaluation.problem import TEST_SHARE, problem_of
+from training.evaluation.problem import TEST_SHARE, make_problem
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.distill import STUDENT, Lesson, distil, macs
@@ -96,7 +96,7 @@ class Row:
 
 
 def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
-    problem, pipeline = problem_of(dataset), PipelineSettings(seed=seed)
+    problem, pipeline = make_problem(dataset), PipelineSettings(seed=seed)
     train, _ = split_by_time(dataset.interactions, TEST_SHARE)
     dataset = replace(dataset, interactions=train)
     features = build_features(dataset, train, FeatureSettings(history_length=pipeline.history), seed)
@@ -204,7 +204,7 @@ def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int,
     return [{rows: float(np.median(values)) for rows, values in own.items()} for own in times]
 
 
-def figures_of(rows: list[Row]) -> list[Figure]:
+def make_figures(rows: list[Row]) -> list[Figure]:
     """Return each network's figures; rows: the DLRM first. The network served by default has bounds."""
     taught, figures = rows[0], []
     for row in rows:
@@ -236,7 +236,7 @@ def measure(dataset: Dataset, say: Say) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         variants = make_variants(work, say, Path(folder))
         latencies = measure_latencies(variants, work)
-        return figures_of([measure_quality(variant, work, us) for variant, us in zip(variants, latencies, strict=True)])
+        return make_figures([measure_quality(variant, work, us) for variant, us in zip(variants, latencies, strict=True)])
 
 
 @app.command()

@@ -58,7 +58,7 @@ def make_environment() -> Path:
 
 
 @contextmanager
-def redis_cluster(folder: Path) -> Iterator[str]:
+def run_redis_cluster(folder: Path) -> Iterator[str]:
     """Run one Redis node that is a whole cluster; yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -67,7 +67,7 @@ def redis_cluster(folder: Path) -> Iterator[str]:
     process = subprocess.Popen([*command, "--cluster-enabled", "yes"], stdout=subprocess.DEVNULL)
     try:
         client, deadline_s = redis.Redis(port=port), time.monotonic() + 20.0
-        while not ready(client):
+        while not is_ready(client):
             if time.monotonic() > deadline_s:
                 raise typer.BadParameter(f"redis-server did not start on port {port}")
             time.sleep(0.05)
@@ -77,7 +77,7 @@ def redis_cluster(folder: Path) -> Iterator[str]:
         process.wait(10)
 
 
-def ready(client: redis.Redis) -> bool:
+def is_ready(client: redis.Redis) -> bool:
     """Return whether the node answers as a cluster; give it all slots when it has none."""
     try:
         if b"cluster_slots_assigned:0" in client.execute_command("CLUSTER", "INFO"):
@@ -87,7 +87,7 @@ def ready(client: redis.Redis) -> bool:
         return False
 
 
-def random_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict], list[dict]]:
+def draw_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict], list[dict]]:
     """Return features of random users and of random items."""
     users, items = layout.empty_users(N_ENTITIES), layout.empty_items(N_ENTITIES)
     for number, record in enumerate(users):
@@ -101,8 +101,8 @@ def random_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict
         record["event_count"], record["sum_weight"] = number, rng.normal()
     items["event_count"], items["decayed"] = np.arange(N_ENTITIES), rng.random((N_ENTITIES, 3))
     seen = [rng.integers(0, 1 << 53, number).tolist() for number in range(N_ENTITIES)]
-    of_users = [user_features(record, own, NAMES) for record, own in zip(users, seen, strict=True)]
-    return of_users, [item_features(record) for record in items]
+    user_rows = [user_features(record, own, NAMES) for record, own in zip(users, seen, strict=True)]
+    return user_rows, [item_features(record) for record in items]
 
 
 def write(state: RedisState, view: View, ids: np.ndarray, rows: list[dict]) -> None:
@@ -110,17 +110,17 @@ def write(state: RedisState, view: View, ids: np.ndarray, rows: list[dict]) -> N
     assert state.change(view, ids, nothing, [view.encode(row) for row in rows], ttl_s=0).all()
 
 
-def differences(view: View, expected: list[dict], found: list[dict]) -> list[str]:
+def find_differences(view: View, expected: list[dict], found: list[dict]) -> list[str]:
     """Return where two lists of features differ."""
     return [
-        f"{view.name} {row} {name}: {there.get(name)!r}, expected {here[name]!r}"
-        for row, (here, there) in enumerate(zip(expected, found, strict=True))
+        f"{view.name} {row} {name}: {read.get(name)!r}, expected {written[name]!r}"
+        for row, (written, read) in enumerate(zip(expected, found, strict=True))
         for name in view.features
-        if not equal(here[name], there.get(name))
+        if not is_equal(written[name], read.get(name))
     ]
 
 
-def equal(expected: Any, found: Any) -> bool:
+def is_equal(expected: Any, found: Any) -> bool:
     if isinstance(expected, list) and not expected:
         return not found  # Feast gives None for an empty list
     if isinstance(expected, list) and isinstance(expected[0], float):
@@ -133,7 +133,7 @@ def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
     layout, rng = Layout(), np.random.default_rng(0)
     views = (users_view(layout), items_view(layout))
     own_ids, feast_ids = np.arange(N_ENTITIES) - 25, np.arange(N_ENTITIES) + 1_000
-    ours, theirs = (random_features(layout, rng) for _ in range(2))
+    ours, theirs = (draw_features(layout, rng) for _ in range(2))
     to_write = {
         view.name: [
             {view.join_key: int(key)} | {name: row[name] for name in view.features}
@@ -144,30 +144,30 @@ def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
     with closing(RedisState(address, PROJECT_NAME)) as state:
         for view, rows in zip(views, ours, strict=True):
             write(state, view, own_ids, rows)
-        asked = {
+        request = {
             "views": {view.name: {"join_key": view.join_key, "features": dict(view.features)} for view in views},
             "ids": {view.name: own_ids.tolist() for view in views},
             "to_write": to_write,
             "samples": {kind: sample for kind, sample in SAMPLES.items() if kind != "bytes"},
         }
-        (folder / "asked.json").write_text(json.dumps(asked))
+        (folder / "asked.json").write_text(json.dumps(request))
         subprocess.run(
             [str(python), str(Path(__file__).with_name("feast_side.py")), address, PROJECT_NAME, str(folder)], check=True
         )
-        answered = json.loads((folder / "answered.json").read_text())
+        answer = json.loads((folder / "answered.json").read_text())
         faults = []
         for view, own, other in zip(views, ours, theirs, strict=True):
-            faults += [f"Feast reads {fault}" for fault in differences(view, own, answered["read"][view.name])]
+            faults += [f"Feast reads {fault}" for fault in find_differences(view, own, answer["read"][view.name])]
             read = [entity.values for entity in state.read(view, feast_ids)]
-            faults += [f"we read {fault}" for fault in differences(view, other, read)]
-    return faults, answered["vectors"]
+            faults += [f"we read {fault}" for fault in find_differences(view, other, read)]
+    return faults, answer["vectors"]
 
 
 @app.command()
 def main(vectors: Annotated[bool, typer.Option("--vectors", help="write Feast's bytes for the unit test")] = False) -> None:
     """Check the layout against Feast. Exit code 1 when anything differs."""
     python = make_environment()
-    with tempfile.TemporaryDirectory() as name, redis_cluster(Path(name)) as address:
+    with tempfile.TemporaryDirectory() as name, run_redis_cluster(Path(name)) as address:
         faults, theirs = check(Path(name), address, python)
     for fault in faults[:20]:
         typer.echo(fault)

@@ -2,9 +2,9 @@
 
     python -m experiments.gateway_soak --repo model_repository [--minutes 60] [--fault-every-s 60]
 
-Wrong are: any status but 200, an answer that differs from the first one of the same user and generation, memory that grows by
-more than a tenth, a server that is not back in time. While the gateway itself is down its port refuses connections: those are
-counted.
+Counted as wrong: any status but 200, an answer that differs from the first one of the same user and generation, memory that
+grows by more than a tenth, a server that is not back in time. While the gateway itself is down its port refuses connections:
+those are counted apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.overload import measure_peak
-from experiments.rest_load import Connections, get_request
+from experiments.rest_load import Connections, encode_get
 from experiments.served import Served, serve_with_gateway
 from export.relayout import relayout
 from perf.command import run
@@ -39,7 +39,7 @@ from serving.contract.errors import RecommenderError
 
 USERS, RECOVERS_S = 200, 60.0
 FEWEST_FAULTS = 2  # a fault and a move, however slow the machine is
-PAUSE_S = 2.0  # of a process that is paused and goes on
+PAUSE_S = 2.0  # of a paused process
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -54,7 +54,7 @@ class Watched:
     first: dict[tuple[int, int], list] = field(default_factory=dict)
     answered_s: float = 0.0  # when the server last answered
 
-    def take(self, user: int, status: int, body: bytes) -> None:
+    def record(self, user: int, status: int, body: bytes) -> None:
         self.statuses[status] += 1
         if status != 200:
             print(f"status {status}: {body[:200]!r}", file=sys.stderr)
@@ -70,7 +70,7 @@ class Watched:
 
 
 class Load(threading.Thread):
-    """Sends requests at a rate until it is told to stop."""
+    """Sends requests at a rate until `finish` is called."""
 
     def __init__(self, port: int, users: list[int], per_s: float) -> None:
         super().__init__(daemon=True)
@@ -94,7 +94,7 @@ class Load(threading.Thread):
 
     async def _ask(self, connections: Connections, user: int) -> None:
         try:
-            self.watched.take(user, *await connections.ask(get_request(f"/v1/recommendations?user={user}")))
+            self.watched.record(user, *await connections.ask(encode_get(f"/v1/recommendations?user={user}")))
         except (OSError, TimeoutError):
             self.watched.statuses["refused"] += 1
 
@@ -104,7 +104,7 @@ class Load(threading.Thread):
         return self.watched
 
 
-def stub_of(served: Served, model: str) -> int:
+def find_stub(served: Served, model: str) -> int:
     return next(p.pid for p in server_members(served.state.tag) if f"/{model}/" in " ".join(p.cmdline()))
 
 
@@ -127,30 +127,30 @@ def move(served: Served) -> None:
 
 
 FAULTS: dict[str, Callable[[Served], None]] = {
-    "rank killed": lambda served: os.kill(stub_of(served, "rank"), signal.SIGKILL),
+    "rank killed": lambda served: os.kill(find_stub(served, "rank"), signal.SIGKILL),
     "moved to the other generation": move,
     "tritonserver killed": lambda served: os.kill(served.state.pid, signal.SIGKILL),
-    "retrieve paused": lambda served: pause(stub_of(served, "retrieve")),
+    "retrieve paused": lambda served: pause(find_stub(served, "retrieve")),
     "moved back": move,
-    "live writer killed": lambda served: os.kill(stub_of(served, "observe"), signal.SIGKILL),
-    "gateway killed": lambda served: os.kill(served.gateway_processes()[0].pid, signal.SIGKILL),
+    "live writer killed": lambda served: os.kill(find_stub(served, "observe"), signal.SIGKILL),
+    "gateway killed": lambda served: os.kill(served.find_gateway_processes()[0].pid, signal.SIGKILL),
     "tritonserver paused": lambda served: pause(served.state.pid),
 }
 
 
 def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generator) -> list[Figure]:
     peak = measure_peak(served, 3.0, rng)
-    load, recovered_s, broken = Load(served.port, served.user_ids(USERS, rng), peak / 2), [], 0
+    load, recovered_s, broken = Load(served.port, served.draw_user_ids(USERS, rng), peak / 2), [], 0
     load.start()
     time.sleep(min(every_s, 5.0))
-    begun_s, before_mb, number = time.monotonic(), served.rss_mb(), 0
+    begun_s, before_mb, number = time.monotonic(), served.measure_rss_mb(), 0
     while time.monotonic() - begun_s < seconds or number < FEWEST_FAULTS:
         name = list(FAULTS)[number % len(FAULTS)]
         number += 1
         fault_s = time.monotonic()
         try:
             FAULTS[name](served)
-        except RecommenderError as error:  # a move while the server is not back: it is told, and that is all
+        except RecommenderError as error:  # a move while the server is not back: print it, and go on
             print(f"{name}: {error}", file=sys.stderr)
         time.sleep(0.5)
         seen_s = time.monotonic()
@@ -171,7 +171,7 @@ def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generato
         Figure(name="answered with popular items", values=[watched.degraded]),
         Figure(name="faults without recovery", values=[broken], at_most=0),
         Figure(name="until the server answers again", values=recovered_s, unit="s"),
-        Figure(name="memory afterwards over before", values=[served.rss_mb() / before_mb], at_most=1.1),
+        Figure(name="memory afterwards over before", values=[served.measure_rss_mb() / before_mb], at_most=1.1),
     ]
 
 

@@ -4,7 +4,7 @@
 
 With C: the published pipeline with other values of C; for each, its index searches as widely as that C takes
 (training/retrieval/effort.py), and the recall is a figure too. With the catalogue: search and cross features over random arrays
-with the structure of a shop, without training. All sizes live side by side and take turns. The thread's processor time and the
+with the structure of a shop, without training. All sizes are loaded at once and take turns. The thread's processor time and the
 latency are measured; the figures are their slopes in logarithms, where 1 is linear.
 
 A request may grow linearly with C. With the catalogue it must grow less: 0.9 at most, because two runs of one slope differ by
@@ -26,7 +26,7 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from perf.bench import SEED
 from perf.command import progress, run
 from perf.load.workload import draw, read_requests
-from perf.recall import JUDGED_BY, WIDENED_BY, recall_of, recorded_vectors
+from perf.recall import JUDGED_BY, WIDENED_BY, compute_recall, recorded_vectors
 from serving.pipeline import Pipeline
 from serving.stages.features.ranking import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics, cross_features
 from serving.stages.search.search import Blocked, Neighbours, Search
@@ -38,7 +38,7 @@ CATALOGUES = (10_000, 30_000, 100_000, 1_000_000)
 CALLS = 200  # of each size, in ROUNDS turns
 ROUNDS = 10
 C, HISTORY, WIDTH, N_NEIGHBOURS, N_DEPARTMENTS, N_FACTORS = 256, 64, 64, 128, 256, 8
-KEPT_OF_HISTORY = 12  # items that a usual user's history holds
+KEPT_OF_HISTORY = 12  # items in the history of a typical user
 LINEAR, SUB_LINEAR = 1.0, 0.9  # the largest slopes
 
 Call = Callable[[int], object]
@@ -63,12 +63,12 @@ class Axis:
             figures += [
                 Figure(name=f"{self.name} = {size:,}: {clock}", values=[ms], unit="ms") for size, ms in times_ms.items()
             ]
-            slope = slope_of(list(times_ms), list(times_ms.values()))
+            slope = fit_slope(list(times_ms), list(times_ms.values()))
             figures.append(Figure(name=f"{self.name}: slope of {clock}", values=[slope], at_most=self.most_slope))
         return figures
 
 
-def slope_of(sizes: list[int], times_ms: list[float]) -> float:
+def fit_slope(sizes: list[int], times_ms: list[float]) -> float:
     """Fit the slope of log time over log size by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(times_ms), 1)[0])
 
@@ -83,8 +83,8 @@ def measure_candidates(repo: Path, sizes: tuple[int, ...], calls_per_size: int, 
     calls, recalls = {}, []
     for size in sizes:
         effort = widen_search(search, widened_by, size)
-        calls[size] = call_pipeline(with_candidates(pipeline, size), batches, effort)
-        recall = recall_of(search, judged_by, size)
+        calls[size] = call_pipeline(replace_candidates(pipeline, size), batches, effort)
+        recall = compute_recall(search, judged_by, size)
         recalls.append(Figure(name=f"recall of exact search at C = {size:,}", values=[recall], at_least=WANTED_RECALL))
     return measure_axis("candidates C", calls, calls_per_size, LINEAR).figures + recalls
 
@@ -108,7 +108,7 @@ def call_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effo
     return call
 
 
-def with_candidates(pipeline: Pipeline, count: int) -> Pipeline:
+def replace_candidates(pipeline: Pipeline, count: int) -> Pipeline:
     """Return the same stages with another C, which retrieval decides."""
     retrieve = pipeline.stages["retrieve"]
     outputs = replace(retrieve.outputs, axes=replace(retrieve.outputs.axes, candidates=count))
@@ -127,10 +127,10 @@ def measure_catalogues(sizes: tuple[int, ...], calls_per_size: int, rng: np.rand
 
 def call_catalogue(n_items: int, n_requests: int, rng: np.random.Generator) -> Call:
     """Return a call that takes one request through search and cross features."""
-    factors, vectors = random_shop(n_items, rng)
-    statistics = random_statistics(n_items, rng)
+    factors, vectors = draw_shop(n_items, rng)
+    statistics = draw_statistics(n_items, rng)
     neighbours = Neighbours(statistics.neighbours, statistics.neighbour_weights[..., 0].astype(np.float32))
-    users = (factors[rng.integers(0, n_items, 512)] @ projection()).astype(np.float32)
+    users = (factors[rng.integers(0, n_items, 512)] @ make_projection()).astype(np.float32)
     users = np.concatenate([users, np.ones((len(users), 1), np.float32)], axis=1)
     index = choose_index(vectors, np.arange(n_items), users, C).index
     search = Search(vectors, neighbours, np.ones(n_items, bool), index)
@@ -147,20 +147,20 @@ def call_catalogue(n_items: int, n_requests: int, rng: np.random.Generator) -> C
     return call
 
 
-def projection() -> np.ndarray:
+def make_projection() -> np.ndarray:
     """Return float64 [N_FACTORS, WIDTH - 1], the same for every catalogue."""
     return np.random.default_rng(0).normal(size=(N_FACTORS, WIDTH - 1)) / np.sqrt(WIDTH)
 
 
-def random_shop(n_items: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def draw_shop(n_items: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Draw a shop of departments: factors [n_items, N_FACTORS], and item vectors float32 [n_items, WIDTH], popularity last."""
     centres = rng.normal(size=(N_DEPARTMENTS, N_FACTORS)) * 2
     factors = centres[np.sort(rng.integers(0, N_DEPARTMENTS, n_items))] + rng.normal(size=(n_items, N_FACTORS))
     popularity = -0.3 * np.log1p(rng.permutation(n_items))
-    return factors, np.concatenate([factors @ projection(), popularity[:, None]], axis=1).astype(np.float32)
+    return factors, np.concatenate([factors @ make_projection(), popularity[:, None]], axis=1).astype(np.float32)
 
 
-def random_statistics(n_items: int, rng: np.random.Generator) -> ItemStatistics:
+def draw_statistics(n_items: int, rng: np.random.Generator) -> ItemStatistics:
     """Draw statistics whose neighbours come from the same department."""
     offsets = rng.integers(-500, 500, (n_items + 1, N_NEIGHBOURS), dtype=np.int32)
     neighbours = (np.arange(n_items + 1, dtype=np.int32)[:, None] + offsets) % n_items

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated
 
 import numpy as np
+import typer
 from pydantic import BaseModel
 
 from perf.figures import RESULTS, Figure, Record, Result, ResultsFolder, finish, read_machine
 
 __all__ = [
     "RESULTS",
+    "DataSets",
     "Drop",
     "Figure",
     "Record",
@@ -23,6 +26,8 @@ __all__ = [
     "rows_one_by_one",
     "run_in_turns",
 ]
+
+DataSets = Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")]
 
 
 def run_in_turns(

@@ -1,16 +1,16 @@
-"""Leave one out, as papers on sequential recommendation measure: what is served beside baselines, and beside published figures.
+"""Measure leave-one-out quality, as papers on sequential recommendation do: served lists, baselines and published figures.
 
     python -m experiments.leave_one_out --data amazon-sports --seeds 0,1,2
 
     each user's events:  e1 e2 … │ validation │ test
                          models learn from e1 e2 … alone; settings are chosen on the validation items
 
-At the end every user is asked for the test item, with everything before it as history. All items are ranked but those that the
+At the end every user's test item is predicted, with everything before it as history. All items are ranked but those that the
 user had. Every event counts as a positive, whatever its rating. Answerers:
 
     served       the whole pipeline, in process: an export of e1 e2 …, then the validation items are observed live
     SASRec       a plain transformer with sampled softmax (training/models/sequence.py without knowledge of times): every
-                 shape of SHAPES is trained, the one that finds most validation items counts
+                 shape of SHAPES is trained, the one that finds the most validation items counts
     popularity, item-kNN, EASE    settings chosen on the validation items; they learn from these items too
 
 Published figures that an answer may be compared with are in PUBLISHED. Some minutes per data set and seed.
@@ -31,7 +31,7 @@ import scipy.sparse as sp
 import typer
 from rich.console import Console
 
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
 from export.prequential import EVENTS_PER_BATCH, event_inputs, split_blocks
 from export.settings import PipelineSettings, Settings, TrainingSettings
@@ -43,15 +43,15 @@ from serving.live.store import live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
-from training.dataset.matrix import matrix_of
+from training.dataset.matrix import make_matrix
 from training.evaluation.baselines import GRAM_LIMIT, GRIDS, Split, search
 from training.evaluation.metrics import coverage, ndcg_at, recall_at, top_k
 from training.features.build import Examples
 from training.models.sequence import SequenceModel, SequenceShape
-from training.models.train_sequence import DAY_S, SequenceSettings, Taken, train_sequence, windows_of
+from training.models.train_sequence import DAY_S, SequenceSettings, Taken, cut_windows, train_sequence
 
 WORK = Path(".run/leave-one-out")
-DATA = ("amazon-sports", "movielens")
+DATA = "amazon-sports,movielens"
 BASELINES = ("popularity", "item-kNN", "EASE")
 SERVED, SASREC = "served", "SASRec with sampled softmax"
 SHAPES = [
@@ -98,9 +98,9 @@ class Quality:
     coverage: float
 
     @classmethod
-    def of(cls, positions: np.ndarray, wanted: np.ndarray, n_items: int) -> Quality:
-        """positions: int64 [U, 10 or more], n_items padded; wanted: int64 [U]"""
-        relevant = sp.csr_matrix((np.ones(len(wanted)), (np.arange(len(wanted)), wanted)), shape=(len(wanted), n_items))
+    def of(cls, positions: np.ndarray, targets: np.ndarray, n_items: int) -> Quality:
+        """Average over users. positions: int64 [U, 10 or more], n_items padded; targets: int64 [U]"""
+        relevant = sp.csr_matrix((np.ones(len(targets)), (np.arange(len(targets)), targets)), shape=(len(targets), n_items))
         positions = positions[:, :10]
         recall, ndcg = recall_at(positions, relevant, 10).mean(), ndcg_at(positions, relevant, 10).mean()
         return cls(float(recall), float(ndcg), coverage(positions, n_items))
@@ -109,15 +109,15 @@ class Quality:
 def measure(dataset: Dataset, repository: Path, seed: int, console: Console) -> dict[str, Quality]:
     """Return the quality of what is served and of SASRec, which depend on the seed."""
     parts, item_ids = Parts.of(dataset), dataset.items["item_id"].to_numpy()
-    wanted = np.searchsorted(item_ids, parts.events["item_id"].to_numpy()[parts.test])
+    targets = np.searchsorted(item_ids, parts.events["item_id"].to_numpy()[parts.test])
     settings = Settings(pipeline=PipelineSettings(seed=seed), training=TrainingSettings(minutes=MINUTES))
-    build_repository(part_of(dataset, parts, parts.learned), repository, settings, console)
+    build_repository(take_part(dataset, parts, parts.learned), repository, settings, console)
     served = np.searchsorted(item_ids, ask_served(repository, dataset, parts))
     answers = {SERVED: served, SASREC: answer_by_sasrec(dataset, parts, seed, console)}
-    return {name: Quality.of(positions, wanted, len(item_ids)) for name, positions in answers.items()}
+    return {name: Quality.of(positions, targets, len(item_ids)) for name, positions in answers.items()}
 
 
-def part_of(dataset: Dataset, parts: Parts, rows: np.ndarray) -> Dataset:
+def take_part(dataset: Dataset, parts: Parts, rows: np.ndarray) -> Dataset:
     """Return the data set with some rows of `parts.events` only, sorted by time."""
     events = parts.events.iloc[rows].sort_values("timestamp", kind="stable", ignore_index=True)
     return replace(dataset, interactions=events)
@@ -127,7 +127,7 @@ def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
     """Return int64 [U, 20] item ids for the users of the test rows, once the validation items are observed."""
     folder = live_folder(repository)
     shutil.rmtree(folder, ignore_errors=True)
-    observed = part_of(dataset, parts, parts.validation)
+    observed = take_part(dataset, parts, parts.validation)
     observe = Observe.load(repository / OBSERVE / str(pinned_generation(repository)))
     users = parts.events["user_id"].to_numpy(np.int64)[parts.test]
     with closing(observe), closing(Reader(folder)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
@@ -140,11 +140,11 @@ def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
 
 def answer_by_sasrec(dataset: Dataset, parts: Parts, seed: int, console: Console) -> np.ndarray:
     """Return int64 [U, 20] positions from the shape that finds most validation items."""
-    log = users, items, times_s = coded(dataset, parts)
+    log = users, items, times_s = encode_log(dataset, parts)
     n_items, best, found = len(dataset.items), -1.0, np.empty((0, LIST_LENGTH), np.int64)
     for shape in SHAPES:
         own = parts.learned
-        windows = windows_of(Taken(users[own], items[own], times_s[own]), n_items, shape.length)
+        windows = cut_windows(Taken(users[own], items[own], times_s[own]), n_items, shape.length)
         settings = SequenceSettings(
             shape, epochs=EPOCHS, most_events=EPOCHS * len(parts.learned), batch_events=BATCH_EVENTS, learning_rate=1e-3
         )
@@ -157,7 +157,7 @@ def answer_by_sasrec(dataset: Dataset, parts: Parts, seed: int, console: Console
     return found
 
 
-def coded(dataset: Dataset, parts: Parts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def encode_log(dataset: Dataset, parts: Parts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return users numbered from 0, item positions and times, int64 [N] of `parts.events`."""
     _, users = np.unique(parts.events["user_id"].to_numpy(), return_inverse=True)
     items = np.searchsorted(dataset.items["item_id"].to_numpy(), parts.events["item_id"].to_numpy())
@@ -177,11 +177,11 @@ def ask_model(
         ages = np.where(own, (times_s[block][:, None] - times_s[np.maximum(back, 0)]) / DAY_S, 0.0).astype(np.float32)
         nothing = np.zeros((len(block), 0))
         scores = model.user_vectors(Examples(nothing, nothing, history, ages)) @ model.item_vectors.T
-        answers.append(top_k(scores, had_before(users, items, block, n_items), LIST_LENGTH))
+        answers.append(top_k(scores, find_earlier_items(users, items, block, n_items), LIST_LENGTH))
     return np.concatenate(answers)
 
 
-def had_before(users: np.ndarray, items: np.ndarray, rows: np.ndarray, n_items: int) -> sp.csr_matrix:
+def find_earlier_items(users: np.ndarray, items: np.ndarray, rows: np.ndarray, n_items: int) -> sp.csr_matrix:
     """Return CSR [U, n_items]: the items of each row's user in earlier rows."""
     starts = np.searchsorted(users, users[rows])
     lengths = rows - starts
@@ -195,7 +195,7 @@ def measure_baselines(dataset: Dataset) -> Iterator[tuple[str, Quality]]:
     parts, item_ids = Parts.of(dataset), dataset.items["item_id"].to_numpy()
     user_ids = np.unique(parts.events["user_id"].to_numpy()[parts.test])
     learned, validation, test = (
-        matrix_of(parts.events.iloc[rows], user_ids, item_ids)
+        make_matrix(parts.events.iloc[rows], user_ids, item_ids)
         for rows in (
             parts.learned[np.isin(parts.events["user_id"].to_numpy()[parts.learned], user_ids)],
             parts.validation,
@@ -204,7 +204,7 @@ def measure_baselines(dataset: Dataset) -> Iterator[tuple[str, Quality]]:
     )
     before = learned.maximum(validation)
     tuned = Split(learned, learned, validation - validation.multiply(learned))
-    wanted = np.asarray(test.argmax(axis=1)).ravel()
+    targets = np.asarray(test.argmax(axis=1)).ravel()
     for name in BASELINES:
         if name == "EASE" and min(before.shape) > GRAM_LIMIT:
             continue
@@ -212,11 +212,11 @@ def measure_baselines(dataset: Dataset) -> Iterator[tuple[str, Quality]]:
         scores = fit(before, **(search(fit, grid, tuned) if grid else {}))
         users = split_blocks(np.arange(len(user_ids)), 512)
         positions = np.concatenate([top_k(scores(block), before[block], LIST_LENGTH) for block in users])
-        yield name, Quality.of(positions, wanted, len(item_ids))
+        yield name, Quality.of(positions, targets, len(item_ids))
 
 
-def figures_of(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Quality]) -> list[Figure]:
-    """seeded: qualities of SERVED and SASREC by seed"""
+def make_figures(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Quality]) -> list[Figure]:
+    """Return the figures. seeded: qualities of SERVED and SASREC, by seed; fixed: of the baselines"""
     figures = []
     for answerer in (SERVED, SASREC, *fixed):
         rounds = [fixed[answerer]] if answerer in fixed else [qualities[answerer] for qualities in seeded]
@@ -234,9 +234,7 @@ def figures_of(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Qua
 
 @app.command()
 def main(
-    data: Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")] = (
-        ",".join(DATA)
-    ),
+    data: DataSets = DATA,
     seeds: Annotated[str, typer.Option(help="comma list")] = "0,1,2",
     results: ResultsFolder = RESULTS,
 ) -> None:
@@ -249,7 +247,7 @@ def main(
         seeded = [measure(dataset, WORK / name, int(seed), console) for seed in seeds.split(",")]
         conditions = f"last item of each user, all items ranked, seeds {seeds}, [training] minutes = {MINUTES:g}, in process"
         command = f"python -m experiments.leave_one_out --data {source} --seeds {seeds}"
-        figures = figures_of(name, seeded, fixed)
+        figures = make_figures(name, seeded, fixed)
         finish(f"leave-one-out-{name}", f"Leave one out on {name}", command, conditions, figures, results, machine)
 
 

@@ -33,8 +33,8 @@ import typer
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from live.replay import replay
 from perf.command import run
-from perf.live.exchange import connected
-from perf.live.shop import Shop, copied, sequences_of, served
+from perf.live.exchange import connect
+from perf.live.shop import Shop, copied, read_sequences, served
 from server.processes import members
 from serving.contract.errors import ServerError
 from serving.live.events import HEADER, OBSERVED, EventBatch, EventKind, EventKinds, Flags, unpack
@@ -172,11 +172,11 @@ def post_until_killed(shop: Shop, number: int, seconds: float) -> Acknowledged:
 
     def post(client: int) -> None:
         rng, count = np.random.default_rng((number, client)), 0
-        with contextlib.suppress(ServerError), connected(shop.site.grpc_url) as exchange:
+        with contextlib.suppress(ServerError), connect(shop.site.grpc_url) as exchange:
             while True:
                 ids = [f"{number}-{client}-{count}-{place}" for place in range(4)]
                 users, items = (rng.choice(known, 4).tolist() for known in (shop.user_ids, shop.item_ids))
-                sequences = sequences_of(exchange.ask(shop.observe(users, items, ids)))
+                sequences = read_sequences(exchange.ask(shop.observe(users, items, ids)))
                 acknowledged.update(zip(sequences.tolist(), (text.encode() for text in ids), strict=True))
                 count += 1
 
@@ -236,7 +236,7 @@ def differing(one: Counter[int], other: Counter[int]) -> int:
     return sum(one[key] != other[key] for key in one.keys() | other.keys())
 
 
-def figures_of(found: Findings, acknowledged: int, kills: dict[str, int]) -> list[Figure]:
+def make_figures(found: Findings, acknowledged: int, kills: dict[str, int]) -> list[Figure]:
     return [
         *(Figure(name=f"SIGKILLs, {name}", values=[float(count)]) for name, count in kills.items()),
         Figure(name="SIGKILLs", values=[float(sum(kills.values()))], at_least=1),
@@ -262,7 +262,7 @@ def main(
         found = check_store(folder, acknowledged)
     of_server, posted = kill_server(repo, server_kills, rng)
     kills = {"writer": writer_kills, "machine": machine_kills, "server": server_kills}
-    figures = figures_of(found + of_server, len(acknowledged) + posted, kills)
+    figures = make_figures(found + of_server, len(acknowledged) + posted, kills)
     command = f"python -m experiments.live_kills {' '.join(f'--{name}-kills {count}' for name, count in kills.items())}"
     title, conditions = "SIGKILLs while events are written", f"{WRITERS} writers and a reader; {CLIENTS} clients of the server"
     finish("live-kills", title, command, conditions, figures, results, machine)

@@ -4,8 +4,8 @@
     NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=/tmp/checked python -m experiments.malformed --repo model_repository --loops 2000
 
 The second form sends nothing: it runs the stages in this process on the same forged records, with the bounds of every compiled
-loop checked. Wrong are: a process that ended, a request without any reply, a valid answer that differs, 5xx from the gateway,
-a score that is no number, memory that grows.
+loop checked. Counted as wrong: a process that ended, a request without any reply, a valid answer that differs, 5xx from the
+gateway, a NaN score, growing memory.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def attack(
         "REST": lambda size: send_http(served.port, [forge_rest(rng) for _ in range(size)]),
     }
     statuses: dict[str, Counter] = {kind: Counter() for kind in kinds}
-    valid = ValidRequests(served.grpc_url, served.user_ids(KNOWN_ANSWERS, rng))
+    valid = ValidRequests(served.grpc_url, served.draw_user_ids(KNOWN_ANSWERS, rng))
     valid.start()
     sent = 0
     while sent < count:
@@ -133,22 +133,22 @@ def attack(
 
 
 def check_loops(pipeline: Pipeline, count: int, rng: np.random.Generator) -> Counter:
-    """Run every stage on forged records in this process. Return what was raised, and answers that are no answers."""
-    found: Counter = Counter()
+    """Run every stage on forged records in this process. Count what they raise, and scores that are no numbers."""
+    outcomes: Counter = Counter()
     for number in range(count):
         stage = STAGES[number % len(STAGES)]
         fields = forge_fields(pipeline.specs[stage], pipeline.info.generation, rng)
         if pipeline.stages[stage].faults(fields):
-            found["refused"] += 1
+            outcomes["refused"] += 1
             continue
         try:
             outputs = pipeline.stages[stage](fields)
-        except Exception as error:  # each kind is told apart: an IndexError is what is looked for
-            found[type(error).__name__] += 1
+        except Exception as error:  # counted by kind: an IndexError is the one to look for
+            outcomes[type(error).__name__] += 1
             continue
-        found["answered"] += 1
-        found["scores that are no numbers"] += stage == "rerank" and not np.isfinite(outputs["scores"]).all()
-    return found
+        outcomes["answered"] += 1
+        outcomes["scores that are no numbers"] += stage == "rerank" and not np.isfinite(outputs["scores"]).all()
+    return outcomes
 
 
 @app.command()
@@ -163,18 +163,18 @@ def main(
     if loops:
         if os.environ.get("NUMBA_BOUNDSCHECK") != "1":
             raise ConfigError("Bounds are not checked. Set NUMBA_BOUNDSCHECK=1 and a NUMBA_CACHE_DIR of its own.")
-        found = check_loops(pipeline, loops, rng)
-        figures = [Figure(name=f"loops with bounds checked: {name}", values=[n]) for name, n in sorted(found.items())]
-        bad = sum(found[name] for name in ("IndexError", "scores that are no numbers"))
+        outcomes = check_loops(pipeline, loops, rng)
+        figures = [Figure(name=f"loops with bounds checked: {name}", values=[n]) for name, n in sorted(outcomes.items())]
+        bad = sum(outcomes[name] for name in ("IndexError", "scores that are no numbers"))
         figures.append(Figure(name="loops with bounds checked: outside, or no number", values=[bad], at_most=0))
         command = f"NUMBA_BOUNDSCHECK=1 python -m experiments.malformed --repo {repo} --loops {loops}"
         finish("malformed-loops", "Forged records in the stages", command, f"{loops} records", figures, results, machine)
         return
     with serve_with_gateway(repo) as served:
         send_grpc(served.grpc_url, [forge_request(ensemble_spec(pipeline.specs), rng) for _ in range(200)])  # warm
-        before, before_mb = {process.pid for process in server_members(served.state.tag)}, served.rss_mb()
+        before, before_mb = {process.pid for process in server_members(served.state.tag)}, served.measure_rss_mb()
         statuses, valid = attack(served, pipeline, requests, rng)
-        after, after_mb = {process.pid for process in server_members(served.state.tag)}, served.rss_mb()
+        after, after_mb = {process.pid for process in server_members(served.state.tag)}, served.measure_rss_mb()
     no_reply = sum(counts["no reply"] + counts["DEADLINE_EXCEEDED"] for counts in statuses.values())
     server_errors = sum(n for status, n in statuses["REST"].items() if status in ("500", "502", "504"))
     figures = [

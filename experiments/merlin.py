@@ -42,7 +42,7 @@ from perf.bench import SEED
 from perf.command import progress, run
 from perf.load import analyzer
 from perf.load.workload import Arrays, ask, draw, read_requests, read_specs, write_analyzer_json
-from perf.target import Turns, own_server, site_of, take_turns
+from perf.target import Turns, own_server, read_site, take_turns
 from repository.recorded import compare_answers
 from server.environment import RUN_DIR
 from server.health import local_client
@@ -196,10 +196,10 @@ def measure(contenders: list[Contender], rounds: int, step: Callable[[str], None
         step(f"{contender.name}: how many clients")
         clients[contender.name] = contender.best_clients()
     tasks = {c.name: partial(c.measure_round, clients[c.name]) for c in contenders}
-    return figures_of(run_in_turns(tasks, rounds, step))
+    return make_figures(run_in_turns(tasks, rounds, step))
 
 
-def figures_of(values: dict[str, list[float]]) -> list[Figure]:
+def make_figures(values: dict[str, list[float]]) -> list[Figure]:
     """values: by contender and measurement, a value per round. Ratios are taken within a round."""
     figures = []
     for name in CLIENTS:
@@ -225,7 +225,7 @@ def differing_answers(contenders: list[Contender], user_ids: np.ndarray) -> str:
     for contender in contenders:
         if contender.name in LAYOUTS:
             with contender.turns.turn():
-                differences.append(differing_from_recorded(site_of(contender.state), contender.spec))
+                differences.append(differing_from_recorded(read_site(contender.state), contender.spec))
     return "; ".join(filter(None, differences))
 
 

@@ -51,12 +51,12 @@ def read_sides(dataset: Dataset) -> tuple[Side, Side]:
     assert users is not None  # synthetic data have both
     assert items is not None
     return (
-        side_of("user_id", tuple(users.categorical), tuple(users.continuous), dataset.users),
-        side_of("item_id", tuple(items.categorical), tuple(items.continuous), dataset.items),
+        find_side("user_id", tuple(users.categorical), tuple(users.continuous), dataset.users),
+        find_side("item_id", tuple(items.categorical), tuple(items.continuous), dataset.items),
     )
 
 
-def side_of(id: str, categorical: tuple[str, ...], continuous: tuple[str, ...], frame: pd.DataFrame) -> Side:
+def find_side(id: str, categorical: tuple[str, ...], continuous: tuple[str, ...], frame: pd.DataFrame) -> Side:
     frame = frame.sort_values(id, ignore_index=True)
     columns = {id: frame[id].to_numpy(np.int64)}
     columns |= {name: pd.factorize(frame[name])[0].astype(np.int64) + 1 for name in categorical}

@@ -27,7 +27,7 @@ import numpy as np
 import typer
 
 from experiments.harness import RESULTS, ResultsFolder, finish, read_machine, run_in_turns
-from experiments.overhead_figures import PAUSE_S, ProcessorTime, Values, figures_of, measure_breakdown, read_processor_time
+from experiments.overhead_figures import PAUSE_S, ProcessorTime, Values, make_figures, measure_breakdown, read_processor_time
 from export.relayout import relayout
 from perf.answers import differing_answers, require_comparable
 from perf.bench import PEAK_CLIENTS, Bench, new_bench
@@ -38,7 +38,7 @@ from perf.load.workload import draw
 from perf.observe import PeakMemory, total_mib
 from perf.recall import measure_served_recall
 from perf.sweep import Scenario, add_open
-from perf.target import Turns, own_server, site_of, take_turns
+from perf.target import Turns, own_server, read_site, take_turns
 from repository.config import CONFIG_FILE, LAYOUTS
 from repository.models import read_config, read_repository, write_config
 from server.launcher import TritonServer
@@ -111,7 +111,7 @@ def measure(repo: Path, scratch: Path, candidates: int | None, rounds: int, wind
         under_load = [bench.run.differing_under_load for bench in sides.benches.values()]
         compared = sum(bench.run.compared_under_load for bench in sides.benches.values())
     memory_mb = {layout: memory_mib[layout] * 2**20 / 1e6 for layout in LAYOUTS}
-    return figures_of(values, c, memory_mb, recall, compared), c, "; ".join(filter(None, [differing, *under_load]))
+    return make_figures(values, c, memory_mb, recall, compared), c, "; ".join(filter(None, [differing, *under_load]))
 
 
 def lay_out(repo: Path, scratch: Path, candidates: int | None) -> int:
@@ -146,7 +146,7 @@ def copy_with_empty_stages(repo: Path, copy: Path) -> None:
 
 def make_bench(server: TritonServer) -> Bench:
     """Return a bench with the requests of the copy's layout: a repository of empty stages records none."""
-    site = site_of(server.state)
+    site = read_site(server.state)
     name = site.repo.name
     return new_bench(replace(site, repo=site.repo.with_name(name.partition(EMPTY)[0])), name, site.repo.parent / "raw" / name)
 
@@ -229,7 +229,7 @@ def measure_at_peak(sides: Sides, copy: str) -> Values:
 def measure_at_half(bench: Bench, copy: str, peak_rate: float) -> Values:
     """Return latency, errors, and how long an answer's work runs and waits for a core, with Poisson arrivals."""
     before = read_server_time(bench)
-    half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak_rate / 2, OPEN_S, rng), OPEN_S))
+    half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.draw_poisson(peak_rate / 2, OPEN_S, rng), OPEN_S))
     if half.latency is None:
         raise ServerError(f"Nothing was answered at half of the peak: {half.errors}")
     assert half.idle_share is not None  # only older runs lack it

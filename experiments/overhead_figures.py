@@ -64,7 +64,7 @@ AT_HALF = {
 }
 
 
-def figures_of(
+def make_figures(
     values: dict[str, list[float]], candidates: int, memory_mb: dict[str, float], recall: float, compared: int
 ) -> list[Figure]:
     """Return every figure; a figure of several measurements is computed within each round.

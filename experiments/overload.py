@@ -19,7 +19,7 @@ from tritonclient.utils import serialize_byte_tensor
 
 import clients  # noqa: F401  so that triton_recommender is found
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.rest_load import Answers, get_request, percentile_ms, poisson_due_s, send_closed_loop, send_open_loop
+from experiments.rest_load import Answers, compute_percentile_ms, draw_due_s, encode_get, send_closed_loop, send_open_loop
 from experiments.served import Served, serve_with_gateway
 from perf.command import run
 from perf.load.open_loop import run_load
@@ -37,26 +37,26 @@ FACTORS = (1, 2, 5)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def requests_of(served: Served, count: int, deadline_ms: int, rng: np.random.Generator) -> tuple[list[bytes], np.ndarray]:
+def make_requests(served: Served, count: int, deadline_ms: int, rng: np.random.Generator) -> tuple[list[bytes], np.ndarray]:
     """Return requests of random users, and which of them are of high priority, bool [N]."""
     is_high = rng.random(count) < HIGH_SHARE
     requests = [
-        get_request(f"/v1/recommendations?user={user}", x_deadline_ms=str(deadline_ms), x_priority=priority)
-        for user, priority in zip(served.user_ids(count, rng), np.where(is_high, "high", "normal"), strict=True)
+        encode_get(f"/v1/recommendations?user={user}", x_deadline_ms=str(deadline_ms), x_priority=priority)
+        for user, priority in zip(served.draw_user_ids(count, rng), np.where(is_high, "high", "normal"), strict=True)
     ]
     return requests, is_high
 
 
 def measure_idle(served: Served, seconds: float, rng: np.random.Generator) -> Answers:
-    due_s = poisson_due_s(IDLE_PER_S, seconds, rng)
-    return asyncio.run(send_open_loop(served.port, requests_of(served, len(due_s), LONG_MS, rng)[0], due_s))
+    due_s = draw_due_s(IDLE_PER_S, seconds, rng)
+    return asyncio.run(send_open_loop(served.port, make_requests(served, len(due_s), LONG_MS, rng)[0], due_s))
 
 
 def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> float:
     """Return answers per second of as many clients as the server keeps busy with."""
     count, rate = 200, 0.0
     for _ in range(2):  # the first round tells how many requests the seconds hold
-        answers, taken_s = asyncio.run(send_closed_loop(served.port, requests_of(served, count, LONG_MS, rng)[0], CLIENTS))
+        answers, taken_s = asyncio.run(send_closed_loop(served.port, make_requests(served, count, LONG_MS, rng)[0], CLIENTS))
         rate = answers.good(SLO_S).sum() / taken_s
         count = max(int(rate * seconds), 200)
     return rate
@@ -65,14 +65,14 @@ def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> fl
 def measure_overload(
     served: Served, factor: int, peak: float, deadline_ms: int, seconds: float, rng: np.random.Generator
 ) -> dict[str, float]:
-    due_s = poisson_due_s(factor * peak, seconds, rng)
-    requests, is_high = requests_of(served, len(due_s), deadline_ms, rng)
+    due_s = draw_due_s(factor * peak, seconds, rng)
+    requests, is_high = make_requests(served, len(due_s), deadline_ms, rng)
     answers = asyncio.run(send_open_loop(served.port, requests, due_s))
     high = Answers(answers.latency_s[is_high], answers.status[is_high], answers.degraded[is_high])
     return {
         "goodput over peak": answers.good(SLO_S).sum() / due_s[-1] / peak,
-        "p99 of accepted": percentile_ms(answers.accepted(), 99),
-        "p99 of accepted, high priority": percentile_ms(high.accepted(), 99),
+        "p99 of accepted": compute_percentile_ms(answers.accepted(), 99),
+        "p99 of accepted, high priority": compute_percentile_ms(high.accepted(), 99),
         "share of high priority accepted": len(high.accepted()) / max(len(high.status), 1),
         "without any answer": float((answers.status != 200).sum()),
         "recovered after": measure_recovery(served, rng),
@@ -83,7 +83,7 @@ def measure_recovery(served: Served, rng: np.random.Generator, limit_s: float = 
     """Return the seconds until ten requests in a row are answered by the server."""
     begun_s, in_a_row, first_s = time.monotonic(), 0, 0.0
     while in_a_row < 10 and time.monotonic() - begun_s < limit_s:
-        answers, _ = asyncio.run(send_closed_loop(served.port, requests_of(served, 1, LONG_MS, rng)[0], 1))
+        answers, _ = asyncio.run(send_closed_loop(served.port, make_requests(served, 1, LONG_MS, rng)[0], 1))
         first_s = time.monotonic() - begun_s if in_a_row == 0 else first_s
         in_a_row = in_a_row + 1 if answers.good(SLO_S).all() else 0
     return first_s if in_a_row == 10 else limit_s
@@ -94,7 +94,7 @@ def grpc_bodies(served: Served, count: int, rng: np.random.Generator) -> list[by
     with Recommender(served.grpc_url) as recommender:
         signature = recommender.signature()
     dtypes, bodies = {"i": "INT64", "f": "FP32", "O": "BYTES"}, []
-    for user in served.user_ids(count, rng):
+    for user in served.draw_user_ids(count, rng):
         request = pb.ModelInferRequest(model_name=RECOMMEND)
         for name, array in encode([Query(user)], signature).items():
             request.inputs.add(name=name, datatype=dtypes[array.dtype.kind], shape=array.shape)
@@ -114,7 +114,7 @@ def with_deadline(body: bytes, deadline_unix_ms: float, budget_ms: int) -> bytes
 def measure_grpc(served: Served, factor: float, peak: float, deadline_ms: int | None, seconds: float) -> float:
     """Return goodput: answers within half a second, over the peak."""
     rng = np.random.default_rng(1)
-    due_s = poisson_due_s(factor * peak, seconds, rng)
+    due_s = draw_due_s(factor * peak, seconds, rng)
     bodies = grpc_bodies(served, len(due_s), rng)
     if deadline_ms is not None:
         due_s += 0.5 + len(due_s) / 20_000  # the time that the next lines take
@@ -150,9 +150,9 @@ def main(
     machine, rng, figures = read_machine(), np.random.default_rng(0), []
     with serve_with_gateway(repo) as served:
         measure_peak(served, 2.0, rng)  # warm
-        idle_ms = percentile_ms(measure_idle(served, max(seconds, 5.0), rng).accepted(), 99)
+        idle_ms = compute_percentile_ms(measure_idle(served, max(seconds, 5.0), rng).accepted(), 99)
         peak = measure_peak(served, seconds, rng)
-        before_mb = served.rss_mb()
+        before_mb = served.measure_rss_mb()
         figures += [Figure(name="idle p99", values=[idle_ms], unit="ms"), Figure(name="peak", values=[peak], unit="/s")]
         units = {"recovered after": "s", "without any answer": ""}
         for deadline_ms in (DEADLINE_MS, LONG_MS):
@@ -161,7 +161,7 @@ def main(
                     unit = units.get(name, "ms" if name.startswith("p99") else "")
                     label = f"{factor} times the peak, deadline {deadline_ms} ms: {name}"
                     figures.append(Figure(name=label, values=[value], unit=unit, **bounds(name, idle_ms, factor)))
-        figures.append(Figure(name="memory afterwards over before", values=[served.rss_mb() / before_mb], at_most=1.25))
+        figures.append(Figure(name="memory afterwards over before", values=[served.measure_rss_mb() / before_mb], at_most=1.25))
         for deadline, words in ((500, "deadline of 0.5 s"), (None, "no deadline")):
             value = measure_grpc(served, 3.5, peak, deadline, seconds)
             figures.append(Figure(name=f"gRPC at 3.5 times the gateway's peak, {words}: goodput over peak", values=[value]))

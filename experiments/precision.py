@@ -23,11 +23,11 @@ from rich.console import Console
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
-from export.evaluate import move_up, positions_of, refuse_nothing_to_find, retrieval_order, split_into_blocks
+from export.evaluate import find_positions, move_up, refuse_nothing_to_find, retrieval_order, split_into_blocks
 from export.nvidia.precision.agreement import HALF, beyond
-from export.nvidia.precision.calibration import NETWORKS, Arrays, stage_folders, with_networks
+from export.nvidia.precision.calibration import NETWORKS, Arrays, find_stage_folders, replace_networks
 from export.nvidia.precision.faithful import faithful_session
-from export.nvidia.precision.graphs import weight_bytes
+from export.nvidia.precision.graphs import count_weight_bytes
 from export.nvidia.precision.lower import PRECISIONS, Lowered, lower_networks
 from export.nvidia.precision.trial import LOWERED_STAGES, Trial, joined
 from export.settings import Settings
@@ -36,7 +36,7 @@ from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from training.dataset import Dataset, load_dataset, split_by_time
 from training.evaluation.metrics import auc, ndcg_at
-from training.evaluation.problem import TEST_SHARE, Problem, problem_of
+from training.evaluation.problem import TEST_SHARE, Problem, make_problem
 
 WORK = Path(".run/eval")
 LEAST_AUC_SHARE = 0.999  # of fp32's
@@ -67,7 +67,7 @@ def measure_graphs(networks: Networks, feeds: dict[str, list[Arrays]]) -> list[F
         for precision, network in lowered.items():
             name = f"{precision}: {NETWORKS[stage]}"
             figures.append(Figure(name=f"{name}, multiply-adds below fp32", values=[network.share]))
-            figures.append(Figure(name=f"{name}, weights", values=[weight_bytes(network.model) / 1e3], unit="kB"))
+            figures.append(Figure(name=f"{name}, weights", values=[count_weight_bytes(network.model) / 1e3], unit="kB"))
             for batch, by_precision in latencies_ms.items():
                 figures.append(Figure(name=f"{name}, batch of {batch}", values=[by_precision[precision]], unit="ms"))
     return figures
@@ -95,13 +95,13 @@ def measure_ms(sessions: dict[str, ort.InferenceSession], feed: Arrays) -> dict[
 
 
 def measure_pipeline(pipeline: Pipeline, networks: Networks, dataset: Dataset) -> list[Figure]:
-    problem = problem_of(dataset)
+    problem = make_problem(dataset)
     refuse_nothing_to_find(dataset, problem)
     qualities = {}
     for precision in PRECISIONS:
         sessions = {stage: faithful_session(lowered.model) for stage, lowered in networks[precision].items()}
-        qualities[precision] = measure_quality(with_networks(pipeline, sessions), problem)
-    return [f for precision, quality in qualities.items() for f in figures_of(precision, quality, qualities["fp32"])]
+        qualities[precision] = measure_quality(replace_networks(pipeline, sessions), problem)
+    return [f for precision, quality in qualities.items() for f in make_figures(precision, quality, qualities["fp32"])]
 
 
 def measure_quality(pipeline: Pipeline, problem: Problem) -> Quality:
@@ -113,15 +113,15 @@ def measure_quality(pipeline: Pipeline, problem: Problem) -> Quality:
         ranked = np.take_along_axis(tensors["candidate_ids"], by_rank, axis=1)
         order = retrieval_order(pipeline, tensors, problem)
         for ids in (tensors["candidate_ids"], ranked, tensors["item_ids"]):
-            order = move_up(order, positions_of(ids, problem))
+            order = move_up(order, find_positions(ids, problem))
         relevant = problem.test.relevant[block]
         aucs.append(auc(order, relevant, problem.test.seen[block]))
-        ndcgs.append(ndcg_at(positions_of(tensors["item_ids"], problem), relevant, 10))
+        ndcgs.append(ndcg_at(find_positions(tensors["item_ids"], problem), relevant, 10))
         answers.append({name: tensors[name] for name in ("item_ids", "scores")})
     return Quality(np.concatenate(aucs), np.concatenate(ndcgs), joined(answers))
 
 
-def figures_of(precision: str, quality: Quality, exact: Quality) -> list[Figure]:
+def make_figures(precision: str, quality: Quality, exact: Quality) -> list[Figure]:
     """Return the figures of the whole pipeline in one precision. exact: fp32's, of the same users."""
     mean_auc, exact_auc = float(np.nanmean(quality.auc)), float(np.nanmean(exact.auc))
     ndcg, exact_ndcg = float(np.nanmean(quality.ndcg_at_10)), float(np.nanmean(exact.ndcg_at_10))
@@ -152,7 +152,7 @@ def export_training_part(dataset: Dataset, repository: Path, console: Console) -
 
 
 def measure(dataset: Dataset, repository: Path, console: Console) -> list[Figure]:
-    folders = stage_folders(repository)
+    folders = find_stage_folders(repository)
     networks = {precision: lower_networks(folders, precision, console.print) for precision in PRECISIONS}
     return measure_pipeline(Pipeline.load(repository), networks, dataset) + measure_graphs(networks, Trial(folders).feeds)
 

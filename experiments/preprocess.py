@@ -25,7 +25,7 @@ from serving.stages.preprocess import Preprocess
 from training.dataset import Dataset, load_dataset
 from training.features import Features, FeatureSettings, build_features
 from training.features.build import training_columns
-from training.features.columns import RawColumn, frame_of, rows_of
+from training.features.columns import RawColumn, frame_of, take_rows
 from training.features.workflow import fit_workflow
 
 BATCHES = (1, 32, 1024)
@@ -59,7 +59,7 @@ def take_complete_rows(columns: Mapping[str, RawColumn], n_rows: int) -> dict[st
     """Return the first complete rows: NVTabular cannot transform a single row with a missing category."""
     complete = frame_of(columns).notna().all(axis=1).to_numpy()
     rows = np.resize(np.flatnonzero(complete), n_rows)
-    return {name: rows_of(column, rows) for name, column in columns.items()}
+    return {name: take_rows(column, rows) for name, column in columns.items()}
 
 
 def measure_batch(

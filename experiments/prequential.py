@@ -24,7 +24,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
 from export.prequential import LIST_LENGTH, Quality, answer_frozen, answer_live, choose_questions
 from export.settings import Settings
@@ -35,7 +35,7 @@ from training.dataset import Dataset, load_dataset
 from training.evaluation.session_knn import VARIANTS, Visits, answer_events
 
 WORK = Path(".run/prequential")
-DATA = ("online-retail", "movielens", "amazon-grocery", "complete-journey")
+DATA = "online-retail,movielens,amazon-grocery,complete-journey"
 REPLAYED_SHARE = 0.2
 TUNED_SHARE = 0.1  # of what is exported: its end, on which the baseline's variant is chosen
 VISIT_GAP_S = 8 * 3_600.0  # as in training/models/item_statistics.py
@@ -45,19 +45,19 @@ TITLES = {"recall_at_20": "Recall@20", "ndcg_at_10": "NDCG@10", "mrr": "MRR"}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def split_row(dataset: Dataset) -> int:
+def find_split_row(dataset: Dataset) -> int:
     """Return the row of the log at which the replay begins."""
     return int(len(dataset.interactions) * (1 - REPLAYED_SHARE))
 
 
-def exported_part(dataset: Dataset) -> Dataset:
+def take_exported_part(dataset: Dataset) -> Dataset:
     """Return the data set as it was when the replay begins."""
-    return replace(dataset, interactions=dataset.interactions.iloc[: split_row(dataset)].reset_index(drop=True))
+    return replace(dataset, interactions=dataset.interactions.iloc[: find_split_row(dataset)].reset_index(drop=True))
 
 
 def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Quality]:
-    """Return quality by answerer. repository: exported from `exported_part`; most: questions at most"""
-    events, first = dataset.interactions, split_row(dataset)
+    """Return quality by answerer. repository: exported from `take_exported_part`; most: limit of questions"""
+    events, first = dataset.interactions, find_split_row(dataset)
     rows = choose_questions(events, first, len(events), most)
     tuned_rows = choose_questions(events, int(first * (1 - TUNED_SHARE)), first, most)
     answers = {
@@ -65,8 +65,8 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Quality]
         LIVE: answer_live(repository, dataset, rows, first, live_folder(repository)).items,
         KNN: answer_by_knn(dataset, rows, tuned_rows),
     }
-    wanted = events["item_id"].to_numpy()[rows]
-    return {name: Quality.of(found, wanted) for name, found in answers.items()}
+    targets = events["item_id"].to_numpy()[rows]
+    return {name: Quality.of(lists, targets) for name, lists in answers.items()}
 
 
 def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) -> np.ndarray:
@@ -79,8 +79,8 @@ def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) ->
     return np.append(item_ids, PAD_ID)[positions]
 
 
-def figures_of(qualities: dict[str, Quality]) -> list[Figure]:
-    """qualities: by FROZEN, LIVE and KNN"""
+def make_figures(qualities: dict[str, Quality]) -> list[Figure]:
+    """Return the figures. qualities: by FROZEN, LIVE and KNN"""
     figures = [
         Figure(name=f"{name}: {TITLES[field.name]}", values=[getattr(quality, field.name)])
         for name, quality in qualities.items()
@@ -95,9 +95,7 @@ def figures_of(qualities: dict[str, Quality]) -> list[Figure]:
 
 @app.command()
 def main(
-    data: Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")] = (
-        ",".join(DATA)
-    ),
+    data: DataSets = DATA,
     most: Annotated[int, typer.Option(help="questions at most, evenly spaced over the replayed part")] = 5_000,
     results: ResultsFolder = RESULTS,
 ) -> None:
@@ -105,8 +103,8 @@ def main(
     for source in data.split(","):
         machine, dataset = read_machine(), load_dataset(source)
         name, command = dataset.description.name, f"python -m experiments.prequential --data {source}"
-        build_repository(exported_part(dataset), WORK / name, Settings(), Console(stderr=True))
-        figures = figures_of(measure(dataset, WORK / name, most))
+        build_repository(take_exported_part(dataset), WORK / name, Settings(), Console(stderr=True))
+        figures = make_figures(measure(dataset, WORK / name, most))
         conditions = f"the last 20 % of the log, at most {most:,} questions, default settings, in process"
         finish(f"prequential-{name}", f"Frozen and live on {name}", command, conditions, figures, results, machine)
 

@@ -9,12 +9,11 @@ real tritonserver. Items a user already had are neither served nor counted. Sett
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
 from export.evaluate import SERVED, evaluate_dataset
 from export.settings import Settings
 from perf.command import run
@@ -22,12 +21,12 @@ from training.dataset import load_dataset
 from training.evaluation.baselines import Quality
 
 WORK = Path(".run/eval")
-DATA = ("online-retail", "movielens", "amazon-grocery", "synthetic:small")
+DATA = "online-retail,movielens,amazon-grocery,synthetic:small"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def figures_of(qualities: dict[str, Quality]) -> list[Figure]:
+def make_figures(qualities: dict[str, Quality]) -> list[Figure]:
     """Return the figures. qualities: by name of a baseline, "after <stage>", and SERVED"""
     baselines = {name: q for name, q in qualities.items() if name != SERVED and not name.startswith("after ")}
     figures = []
@@ -43,16 +42,14 @@ def figures_of(qualities: dict[str, Quality]) -> list[Figure]:
 
 @app.command()
 def main(
-    data: Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")] = (
-        ",".join(DATA)
-    ),
+    data: DataSets = DATA,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure Recall@20 and NDCG@10 of the served lists, beside four baselines. Some minutes per data set."""
     for source in data.split(","):
         machine, dataset = read_machine(), load_dataset(source)
         name = dataset.description.name
-        figures = figures_of(evaluate_dataset(dataset, WORK / name, Settings(), Console(stderr=True)))
+        figures = make_figures(evaluate_dataset(dataset, WORK / name, Settings(), Console(stderr=True)))
         conditions = "last 20 % of each user's events, default settings, a real server"
         finish(f"quality-{name}", f"Quality on {name}", f"make eval DATA={source}", conditions, figures, results, machine)
 

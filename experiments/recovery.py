@@ -1,4 +1,4 @@
-"""Kill and pause processes of a supervised server: until readiness fails, and until the server answers again.
+"""Kill and pause processes of a supervised server, and measure when readiness fails and when the server answers again.
 
     python -m experiments.recovery --repo model_repository [--rounds 2]
 
@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import typer
 
-from experiments.gateway_soak import stub_of
+from experiments.gateway_soak import find_stub
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.served import Served, serve_with_gateway
 from export.relayout import relayout
@@ -31,14 +31,14 @@ from serving.contract.errors import ServerError
 
 LIMIT_S = 60.0
 POLL_S = 0.02
-QUIET_S = STEADY_S + 1.0  # before a fault: who dies again and again is restarted after longer and longer pauses
+QUIET_S = STEADY_S + 1.0  # before a fault: the supervisor waits longer and longer to restart a process that keeps dying
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 FAULTS: dict[str, Callable[[Served], None]] = {
-    "rank killed": lambda served: os.kill(stub_of(served, "rank"), signal.SIGKILL),
+    "rank killed": lambda served: os.kill(find_stub(served, "rank"), signal.SIGKILL),
     "tritonserver killed": lambda served: os.kill(served.state.pid, signal.SIGKILL),
-    "retrieve paused": lambda served: os.kill(stub_of(served, "retrieve"), signal.SIGSTOP),
+    "retrieve paused": lambda served: os.kill(find_stub(served, "retrieve"), signal.SIGSTOP),
 }
 
 
@@ -58,18 +58,18 @@ class Shopper:
     def is_ready(self) -> bool:
         return self._http.get("/readyz").status_code == 200
 
-    def wait(self, condition: Callable[[], bool], what: str) -> float:
-        """Return the seconds until the condition holds. Raises ServerError."""
+    def wait(self, condition: Callable[[], bool], failure: str) -> float:
+        """Return the seconds until the condition holds. Raises ServerError with `failure` after LIMIT_S."""
         begun_s = time.monotonic()
         while not condition():
             if time.monotonic() - begun_s > LIMIT_S:
-                raise ServerError(f"After {LIMIT_S:g} s {what}. See the supervisor's log.")
+                raise ServerError(f"After {LIMIT_S:g} s {failure}. See the supervisor's log.")
             time.sleep(POLL_S)
         return time.monotonic() - begun_s
 
 
 def measure_fault(served: Served, name: str, shopper: Shopper) -> dict[str, float]:
-    """Return seconds after one fault by name."""
+    """Cause a fault, and return the seconds until each of its effects, by name."""
     shopper.wait(lambda: shopper.is_ready() and shopper.is_answered(), "the server does not answer")
     time.sleep(QUIET_S)
     pid, begun_s = served.state.pid, time.monotonic()
@@ -100,14 +100,15 @@ def main(
         copy = Path(folder) / "repository"
         relayout(repo, copy, "ensemble")
         with serve_with_gateway(copy, supervised=True) as served:
-            (user,) = served.user_ids(1, np.random.default_rng(0))
+            (user,) = served.draw_user_ids(1, np.random.default_rng(0))
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=30) as http:
                 shopper = Shopper(http, user)
                 tasks = {name: partial(measure_fault, served, name, shopper) for name in FAULTS}
                 values = run_in_turns(tasks, rounds)
     limits = {"readiness fails after": 2.0, "started again after": 5.0}
     figures = [
-        Figure(name=name, values=each, unit="s", at_most=limits.get(name.rpartition(": ")[2])) for name, each in values.items()
+        Figure(name=name, values=values_s, unit="s", at_most=limits.get(name.rpartition(": ")[2]))
+        for name, values_s in values.items()
     ]
     command = f"python -m experiments.recovery --repo {repo} --rounds {rounds}"
     finish("recovery", "What dies is started again", command, f"{rounds} rounds", figures, results, machine)

@@ -29,7 +29,7 @@ from export.build import build_repository
 from export.prequential import Quality, answer_frozen, choose_questions, event_inputs
 from export.settings import Settings
 from perf.command import run
-from perf.live.shop import Shop, opened_shop
+from perf.live.shop import Shop, open_shop
 from perf.load.workload import ask
 from perf.report.results import to_json_line
 from server.health import local_client
@@ -39,7 +39,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES, live_specs
 from serving.stages.features.user_state import UserStore
 from training.dataset import Dataset, load_dataset
-from training.features.build import context_of
+from training.features.build import take_context
 
 EVENTS_PER_CALL = 32
 REPORTED_EVERY_S = 5.0
@@ -75,18 +75,18 @@ def run_command(
 ) -> None:
     """Serve a copy of the repository, post what it has not seen, and show how good its answers are meanwhile."""
     dataset = load_dataset(data)
-    first = held_back_row(dataset, repo)
+    first = find_first_unseen_row(dataset, repo)
     rows = choose_questions(dataset.interactions, first, len(dataset.interactions), most)
     console = Console()
     console.print(f"{len(dataset.interactions) - first:,} events to replay, {len(rows):,} questions; frozen answers first")
     replay = Replay(dataset, rows, answer_frozen(repo, dataset, rows).items)
-    with opened_shop(repo) as shop:
+    with open_shop(repo) as shop:
         show(replay, replay.steps(shop, first, 60 * minutes), console)
-    console.print(replay.table())
-    print(to_json_line(replay.document()))
+    console.print(replay.make_table())
+    print(to_json_line(replay.make_document()))
 
 
-def held_back_row(dataset: Dataset, repo: Path) -> int:
+def find_first_unseen_row(dataset: Dataset, repo: Path) -> int:
     """Return the first row of the log that a repository has not seen. Raises ConfigError when it has seen all of them."""
     as_of_s = UserStore(stage_folder(repo, STAGES[0], pinned_generation(repo)) / "store").as_of_s
     first = int(np.searchsorted(dataset.interactions["timestamp"].to_numpy(), as_of_s, side="right"))
@@ -99,7 +99,7 @@ def held_back_row(dataset: Dataset, repo: Path) -> int:
 
 @dataclass
 class Replay:
-    """A replay and how far it is. rows: int64 [Q] of the log, the questions; frozen: int64 [Q, 20], their frozen answers"""
+    """A replay and its progress. rows: int64 [Q] of the log, the questions; frozen: int64 [Q, 20], their frozen answers"""
 
     dataset: Dataset
     rows: np.ndarray
@@ -110,11 +110,11 @@ class Replay:
     live: list[np.ndarray] = field(default_factory=list)  # int64 [20] each
     acknowledged_s: list[float] = field(default_factory=list)  # of each call of observe
     answered_s: list[float] = field(default_factory=list)
-    late: int = 0  # answers that do not know the events before them
+    late: int = 0  # answers that do not reflect the events before them
     started_s: float = field(default_factory=time.monotonic)
 
     def steps(self, shop: Shop, first: int, seconds: float) -> Iterator[None]:
-        """Post events up to each question, and ask it; yield after each. Questions that are behind the time are left out."""
+        """Post events up to each question, and ask it; yield after each. Questions that are late are left out."""
         events, end, sequence = self.dataset.interactions, len(self.dataset.interactions), 0
         context = tuple(column.tensor() for column in self.dataset.context_columns)
         observe = live_specs(context)[OBSERVE]
@@ -137,11 +137,11 @@ class Replay:
 
     def _ask(self, shop: Shop, client, place: int, sequence: int) -> None:
         event = self.dataset.interactions.iloc[self.rows[place : place + 1]]
-        given = {"user_id": event["user_id"].to_numpy(np.int64)} | context_of(event, self.dataset.context_columns)
-        given |= {"after": np.array([sequence])} if sequence else {}
+        columns = {"user_id": event["user_id"].to_numpy(np.int64)} | take_context(event, self.dataset.context_columns)
+        columns |= {"after": np.array([sequence])} if sequence else {}
         recommend = shop.specs[ENSEMBLE]
         inputs = {
-            t.name: np.asarray(given[t.name], t.numpy_dtype)[:, None] if t.name in given else t.filled(1)
+            t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.filled(1)
             for t in recommend.inputs
         }
         sent_s = time.perf_counter()
@@ -151,48 +151,48 @@ class Replay:
         self.live.append(answer["item_ids"][0, : self.frozen.shape[1]])
         self.late += int(answer["degraded"][0, 0]) != 0
 
-    def qualities(self) -> tuple[Quality, Quality] | None:
+    def measure_qualities(self) -> tuple[Quality, Quality] | None:
         """Return frozen and live quality of the questions so far, None before the first."""
         if not self.asked:
             return None
-        wanted = self.dataset.interactions["item_id"].to_numpy()[self.rows[self.asked]]
-        return Quality.of(self.frozen[self.asked], wanted), Quality.of(np.stack(self.live), wanted)
+        targets = self.dataset.interactions["item_id"].to_numpy()[self.rows[self.asked]]
+        return Quality.of(self.frozen[self.asked], targets), Quality.of(np.stack(self.live), targets)
 
-    def facts(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         elapsed_s = time.monotonic() - self.started_s
         times = (("events of a call durable, p50", self.acknowledged_s), ("answer, p50", self.answered_s))
         return {
             "events": f"{self.events:,}, {self.events / max(elapsed_s, 1e-9):,.0f}/s",
             "clock of the log": time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.clock_s)) if self.clock_s else "-",
             "questions": f"{len(self.asked):,}",
-            **{name: f"{1e3 * float(np.median(taken)):.1f} ms" for name, taken in times if taken},
+            **{name: f"{1e3 * float(np.median(durations_s)):.1f} ms" for name, durations_s in times if durations_s},
             "answers degraded": str(self.late),
         }
 
-    def table(self) -> Table:
-        """Return how far the replay is, and frozen and live quality so far."""
+    def make_table(self) -> Table:
+        """Return the progress of the replay, and frozen and live quality so far."""
         table = Table(
             "", "frozen", "live", "live over frozen", title="The last weeks of the log, replayed", title_justify="left"
         )
-        if qualities := self.qualities():
+        if qualities := self.measure_qualities():
             for quality in fields(Quality):
                 frozen, live = (getattr(side, quality.name) for side in qualities)
                 ratio = f"{live / frozen:.2f}x" if frozen else "-"
                 table.add_row(TITLES[quality.name], f"{frozen:.4f}", f"{live:.4f}", ratio)
         table.add_section()
-        for name, text in self.facts().items():
+        for name, text in self.describe().items():
             table.add_row(name, "", text, "")
         return table
 
-    def line(self) -> str:
+    def make_line(self) -> str:
         """Return the same as one line."""
-        qualities = self.qualities()
+        qualities = self.measure_qualities()
         sides = zip(("frozen", "live"), qualities, strict=True) if qualities else ()
         shown = (f"{name} Recall@20 {side.recall_at_20:.4f}, NDCG@10 {side.ndcg_at_10:.4f}" for name, side in sides)
-        return "; ".join([*(f"{name} {text}" for name, text in self.facts().items()), *shown])
+        return "; ".join([*(f"{name} {text}" for name, text in self.describe().items()), *shown])
 
-    def document(self) -> dict[str, Any]:
-        names, qualities = ("frozen", "live"), self.qualities()
+    def make_document(self) -> dict[str, Any]:
+        names, qualities = ("frozen", "live"), self.measure_qualities()
         sides = {name: vars(side) for name, side in zip(names, qualities, strict=True)} if qualities else {}
         return {"replay": self.dataset.description.name, "events": self.events, "questions": len(self.asked), **sides}
 
@@ -200,15 +200,15 @@ class Replay:
 def show(replay: Replay, steps: Iterator[None], console: Console) -> None:
     """Run a replay to its end: a table that changes on a terminal, a line every few seconds elsewhere."""
     if console.is_terminal:
-        with Live(replay.table(), console=console, auto_refresh=False) as screen:
-            for _ in at_intervals(steps, 0.5):
-                screen.update(replay.table(), refresh=True)
+        with Live(replay.make_table(), console=console, auto_refresh=False) as screen:
+            for _ in yield_at_intervals(steps, 0.5):
+                screen.update(replay.make_table(), refresh=True)
         return
-    for _ in at_intervals(steps, REPORTED_EVERY_S):
-        console.print(replay.line(), markup=False, highlight=False, soft_wrap=True)
+    for _ in yield_at_intervals(steps, REPORTED_EVERY_S):
+        console.print(replay.make_line(), markup=False, highlight=False, soft_wrap=True)
 
 
-def at_intervals(steps: Iterator[None], seconds: float) -> Iterator[None]:
+def yield_at_intervals(steps: Iterator[None], seconds: float) -> Iterator[None]:
     """Run the steps, and yield every few seconds in between."""
     shown_s = time.monotonic()
     for _ in steps:

@@ -26,7 +26,7 @@ import typer
 
 import clients  # noqa: F401  so that triton_recommender is found
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
-from experiments.rest_load import get_request, percentile_ms, send_closed_loop
+from experiments.rest_load import compute_percentile_ms, encode_get, send_closed_loop
 from experiments.served import Served, serve_with_gateway
 from perf.command import run
 from server.environment import PROJECT
@@ -46,8 +46,8 @@ def measured(latencies_s: np.ndarray, seconds: float, cpu_s: float, way: str, cl
         raise ServerError(f"{way} answered nothing. Look at its log.")
     name = f"{way}, {clients_n} client{'s' if clients_n > 1 else ''}"
     return {
-        f"{name}: p50": percentile_ms(latencies_s, 50),
-        f"{name}: p99": percentile_ms(latencies_s, 99),
+        f"{name}: p50": compute_percentile_ms(latencies_s, 50),
+        f"{name}: p99": compute_percentile_ms(latencies_s, 99),
         f"{name}: answers/s": len(latencies_s) / seconds,
         f"{name}: processor time of the servers per answer": 1_000 * cpu_s / len(latencies_s),
     }
@@ -59,7 +59,7 @@ def cpu_s(processes: list[psutil.Process]) -> float:
 
 def ask_grpc(served: Served, users: list[int], seconds: float, clients_n: int) -> dict[str, float]:
     """Ask by gRPC as often as `clients_n` threads can, for some seconds."""
-    processes = [p for p in members(served.state.tag) if p not in served.gateway_processes()]
+    processes = [p for p in members(served.state.tag) if p not in served.find_gateway_processes()]
     with Recommender(served.grpc_url) as recommender, ThreadPoolExecutor(clients_n) as pool:
         recommender.recommend(users[0])
         until_s, before_s = time.perf_counter() + seconds, cpu_s(processes)
@@ -80,7 +80,7 @@ def ask_rest(
     way: str, port: int, processes: list[psutil.Process], users: list[int], seconds: float, n: int
 ) -> dict[str, float]:
     """Ask by REST: first some requests, to learn how many fill the seconds."""
-    requests = [get_request(f"/v1/recommendations?user={user}", x_deadline_ms="5000") for user in users]
+    requests = [encode_get(f"/v1/recommendations?user={user}", x_deadline_ms="5000") for user in users]
     _, taken_s = asyncio.run(send_closed_loop(port, requests[:50], n))
     count = max(int(50 * seconds / taken_s), 50)
     before_s = cpu_s(processes)
@@ -121,7 +121,7 @@ def main(
     """Measure the ways in turns. Exit code 1 when the gateway adds more than 2 ms."""
     machine = read_machine()
     with serve_with_gateway(repo) as served, plain_server(repo.resolve()) as (plain_port, plain):
-        users = served.user_ids(1_000, np.random.default_rng(0))
+        users = served.draw_user_ids(1_000, np.random.default_rng(0))
         every = members(served.state.tag)
         tasks: dict[str, Callable[[], dict[str, float]]] = {}
         for n in (1, CLIENTS):

@@ -18,7 +18,7 @@ TIMEOUT_S = 10.0
 
 @dataclass
 class Answers:
-    """One entry per request. latency_s: from the instant it was due, NaN where none came; degraded: popular items answered."""
+    """One entry per request. latency_s: from the due instant, NaN without an answer; degraded: answered with popular items."""
 
     latency_s: np.ndarray
     status: np.ndarray
@@ -29,11 +29,11 @@ class Answers:
         return cls(np.full(count, np.nan), np.zeros(count, np.int64), np.zeros(count, bool))
 
     def good(self, within_s: float) -> np.ndarray:
-        """bool [N]: recommendations of the server, in time."""
+        """Return bool [N]: recommendations of the server, in time."""
         return (self.status == 200) & ~self.degraded & (self.latency_s <= within_s)
 
     def accepted(self) -> np.ndarray:
-        """float64: latencies of the answers that came from the server."""
+        """Return float64: latencies of the answers that came from the server."""
         return self.latency_s[(self.status == 200) & ~self.degraded]
 
 
@@ -71,32 +71,32 @@ class Connections:
                 pair[1].close()
 
 
-def get_request(path: str, **headers: str) -> bytes:
+def encode_get(path: str, **headers: str) -> bytes:
     lines = [f"GET {path} HTTP/1.1", "host: shop", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def _ask_one(connections: Connections, request: bytes, place: int, due_s: float, answers: Answers) -> None:
+async def _ask_one(connections: Connections, request: bytes, index: int, due_s: float, answers: Answers) -> None:
     try:
         status, body = await connections.ask(request)
     except (OSError, TimeoutError):
         return
-    answers.latency_s[place] = time.perf_counter() - due_s
-    answers.status[place] = status
+    answers.latency_s[index] = time.perf_counter() - due_s
+    answers.status[index] = status
     if status == 200:
-        answers.degraded[place] = b"gateway_fallback" in body
+        answers.degraded[index] = b"gateway_fallback" in body
 
 
 async def send_open_loop(port: int, requests: Sequence[bytes], due_s: np.ndarray) -> Answers:
     """Send requests[i] at due_s[i] seconds from now, float64 [N] ascending, whether or not others were answered."""
     connections, answers, tasks = Connections(port), Answers.empty(len(requests)), []
     start_s = time.perf_counter()
-    for place, (request, due) in enumerate(zip(requests, start_s + due_s, strict=True)):
+    for index, (request, due) in enumerate(zip(requests, start_s + due_s, strict=True)):
         if (wait_s := due - time.perf_counter()) > 0:
             await asyncio.sleep(wait_s)
-        elif place % 16 == 0:
+        elif index % 16 == 0:
             await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(_ask_one(connections, request, place, due, answers)))
+        tasks.append(asyncio.create_task(_ask_one(connections, request, index, due, answers)))
     await asyncio.gather(*tasks)
     await connections.close()
     return answers
@@ -104,11 +104,11 @@ async def send_open_loop(port: int, requests: Sequence[bytes], due_s: np.ndarray
 
 async def send_closed_loop(port: int, requests: Sequence[bytes], clients: int) -> tuple[Answers, float]:
     """Send the requests one after the other, `clients` at a time. Return the answers and the seconds that all took."""
-    connections, answers, places = Connections(port, clients), Answers.empty(len(requests)), iter(range(len(requests)))
+    connections, answers, indices = Connections(port, clients), Answers.empty(len(requests)), iter(range(len(requests)))
 
     async def one_client() -> None:
-        for place in places:
-            await _ask_one(connections, requests[place], place, time.perf_counter(), answers)
+        for index in indices:
+            await _ask_one(connections, requests[index], index, time.perf_counter(), answers)
 
     start_s = time.perf_counter()
     await asyncio.gather(*(one_client() for _ in range(clients)))
@@ -117,11 +117,11 @@ async def send_closed_loop(port: int, requests: Sequence[bytes], clients: int) -
     return answers, seconds
 
 
-def poisson_due_s(per_s: float, seconds: float, rng: np.random.Generator) -> np.ndarray:
+def draw_due_s(per_s: float, seconds: float, rng: np.random.Generator) -> np.ndarray:
     """Return the instants of random arrivals, float64 [N] ascending."""
     return np.cumsum(rng.exponential(1 / per_s, max(int(per_s * seconds), 1)))
 
 
-def percentile_ms(latencies_s: np.ndarray, percent: float) -> float:
+def compute_percentile_ms(latencies_s: np.ndarray, percent: float) -> float:
     """Return a percentile in milliseconds; NaN where nothing was answered."""
     return 1_000 * float(np.percentile(latencies_s, percent)) if len(latencies_s) else float("nan")

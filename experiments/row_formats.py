@@ -78,19 +78,19 @@ def memory_bytes(row_format: str, width: int, dense: bool) -> int:
 
 def measure_quality(repository: Path, data: str) -> list[Figure]:
     """Return AUC, its drop against fp32 and NDCG@10 of the test users, by format."""
-    from export.evaluate import quality_of, refuse_nothing_to_find, stage_lists  # imports the training libraries
+    from export.evaluate import measure_quality, refuse_nothing_to_find, stage_lists  # imports the training libraries
     from training.dataset import load_dataset
-    from training.evaluation.problem import problem_of
+    from training.evaluation.problem import make_problem
 
     dataset, pipeline = load_dataset(data), Pipeline.load(repository)
-    problem = problem_of(dataset)
+    problem = make_problem(dataset)
     refuse_nothing_to_find(dataset, problem)
     config = plan_in_memory(stage_folder(repository, "rank", pipeline.info.generation) / TABLES_FOLDER, "rank")
     qualities: dict[str, Quality] = {}
     for row_format in ROW_FORMATS:
         with open_with_rows(pipeline, with_format(config, row_format)) as served:
             lists = stage_lists(served, problem)
-        ndcg = quality_of(lists["rerank"][0], 0.0, problem).ndcg_at_10
+        ndcg = measure_quality(lists["rerank"][0], 0.0, problem).ndcg_at_10
         qualities[row_format] = Quality(lists["rank"][1], lists["rerank"][1], ndcg)
     pipeline.close()
     return [f for row_format, q in qualities.items() for f in figures_of_quality(row_format, q, qualities[EXACT])]

@@ -50,7 +50,7 @@ def measure(work: Workload, min_examples: int, seeds: int, say: Say) -> list[Fig
     cold = [train_seeds(work, f"cold rows of {w}", replace(settings, cold=ColdRows(w)), seeds, say) for w in COLD_WIDTHS]
     as_small = max(round(settings.width * cold[0].table_bytes / wide.table_bytes), 1)
     narrow = train_seeds(work, f"all rows of {as_small}, for as many bytes", replace(settings, width=as_small), seeds, say)
-    return [figure for taught in (wide, *cold, narrow) for figure in figures_of(taught, wide)]
+    return [figure for taught in (wide, *cold, narrow) for figure in make_figures(taught, wide)]
 
 
 def train_seeds(work: Workload, name: str, settings: RankerSettings, seeds: int, say: Say) -> Taught:
@@ -58,10 +58,10 @@ def train_seeds(work: Workload, name: str, settings: RankerSettings, seeds: int,
     rankers = [train_ranker(work.teaching, work.validation, work.tables, settings, seed, **quiet) for seed in range(seeds)]
     say(name)
     runs = [measure_qualities(rank_scores_of(ranker, work.test), work) for ranker in rankers]
-    return Taught(name, bytes_of(rankers[0], work), runs)
+    return Taught(name, count_bytes(rankers[0], work), runs)
 
 
-def bytes_of(ranker: Ranker, work: Workload) -> int:
+def count_bytes(ranker: Ranker, work: Workload) -> int:
     """Sum the bytes of all tables as they are served."""
     _, tables = served_tables(ranker.model, work.test.items)
     mixed = mixed_tables(ranker.model, work.test.items).values()
@@ -69,7 +69,7 @@ def bytes_of(ranker: Ranker, work: Workload) -> int:
     return sum(array.nbytes for array in (*tables.values(), *cold))
 
 
-def figures_of(taught: Taught, wide: Taught) -> list[Figure]:
+def make_figures(taught: Taught, wide: Taught) -> list[Figure]:
     figures = [
         Figure(name=f"{taught.name}: bytes of all tables", values=[taught.table_bytes], unit="B"),
         Figure(name=f"{taught.name}: bytes over all rows of 16", values=[taught.table_bytes / wide.table_bytes]),

@@ -36,7 +36,7 @@ class Served:
     def grpc_url(self) -> str:
         return f"localhost:{self.grpc_port}"
 
-    def rss_mb(self) -> float:
+    def measure_rss_mb(self) -> float:
         """Return the memory of all processes of the server and its gateway, in MB."""
         total = 0
         for process in processes.members(self.state.tag):
@@ -46,11 +46,11 @@ class Served:
                 continue
         return total / 1e6
 
-    def gateway_processes(self) -> list[psutil.Process]:
+    def find_gateway_processes(self) -> list[psutil.Process]:
         """Return the gateway alone, without its supervisor."""
         return [p for p in gateway.gateways(self.state.tag) if "server.supervisor" not in p.cmdline()]
 
-    def user_ids(self, count: int, rng: np.random.Generator) -> list[int]:
+    def draw_user_ids(self, count: int, rng: np.random.Generator) -> list[int]:
         """Return random users that the repository knows."""
         known = np.load(next(self.repo.glob("preprocess/*/store/user_ids.npy")), mmap_mode="r")
         return rng.choice(np.asarray(known), count).tolist()

@@ -34,7 +34,7 @@ import typer
 from confluent_kafka import Producer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.soak_checks import FAULTS, WIDTH, Applied, Checker, Due, rows_of
+from experiments.soak_checks import FAULTS, WIDTH, Applied, Checker, Due, make_rows
 from experiments.tables_feed import STARTED_S, run_broker, spawn
 from perf.command import run
 from serving.contract.errors import ServerError
@@ -55,11 +55,11 @@ SHOWN = 5  # wrong rows of a process that are described
 class Shared:
     """Memory that the processes share. It has no lock: one held by a process that is killed would stop all others.
 
-    found: int64 [2, instances, FAULTS], of look-ups that were not `degraded` and of those that were;
+    wrong: int64 [2, instances, FAULTS], of look-ups that were not `degraded` and of those that were;
     lookups: int64 [instances]; published, due: int32 [rows]
     """
 
-    found: Any
+    wrong: Any
     lookups: Any
     published: Any
     due: Any
@@ -68,7 +68,7 @@ class Shared:
     @classmethod
     def of(cls, n_instances: int, n_rows: int) -> Shared:
         return cls(
-            found=spawn.Array("q", 2 * n_instances * len(FAULTS), lock=False),
+            wrong=spawn.Array("q", 2 * n_instances * len(FAULTS), lock=False),
             lookups=spawn.Array("q", n_instances, lock=False),
             published=spawn.Array("i", n_rows, lock=False),
             due=spawn.Array("i", n_rows, lock=False),
@@ -80,17 +80,17 @@ class Shared:
         return np.frombuffer(self.published, np.int32), np.frombuffer(self.due, np.int32)
 
     def count(self, instance: int, kind: str, keys: np.ndarray, degraded: bool) -> None:
-        at = (degraded * len(self.lookups) + instance) * len(FAULTS) + FAULTS.index(kind)
-        if len(keys) and self.found[at] < SHOWN:
+        index = (degraded * len(self.lookups) + instance) * len(FAULTS) + FAULTS.index(kind)
+        if len(keys) and self.wrong[index] < SHOWN:
             what = f"{kind}, {'degraded' if degraded else 'not degraded'}, keys {keys[:SHOWN].tolist()}"
             print(f"instance {instance} at {time.monotonic():.3f} s: {what}", file=sys.stderr, flush=True)
-        self.found[at] += len(keys)
+        self.wrong[index] += len(keys)
 
     def counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return wrong rows of all instances by kind: of all look-ups, and of those that were `degraded`."""
-        by_mark = np.frombuffer(self.found, np.int64).reshape(2, -1, len(FAULTS)).sum(axis=1)
-        every, marked = (dict(zip(FAULTS, found.tolist(), strict=True)) for found in (by_mark.sum(axis=0), by_mark[1]))
-        return every, marked
+        by_mark = np.frombuffer(self.wrong, np.int64).reshape(2, -1, len(FAULTS)).sum(axis=1)
+        total, degraded = (dict(zip(FAULTS, rows.tolist(), strict=True)) for rows in (by_mark.sum(axis=0), by_mark[1]))
+        return total, degraded
 
 
 def run_updater(config: LevelsConfig) -> None:
@@ -106,8 +106,8 @@ def run_instance(config: LevelsConfig, number: int, shared: Shared) -> None:
     checker = Checker(published, due, Applied(table.shared.ring, table.codec, rows))
     while not shared.finish.value:
         keys = np.minimum(rng.zipf(1.2, 300), rows) - 1
-        for kind, found in checker.look_up(lambda asked: tables.lookup(TABLE, asked), keys).items():
-            shared.count(number, kind, found, tables.degraded)
+        for kind, wrong_keys in checker.look_up(lambda requested: tables.lookup(TABLE, requested), keys).items():
+            shared.count(number, kind, wrong_keys, tables.degraded)
         shared.lookups[number] += 1
     keys = np.arange(rows)
     deadline = time.monotonic() + SETTLE_S
@@ -129,12 +129,12 @@ class Processes:
 
     def start(self, name: str) -> None:
         target, arguments = self._starts[name]
-        self._lookups_at_start[name] = self._lookups_of(name)
+        self._lookups_at_start[name] = self._count_lookups(name)
         self._running[name] = spawn.Process(target=target, args=arguments, daemon=True)
         self._running[name].start()
 
     def is_ready(self, name: str) -> bool:
-        return name not in self._instances or self._lookups_of(name) > self._lookups_at_start[name]
+        return name not in self._instances or self._count_lookups(name) > self._lookups_at_start[name]
 
     def wait_until_ready(self) -> None:
         """Raise ServerError where an instance looks nothing up."""
@@ -144,7 +144,7 @@ class Processes:
                 raise ServerError(f"an instance looked nothing up within {SETTLE_S:g} s. What it printed is above.")
             time.sleep(0.05)
 
-    def _lookups_of(self, name: str) -> int:
+    def _count_lookups(self, name: str) -> int:
         return self._lookups[self._instances.index(name)] if name in self._instances else 0
 
     def kill(self, name: str) -> None:
@@ -175,12 +175,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.random.Generator) -> list[Figure]:
-    np.save(folder / f"{TABLE}.npy", rows_of(np.arange(n_rows), np.zeros(n_rows)))
+    np.save(folder / f"{TABLE}.npy", make_rows(np.arange(n_rows), np.zeros(n_rows)))
     shared = Shared.of(n_instances, n_rows)
     with ExitStack() as running:
         brokers, _ = running.enter_context(run_broker())
         Producer({"bootstrap.servers": brokers}).list_topics(topic(MODEL, TABLE), timeout=STARTED_S)  # creates it
-        config = settings_of(folder, n_rows, brokers)
+        config = make_settings(folder, n_rows, brokers)
         instances = {f"instance {i}": (run_instance, (config, i, shared)) for i in range(n_instances)}
         processes = Processes({**instances, UPDATER: (run_updater, (config,))}, list(instances), shared)
         running.callback(remove_unused, shared_root(config) / f"{ARENA_PREFIX}{config.arena}")
@@ -205,7 +205,7 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
     return [Figure(name=name, values=[count], **bounds) for name, (count, bounds) in counts.items()]
 
 
-def settings_of(folder: Path, n_rows: int, brokers: str) -> LevelsConfig:
+def make_settings(folder: Path, n_rows: int, brokers: str) -> LevelsConfig:
     return LevelsConfig(
         MODEL,
         (TableConfig(TABLE, n_rows, WIDTH, l1_rows=n_rows // 50, l2_rows=n_rows // 5),),
@@ -229,7 +229,7 @@ def publish(config: LevelsConfig, shared: Shared, processes: Processes, seconds:
     due = Due(due_versions, begun_s)
     while time.monotonic() < until_s:
         keys = rng.choice(len(versions), 100, replace=False)
-        publisher.publish(TABLE, keys, rows_of(keys, versions[keys] + 1))
+        publisher.publish(TABLE, keys, make_rows(keys, versions[keys] + 1))
         publisher.flush()
         versions[keys] += 1
         due.acknowledged(keys, versions[keys], time.monotonic())

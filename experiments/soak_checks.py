@@ -15,7 +15,7 @@ VISIBLE_WITHIN_S, RESTARTED_WITHIN_S = 5.0, 10.0  # generous: milliseconds, and 
 FAULTS = ("foreign", "torn", "early", "stale", "fallen", "late", "lost")
 
 
-def rows_of(keys: np.ndarray, versions: np.ndarray) -> np.ndarray:
+def make_rows(keys: np.ndarray, versions: np.ndarray) -> np.ndarray:
     """Return float32 [N, 8]: the key, then the version seven times."""
     rows = np.repeat(versions.astype(np.float32)[:, None], WIDTH, axis=1)
     rows[:, 0] = keys

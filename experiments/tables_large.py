@@ -38,7 +38,7 @@ from perf.load import schedule
 from perf.load.open_loop import Outcome, run_load
 from perf.load.workload import draw, serialise
 from perf.observe import REPORTED_AFTER_S, read_samples
-from perf.target import Turns, own_server, site_of, take_turns
+from perf.target import Turns, own_server, read_site, take_turns
 from perf.tune.variant import seal_again
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import ConfigError, ServerError
@@ -119,7 +119,7 @@ def measure_large(
     step: Callable[[str], None],
 ) -> list[Figure]:
     source = write_table(folder, rows, rng)
-    keys = draw_zipf_keys(rows, exponent, (KEYS, candidates_of(repo)), rng).astype(np.int32)
+    keys = draw_zipf_keys(rows, exponent, (KEYS, read_candidates(repo)), rng).astype(np.int32)
     with ExitStack() as running:
         sides = []
         for number, case in enumerate(choose_levels(rows)):
@@ -135,10 +135,10 @@ def measure_large(
             requests = draw_requests(waits.bench, rate, seconds)
             for side in sides if number % 2 == 0 else sides[::-1]:
                 side.measure_round(requests)
-        return [f for side, then in zip(sides[1:], before[1:], strict=True) for f in figures_of(side, then, sides[0], rows)]
+        return [f for side, then in zip(sides[1:], before[1:], strict=True) for f in make_figures(side, then, sides[0], rows)]
 
 
-def candidates_of(repo: Path) -> int:
+def read_candidates(repo: Path) -> int:
     return read_stage(stage_folder(repo, "rank", pinned_generation(repo))).axes.candidates
 
 
@@ -146,7 +146,7 @@ def serve_case(repo: Path, source: str, scratch: Path, rows: int, case: str, key
     """Start a server and warm its caches; it is suspended until its turn."""
     make_large_repository(repo, scratch, source, rows, case, keys)
     server = running.enter_context(own_server(scratch / "repository"))
-    bench = new_bench(site_of(server.state), case, scratch / "raw")
+    bench = new_bench(read_site(server.state), case, scratch / "raw")
     bench.closed(ENSEMBLE, "grpc", "concurrency", WARM_CLIENTS, WARM_S)
     return Side(case, bench, running.enter_context(take_turns(server.state.tag)))
 
@@ -191,7 +191,7 @@ def measure_peak(side: Side) -> float:
 
 
 def draw_requests(bench: Bench, rate: float, seconds: float) -> Requests:
-    due_s = schedule.poisson(rate, seconds, bench.rng)
+    due_s = schedule.draw_poisson(rate, seconds, bench.rng)
     return serialise(bench.specs[ENSEMBLE], draw(bench.requests, len(due_s), bench.rng)), due_s
 
 
@@ -199,10 +199,10 @@ def p99_ms_of(outcome: Outcome) -> float:
     return float(np.percentile(outcome.latency_ns, 99, method="inverted_cdf")) / 1e6
 
 
-def figures_of(side: Side, before: Counter[str], all_in_ram: Side, rows: int) -> list[Figure]:
+def make_figures(side: Side, before: Counter[str], all_in_ram: Side, rows: int) -> list[Figure]:
     """Return a case's figures; the bounds are of the case whose answers are exact."""
     after = side.read_answers()
-    if after.total() > KEYS * candidates_of(side.bench.site.repo):
+    if after.total() > KEYS * read_candidates(side.bench.site.repo):
         raise ServerError(f"{side.case}: {after.total():,.0f} rows were looked up, more than were drawn. Raise KEYS.")
     answers = {answer: count - before[answer] for answer, count in after.items()}
     plan_in_memory = (answers["l1"] + answers["l2"]) / sum(answers.values())

@@ -34,7 +34,7 @@ from serving.tables.metrics import TableCounts
 LEAST_OF_TAKE = 0.5
 MOST_OF_DEVICE = {1: 2.0, 64: 4.0}  # by misses of a look-up
 MOST_GROWTH = 1.3
-FROM_MEMORY = (0.945, 0.96)  # share of the rows: 95 % are meant; more would flatter every other figure
+FROM_MEMORY = (0.945, 0.96)  # share of the rows: 95 % are intended; more would make every other figure look better
 KEYS = 400_000  # of a round of hits
 REPEATS = 9
 MISSES = (1, 13, 64)
@@ -62,12 +62,12 @@ def measure_hits(
             resident = find_resident_keys(tables, rows)
             for batch in batches:
                 requests = resident[draw_zipf_keys(len(resident), exponent, (max(4, keys // batch), batch), rng)]
-                figures += figures_of_hits(f"hits: {kind}, {batch:,} keys", plain, tables, requests)
+                figures += make_hit_figures(f"hits: {kind}, {batch:,} keys", plain, tables, requests)
     return figures
 
 
-def figures_of_hits(name: str, plain: np.ndarray, tables: LeveledTables, requests: np.ndarray) -> list[Figure]:
-    """requests: int64 [R, batch]. The second figure, without a bound, writes into an existing array."""
+def make_hit_figures(name: str, plain: np.ndarray, tables: LeveledTables, requests: np.ndarray) -> list[Figure]:
+    """Return the figures. requests: int64 [R, batch]. The second one, without a bound, writes into an existing array."""
     out = np.empty((requests.shape[1], WIDTH), np.float32)
     ways = {
         "take": lambda keys: plain.take(keys, axis=0),
@@ -75,14 +75,14 @@ def figures_of_hits(name: str, plain: np.ndarray, tables: LeveledTables, request
         "take into": lambda keys: plain.take(keys, axis=0, out=out, mode="clip"),
         "look-up into": lambda keys: tables.lookup(TABLE, keys, out),
     }
-    cost_s = fastest_seconds(ways, requests)
+    cost_s = measure_fastest_s(ways, requests)
     return [
         Figure(name=f"{name}, over take", values=[cost_s["take"] / cost_s["look-up"]], at_least=LEAST_OF_TAKE),
         Figure(name=f"{name}, over take into an array", values=[cost_s["take into"] / cost_s["look-up into"]]),
     ]
 
 
-def fastest_seconds(ways: dict[str, Callable[[np.ndarray], object]], requests: np.ndarray) -> dict[str, float]:
+def measure_fastest_s(ways: dict[str, Callable[[np.ndarray], object]], requests: np.ndarray) -> dict[str, float]:
     """Return seconds per call in the fastest of REPEATS rounds, the ways taking turns: other work only ever adds time."""
     best = dict.fromkeys(ways, np.inf)
     for _ in range(REPEATS):
@@ -109,10 +109,10 @@ def measure_misses(folder: Path, rows: int, rng: np.random.Generator, n_requests
         for n_misses in MISSES:
             absent = rng.integers(rows // 5, rows, (2, n_requests, n_misses))  # beyond what was filled in
             elapsed_us: dict[str, list[float]] = {"device": [], "hits": [], "mixed": []}
-            for missing, of_device in zip(*absent, strict=True):
+            for missing, device_keys in zip(*absent, strict=True):
                 hits = rng.choice(resident, KEYS_PER_REQUEST)
                 mixed = np.concatenate([missing, hits[n_misses:]])
-                elapsed_us["device"] += measure_latencies_us(device.read, of_device[None]).tolist()
+                elapsed_us["device"] += measure_latencies_us(device.read, device_keys[None]).tolist()
                 elapsed_us["hits"] += measure_latencies_us(look_up, hits[None]).tolist()
                 elapsed_us["mixed"] += measure_latencies_us(look_up, mixed[None]).tolist()
                 tables.settle()
@@ -145,7 +145,7 @@ class Size:
         mixed[:, :N_MISSES] = rng.integers(2 * self.cached, self.rows, (count, N_MISSES))
         before = self.counts
         self.look_ups_us += measure_latencies_us(self.look_up, mixed, pause_s=0.002).tolist()
-        self.memory_hit_rates.append(memory_hit_rate(before, self.counts))
+        self.memory_hit_rates.append(compute_memory_hit_rate(before, self.counts))
         self.device_us += measure_latencies_us(self.device.read, mixed[: max(count // 4, 1), :N_MISSES]).tolist()
 
     def look_up(self, keys: np.ndarray) -> None:
@@ -190,6 +190,6 @@ def open_size(folder: Path, rows: int, cached: int, rng: np.random.Generator, ru
     return Size(rows, tables, device, cached)
 
 
-def memory_hit_rate(before: TableCounts, after: TableCounts) -> float:
+def compute_memory_hit_rate(before: TableCounts, after: TableCounts) -> float:
     hits = after.l1_hits + after.l2_hits - before.l1_hits - before.l2_hits
     return hits / (after.rows - before.rows)

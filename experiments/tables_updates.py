@@ -30,7 +30,7 @@ from export.tables import PS_FILE, write_tables
 from perf.bench import Bench, new_bench
 from perf.load.open_loop import Outcome, run_load
 from perf.load.workload import Arrays, ask, draw, stage_inputs
-from perf.target import own_server, site_of
+from perf.target import own_server, read_site
 from perf.tune.variant import seal_again
 from server.health import local_client
 from serving.contract.artifacts import stage_folder
@@ -84,7 +84,7 @@ def measure_updates(repo: Path, scratch: Path, seconds: float, rounds: int, step
         generation = make_live_repository(repo, scratch / "live", brokers, scratch / "state")
         tables = stage_folder(scratch / "live", "rank", generation) / "tables"
         server = running.enter_context(own_server(scratch / "live"))
-        bench = new_bench(site_of(server.state), "updates", scratch / "raw")
+        bench = new_bench(read_site(server.state), "updates", scratch / "raw")
         model = read_config(tables / CONFIG_FILE).model
         watched = choose_watched(bench, tables, WATCHED_TABLE, brokers, model)
         published = choose_published(brokers, model, tables, watched)
@@ -106,7 +106,7 @@ def measure_updates(repo: Path, scratch: Path, seconds: float, rounds: int, step
                 if turn == "updated":
                     rows_per_s.append((published.count.value - rows_before) / (time.monotonic() - begun_s))
         visible_ms = [watched.visible_ms.get() for _ in range(watched.visible_ms.qsize())]
-    return figures_of(outcomes, visible_ms, rows_per_s)
+    return make_figures(outcomes, visible_ms, rows_per_s)
 
 
 def make_live_repository(repo: Path, live: Path, brokers: str, state: Path) -> int:
@@ -207,7 +207,7 @@ def measure_visible_s(watched: Watched, number: int, client: Any, sender: Publis
     return float("inf")
 
 
-def figures_of(outcomes: dict[str, list[Outcome]], visible_ms: list[float], rows_per_s: list[float]) -> list[Figure]:
+def make_figures(outcomes: dict[str, list[Outcome]], visible_ms: list[float], rows_per_s: list[float]) -> list[Figure]:
     """Return the figures; ratios are taken within a round. visible_ms: infinite for a row that never showed"""
     p99_ms = {turn: [p99_ms_of(outcome) for outcome in outcomes[turn]] for turn in TURNS}
     errors = sum(sum(outcome.errors.values()) for of_turn in outcomes.values() for outcome in of_turn)

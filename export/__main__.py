@@ -118,7 +118,7 @@ def refuse_unknown(layout: str) -> None:
 
 @app.command()
 def check(repo: Repo = Path("model_repository")) -> None:
-    """Report what will fail in a repository, and how to mend it. Exit code 1 when there is an error."""
+    """Report what will fail in a repository, and how to fix it. Exit code 1 when there is an error."""
     from export.check import check_repository, checked_by_format
     from repository.finding import count_errors
 

@@ -25,7 +25,7 @@ from export.references import write_drift_references
 from export.rehearsal import rehearse
 from export.settings import TAUGHT_WIDTH, PipelineSettings, Settings
 from export.stages import write_rules, write_stages
-from export.tables import plan_tables, shapes_of, write_tables
+from export.tables import find_shapes, plan_tables, write_tables
 from repository.applied_rules import current_values
 from repository.publish import Staging
 from repository.recorded import Recorded
@@ -93,7 +93,7 @@ def build_repository(
             chosen = FeatureSettings(history_length=pipeline.history)
             features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, workflow)
             phase.result = f"{len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items"
-        axes = axes_of(features, pipeline)
+        axes = make_axes(features, pipeline)
         specs = stage_specs(axes, features.context)
         with staged as staging:
             plugin.refuse_early(repository, staging, specs, settings)
@@ -144,7 +144,7 @@ def fit_ranking(
     with progress.phase("ranker") as phase:
         statistics = statistics_of(features, log, choices.statistics)
         lessons = collect_lessons(dataset, log, features, statistics, of_the_past, served, choices, rng)
-        ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.detail, trainer_of(settings, features))
+        ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.detail, choose_trainer(settings, features))
         phase.result = describe_ranker(ranker, choices)
     with progress.phase("re-ranker") as phase:
         reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.detail)
@@ -204,7 +204,7 @@ def describe_log(dataset: Dataset) -> dict[str, Any]:
     return {"events": len(times_s), **dict(zip(("first", "last"), days, strict=True))}
 
 
-def axes_of(features: Features, pipeline: PipelineSettings) -> Axes:
+def make_axes(features: Features, pipeline: PipelineSettings) -> Axes:
     return Axes(
         candidates=pipeline.candidates,
         history=pipeline.history,
@@ -251,7 +251,7 @@ def ranking_settings(settings: Settings) -> RankingSettings:
     )
 
 
-def trainer_of(settings: Settings, features: Features) -> TrainRanker:
+def choose_trainer(settings: Settings, features: Features) -> TrainRanker:
     """Return the function that trains the ranker, or imports a model that HugeCTR trained."""
     if not settings.hugectr.model:
         return train_ranker
@@ -261,7 +261,7 @@ def trainer_of(settings: Settings, features: Features) -> TrainRanker:
 def refuse_tables_that_do_not_fit(features: Features, axes: Axes, settings: Settings) -> None:
     """Raise ConfigError before training when the ranker's tables will not fit their budgets."""
     serving = settings.serving_of()["rank"]
-    shapes = shapes_of(features, settings.table_width, settings.ranker.cold)
+    shapes = find_shapes(features, settings.table_width, settings.ranker.cold)
     plan_tables(settings.tables, shapes, serving.instances, serving.max_batch_size * axes.candidates)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from export.profiles import load_profile, profile_of
+from export.profiles import find_profile_name, load_profile
 from repository.check import run_checks
 from repository.finding import Finding
 
 
 def check_repository(repository: Path) -> list[Finding]:
     """Return all findings of the checks of the repository's profile, errors first."""
-    return run_checks(repository, *load_profile(profile_of(repository)).checks())
+    return run_checks(repository, *load_profile(find_profile_name(repository)).checks())
 
 
 def checked_by_format(repository: Path) -> tuple[str, ...]:
     """Return what the checks could only compare with a documented format, because the software that reads it is not here."""
-    return tuple(load_profile(profile_of(repository)).checked_by_format(repository))
+    return tuple(load_profile(find_profile_name(repository)).checked_by_format(repository))

@@ -43,7 +43,7 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     batches = [batch for _, batch in read_log(folder)]
     if before_s is not None:
         batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
-    events = pd.concat([frame_of(batch, dataset) for batch in batches] or [dataset.interactions.iloc[:0]])
+    events = pd.concat([make_frame(batch, dataset) for batch in batches] or [dataset.interactions.iloc[:0]])
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         changes = snapshot.changes(after=0)
     known = pd.MultiIndex.from_frame(dataset.interactions[KEY])
@@ -51,30 +51,30 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     log = pd.concat([dataset.interactions, new]).sort_values("timestamp", kind="stable", ignore_index=True)
     item_changes = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
     user_changes = {change.id: change.columns for change in changes if change.type != ITEM_CHANGED}
-    items = with_rows(dataset.items, "item_id", [*new["item_id"].unique(), *item_changes])
+    items = add_rows(dataset.items, "item_id", [*new["item_id"].unique(), *item_changes])
     items["title"] = items["title"].fillna(items["item_id"].astype(str))
     items["available"] = items["available"].fillna(True).astype(bool)
-    users = with_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
+    users = add_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
     report = replace(dataset.report, notes=[*dataset.report.notes, f"{len(new):,} live events continue the log"])
     return replace(
         dataset,
         interactions=log,
-        items=with_changes(items, "item_id", item_changes),
-        users=with_changes(users, "user_id", user_changes),
+        items=apply_changes(items, "item_id", item_changes),
+        users=apply_changes(users, "user_id", user_changes),
         report=report,
-        learned_sales=sales_of(batches),
+        learned_sales=count_sales(batches),
     )
 
 
-def rows_for_the_log(headers: np.ndarray) -> np.ndarray:
+def find_log_rows(headers: np.ndarray) -> np.ndarray:
     """Return which of HEADER [N] belong in the interaction log, int64 [M]."""
     counted = (headers["flags"] & (Flags.COUNTED | Flags.ERASED)) == Flags.COUNTED
     return np.flatnonzero((headers["type"] == OBSERVED) & counted)
 
 
-def sales_of(batches: Sequence[EventBatch]) -> np.ndarray | None:
+def count_sales(batches: Sequence[EventBatch]) -> np.ndarray | None:
     """Return LEARNED_SALE [L] of events that belong in the interaction log, as the live store counts them; None without any."""
-    headers = np.concatenate([np.empty(0, HEADER), *(batch.headers[rows_for_the_log(batch.headers)] for batch in batches)])
+    headers = np.concatenate([np.empty(0, HEADER), *(batch.headers[find_log_rows(batch.headers)] for batch in batches)])
     sold = headers[(headers["flags"] & Flags.POSITIVE) != 0]
     if not len(sold):
         return None
@@ -88,9 +88,9 @@ def sales_of(batches: Sequence[EventBatch]) -> np.ndarray | None:
     return sales
 
 
-def frame_of(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
+def make_frame(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
     """Return the events that belong in the interaction log, as its rows."""
-    rows = rows_for_the_log(batch.headers)
+    rows = find_log_rows(batch.headers)
     own = batch.headers[rows]
     frame = pd.DataFrame({"user_id": own["user_id"], "item_id": own["item_id"], "timestamp": own["time_ms"] // 1000})
     frame["positive"] = (own["flags"] & Flags.POSITIVE) != 0
@@ -102,7 +102,7 @@ def frame_of(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
     return frame
 
 
-def with_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
+def add_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
     """Return a table with a row for every id, sorted by id; unknown values of new rows are missing."""
     known = table[key].to_numpy()
     new = np.setdiff1d(np.fromiter(ids, np.int64), known)
@@ -115,15 +115,15 @@ def with_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame
             [other if absent else value for value, other, absent in zip(merged[name], missing, is_new, strict=True)],
             dtype=object,
         )
-    return merged.astype(kept_types(table))
+    return merged.astype(find_kept_types(table))
 
 
-def kept_types(table: pd.DataFrame) -> dict[str, Any]:
+def find_kept_types(table: pd.DataFrame) -> dict[str, Any]:
     """Return the types that a table keeps with missing values in it: booleans become objects until they are filled."""
     return {name: dtype for name, dtype in table.dtypes.items() if dtype.kind != "b"}
 
 
-def with_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:
+def apply_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:
     """Return a table with the values that `upsert` set; columns that it lacks are left out."""
     positions = {int(identifier): row for row, identifier in enumerate(table[key])}
     for name in table.columns:
@@ -132,12 +132,12 @@ def with_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[st
             continue
         values = table[name].to_numpy(copy=True)
         for row, value in set_rows.items():
-            values[row] = value_of(value, table[name].dtype, values)
+            values[row] = convert_value(value, table[name].dtype, values)
         table = table.assign(**{name: values})
     return table
 
 
-def value_of(value: object, dtype: Any, values: np.ndarray) -> object:
+def convert_value(value: object, dtype: Any, values: np.ndarray) -> object:
     """Return a JSON value as a column holds it; null is a missing value."""
     if dtype.kind == "b":
         return value is not False

@@ -29,7 +29,7 @@ from serving.stages.search.search import Blocked
 from training.dataset import Dataset, split_by_time
 from training.evaluation.baselines import Baseline, Quality, evaluate, fit_baselines
 from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, recall_at
-from training.evaluation.problem import TEST_SHARE, Problem, problem_of
+from training.evaluation.problem import TEST_SHARE, Problem, make_problem
 
 USERS_PER_CALL = 32
 CONCURRENT_CALLS = 4
@@ -41,7 +41,7 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
 
     The last line printed is the same table as JSON.
     """
-    problem = problem_of(dataset)
+    problem = make_problem(dataset)
     refuse_nothing_to_find(dataset, problem)
     remove_repository(repository)
     train, _ = split_by_time(dataset.interactions, TEST_SHARE)
@@ -53,8 +53,8 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     rows |= stage_qualities(Pipeline.load(repository), problem)
     with TritonServer(repository) as server:
         # The server returns K items: beyond them, the AUC uses the order of the in-process pipeline.
-        rows[SERVED] = quality_of(served_lists(server.grpc_url, problem), rows["after rerank"].auc, problem)
-    console.print(table_of(dataset, problem, rows))
+        rows[SERVED] = measure_quality(served_lists(server.grpc_url, problem), rows["after rerank"].auc, problem)
+    console.print(make_table(dataset, problem, rows))
     console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
     return rows
 
@@ -84,7 +84,7 @@ def named(baseline: Baseline) -> str:
 def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
     """Return the quality after retrieval, after ranking, and of the whole pipeline."""
     return {
-        f"after {stage}": quality_of(ids, float(np.nanmean(aucs)), problem)
+        f"after {stage}": measure_quality(ids, float(np.nanmean(aucs)), problem)
         for stage, (ids, aucs) in stage_lists(pipeline, problem).items()
     }
 
@@ -103,7 +103,7 @@ def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndar
         }
         order = retrieval_order(pipeline, tensors, problem)
         for stage, ids in found.items():
-            order = move_up(order, positions_of(ids, problem))
+            order = move_up(order, find_positions(ids, problem))
             aucs[stage].append(auc(order, problem.test.relevant[block], problem.test.seen[block]))
             lists[stage].append(ids)
     return {stage: (np.concatenate(ids)[:, :20], np.concatenate(aucs[stage])) for stage, ids in lists.items()}
@@ -144,20 +144,20 @@ def split_into_blocks(users: np.ndarray) -> list[np.ndarray]:
     return [users[start : start + USERS_PER_CALL] for start in range(0, len(users), USERS_PER_CALL)]
 
 
-def positions_of(item_ids: np.ndarray, problem: Problem) -> np.ndarray:
+def find_positions(item_ids: np.ndarray, problem: Problem) -> np.ndarray:
     """Return the positions, int64 [U, K], of item ids, n_items for PAD_ID."""
     return np.where(item_ids == PAD_ID, len(problem.item_ids), np.searchsorted(problem.item_ids, item_ids))
 
 
-def quality_of(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> Quality:
+def measure_quality(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> Quality:
     """Return the quality of lists. item_ids: int64 [U, K] of the test users, PAD_ID padded."""
-    positions = positions_of(item_ids, problem)
+    positions = find_positions(item_ids, problem)
     relevant = problem.test.relevant[problem.test_users]
     recall, ndcg = recall_at(positions, relevant, 20).mean(), ndcg_at(positions, relevant, 10).mean()
     return Quality(float(recall), float(ndcg), coverage(positions, len(problem.item_ids)), auc_mean)
 
 
-def table_of(dataset: Dataset, problem: Problem, rows: dict[str, Quality]) -> Table:
+def make_table(dataset: Dataset, problem: Problem, rows: dict[str, Quality]) -> Table:
     table = Table(title=f"{dataset.description.name}: {len(problem.test_users):,} test users, last 20 % of their events")
     table.caption = "coverage: share of the catalogue in any list; AUC: over the whole catalogue"
     table.add_column("")

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from export.build import retrieval_settings
-from export.nvidia.hugectr.inputs import inputs_of
+from export.nvidia.hugectr.inputs import list_inputs
 from export.nvidia.hugectr.training_data import write_training_data
 from export.progress import Progress
 from export.settings import Settings
@@ -30,6 +30,6 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     (latest, *older), of_visits = moments(dataset, dataset.interactions, features, of_the_past, choices, rng)
     older += [of_visits] if of_visits else []
     teaching, validation = parts(latest, choices.ranker.validation_share, rng)
-    rows = write_training_data(folder, (teaching, *older), validation, inputs_of(features), choices.ranker, rng)
+    rows = write_training_data(folder, (teaching, *older), validation, list_inputs(features), choices.ranker, rng)
     progress.note(f"{rows['train']:,} rows to train on and {rows['validation']:,} to validate, in {folder}")
     return rows

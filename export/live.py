@@ -19,19 +19,19 @@ LEAST_ABOVE_ZERO = float(np.finfo(np.float32).tiny)
 
 def write_live_models(staging: Staging, like: StageInfo, description: Description, choices: LiveChoices) -> None:
     """Write `stage.json` of `observe` and `upsert`. like: the info of a stage, with the same axes and context columns."""
-    kinds = event_kinds(description)
+    kinds = make_event_kinds(description)
     settings = LiveSettings(
         kinds=tuple(asdict(kind) for kind in kinds.kinds),
         value_is=kinds.value_is,
-        columns=changeable_columns(description),
-        roles=roles_of_columns(description),
+        columns=list_changeable_columns(description),
+        roles=find_column_roles(description),
         **choices.model_dump(include={field.name for field in fields(LiveSettings)}),
     )
     for name in LIVE_MODELS:
         replace(like, stage=name, settings=asdict(settings)).write(staging.folder(name))
 
 
-def event_kinds(description: Description) -> EventKinds:
+def make_event_kinds(description: Description) -> EventKinds:
     """Return the kinds of `[events]`; without that section one kind, that of the log's rows.
 
     With a label column, positives are the events whose value is high enough, as in the log.
@@ -49,7 +49,7 @@ def event_kinds(description: Description) -> EventKinds:
     return EventKinds(tuple(kinds), value_is)
 
 
-def roles_of_columns(description: Description) -> dict[str, str]:
+def find_column_roles(description: Description) -> dict[str, str]:
     """Return role -> name of the item columns that are features under that name too."""
     items = description.items
     if items is None:
@@ -59,7 +59,7 @@ def roles_of_columns(description: Description) -> dict[str, str]:
     return {role: name for role, name in roles.items() if name in columns and name != role}
 
 
-def changeable_columns(description: Description) -> dict[str, dict[str, str]]:
+def list_changeable_columns(description: Description) -> dict[str, dict[str, str]]:
     """Return kind -> column -> type of what `upsert` may change: an item's roles, and all feature columns."""
     items, users = description.items, description.users
     item = {"title": "text", "category": "text", "provider": "text", "available": "flag", "price": "number"}

@@ -20,7 +20,7 @@ from serving.live.reader import Reader
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from training.dataset import Dataset
-from training.features.build import context_of
+from training.features.build import take_context
 
 QUESTIONS_PER_CALL = 64
 EVENTS_PER_BATCH = 256
@@ -102,7 +102,7 @@ def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int
 def ask(pipeline: Pipeline, dataset: Dataset, rows: np.ndarray) -> Answers:
     """Answer the users of log rows, in the context of these rows."""
     events = dataset.interactions.iloc[rows]
-    inputs = {"user_id": events["user_id"].to_numpy(np.int64)} | context_of(events, dataset.context_columns)
+    inputs = {"user_id": events["user_id"].to_numpy(np.int64)} | take_context(events, dataset.context_columns)
     tensors = pipeline.trace({name: values[:, None] for name, values in inputs.items()})
     return Answers(tensors["item_ids"][:, :LIST_LENGTH], tensors["candidate_ids"], tensors["rank_scores"])
 
@@ -113,7 +113,7 @@ def event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
     columns = {"user_id": events["user_id"], "item_id": events["item_id"], "timestamp_ms": 1_000 * events["timestamp"]}
     if log.label or log.weight:
         columns["value"] = events["label" if log.label else "weight"]
-    columns |= context_of(events, dataset.context_columns)
+    columns |= take_context(events, dataset.context_columns)
     tensors = live_specs(tuple(column.tensor() for column in dataset.context_columns))[OBSERVE].inputs
     return {
         t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.filled(len(rows))

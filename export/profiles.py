@@ -74,7 +74,7 @@ def load_profile(name: str) -> Profile:
     return import_module(PLUGINS[name]).PROFILE
 
 
-def profile_of(repository: Path) -> str:
+def find_profile_name(repository: Path) -> str:
     """Return the profile that a repository was exported for, by its manifest, or by its models where that cannot be read."""
     try:
         return read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE).get("profile", DEFAULT)

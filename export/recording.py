@@ -9,7 +9,7 @@ import numpy as np
 
 from serving.contract.tensors import PAD_ID, ContextColumn, ModelSpec
 from training.dataset import Dataset
-from training.features.build import context_of
+from training.features.build import take_context
 
 UNKNOWN_SHARE = 0.05  # requests of unknown users
 SESSION_SHARE = 0.10  # requests with a history
@@ -26,7 +26,7 @@ def requests_like(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.
     tensors["user_id"] = rows["user_id"].to_numpy(np.int64, copy=True).reshape(-1, 1)
     strangers = rng.random(count) < UNKNOWN_SHARE
     tensors["user_id"][strangers] = np.iinfo(np.int64).max - rng.integers(1_000_000, size=(strangers.sum(), 1))
-    for column, values in context_of(rows, dataset.context_columns).items():
+    for column, values in take_context(rows, dataset.context_columns).items():
         tensors[column] = on_the_wire(values, next(c for c in dataset.context_columns if c.name == column))
     _fill_some(tensors["history"], rng.random(count) < SESSION_SHARE, item_ids, rng)
     _fill_some(tensors["exclude"], rng.random(count) < EXCLUDE_SHARE, item_ids, rng)

@@ -34,8 +34,8 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     if source.resolve() == repository.resolve():
         raise ConfigError(f"{source} cannot be laid out again into itself. Name another repository.")
     generation = pinned_generation(source)
-    own = source / ENSEMBLE / str(generation)
-    facts = verify_manifest(own)
+    published = source / ENSEMBLE / str(generation)
+    facts = verify_manifest(published)
     folders = {name: stage_folder(source, name, generation) for name in (*STAGES, *LIVE_MODELS)}
     infos = {name: read_stage(folder) for name, folder in folders.items()}
     first = infos[STAGES[0]]
@@ -44,18 +44,18 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     settings = Settings.model_validate(facts["settings"])
     with Staging(repository, layout, find_held=lambda repo: held_generations(repo, RUN_DIR)) as staging:
         staging.check_contract(specs)
-        copy_artifacts(own, staging.folder(ENSEMBLE))
+        copy_artifacts(published, staging.folder(ENSEMBLE))
         for name, folder in folders.items():
             verify_manifest(folder)
             copy_artifacts(folder, staging.folder(name))
             replace(infos[name], generation=staging.generation, axes=axes).write(staging.folder(name))
-        requests = read_recorded(own / RECORDED_FILE).inputs
+        requests = read_recorded(published / RECORDED_FILE).inputs
         widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed=False)
         reports = facts["reports"] | {"index": facts["reports"]["index"] | {"requests": [asdict(trial) for trial in widened]}}
         staging.seal_stages(specs)
         recorded = record(staging, requests)
-        kept = {name: facts[name] for name in ("dataset", "log", "settings", "versions") if name in facts}
-        staging.seal(kept | {"reports": reports})
+        kept_facts = {name: facts[name] for name in ("dataset", "log", "settings", "versions") if name in facts}
+        staging.seal(kept_facts | {"reports": reports})
         return staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
 
 

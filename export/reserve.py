@@ -44,7 +44,7 @@ def reserve_rows(folders: dict[str, Path], count: int) -> None:
             np.save(path, np.where(positions == n_items, n_items + count, positions).astype(positions.dtype))
 
 
-def content_of(dataset: Dataset) -> Content:
+def make_content(dataset: Dataset) -> Content:
     """Return the catalogue in words."""
     described = dataset.description.items
     names = ["title", "category", "provider", *(described.categorical if described else ())]

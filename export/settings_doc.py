@@ -44,17 +44,17 @@ def settings_doc() -> str:
 def section_doc(name: str, cls: type) -> str:
     """Return one section: its description, and a table of its keys."""
     schema = TypeAdapter(cls).json_schema()
-    comments = comments_of(cls)
+    comments = read_comments(cls)
     rows = [
         f"| `{key}` | {value} | {default} | {comments[key]} |"
         for key, entry in schema["properties"].items()
-        for value, default in [bytes_key(entry) if takes_bytes(cls, key) else (kind_of(entry, schema), default_of(entry))]
+        for value, default in [bytes_key(entry) if takes_bytes(cls, key) else (name_kind(entry, schema), format_default(entry))]
     ]
     table = "\n".join(["| key | value | default | |", "|---|---|---|---|", *rows])
     return f"## [{name}]\n{inspect.getdoc(cls)}\n\n{table}\n{SERVING_TAIL if cls is Serving else ''}"
 
 
-def comments_of(cls: type) -> dict[str, str]:
+def read_comments(cls: type) -> dict[str, str]:
     """Return the comment of each field of a class. `section_doc` raises KeyError where one has none."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -64,20 +64,20 @@ def comments_of(cls: type) -> dict[str, str]:
     return {name: by_line[line] for name, own in lines.items() for line in own if line in by_line}
 
 
-def kind_of(entry: dict[str, Any], schema: dict[str, Any]) -> str:
+def name_kind(entry: dict[str, Any], schema: dict[str, Any]) -> str:
     """Return the allowed values of a key in words, from its JSON schema."""
     if "$ref" in entry:
         parts = schema["$defs"][entry["$ref"].rsplit("/", 1)[-1]]["properties"]
         return f"`{{ {', '.join(parts)} }}`"
     if "anyOf" in entry:
-        kinds = [kind_of(option, schema) for option in entry["anyOf"] if option.get("type") != "null"]
+        kinds = [name_kind(option, schema) for option in entry["anyOf"] if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "enum" in entry:
         return ", ".join(f"`{json.dumps(value)}`" for value in entry["enum"])
     if entry["type"] == "array":
-        return f"list of {kind_of(entry['items'], schema)}"
+        return f"list of {name_kind(entry['items'], schema)}"
     if entry["type"] == "object":
-        return f"table of {kind_of(entry['additionalProperties'], schema)}"
+        return f"table of {name_kind(entry['additionalProperties'], schema)}"
     word = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`", "string": "text"}[entry["type"]]
     if entry["type"] == "integer" and "exclusiveMinimum" in entry:
         entry = {**entry, "minimum": entry["exclusiveMinimum"] + 1}
@@ -86,7 +86,7 @@ def kind_of(entry: dict[str, Any], schema: dict[str, Any]) -> str:
     return " ".join([word, *(text.format(entry[name]) for name, text in limits.items() if name in entry)])
 
 
-def default_of(entry: dict[str, Any]) -> str:
+def format_default(entry: dict[str, Any]) -> str:
     """Return the default in TOML."""
     return "none" if entry.get("default") is None else f"`{json.dumps(entry['default'])}`"
 

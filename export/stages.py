@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from export.live import write_live_models
-from export.reserve import content_of, reserve_rows
+from export.reserve import make_content, reserve_rows
 from export.settings import PipelineSettings, Settings
 from repository.applied_rules import PRICES_FILE
 from repository.publish import Staging
@@ -76,7 +76,7 @@ def write_stages(
         info.write(staging.folder(name))
     write_live_models(staging, info, dataset.description, live)
     folders = {name: staging.folder(name) for name in STAGES}
-    content, ranker = content_of(dataset), ranking.ranker
+    content, ranker = make_content(dataset), ranking.ranker
     tower_report = write_content_tower(folders["retrieve"], content, pipeline.seed)
     reserve_rows(folders, live.new_items)
     for folder in folders.values():

@@ -43,7 +43,7 @@ MODEL, PS_FILE = "rank", "ps.json"
 STATE_FOLDER = "recommender-tables"  # in the temporary folder of the serving machine, unless [tables] state names another
 
 
-def shapes_of(features: Features, width: int, cold: ColdRows | None = None) -> dict[str, tuple[int, int]]:
+def find_shapes(features: Features, width: int, cold: ColdRows | None = None) -> dict[str, tuple[int, int]]:
     """Return table -> (rows, D) as `save_ranker` will write them, before training."""
     from training.models.ranking_data import ItemSlots  # only now: `make check` needs no pandas
 
@@ -114,13 +114,13 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
     """
     arrays = {path.stem: open_array(folder, path.stem) for path in sorted(folder.glob("*.npy"))}
     shapes = {name: (len(array), array.shape[1]) for name, array in arrays.items()}
-    digest = digest_of(folder, arrays)
+    digest = compute_digest(folder, arrays)
     description, plan = plan_tables(settings, shapes, instances, samples, f"{MODEL}-{digest}")
     write_ps_json(folder / PS_FILE, description, plan)
     config = settings_said_by(folder / PS_FILE, arrays, digest)
     config = replace(config, tables=tuple(with_mean(table, arrays[table.name]) for table in config.tables))
     config.write(folder / CONFIG_FILE)
-    return report_of(config, plan)
+    return make_report(config, plan)
 
 
 def settings_said_by(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> LevelsConfig:
@@ -147,7 +147,7 @@ def check_tables(folder: Path) -> list[Finding]:
     return found
 
 
-def digest_of(folder: Path, tables: Mapping[str, np.ndarray]) -> str:
+def compute_digest(folder: Path, tables: Mapping[str, np.ndarray]) -> str:
     """Return a digest of the tables, 12 hex digits."""
     contents = "".join(f"{name} {sha256_of(folder / f'{name}.npy')}\n" for name in tables)
     return hashlib.sha256(contents.encode()).hexdigest()[:12]
@@ -159,7 +159,7 @@ def with_mean(table: TableConfig, array: np.ndarray) -> TableConfig:
     return replace(table, default=tuple(array.mean(axis=0, dtype=np.float64).astype(np.float32).tolist()))
 
 
-def report_of(config: LevelsConfig, plan: Plan) -> tuple[dict[str, int], str]:
+def make_report(config: LevelsConfig, plan: Plan) -> tuple[dict[str, int], str]:
     l1_bytes = sum(l1_sections(table).nbytes for table in config.tables if table.l1_rows)
     sizes = {"l1_bytes_per_process": l1_bytes, "l2_bytes": plan.l2_bytes, "l3_bytes": plan.l3_bytes}
     rows, formats = sum(planned.table.rows for planned in plan.tables), {planned.table.row_format for planned in plan.tables}

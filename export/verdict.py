@@ -1,4 +1,4 @@
-"""Judge a candidate generation beside the one that serves, by their answers to the same questions.
+"""Judge a candidate generation against the serving one, by their answers to the same questions.
 
 What is shown      NDCG@10 and coverage of the answers.
 How it is scored   AUC and calibration of the rank stage's scores, over the candidates that both generations retrieved: the same
@@ -40,7 +40,7 @@ class Verdict:
     candidate, serving: mean NDCG@10; low, high: 95 % interval of their difference; coverage: different items that the candidate
     shows, over those that the serving generation does; all are NaN with fewer than LEAST_QUESTIONS
     ranked: questions whose item both generations retrieved; auc, calibration: of the rank scores, calibration as from
-    `calibration_error`; these and the serving generation's are NaN with fewer than LEAST_RANKED
+    `measure_calibration_error`; these and the serving generation's are NaN with fewer than LEAST_RANKED
     """
 
     questions: int
@@ -87,8 +87,11 @@ def judge(candidate: Answers, serving: Answers, items: np.ndarray, rng: np.rando
     coverage = shown / max(serving_shown, 1)
     both = share_candidates(candidate, serving)
     hits = (candidate.candidates == items[:, None]) & np.isfinite(both[0])
-    ranked = int(rankable(both[0], hits).sum())
-    judged = [(ranking_auc(s, hits), calibration_error(s, hits)) if ranked >= LEAST_RANKED else (np.nan, np.nan) for s in both]
+    ranked = int(find_rankable(both[0], hits).sum())
+    judged = [
+        (compute_ranking_auc(s, hits), measure_calibration_error(s, hits)) if ranked >= LEAST_RANKED else (np.nan, np.nan)
+        for s in both
+    ]
     (own_auc, own_error), (serving_auc, serving_error) = judged
     fault = ""
     if quality < LEAST_QUALITY * serving_quality:
@@ -117,7 +120,7 @@ def share_candidates(candidate: Answers, serving: Answers) -> tuple[np.ndarray, 
     return scores[0], scores[1]
 
 
-def rankable(scores: np.ndarray, hits: np.ndarray) -> np.ndarray:
+def find_rankable(scores: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """Return the questions with the right item and another one, bool [Q].
 
     scores: float [Q, C], NaN left out; hits: bool [Q, C]
@@ -125,7 +128,7 @@ def rankable(scores: np.ndarray, hits: np.ndarray) -> np.ndarray:
     return hits.any(axis=1) & (np.isfinite(scores).sum(axis=1) > 1)
 
 
-def ranking_auc(scores: np.ndarray, hits: np.ndarray) -> float:
+def compute_ranking_auc(scores: np.ndarray, hits: np.ndarray) -> float:
     """Return the share of other candidates that score below the right one, ties a half; the mean over rankable questions.
 
     scores: float [Q, C], NaN left out; hits: bool [Q, C]
@@ -133,25 +136,27 @@ def ranking_auc(scores: np.ndarray, hits: np.ndarray) -> float:
     return float(np.nanmean(auc(np.nan_to_num(scores), sp.csr_matrix(hits), sp.csr_matrix(np.isnan(scores)))))
 
 
-def calibration_error(scores: np.ndarray, hits: np.ndarray) -> float:
+def measure_calibration_error(scores: np.ndarray, hits: np.ndarray) -> float:
     """Return the expected calibration error of the later questions by a mapping fitted on the earlier ones (Platt).
 
     scores: float [Q, C], NaN left out; hits: bool [Q, C]. Both parts hold half of the rankable questions, at least one each.
     The error is a share of the observed rate, because that rate falls with the number of candidates: 0 is perfect, and 1 is
-    what a prediction of no hit at all has.
+    the error of predicting no hits.
     """
-    middle = np.median(np.flatnonzero(rankable(scores, hits)))
+    middle = np.median(np.flatnonzero(find_rankable(scores, hits)))
     known = np.isfinite(scores)
     log_shares = log_softmax(np.where(known, scores.astype(np.float64), PAD_SCORE), axis=1)
     log_odds = log_shares - np.log(-np.expm1(np.minimum(log_shares, -1e-12)))
     earlier = np.arange(len(scores))[:, None] <= middle
-    (taught, taught_hits), (asked, asked_hits) = (
+    (fit_log_odds, fit_hits), (judged_log_odds, judged_hits) = (
         (log_odds[part][:, None], hits[part]) for part in (known & earlier, known & ~earlier)
     )
-    return binned_error(LogisticRegression().fit(taught, taught_hits).predict_proba(asked)[:, 1], asked_hits)
+    return compute_binned_error(
+        LogisticRegression().fit(fit_log_odds, fit_hits).predict_proba(judged_log_odds)[:, 1], judged_hits
+    )
 
 
-def binned_error(chances: np.ndarray, hits: np.ndarray) -> float:
+def compute_binned_error(chances: np.ndarray, hits: np.ndarray) -> float:
     """Return the differences of predicted and observed hits of all bins, without sign, over the observed hits.
 
     chances: float64 [N]; hits: bool [N], with at least one. Bins follow each other by chance, and each expects as many hits.

@@ -21,7 +21,7 @@ from perf.answers import ask_server, first_rows
 from perf.bench import Bench, new_bench
 from perf.load.workload import read_requests
 from perf.ratio import Ratio
-from perf.target import Turns, own_server, site_of, take_turns
+from perf.target import Turns, own_server, read_site, take_turns
 from repository.models import read_repository
 from repository.recorded import compare_answers
 from server.environment import PROJECT
@@ -53,7 +53,7 @@ def compare(repo_a: Path, repo_b: Path, folder: Path, rounds: int, clients: int,
     """Serve both, compare their answers to A's recorded requests, then measure in turns."""
     with own_server(repo_a) as server_a, own_server(repo_b) as server_b:
         servers = zip((server_a, server_b), "AB", strict=True)
-        bench_a, bench_b = (new_bench(site_of(server.state), label, folder / label) for server, label in servers)
+        bench_a, bench_b = (new_bench(read_site(server.state), label, folder / label) for server, label in servers)
         answers = differing_answers(bench_a, bench_b)
         with take_turns(server_a.state.tag) as a, take_turns(server_b.state.tag) as b:
             call_a, call_b = (partial(_measure, *side, clients, window_s) for side in ((bench_a, a), (bench_b, b)))

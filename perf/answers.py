@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from perf.load.open_loop import run_load
-from perf.load.workload import Arrays, ask, read_recorded_of, serialise
+from perf.load.workload import Arrays, ask, read_recorded_requests, serialise
 from perf.target import Site
 from repository.recorded import Recorded, compare_answers
 from repository.tables import has_update_source
@@ -43,7 +43,7 @@ def differing_answers(site: Site, recommend: ModelSpec) -> str:
     """
     if not is_comparable(site.repo, site.generation):
         return ""
-    difference = differing_from(site.grpc_url, recommend, read_recorded_of(site.repo, site.generation))
+    difference = differing_from(site.grpc_url, recommend, read_recorded_requests(site.repo, site.generation))
     return difference and f"{site.repo.name}: {difference}"
 
 
@@ -83,12 +83,12 @@ def first_rows(tensors: Arrays) -> Arrays:
 def differing_messages(recommend: ModelSpec, messages: list[bytes], expected: Arrays) -> str:
     """Return "" when serialised answers of one row each are those expected ([N, *dims]); else the difference."""
     try:
-        return compare_answers(tensors_of(recommend, messages), expected)
+        return compare_answers(read_tensors(recommend, messages), expected)
     except (DecodeError, KeyError, ValueError) as error:
         return f"an answer is none of {recommend.name}: {error!r}"
 
 
-def tensors_of(model: ModelSpec, messages: list[bytes]) -> Arrays:
+def read_tensors(model: ModelSpec, messages: list[bytes]) -> Arrays:
     """Return each output [N, *dims] of N serialised ModelInferResponses of one row."""
     raw: dict[str, list[bytes]] = {tensor.name: [] for tensor in model.outputs}
     for message in messages:

@@ -13,7 +13,7 @@ import numpy as np
 
 from perf.answers import is_comparable
 from perf.load import analyzer
-from perf.load.workload import Arrays, draw, read_recorded_of, read_specs, stage_inputs, write_analyzer_json
+from perf.load.workload import Arrays, draw, read_recorded_requests, read_specs, stage_inputs, write_analyzer_json
 from perf.observe import PeakMemory, hit_rates, read_samples
 from perf.report.results import Closed, Machine, Run, count_priority_levels, hash_configs, name_folder, read_commit
 from perf.target import Site
@@ -41,7 +41,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.specs = read_specs(self.site.repo, self.site.generation)
-        recorded = read_recorded_of(self.site.repo, self.site.generation)
+        recorded = read_recorded_requests(self.site.repo, self.site.generation)
         self.requests = recorded.inputs
         self.answers = recorded.outputs if self.run.comparable else {}
         self._numbers = itertools.count()  # of raw files

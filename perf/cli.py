@@ -112,7 +112,7 @@ def load(
         duration_s=duration_s,
         cold_share=cold_share,
         bulk_share=bulk_share,
-        in_burst=schedule.in_burst if arrivals == "bursts" else None,
+        in_burst=schedule.is_in_burst if arrivals == "bursts" else None,
     )
     with serve(url, repo) as site:
         bench = new_bench(site, label)
@@ -228,13 +228,13 @@ def require_model(model: str, stages: tuple[str, ...]) -> None:
 
 def choose_arrivals(arrivals: str, rate: float, duration_s: float):
     if arrivals == "poisson":
-        return lambda rng: schedule.poisson(rate, duration_s, rng)
+        return lambda rng: schedule.draw_poisson(rate, duration_s, rng)
     if arrivals == "volleys":
-        return lambda rng: schedule.volleys(rate, duration_s)
+        return lambda rng: schedule.make_volleys(rate, duration_s)
     if arrivals == "bursts":
-        return lambda rng: schedule.bursts(rate, duration_s, rng)
+        return lambda rng: schedule.draw_bursts(rate, duration_s, rng)
     times_s = schedule.read_times(arrivals)
-    return lambda rng: schedule.recorded(times_s, rate, duration_s, rng)
+    return lambda rng: schedule.draw_recorded(times_s, rate, duration_s, rng)
 
 
 def parse_numbers(text: str) -> list[float]:

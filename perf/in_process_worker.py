@@ -25,8 +25,8 @@ def main(repo: Path, generation: int, rows_file: str) -> None:
         rows = {name: file[name].astype(object) if file[name].dtype.kind == "S" else file[name] for name in file.files}
     print(json.dumps({"ready": len(rows["user_id"])}), flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        print(json.dumps(measure(pipeline, rows, **asked)), flush=True)
+        request = json.loads(line)
+        print(json.dumps(measure(pipeline, rows, **request)), flush=True)
 
 
 def measure(pipeline, rows: dict[str, np.ndarray], batch: int, seconds: float, pause_s: float) -> dict:

@@ -19,10 +19,10 @@ def measure_served_recall(repo: Path) -> tuple[int, float]:
     """Return C and the index's recall at it, of the generation that answers. Raises ArtifactError."""
     with closing(Pipeline.load(repo)) as pipeline:
         search, count = pipeline.stages["retrieve"].search, pipeline.info.axes.candidates
-        return count, recall_of(search, recorded_vectors(pipeline, repo, JUDGED_BY), count)
+        return count, compute_recall(search, recorded_vectors(pipeline, repo, JUDGED_BY), count)
 
 
-def recall_of(search: Search, queries: np.ndarray, count: int) -> float:
+def compute_recall(search: Search, queries: np.ndarray, count: int) -> float:
     """Return the share of the `count` exact answers to queries [Q, D] that the index finds; 1 without an index."""
     return 1.0 if search.index is None else measure_recall(search, queries, count).recall
 

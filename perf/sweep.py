@@ -42,19 +42,19 @@ def scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.
     """Return Poisson loads at shares of the peak; then cold starts, two priorities and bursts, at half of it or less."""
 
     def poisson(share: float) -> Callable[[np.random.Generator], np.ndarray]:
-        return lambda rng: schedule.poisson(share * peak_rate, duration_s, rng)
+        return lambda rng: schedule.draw_poisson(share * peak_rate, duration_s, rng)
 
     def bursts(rng: np.random.Generator) -> np.ndarray:
-        return schedule.bursts(BURST_SHARE * peak_rate, duration_s * 2, rng)
+        return schedule.draw_bursts(BURST_SHARE * peak_rate, duration_s * 2, rng)
 
     loads = [Scenario(f"poisson {share:.0%}".replace("%", " %"), poisson(share), duration_s) for share in shares]
-    volleys = Scenario("volleys of 8", lambda rng: schedule.volleys(BURST_SHARE * peak_rate, duration_s), duration_s)
+    volleys = Scenario("volleys of 8", lambda rng: schedule.make_volleys(BURST_SHARE * peak_rate, duration_s), duration_s)
     return [
         *loads,
         volleys,
         Scenario("cold starts 20 %", poisson(0.5), duration_s, cold_share=0.2),
         Scenario("half of it bulk", poisson(0.75), duration_s, bulk_share=0.5),
-        Scenario("bursts x10", bursts, duration_s * 2, in_burst=schedule.in_burst),
+        Scenario("bursts x10", bursts, duration_s * 2, in_burst=schedule.is_in_burst),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The measured server: found at an address or started here. Several servers take turns."""
+"""Use a running server, or start one, to measure it; several servers take turns."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def serve(url: str, repo: Path) -> Iterator[Site]:
             raise ServerError(
                 f"The server at {url} is not ready: {list_unready(url)}. `make stop`, then `make perf` starts its own."
             )
-        yield running_site(url, repo)
+        yield find_site(url, repo)
         return
     with own_server(repo) as server:
-        yield site_of(server.state)
+        yield read_site(server.state)
 
 
 def own_server(repo: Path) -> TritonServer:
@@ -52,8 +52,8 @@ def own_server(repo: Path) -> TritonServer:
     return TritonServer(repo, run_dir=MEASURED_DIR)
 
 
-def running_site(url: str, repo: Path) -> Site:
-    """Return a running server: ours with their ports; for others, Triton's default distances between ports are assumed."""
+def find_site(url: str, repo: Path) -> Site:
+    """Return a running server: one of ours with its ports; for others, Triton's default distances between ports are assumed."""
     host, _, port = url.rpartition(":")
     state = next((state for state in running_servers(RUN_DIR) if state.ports.grpc == int(port)), None)
     if state is None:
@@ -62,10 +62,10 @@ def running_site(url: str, repo: Path) -> Site:
         return Site(url, f"{host}:{ports.http}", metrics, repo.resolve(), served_generation(url), None)
     if state.repo != repo.resolve():
         raise ConfigError(f"The server at {url} serves {state.repo}, not {repo}. Pass --repo {state.repo}, or another --url.")
-    return site_of(state)
+    return read_site(state)
 
 
-def site_of(state: ServerState) -> Site:
+def read_site(state: ServerState) -> Site:
     http, metrics = f"{state.host}:{state.ports.http}", f"http://{state.host}:{state.ports.metrics}/metrics"
     return Site(state.grpc_url, http, metrics, state.repo, served_generation(state.grpc_url), state.tag)
 
@@ -85,15 +85,15 @@ class Turns:
             self.pause()
 
     def pause(self) -> None:
-        self._each(psutil.Process.suspend)
+        self._apply(psutil.Process.suspend)
 
     def resume(self) -> None:
-        self._each(psutil.Process.resume)
+        self._apply(psutil.Process.resume)
 
-    def _each(self, do) -> None:
+    def _apply(self, action) -> None:
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):  # its death shows in the next request
-                do(process)
+                action(process)
 
 
 @contextlib.contextmanager

@@ -250,7 +250,7 @@ class TritonServer:
 
     def _failed(self, what: str, failure: log.Failure) -> str:
         return (
-            f"tritonserver {what}; {failure}\nWhole log: {self.log_path}. `make check REPO={self.repo}` may say how to mend it."
+            f"tritonserver {what}; {failure}\nWhole log: {self.log_path}. `make check REPO={self.repo}` may say how to fix it."
         )
 
 

@@ -23,8 +23,8 @@ from trials.sequential import LEAST_OBSERVATIONS, Comparison, compare_arms
 
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # half of the first answers: no statistics are needed
-MORE_DEGRADED = 0.02  # share of answers, beyond doubt
-FEWER_CLICKS = 0.1  # of the champion's click rate, beyond doubt
+MORE_DEGRADED = 0.02  # share of answers, significantly
+FEWER_CLICKS = 0.1  # of the champion's click rate, significantly
 SLOWER, SLOWER_MS = 1.5, 20.0  # p99: so many times the champion's, and by so much
 LEAST_COVERAGE = 0.3  # of the different items that as many answers of the champion show
 
@@ -110,7 +110,7 @@ def find_loss(exposures: pa.Table, experiment: Experiment, folder: Path) -> str:
 
 
 def find_gain(experiment: Experiment, exposures: pa.Table, folder: Path) -> str:
-    """Return by how much users like the challenger better beyond doubt, "" where they do not."""
+    """Return by how much users significantly prefer the challenger, "" where they do not."""
     looks = measure_progress(replace(experiment, started_ms=experiment.changed_ms), exposures, read_events(folder)).looks
     if not looks or looks[-1][1].verdict != "better":
         return ""

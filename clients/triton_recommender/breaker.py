@@ -1,7 +1,7 @@
-"""A circuit breaker: whoever fails is left alone for a while, so that calls do not wait for it one after the other.
+"""A circuit breaker: an endpoint that fails is skipped for a while, so that not every call waits for it.
 
 Written here rather than taken from a package: an endpoint must be judged before it is chosen, from threads and from asyncio
-alike, and shared between attempts that overlap. The packages wrap one call in one of the two worlds.
+alike, and shared between attempts that overlap. The packages wrap one call, from either threads or asyncio.
 """
 
 from __future__ import annotations

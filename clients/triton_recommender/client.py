@@ -1,4 +1,4 @@
-"""Shared by the blocking and the asyncio client: settings, queries to calls, outputs to answers."""
+"""What the blocking and the asyncio client share: settings, queries to calls, outputs to answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Timer:
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s, self._started_s = timeout_s, time.monotonic()
 
-    def limited(self, call: Call, headers: Mapping[str, str]) -> Call:
+    def limit(self, call: Call, headers: Mapping[str, str]) -> Call:
         """Return the call with the headers and the time that is left. Raises DeadlineExceeded where there is none."""
         left_s = None if self._timeout_s is None else self._timeout_s - (time.monotonic() - self._started_s)
         if left_s is not None and left_s <= 0:
@@ -42,7 +42,7 @@ class Timer:
 
 
 class SharedClient:
-    """Base of both clients; no part of the public interface but its attributes."""
+    """Base of both clients. Only its attributes are part of the public interface."""
 
     def __init__(
         self, timeouts: Timeouts | float, priority: int, catalogue: Catalogue | None, strict: bool, cache: Cache | None
@@ -53,35 +53,35 @@ class SharedClient:
                 f"priority is {priority!r}; expected 1 (the highest) or a larger whole number, 0 for the default."
             )
         self.priority, self.catalogue, self.strict, self.cache = priority, catalogue, strict, cache
-        self.models: dict[str, ModelDescription] = {}  # learned in the first call, forgotten when the server changes its mind
+        self.models: dict[str, ModelDescription] = {}  # read in the first call, and again after the server changed them
 
     def resolve(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:
         """Return the queries with ids for texts, and the notices of each. Raises InvalidRequest, UnknownId."""
         if isinstance(queries, str | bytes | Query):
             raise InvalidRequest(f"queries is {queries!r}; expected a list of queries or user ids. Write [{queries!r}].")
-        asked, notices = [], []
+        resolved, notices = [], []
         for query in queries:
             query = query if isinstance(query, Query) else Query(query)
-            found: tuple[Notice, ...] = ()
+            query_notices: tuple[Notice, ...] = ()
             if self.catalogue is not None:
-                query, found = self.catalogue.resolve(query)
+                query, query_notices = self.catalogue.resolve(query)
             history = None if query.history is None else checked_items(query.history, "history")
             exclude = checked_items(query.exclude, "exclude")
-            query = Query(visitor_id(query), history, exclude, query.context, query.after)
-            if found and self.strict:
-                raise UnknownId(f"{found[0].message.rpartition(';')[0]}. Correct the name, or leave strict=True out.")
-            asked.append(query)
-            notices.append(found)
-        return asked, notices
+            query = Query(resolve_visitor(query), history, exclude, query.context, query.after)
+            if query_notices and self.strict:
+                raise UnknownId(f"{query_notices[0].message.rpartition(';')[0]}. Correct the name, or leave strict=True out.")
+            resolved.append(query)
+            notices.append(query_notices)
+        return resolved, notices
 
-    def recommend_calls(
+    def make_recommend_calls(
         self, queries: list[Query], signature: Signature, k: int | None, request_id: str, generation: int | None = None
     ) -> Iterator[tuple[list[Query], Call]]:
         """Yield the queries in parts that the server takes, each with its call. generation: of the challenger to ask"""
         check_k(k, signature)
         request_id = request_id or uuid.uuid4().hex
         model = {} if generation is None else {"model": CHALLENGER, "version": str(generation)}
-        for part in _parts(queries, signature.max_batch):
+        for part in _split(queries, signature.max_batch):
             yield part, self._call(encode(part, signature), request_id=request_id, **model)
 
     def complete(
@@ -90,39 +90,39 @@ class SharedClient:
         """Return the answers with names, titles, warnings and the request's id."""
         described = [((), ()) if self.catalogue is None else self.catalogue.describe(answer) for answer in answers]
         return [
-            replace(answer, names=names, titles=titles, warnings=found, request_id=request_id)
-            for answer, (names, titles), found in zip(answers, described, notices, strict=True)
+            replace(answer, names=names, titles=titles, warnings=answer_notices, request_id=request_id)
+            for answer, (names, titles), answer_notices in zip(answers, described, notices, strict=True)
         ]
 
     def identify(self, event: Event) -> Event:
-        """Return the event with ids for texts; a text that nobody knew gets the id that the export would give it."""
+        """Return the event with ids for texts; an unknown text gets the id that the export would give it."""
         if not isinstance(event, Event):
             raise InvalidRequest(f"An event is {event!r}; expected an Event.")
         if self.catalogue is not None:
             user_id = event.user_id if event.user_id is None else self.catalogue.user_id(event.user_id)
             event = replace(event, user_id=user_id, item_id=self.catalogue.item_id(event.item_id))
-        return replace(event, user_id=visitor_id(event), session=None)
+        return replace(event, user_id=resolve_visitor(event), session=None)
 
-    def observe_calls(self, events: list[Event], model: ModelDescription) -> Iterator[Call]:
+    def make_observe_calls(self, events: list[Event], model: ModelDescription) -> Iterator[Call]:
         """Yield calls of `observe`, each of as many events as the server takes."""
-        for part in _parts(events, model.max_batch):
+        for part in _split(events, model.max_batch):
             keyed = all(event.event_id is not None for event in part)
             yield self._call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)
 
-    def upsert_call(self, kind: str, record_id: int | str, columns: Mapping[str, object], model: ModelDescription) -> Call:
+    def make_upsert_call(self, kind: str, record_id: int | str, columns: Mapping[str, object], model: ModelDescription) -> Call:
         if self.catalogue is not None:
             record_id = self.catalogue.user_id(record_id) if kind == "user" else self.catalogue.item_id(record_id)
         return self._call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)
 
-    def health_call(self, signature: Signature) -> Call:
-        """Return one real question: what an anonymous visitor would be shown."""
+    def make_health_call(self, signature: Signature) -> Call:
+        """Return one real request: that of an anonymous visitor."""
         return replace(self._call(encode([Query(None)], signature)), timeout_s=self.timeouts.connect)
 
     def sequences(self, outputs: Mapping[str, np.ndarray]) -> list[int]:
         return decode_sequences(outputs)
 
     def span_attributes(self, call: Call) -> dict[str, str | int]:
-        """Return what a trace says of a call: no ids of users."""
+        """Return the attributes of a call in a trace, without ids of users."""
         first = next(iter(call.inputs.values()))
         return {"triton.model": call.model, "triton.batch": len(first), "triton.request_id": call.request_id}
 
@@ -136,30 +136,30 @@ class SharedClient:
         )
 
 
-def visitor_id(asked: Query | Event) -> int | str | None:
+def resolve_visitor(request: Query | Event) -> int | str | None:
     """Return the user's id, or the id of the session. Raises InvalidRequest for both, and for a user's id among sessions'."""
-    if asked.session is None:
-        if isinstance(asked.user_id, int) and asked.user_id < FIRST_USER_ID:
+    if request.session is None:
+        if isinstance(request.user_id, int) and request.user_id < FIRST_USER_ID:
             raise InvalidRequest(
-                f"user_id is {asked.user_id}; ids below {FIRST_USER_ID} are those of sessions. Use another id."
+                f"user_id is {request.user_id}; ids below {FIRST_USER_ID} are those of sessions. Use another id."
             )
-        return asked.user_id
-    if asked.user_id is not None:
+        return request.user_id
+    if request.user_id is not None:
         raise InvalidRequest("Both user_id and session are given; expected one of them. Leave the other out.")
-    if not isinstance(asked.session, str) or not asked.session:
-        raise InvalidRequest(f"session is {asked.session!r}; expected text.")
-    return session_id(asked.session)
+    if not isinstance(request.session, str) or not request.session:
+        raise InvalidRequest(f"session is {request.session!r}; expected text.")
+    return session_id(request.session)
 
 
-def health_of(url: str, outputs: Mapping[str, np.ndarray]) -> Health:
-    """Return what an answer says of its server: one without any item is no answer."""
+def judge_health(url: str, outputs: Mapping[str, np.ndarray]) -> Health:
+    """Return the health of the server that gave an answer; an answer without items counts as a failure."""
     [answer] = decode(outputs, [Query(None)], None)
     if not len(answer):
         return Health(url, False, "it answers without a single item", answer.generation, answer.degraded)
     return Health(url, True, "", answer.generation, answer.degraded)
 
 
-def _parts(rows: list, size: int) -> Iterator[list]:
+def _split(rows: list, size: int) -> Iterator[list]:
     if not rows:
         raise InvalidRequest("There is no query or event in the call; expected one at least.")
     for start in range(0, len(rows), size):

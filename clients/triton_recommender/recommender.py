@@ -13,7 +13,7 @@ from typing import Self
 from triton_recommender.cache.base import Cache
 from triton_recommender.cache.transport import AsyncCachedTransport, CachedTransport
 from triton_recommender.catalogue import Catalogue
-from triton_recommender.client import DEFAULT_URL, SharedClient, Timer, health_of
+from triton_recommender.client import DEFAULT_URL, SharedClient, Timer, judge_health
 from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Endpoints, Policy
 from triton_recommender.errors import CacheUnavailable, InvalidRequest, ModelNotFound, RecommenderError
 from triton_recommender.models import (
@@ -49,7 +49,7 @@ class Recommender(SharedClient):
     headers:       sent with every request, such as {"authorization": "Bearer …"}
     catalogue:     names and titles in answers, and ids for shops whose ids are text
     strict:        raise UnknownId for a text that names no known user or item, instead of a warning in the answer
-    cache:         a MemoryCache or RedisCache; it may serve several clients, and is closed by whoever made it
+    cache:         a MemoryCache or RedisCache; it may serve several clients, and is closed by its maker
     transport:     another way to reach a server; triton_recommender.testing has one that needs none
     """
 
@@ -116,7 +116,7 @@ class Recommender(SharedClient):
         asked, notices = self.resolve(queries)
         signature, timer = self.signature(), Timer(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
-        for part, call in self.recommend_calls(asked, signature, k, request_id, generation):
+        for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
             answers += decode(self._infer(call, timer), part, k)
         return self.complete(answers, notices, call.request_id)
 
@@ -139,7 +139,7 @@ class Recommender(SharedClient):
         model, timer = self._describe(OBSERVE), Timer(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.observe_calls(named, model):
+            for call in self.make_observe_calls(named, model):
                 sequences += self.sequences(self._infer(call, timer))
         finally:
             self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
@@ -151,7 +151,7 @@ class Recommender(SharedClient):
         kind: "item" or "user";  columns: of the data set; those that are left out stay as they are
         Never sent twice: a late second arrival could undo a later change. Raises RecommenderError.
         """
-        call = self.upsert_call(kind, record_id, columns, self._describe(UPSERT))
+        call = self.make_upsert_call(kind, record_id, columns, self._describe(UPSERT))
         return self.sequences(self._infer(call, Timer(self.timeouts.request)))[0]
 
     def signature(self) -> Signature:
@@ -179,7 +179,7 @@ class Recommender(SharedClient):
     def _infer(self, call: Call, timer: Timer) -> dict:
         with client_span(call.model, self.span_attributes(call)) as headers:
             try:
-                return self._transport.infer(timer.limited(call, headers))
+                return self._transport.infer(timer.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
                 self.models.pop(call.model, None)  # another export may have other tensors: look again next time
                 raise
@@ -189,7 +189,7 @@ class Recommender(SharedClient):
             if not transport.is_ready(RECOMMEND, self.timeouts.connect):
                 return Health(transport.url, False, "`recommend` is not ready: it is loading, unloaded or broken")
             signature = Signature.of(transport.describe(RECOMMEND, self.timeouts.connect))
-            return health_of(transport.url, transport.infer(self.health_call(signature)))
+            return judge_health(transport.url, transport.infer(self.make_health_call(signature)))
         except RecommenderError as error:
             return Health(transport.url, False, str(error))
 
@@ -259,7 +259,7 @@ class AsyncRecommender(SharedClient):
         asked, notices = self.resolve(queries)
         signature, timer = await self.signature(), Timer(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
-        for part, call in self.recommend_calls(asked, signature, k, request_id, generation):
+        for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
             answers += decode(await self._infer(call, timer), part, k)
         return self.complete(answers, notices, call.request_id)
 
@@ -273,7 +273,7 @@ class AsyncRecommender(SharedClient):
         model, timer = await self._describe(OBSERVE), Timer(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.observe_calls(named, model):
+            for call in self.make_observe_calls(named, model):
                 sequences += self.sequences(await self._infer(call, timer))
         finally:
             await self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
@@ -281,7 +281,7 @@ class AsyncRecommender(SharedClient):
 
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
         """See Recommender.upsert."""
-        call = self.upsert_call(kind, record_id, columns, await self._describe(UPSERT))
+        call = self.make_upsert_call(kind, record_id, columns, await self._describe(UPSERT))
         return self.sequences(await self._infer(call, Timer(self.timeouts.request)))[0]
 
     async def signature(self) -> Signature:
@@ -309,7 +309,7 @@ class AsyncRecommender(SharedClient):
     async def _infer(self, call: Call, timer: Timer) -> dict:
         with client_span(call.model, self.span_attributes(call)) as headers:
             try:
-                return await self._transport.infer(timer.limited(call, headers))
+                return await self._transport.infer(timer.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
                 self.models.pop(call.model, None)
                 raise
@@ -319,7 +319,7 @@ class AsyncRecommender(SharedClient):
             if not await transport.is_ready(RECOMMEND, self.timeouts.connect):
                 return Health(transport.url, False, "`recommend` is not ready: it is loading, unloaded or broken")
             signature = Signature.of(await transport.describe(RECOMMEND, self.timeouts.connect))
-            return health_of(transport.url, await transport.infer(self.health_call(signature)))
+            return judge_health(transport.url, await transport.infer(self.make_health_call(signature)))
         except RecommenderError as error:
             return Health(transport.url, False, str(error))
 

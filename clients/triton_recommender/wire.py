@@ -114,7 +114,7 @@ def checked_items(items: object, name: str) -> list:
 
 
 def checked_id(value: object, name: str, at_least: int) -> int:
-    """Return an id for the wire. Raises InvalidRequest for what is no whole number from `at_least` to the largest int64."""
+    """Return an id for the wire. Raises InvalidRequest for anything but a whole number from `at_least` to the largest int64."""
     if isinstance(value, str):
         raise InvalidRequest(
             f"{name} is {value!r}, a name; ids on the wire are whole numbers. "

@@ -13,9 +13,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.merlin_settings import PROFILE_NAME, MerlinSettings
 from export.nvidia import config_rules, hps_rules
 from export.nvidia.hps import PS_FILE
-from export.nvidia.parts import HPS, NVTABULAR, PYTHON, TENSORRT, WORKFLOW, models_of, parts_of
+from export.nvidia.parts import HPS, NVTABULAR, PYTHON, TENSORRT, WORKFLOW, list_models, list_parts
 from export.nvidia.precision.agreement import disagreement
-from export.nvidia.publish import answer
+from export.nvidia.publish import answer_recorded
 from export.nvidia.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
 from repository.config import CONFIG_FILE, fields_stated
@@ -43,13 +43,13 @@ BY_FORMAT_ONLY = {
 
 def by_format_only(repository: Path) -> tuple[str, ...]:
     """Return the unconfirmed facts about the backends that serve this repository."""
-    kinds = {part.kind for part in parts_of(merlin_of(repository))}
+    kinds = {part.kind for part in list_parts(read_merlin_settings(repository))}
     return tuple(what for kind, only in BY_FORMAT_ONLY.items() if kind in kinds for what in only)
 
 
 def check_models(repository: Path) -> Iterator[Finding]:
     """Yield an error for each model that is missing, misnamed or unknown to this profile."""
-    models = models_of(merlin_of(repository))
+    models = list_models(read_merlin_settings(repository))
     for name in models:
         path = repository / name / CONFIG_FILE
         if not path.is_file():
@@ -140,8 +140,8 @@ def can_connect(one: tuple | None, other: tuple | None) -> bool:
 
 def check_hps(repository: Path) -> Iterator[Finding]:
     """Yield the findings of both ps.json parsers and of the backend's rules. Yield nothing where our own levels serve."""
-    settings = merlin_of(repository)
-    if not any(part.kind == HPS for part in parts_of(settings)):
+    settings = read_merlin_settings(repository)
+    if not any(part.kind == HPS for part in list_parts(settings)):
         return
     found = check_ps_json(repository / PS_FILE)
     read = [Finding(f.level, f"{PS_FILE} {f.where}", f.fact, f"{f.remedy} {AGAIN}") for f in found]
@@ -194,7 +194,7 @@ def check_wiring(repository: Path) -> Iterator[Finding]:
 def check_configs(repository: Path) -> Iterator[Finding]:
     """Yield an error for each model with a wrong version, a missing model file or an unusable warm-up."""
     generation = pinned_generation(repository)
-    for name in models_of(merlin_of(repository)):
+    for name in list_models(read_merlin_settings(repository)):
         config, folder = read_config(repository / name / CONFIG_FILE), repository / name
         facts = (
             *config_rules.find_version_faults(config, generation),
@@ -207,7 +207,7 @@ def check_configs(repository: Path) -> Iterator[Finding]:
 
 def check_tensorrt(repository: Path) -> Iterator[Finding]:
     """Check every network by the TensorRT backend's rules."""
-    for part in parts_of(merlin_of(repository)):
+    for part in list_parts(read_merlin_settings(repository)):
         if part.kind == TENSORRT:
             yield from check_tensorrt_model(repository / part.name)
 
@@ -231,7 +231,7 @@ def check_pickles(repository: Path) -> Iterator[Finding]:
 
 
 def workflow_models(repository: Path) -> list[str]:
-    return [part.name for part in parts_of(merlin_of(repository)) if part.kind == NVTABULAR]
+    return [part.name for part in list_parts(read_merlin_settings(repository)) if part.kind == NVTABULAR]
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:
@@ -240,12 +240,14 @@ def check_answers(repository: Path) -> Iterator[Finding]:
     """
     generation = pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
-    settings = merlin_of(repository)
-    if difference := disagreement(settings.precision, answer(repository, generation, settings.mount), recorded.outputs):
+    settings = read_merlin_settings(repository)
+    if difference := disagreement(
+        settings.precision, answer_recorded(repository, generation, settings.mount), recorded.outputs
+    ):
         yield error(f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}")
 
 
-def merlin_of(repository: Path) -> MerlinSettings:
+def read_merlin_settings(repository: Path) -> MerlinSettings:
     """Return the settings that the repository was exported with."""
     facts = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
     return MerlinSettings(**facts[PROFILE_NAME])

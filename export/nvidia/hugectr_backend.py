@@ -51,7 +51,7 @@ def write_hugectr_repository(source: Source, target: Path, settings: Settings) -
     """
     refuse_foreign(target)
     shutil.rmtree(target, ignore_errors=True)
-    folder, tables = target / NAME / str(source.generation), source.tables()
+    folder, tables = target / NAME / str(source.generation), source.load_tables()
     layers = read_layers(source.folders["rank"] / LAYERS_FILE)
     rank = source.folders["rank"]
     uses = estimate_uses(
@@ -93,7 +93,7 @@ def read_layers(path: Path) -> DlrmLayers:
 def ps_entry(source: Source, layers: DlrmLayers, settings: Settings) -> dict[str, Any]:
     """Return `models[0]` of ps.json."""
     merlin, serving = settings.merlin, settings.serving_of()["rank"]
-    slots = len(source.tables())
+    slots = len(source.load_tables())
     folder = f"{merlin.mount}/{NAME}/{source.generation}"
     return {
         "model": NAME,
@@ -120,7 +120,7 @@ def ps_entry(source: Source, layers: DlrmLayers, settings: Settings) -> dict[str
 
 def backend_config(source: Source, layers: DlrmLayers, settings: Settings) -> pb.ModelConfig:
     merlin, serving = settings.merlin, settings.serving_of()["rank"]
-    entry, slots = ps_entry(source, layers, settings), len(source.tables())
+    entry, slots = ps_entry(source, layers, settings), len(source.load_tables())
     config = pb.ModelConfig(name=NAME, backend="hugectr", max_batch_size=entry["max_batch_size"])
     for name, kind in (("DES", pb.TYPE_FP32), ("CATCOLUMN", pb.TYPE_INT64), ("ROWINDEX", pb.TYPE_INT32)):
         config.input.add(name=name, data_type=kind, dims=[-1])

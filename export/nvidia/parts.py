@@ -1,4 +1,4 @@
-"""The models of a merlin repository: the stage that each is a part of, and the files of that stage that it needs."""
+"""List the models of a merlin repository: the stage that each is a part of, and the files of that stage that it needs."""
 
 from __future__ import annotations
 
@@ -85,23 +85,23 @@ RERANK_PARTS = (
 )
 
 
-def parts_of(settings: MerlinSettings) -> tuple[Part, ...]:
+def list_parts(settings: MerlinSettings) -> tuple[Part, ...]:
     """Return the parts of all stages, in the order in which a request passes them."""
     return (*PREPROCESS_PARTS[settings.preprocess], *RETRIEVE_PARTS, *RANK_PARTS[settings.triton], *RERANK_PARTS)
 
 
-def nested(settings: MerlinSettings) -> tuple[str, ...]:
+def list_nested_stages(settings: MerlinSettings) -> tuple[str, ...]:
     """Return the stages that are ensembles. With the compiled plan `preprocess` is the cpu profile's model."""
     return STAGES if PREPROCESS_PARTS[settings.preprocess] else STAGES[1:]
 
 
-def models_of(settings: MerlinSettings) -> tuple[str, ...]:
+def list_models(settings: MerlinSettings) -> tuple[str, ...]:
     """Return every model of the repository; an ensemble comes after its models."""
-    whole = [name for name in STAGES if name not in nested(settings)]
-    return (*whole, *(part.name for part in parts_of(settings)), *nested(settings), ENSEMBLE)
+    whole = [name for name in STAGES if name not in list_nested_stages(settings)]
+    return (*whole, *(part.name for part in list_parts(settings)), *list_nested_stages(settings), ENSEMBLE)
 
 
-def python_models(settings: MerlinSettings) -> tuple[str, ...]:
+def list_python_models(settings: MerlinSettings) -> tuple[str, ...]:
     """Return the models that run the stages' code."""
-    whole = [name for name in STAGES if name not in nested(settings)]
-    return (*whole, *(part.name for part in parts_of(settings) if part.kind == PYTHON))
+    whole = [name for name in STAGES if name not in list_nested_stages(settings)]
+    return (*whole, *(part.name for part in list_parts(settings) if part.kind == PYTHON))

@@ -18,7 +18,7 @@ from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.agreement import disagreement
 from export.nvidia.source import Source
 from export.nvidia.write import Writer
-from export.profiles import profile_of
+from export.profiles import find_profile_name
 from export.settings import Settings
 from repository.config import CONFIG_FILE
 from repository.recorded import RECORDED_FILE, read_recorded
@@ -45,7 +45,7 @@ def publish_merlin(source: Source, repository: Path, settings: Settings, report:
         Writer(source, building, settings, report).write()
         rehearse(building, source.generation, settings.merlin.mount, settings.merlin.precision)
         if settings.merlin.hugectr:
-            write_hugectr_repository(source, hugectr_place(repository), settings)
+            write_hugectr_repository(source, name_hugectr_folder(repository), settings)
         replace_folder(building, target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -66,10 +66,10 @@ def refuse_places(repository: Path, settings: Settings) -> None:
     """Raise ExportError when something else is in a place that this profile writes."""
     refuse_other_profile(repository)
     if settings.merlin.hugectr:
-        refuse_foreign(hugectr_place(repository))
+        refuse_foreign(name_hugectr_folder(repository))
 
 
-def hugectr_place(repository: Path) -> Path:
+def name_hugectr_folder(repository: Path) -> Path:
     """Return the folder of the model for the older `hugectr` backend."""
     return repository.with_name(f"{repository.name}.hugectr")
 
@@ -77,7 +77,7 @@ def hugectr_place(repository: Path) -> Path:
 def refuse_other_profile(repository: Path) -> None:
     """Raise ExportError when `repository` holds another profile, which would be replaced with all its generations."""
     path = repository / ENSEMBLE / CONFIG_FILE
-    if path.is_file() and profile_of(repository) != PROFILE_NAME:
+    if path.is_file() and find_profile_name(repository) != PROFILE_NAME:
         raise ExportError(
             f"{repository} holds another profile. A merlin export replaces the whole repository: export into another REPO, or "
             "remove this one first."
@@ -109,14 +109,14 @@ def rehearse(repository: Path, generation: int, mount: str, precision: str = "fp
     Raises ExportError unless the recorded answers come back, within what the precision promises.
     """
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
-    if difference := disagreement(precision, answer(repository, generation, mount), recorded.outputs):
+    if difference := disagreement(precision, answer_recorded(repository, generation, mount), recorded.outputs):
         raise ExportError(
-            f"The merlin profile and the cpu profile answer recorded requests differently:  {difference}. Report this as a bug."
+            f"The merlin profile and the cpu profile answer recorded requests differently: {difference}. Report this as a bug."
         )
 
 
-def answer(repository: Path, generation: int, mount: str) -> dict[str, np.ndarray]:
-    """Return the outputs of all recorded requests."""
+def answer_recorded(repository: Path, generation: int, mount: str) -> dict[str, np.ndarray]:
+    """Return the outputs of all recorded requests from the repository's own files."""
     inputs = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE).inputs
     pipeline = MerlinPipeline(repository, generation, mount)
     starts = range(0, len(inputs["user_id"]), BATCH)

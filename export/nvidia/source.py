@@ -37,7 +37,7 @@ class Source:
         for folder in folders.values():
             verify_manifest(folder)
         info = {name: read_stage(folders[name]) for name in STAGES}
-        return cls(folders, info, _sizes(folders, info), workflow)
+        return cls(folders, info, _read_sizes(folders, info), workflow)
 
     @property
     def generation(self) -> int:
@@ -47,7 +47,7 @@ class Source:
     def specs(self) -> dict[str, ModelSpec]:
         return stage_specs(self.info["rank"].axes, self.info["rank"].context)
 
-    def tables(self) -> Arrays:
+    def load_tables(self) -> Arrays:
         """Return the ranker's tables, float32 [rows, W], users' first, in slot order.
 
         Cold rows are widened: HPS knows one width per table, and gets one table (hps.py).
@@ -57,17 +57,17 @@ class Source:
         return MixedWidths.load(folder, settings.get("first_cold", {})).read_all(tables, names)
 
 
-def _sizes(folders: Mapping[str, Path], info: Mapping[str, StageInfo]) -> Sizes:
+def _read_sizes(folders: Mapping[str, Path], info: Mapping[str, StageInfo]) -> Sizes:
     def width(stage: str, name: str) -> int:
         return open_array(folders[stage], name).shape[1]
 
-    of_user = [f"tables/{name}" for name in info["retrieve"].settings["user_tables"]]
+    user_tables = [f"tables/{name}" for name in info["retrieve"].settings["user_tables"]]
     return Sizes(
         pair_numbers=width("rank", "item_numbers") + len(feature_names()),
         item_tables=width("rank", "item_rows"),
         row_width=width("rank", f"tables/{info['rank'].settings['user_tables'][0]}"),
         history_width=width("retrieve", "tables/history"),
-        user_embeddings=sum(width("retrieve", name) for name in of_user),
+        user_embeddings=sum(width("retrieve", name) for name in user_tables),
         user_vector=width("retrieve", "item_vectors"),
         list_length=info["rerank"].settings["list_length"],
         item_vector=width("rerank", "item_vectors"),

@@ -73,7 +73,7 @@ def with_batch_axis(config: pb.ModelConfig, generation: int, serving: Serving) -
     return config
 
 
-def columns_of(config: pb.ModelConfig, plan: Plan) -> WorkflowColumns:
+def find_columns(config: pb.ModelConfig, plan: Plan) -> WorkflowColumns:
     """Return the workflow's inputs and outputs. plan: the compiled one, which has the order and the rows of the contract."""
     raw, encoded = ({tensor.name: DTYPE[tensor.data_type] for tensor in side} for side in (config.input, config.output))
     first_rows = {column.name: 0 if column.kind in VOCABULARIES else FIRST_ROW for column in plan.categorical}

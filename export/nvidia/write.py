@@ -16,7 +16,16 @@ from export.nvidia.config import list_preferred_sizes, make_hps_config, make_nes
 from export.nvidia.graph import FLAT, fix_candidates, with_flat_rows
 from export.nvidia.hps import PS_FILE, estimate_uses, write_ps, write_table
 from export.nvidia.index import index_bytes, write_gpu_index
-from export.nvidia.parts import NVTABULAR, PYTHON, TENSORRT, Part, models_of, nested, parts_of, python_models
+from export.nvidia.parts import (
+    NVTABULAR,
+    PYTHON,
+    TENSORRT,
+    Part,
+    list_models,
+    list_nested_stages,
+    list_parts,
+    list_python_models,
+)
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.lower import Lowered, lower_networks
 from export.nvidia.source import Source
@@ -68,14 +77,14 @@ class Writer:
         self.source, self.target, self.settings, self.report = source, target, settings, report
         self.merlin, self.serving = settings.merlin, settings.serving_of()
         self.behind_hps = self.merlin.triton == "24.03"
-        self.parts = parts_of(self.merlin)
+        self.parts = list_parts(self.merlin)
         self.specs = all_specs(source.info["rank"], source.sizes, self.behind_hps)
         self.first_keys: dict[str, int] = {}
         self.columns = WorkflowColumns()
 
     def write(self) -> None:
         """Write everything; no file is changed after it was written."""
-        for name in models_of(self.merlin):
+        for name in list_models(self.merlin):
             self.version_folder(name).mkdir(parents=True)
         if self.behind_hps:
             self._write_hps_model()
@@ -102,7 +111,7 @@ class Writer:
     def _write_hps_model(self) -> None:
         """Write the table, ps.json and the model of the `hps` backend."""
         source, serving, version = self.source, self.serving["rank"], self.version_folder(RANK_EMBEDDINGS)
-        tables = source.tables()
+        tables = source.load_tables()
         uses = estimate_uses(
             tables,
             tuple(source.info["rank"].settings["item_tables"]),
@@ -123,13 +132,13 @@ class Writer:
 
     def _write_workflow_model(self) -> None:
         """Write NVTabular's own workflow, and keep the columns that its neighbours need."""
-        from export.nvidia.workflow import columns_of, write_workflow_model  # imported late: NVTabular takes seconds
+        from export.nvidia.workflow import find_columns, write_workflow_model  # imported late: NVTabular takes seconds
 
         version = self.version_folder(PREPROCESS_WORKFLOW)
         if self.source.workflow is None:
             raise ConfigError("NVTabular's workflow was not kept. Expected its folder. Export from the data set.")
         config = write_workflow_model(self.source.workflow, version, self.serving["preprocess"])
-        self.columns = columns_of(config, Plan.load(self.source.folders["preprocess"] / "plan"))
+        self.columns = find_columns(config, Plan.load(self.source.folders["preprocess"] / "plan"))
         self.specs |= preprocess_specs(self.source.info["preprocess"], self.columns)
         add_warmup(config, self.specs[PREPROCESS_WORKFLOW], WARMUP_ROWS)
         write_config(self.target / PREPROCESS_WORKFLOW / CONFIG_FILE, config)
@@ -203,7 +212,7 @@ class Writer:
         )
 
     def _write_ensembles(self) -> None:
-        for stage in nested(self.merlin):
+        for stage in list_nested_stages(self.merlin):
             steps = [self.specs[part.name] for part in self.parts if part.stage == stage]
             config = make_nested_config(self.source.specs[stage], steps, self.source.generation, self.max_batch_size(stage))
             write_config(self.target / stage / CONFIG_FILE, config)
@@ -218,7 +227,7 @@ class Writer:
         folder, version = self.source.folders[ENSEMBLE], self.version_folder(ENSEMBLE)
         shutil.copytree(folder, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
         facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
-        with_manifest = [name for name in models_of(self.merlin) if (self.version_folder(name) / MANIFEST_FILE).exists()]
+        with_manifest = [name for name in list_models(self.merlin) if (self.version_folder(name) / MANIFEST_FILE).exists()]
         digests = {name: sha256_of(self.version_folder(name) / MANIFEST_FILE) for name in with_manifest}
         facts |= {
             "profile": PROFILE_NAME,
@@ -236,7 +245,7 @@ class Writer:
         planned = {"search_index": index_bytes(self.version_folder(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
         if self.behind_hps:
             params = read_ps_json(self.target / PS_FILE).model(RANK_EMBEDDINGS)
-            rows = sum(map(len, self.source.tables().values()))
+            rows = sum(map(len, self.source.load_tables().values()))
             planned["hps_cache"] = int(rows * params.gpucacheper) * self.source.sizes.row_width * 4
         return planned
 
@@ -247,7 +256,7 @@ class Writer:
         traced = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
         specs = self.source.specs | self.specs
         workflows = [part.name for part in self.parts if part.kind == NVTABULAR]
-        for spec in (specs[name] for name in (*python_models(self.merlin), *workflows)):
+        for spec in (specs[name] for name in (*list_python_models(self.merlin), *workflows)):
             fills = {t.name: t.filled(WARMUP_ROWS) for t in spec.inputs if t.optional}
             tensors = fills | traced[spec.name] | {"lineage": new_lineage(WARMUP_ROWS, ANY_GENERATION)}
             write_warmup(self.target / spec.name / "warmup", spec, tensors, WARMUP_ROWS)

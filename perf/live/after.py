@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from perf.figures import Figure
-from perf.live.exchange import connected
+from perf.live.exchange import connect
 from perf.live.shop import Shop
 from perf.live.visible import Probes, ask_first_items
 from perf.observe import Latency
@@ -23,7 +23,7 @@ def measure(shop: Shop, count: int, rng: np.random.Generator) -> list[Figure]:
     """Let users buy the first item they were shown, `count` times, and check the answer after each purchase."""
     with closing(Reader(shop.live_folder)) as reader:
         first = read_last_sequence(reader)
-        with connected(shop.site.grpc_url) as exchange:
+        with connect(shop.site.grpc_url) as exchange:
             users = shop.draw_users(min(count, len(shop.user_ids)), rng)
             probes = Probes(shop, exchange, ask_first_items(shop, exchange, users))
             user_ids = list(probes.next_item)

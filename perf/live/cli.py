@@ -14,7 +14,7 @@ from perf.bench import SEED
 from perf.command import BROKEN, console
 from perf.figures import RESULTS, Figure, ResultsFolder, finish, read_machine
 from perf.live import after, items, memory, reads, throughput, visible
-from perf.live.shop import opened_shop
+from perf.live.shop import open_shop
 from perf.live.visible import Events
 from server.environment import MEASURED_DIR
 
@@ -54,7 +54,7 @@ def visible_command(
     """Events beside `recommend` at half of its peak: event to changed answer, and what events cost `recommend`."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
-        with tempfile.TemporaryDirectory() as folder, opened_shop(repo) as shop:
+        with tempfile.TemporaryDirectory() as folder, open_shop(repo) as shop:
             return visible.measure(shop, Path(folder), Events(event_rate, per_request), duration_s, rounds, new_rng(), step)
 
     events = f"{event_rate:g} events/s, {per_request} a request"
@@ -72,7 +72,7 @@ def after_command(
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         step(f"{count:,} purchases")
-        with opened_shop(repo) as shop:
+        with open_shop(repo) as shop:
             return after.measure(shop, count, new_rng())
 
     run_part("after", "Answers that name an event", f"{count:,} purchases", results, measure, repo, f"--after {count}")
@@ -88,7 +88,7 @@ def throughput_command(
     """Durable events/s of 32 clients that send 16 events a request, and one client beside the disk's own fsync."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
-        with opened_shop(repo) as shop:
+        with open_shop(repo) as shop:
             return throughput.measure(shop, seconds, rounds, new_rng(), step)
 
     run_part("throughput", "Durable events", f"{rounds} rounds of {seconds:g} s", results, measure, repo)
@@ -119,7 +119,7 @@ def items_command(
     """New items are served within a second of their upsert, unavailable ones are in no later answer."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
-        with opened_shop(repo) as shop:
+        with open_shop(repo) as shop:
             return items.measure(shop, new_items, answers, new_rng(), step)
 
     conditions = f"{new_items} new items, {answers:,} answers"

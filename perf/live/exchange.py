@@ -1,4 +1,4 @@
-"""Calls whose answers decide what is sent next: an event, and after its acknowledgement the request that names it."""
+"""Send calls whose answers decide what is sent next: an event, and after its acknowledgement the request that names it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perf.load.open_loop import DEADLINE_S, INFER
 from perf.load.unary import Answer, UnaryCalls
 from serving.contract.errors import ServerError
 
-Done = Callable[[Answer], None]
+OnAnswer = Callable[[Answer], None]
 
 
 class Due(NamedTuple):
@@ -22,33 +22,33 @@ class Due(NamedTuple):
 
 
 class Exchange:
-    """Many calls in flight on one connection. `done` gets each answer. For one thread."""
+    """Many calls in flight on one connection, for one thread. Each answer is passed to the callback of its call."""
 
     def __init__(self, url: str) -> None:
         self._calls, self._count = UnaryCalls(url, INFER, DEADLINE_S), 0
-        self._done: dict[int, Done] = {}
+        self._callbacks: dict[int, OnAnswer] = {}
 
     def close(self) -> None:
         self._calls.close()
 
     @property
     def in_flight(self) -> int:
-        return len(self._done)
+        return len(self._callbacks)
 
-    def send(self, body: bytes, done: Done) -> None:
+    def send(self, body: bytes, on_answer: OnAnswer) -> None:
         number = self._count
         self._count += 1
-        self._done[number] = done
+        self._callbacks[number] = on_answer
         self._calls.send(number, self._calls.request(number, body))
 
     def wait(self, timeout_s: float) -> None:
-        """Hand on the answers that have come, waiting for the first for at most `timeout_s`."""
+        """Pass arrived answers to their callbacks, waiting for the first for at most `timeout_s`."""
         for answer in self._calls.answers(timeout_s):
-            self._done.pop(answer.number)(answer)
+            self._callbacks.pop(answer.number)(answer)
 
     def finish(self) -> None:
         """Wait until nothing is in flight: answers or deadlines end it."""
-        while self._done:
+        while self._callbacks:
             self.wait(DEADLINE_S)
 
     def ask(self, body: bytes) -> bytes:
@@ -57,21 +57,21 @@ class Exchange:
         self.send(body, answers.append)
         while not answers:
             self.wait(DEADLINE_S)
-        return message_of(answers[0])
+        return require_message(answers[0])
 
     def run_open_loop(self, schedule: Iterable[Due]) -> None:
-        """Do what is due, whether or not earlier calls were answered; answers are handed on in between."""
+        """Do what is due, whether or not earlier calls were answered; answers are passed on in between."""
         start_ns = time.perf_counter_ns()
         for due in schedule:
             due_ns = start_ns + due.at_ns
-            self.wait(0)  # also when it is late: answers that have come are not to grow older
+            self.wait(0)  # even when late, so that arrived answers are read at once
             while (left_ns := due_ns - time.perf_counter_ns()) > 0:
                 self.wait(left_ns / 1e9)
             due.act(due_ns)
         self.finish()
 
     def run_closed_loop(self, chains: Iterable[Callable[[Callable[[], None]], None]], at_once: int) -> None:
-        """Run chains of calls, `at_once` at a time. A chain is started by calling it; it calls its argument when it is over."""
+        """Run chains of calls, `at_once` at a time. A chain is started by calling it; it calls its argument when it is done."""
         waiting, running = iter(chains), 0
 
         def start() -> bool:
@@ -80,10 +80,10 @@ class Exchange:
             if chain is None:
                 return False
             running += 1
-            chain(over)
+            chain(on_done)
             return True
 
-        def over() -> None:
+        def on_done() -> None:
             nonlocal running
             running -= 1
 
@@ -91,18 +91,18 @@ class Exchange:
         while more or running:
             while more and running < at_once:
                 more = start()
-            if self._done:
+            if self._callbacks:
                 self.wait(DEADLINE_S)
 
 
-def message_of(answer: Answer) -> bytes:
-    """Return what was answered. Raises ServerError for an error: what is measured here must not fail."""
+def require_message(answer: Answer) -> bytes:
+    """Return the body of an answer. Raises ServerError for an error: what is measured here must not fail."""
     if answer.error:
         raise ServerError(f"The server refused a call of this measurement: {answer.error}. Look at its log.")
     return answer.message
 
 
 @contextlib.contextmanager
-def connected(url: str) -> Iterator[Exchange]:
+def connect(url: str) -> Iterator[Exchange]:
     with contextlib.closing(Exchange(url)) as exchange:
         yield exchange

@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 
 from perf.figures import Figure
-from perf.live.exchange import Exchange, connected
+from perf.live.exchange import Exchange, connect
 from perf.live.shop import Answer, Shop
 from perf.load.unary import Answer as UnaryAnswer
 from perf.observe import Latency
@@ -22,7 +22,7 @@ ASKED_PER_ITEM = 16  # users who were shown an item, asked again when it is unav
 
 def measure(shop: Shop, new_items: int, answers: int, rng: np.random.Generator, progress) -> list[Figure]:
     """Return the figures of `new_items` new items, and of `answers` answers after items became unavailable."""
-    with connected(shop.site.grpc_url) as exchange:
+    with connect(shop.site.grpc_url) as exchange:
         progress(f"{new_items} new items")
         waited_s = serve_new_items(shop, exchange, new_items, rng)
         progress(f"{answers:,} answers without unavailable items")

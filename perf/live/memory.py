@@ -9,8 +9,8 @@ import numpy as np
 
 from perf.figures import Figure
 from perf.live.after import read_last_sequence
-from perf.live.exchange import connected
-from perf.live.shop import Shop, opened_shop, sequences_of
+from perf.live.exchange import connect
+from perf.live.shop import Shop, open_shop, read_sequences
 from perf.load.workload import draw, serialise
 from perf.observe import read_memory, total_mib
 from serving.contract.tensors import ENSEMBLE
@@ -26,7 +26,7 @@ def measure(repo: Path, events: int, requests: int, rng: np.random.Generator, pr
     megabytes = {}
     for live in (False, True):
         progress(f"a server {'with' if live else 'without'} live state")
-        with opened_shop(repo, live) as shop:
+        with open_shop(repo, live) as shop:
             if live:
                 observe_many(shop, events, rng)
             ask_many(shop, requests, np.random.default_rng(0))
@@ -41,14 +41,14 @@ def measure(repo: Path, events: int, requests: int, rng: np.random.Generator, pr
 
 def observe_many(shop: Shop, count: int, rng: np.random.Generator) -> None:
     """Post events of random users and items."""
-    with connected(shop.site.grpc_url) as exchange, closing(Reader(shop.live_folder)) as reader:
+    with connect(shop.site.grpc_url) as exchange, closing(Reader(shop.live_folder)) as reader:
         before = read_last_sequence(reader)
         while read_last_sequence(reader) - before < count:
             users, items = (rng.choice(ids, EVENTS_PER_REQUEST).tolist() for ids in (shop.user_ids, shop.item_ids))
-            sequences_of(exchange.ask(shop.observe(users, items)))
+            read_sequences(exchange.ask(shop.observe(users, items)))
 
 
 def ask_many(shop: Shop, count: int, rng: np.random.Generator) -> None:
-    with connected(shop.site.grpc_url) as exchange:
+    with connect(shop.site.grpc_url) as exchange:
         for body in serialise(shop.specs[ENSEMBLE], draw(shop.requests, count, rng)):
             exchange.ask(body)

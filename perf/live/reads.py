@@ -40,10 +40,10 @@ def measure(calls: int, sizes: tuple[int, ...], folder: Path, rng: np.random.Gen
             fill(store, size, rng)
             progress(f"{calls:,} reads")
             taken_us[size] = time_reads(store, size, calls, rng)
-    return figures_of(taken_us)
+    return make_figures(taken_us)
 
 
-def figures_of(taken_us: dict[int, np.ndarray]) -> list[Figure]:
+def make_figures(taken_us: dict[int, np.ndarray]) -> list[Figure]:
     """taken_us: float64 [calls] by the number of users"""
     figures = []
     p50 = {size: float(np.median(taken)) for size, taken in taken_us.items()}

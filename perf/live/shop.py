@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from perf.answers import tensors_of
+from perf.answers import read_tensors
 from perf.load.workload import Arrays, read_requests, read_specs, serialise
-from perf.target import Site, own_server, site_of
+from perf.target import Site, own_server, read_site
 from server.environment import MEASURED_DIR
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import ConfigError
@@ -88,7 +88,7 @@ class Shop:
 
     def answer_of(self, message: bytes) -> Answer:
         """Read an answer of `recommend`."""
-        tensors = tensors_of(self.specs[ENSEMBLE], [message])
+        tensors = read_tensors(self.specs[ENSEMBLE], [message])
         ids = tensors["item_ids"][0]
         return Answer(ids[ids != PAD_ID].tolist(), int(tensors["degraded"][0, 0]))
 
@@ -104,7 +104,7 @@ def encode(model: str, columns: dict[str, np.ndarray | list[bytes]]) -> bytes:
     return request.SerializeToString()
 
 
-def sequences_of(message: bytes) -> np.ndarray:
+def read_sequences(message: bytes) -> np.ndarray:
     """Read an answer of `observe` or `upsert`: int64 [N]."""
     return np.frombuffer(pb.ModelInferResponse.FromString(message).raw_output_contents[0], np.int64)
 
@@ -134,11 +134,11 @@ def copied(repo: Path, live: bool = True) -> Iterator[Path]:
 def served(copy: Path) -> Iterator[Shop]:
     """Serve a copy of a repository for a while."""
     with own_server(copy) as server:
-        yield Shop.of(site_of(server.state))
+        yield Shop.of(read_site(server.state))
 
 
 @contextlib.contextmanager
-def opened_shop(repo: Path, live: bool = True) -> Iterator[Shop]:
+def open_shop(repo: Path, live: bool = True) -> Iterator[Shop]:
     """Serve a copy of a repository, as `copied` makes it."""
     with copied(repo, live) as copy, served(copy) as shop:
         yield shop

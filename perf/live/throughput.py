@@ -15,8 +15,8 @@ import numpy as np
 
 from perf.figures import Figure
 from perf.live.after import read_last_sequence
-from perf.live.exchange import Exchange, connected
-from perf.live.shop import Shop, sequences_of
+from perf.live.exchange import Exchange, connect
+from perf.live.shop import Shop, read_sequences
 from perf.load.open_loop import prevent_delays
 from perf.observe import Latency
 from serving.live.reader import Reader
@@ -76,11 +76,11 @@ def run_client(exchange: Exchange, bodies: list[bytes], end_s: float) -> int:
     """Return how many events were acknowledged until `end_s`."""
     count = 0
     while time.perf_counter() < end_s:
-        count += len(sequences_of(exchange.ask(bodies[count // EVENTS_PER_REQUEST % len(bodies)])))
+        count += len(read_sequences(exchange.ask(bodies[count // EVENTS_PER_REQUEST % len(bodies)])))
     return count
 
 
-def latency_of(taken_ns: list[int]) -> Latency:
+def measure_latency(taken_ns: list[int]) -> Latency:
     """Return the latency of nanoseconds, at least one."""
     latency = Latency.of(np.array(taken_ns))
     assert latency is not None
@@ -91,13 +91,13 @@ def time_one_client(shop: Shop, seconds: float, rng: np.random.Generator) -> Lat
     """Time requests of one event, one after the other."""
     taken_ns: list[int] = []
     bodies = draw_requests(shop, BODIES, 1, rng)
-    with connected(shop.site.grpc_url) as exchange, prevent_delays():
+    with connect(shop.site.grpc_url) as exchange, prevent_delays():
         end_s = time.perf_counter() + seconds
         while time.perf_counter() < end_s or not taken_ns:
             started_ns = time.perf_counter_ns()
             exchange.ask(bodies[len(taken_ns) % BODIES])
             taken_ns.append(time.perf_counter_ns() - started_ns)
-    return latency_of(taken_ns)
+    return measure_latency(taken_ns)
 
 
 def time_fsync(folder: Path, seconds: float = SYNCED_S) -> Latency:
@@ -111,4 +111,4 @@ def time_fsync(folder: Path, seconds: float = SYNCED_S) -> Latency:
             started_ns = time.perf_counter_ns()
             os.fdatasync(file.fileno())
             taken_ns.append(time.perf_counter_ns() - started_ns)
-    return latency_of(taken_ns)
+    return measure_latency(taken_ns)

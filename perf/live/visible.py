@@ -19,8 +19,8 @@ import numpy as np
 
 from perf.bench import PEAK_CLIENTS, new_bench
 from perf.figures import Figure
-from perf.live.exchange import Due, Exchange, connected, message_of
-from perf.live.shop import Shop, sequences_of
+from perf.live.exchange import Due, Exchange, connect, require_message
+from perf.live.shop import Shop, read_sequences
 from perf.load import schedule
 from perf.load.open_loop import prevent_delays
 from perf.load.unary import Answer
@@ -52,12 +52,12 @@ class Probes:
 
         def on_acknowledged(answer: Answer) -> None:
             self.durable_ns.append(answer.at_ns - due_ns)
-            sequence = int(sequences_of(message_of(answer))[0])
+            sequence = int(read_sequences(require_message(answer))[0])
             self.exchange.send(self.shop.recommend(user_id, after=sequence), on_changed)
 
         def on_changed(answer: Answer) -> None:
             self.changed_ns.append(answer.at_ns - due_ns)
-            shown = self.shop.answer_of(message_of(answer))
+            shown = self.shop.answer_of(require_message(answer))
             self.stale += not shown.is_current or item_id in shown.item_ids
             if shown.item_ids:
                 self.next_item[user_id] = shown.item_ids[0]
@@ -107,7 +107,7 @@ def run_round(
 
     def send_request(body: bytes) -> Callable[[int], None]:
         def on_answer(answer: Answer, due_ns: int) -> None:
-            message_of(answer)
+            require_message(answer)
             run.recommend_ns.append(answer.at_ns - due_ns)
 
         return lambda due_ns: exchange.send(body, lambda answer: on_answer(answer, due_ns))
@@ -118,12 +118,12 @@ def run_round(
     def send_event(body: bytes) -> Callable[[int], None]:
         return lambda _: exchange.send(body, note_event)
 
-    due_s = schedule.poisson(rate - probe_rate, duration_s, rng)
+    due_s = schedule.draw_poisson(rate - probe_rate, duration_s, rng)
     bodies = serialise(shop.specs[ENSEMBLE], draw(shop.requests, len(due_s), rng))
     actions = list(zip(due_s, map(send_request, bodies), strict=True))
     if probes:
         other_rate = max(events.per_s - probe_rate, 1.0) / events.per_request
-        event_s, probe_s = (schedule.poisson(r, duration_s, rng) for r in (other_rate, probe_rate))
+        event_s, probe_s = (schedule.draw_poisson(r, duration_s, rng) for r in (other_rate, probe_rate))
         others = np.setdiff1d(shop.user_ids, list(probes.next_item))  # nobody else buys for a user that is probed
         shape = (len(event_s), events.per_request)
         users = rng.choice(others if len(others) else shop.user_ids, shape)
@@ -146,7 +146,7 @@ def measure(
     rate = LOAD_SHARE * measure_peak(shop, folder, progress)
     n_probes = max(int(PROBE_SHARE * rate * duration_s), 1)
     quiet, busy = [], []
-    with connected(shop.site.grpc_url) as exchange:
+    with connect(shop.site.grpc_url) as exchange:
         users = shop.draw_users(min(n_probes, len(shop.user_ids) // 2), rng)
         progress("first lists of the users that buy")
         lists = ask_first_items(shop, exchange, users)
@@ -155,10 +155,10 @@ def measure(
             quiet.append(run_round(shop, exchange, rate, events, None, duration_s, rng))
             progress(f"round {number + 1}: the same beside {events.per_s:,.0f} events/s")
             busy.append(run_round(shop, exchange, rate, events, Probes(shop, exchange, lists), duration_s, rng))
-    return figures_of(rate, quiet, busy, duration_s)
+    return make_figures(rate, quiet, busy, duration_s)
 
 
-def figures_of(rate: float, quiet: list[Round], busy: list[Round], duration_s: float) -> list[Figure]:
+def make_figures(rate: float, quiet: list[Round], busy: list[Round], duration_s: float) -> list[Figure]:
     of_recommend = [[Latency.of(np.array(run.recommend_ns)) for run in runs] for runs in (quiet, busy)]
     p99 = [[latency.p99_ms for latency in latencies if latency] for latencies in of_recommend]
     probes = [run.probes for run in busy if run.probes]

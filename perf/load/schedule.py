@@ -1,4 +1,4 @@
-"""Instants at which requests are due: sorted float64 [N], seconds from the start of the load. Randomness is an argument."""
+"""Draw the instants at which requests are due: sorted float64 [N], in seconds from the start of the load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serving.contract.errors import ConfigError
 MAX_REQUESTS = 200_000  # of one load: a bound on memory and time
 
 
-def poisson(rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
+def draw_poisson(rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
     """Draw arrivals of independent users: exponential gaps, `rate` requests/s on average.
 
     Raises ConfigError beyond MAX_REQUESTS.
@@ -20,20 +20,20 @@ def poisson(rate: float, duration_s: float, rng: np.random.Generator) -> np.ndar
     return np.sort(rng.uniform(0.0, duration_s, rng.poisson(rate * duration_s)))
 
 
-def bursts(
+def draw_bursts(
     rate: float, duration_s: float, rng: np.random.Generator, factor: float = 10.0, every_s: float = 5.0, burst_s: float = 0.5
 ) -> np.ndarray:
     """Draw Poisson arrivals at `rate`, and `factor` times that during the first `burst_s` of every `every_s` but the first.
 
     Thinned from a Poisson process at the peak rate.
     """
-    due_s = poisson(rate * factor, duration_s, rng)
-    keep = in_burst(due_s, every_s, burst_s) | (rng.random(len(due_s)) < 1.0 / factor)
+    due_s = draw_poisson(rate * factor, duration_s, rng)
+    keep = is_in_burst(due_s, every_s, burst_s) | (rng.random(len(due_s)) < 1.0 / factor)
     return due_s[keep]
 
 
-def volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
-    """Return `size` requests at the same instant, then none until the next volley, which detects a batcher that sleeps.
+def make_volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
+    """Return `size` requests at the same instant, then none until the next volley. This detects a batcher that sleeps.
 
     Under steady load each request wakes the batcher for the one before, so such a fault stays hidden.
     """
@@ -42,12 +42,12 @@ def volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
     return np.repeat(starts_s, size)
 
 
-def in_burst(due_s: np.ndarray, every_s: float = 5.0, burst_s: float = 0.5) -> np.ndarray:
+def is_in_burst(due_s: np.ndarray, every_s: float = 5.0, burst_s: float = 0.5) -> np.ndarray:
     """Return bool [N]: due within a burst. The first period has none and shows the quiet state."""
     return (due_s >= every_s) & (due_s % every_s < burst_s)
 
 
-def recorded(times_s: np.ndarray, rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
+def draw_recorded(times_s: np.ndarray, rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
     """Return arrivals in the log's rhythm: consecutive events from a random place, scaled to `duration_s` at a mean of `rate`.
 
     times_s: float64 [M] unix seconds, any order. A log shorter than the load starts over.

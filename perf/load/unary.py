@@ -86,7 +86,7 @@ class UnaryCalls:
         self._bodies: dict[int, bytes] = {}  # by number: the part of an answer that has arrived, with gRPC's prefix
         self._answers: list[Answer] = []
         self._errors: dict[bytes, str] = {}  # by header block
-        encoder, headers = Encoder(), headers_of(url, path, deadline_s)
+        encoder, headers = Encoder(), make_headers(url, path, deadline_s)
         self._first_block = encoder.encode(headers)
         self._block = encoder.encode(headers)  # refers to the first
         self._socket = self._connected(deadline_s)
@@ -239,7 +239,7 @@ class UnaryCalls:
             self._lost = f"UNAVAILABLE: the server ends the connection (HTTP/2 error {frame.error_code})"
 
 
-def headers_of(url: str, path: str, deadline_s: float) -> list[tuple[str, str]]:
+def make_headers(url: str, path: str, deadline_s: float) -> list[tuple[str, str]]:
     """Return the headers of every call."""
     return [
         (":method", "POST"),

@@ -50,14 +50,14 @@ def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
     return specs
 
 
-def read_recorded_of(repo: Path, generation: int) -> Recorded:
+def read_recorded_requests(repo: Path, generation: int) -> Recorded:
     """Return recorded requests to `recommend` with their answers. Raises ArtifactError when the generation has none."""
     return read_recorded(repo / ENSEMBLE / str(generation) / RECORDED_FILE)
 
 
 def read_requests(repo: Path, generation: int) -> Arrays:
     """Return the recorded inputs of `recommend`, each [R, *dims]. Raises ArtifactError when the generation has none."""
-    return read_recorded_of(repo, generation).inputs
+    return read_recorded_requests(repo, generation).inputs
 
 
 def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: float = 0.0) -> Arrays:

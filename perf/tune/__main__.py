@@ -31,7 +31,7 @@ console = Console(stderr=True, width=120)
 @app.command()
 def tune(
     repo: Annotated[Path, typer.Option(help="the repository to tune; it is only read")] = Path("model_repository"),
-    out: Annotated[Path, typer.Option(help="the export config to write; the evidence lies beside it as .json")] = Path(
+    out: Annotated[Path, typer.Option(help="the export config to write; the evidence is beside it as .json")] = Path(
         "tuned.toml"
     ),
     goal: Annotated[str, typer.Option(help=f"what is made better: {', '.join(GOALS)}")] = GOALS[0],
@@ -46,7 +46,7 @@ def tune(
         raise ConfigError(f"There is no goal {goal!r}; these are: {', '.join(GOALS)}.")
     if out.suffix != ".toml" or not out.parent.is_dir():
         raise ConfigError(
-            f"{out} is not the name of a .toml file in a folder that exists: the winner is written there. Mend --out."
+            f"{out} is not the name of a .toml file in a folder that exists: the winner is written there. Correct --out."
         )
     stated = slo.read_slo(slo_file)
     if others := ", ".join(sorted(stated.keys() - set(MEASURED))):
@@ -71,7 +71,7 @@ def tune(
             "space": {key: list(values) for key, values in space.items()},
         }
 
-        def saved(outcome: Outcome) -> None:
+        def save(outcome: Outcome) -> None:
             report.save_evidence(evidence, report.make_evidence(outcome, bounds, facts))
 
         def measure(heat, turns: int):
@@ -80,7 +80,7 @@ def tune(
             )
             return lab.measure(heat, turns)
 
-        outcome = search(chosen, measure, bounds, goal, lambda: time.monotonic() > end_s, saved)
+        outcome = search(chosen, measure, bounds, goal, lambda: time.monotonic() > end_s, save)
     finish(outcome, lab, bounds, out, evidence)
 
 
@@ -89,16 +89,16 @@ def finish(outcome: Outcome, lab: Lab, bounds: dict[str, slo.Bound], out: Path, 
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(report.make_trial_table(outcome, bounds).to_rich())
     if not outcome.complete:
-        console.print("The time was over before the search: the best so far.")
+        console.print("The time ran out before the search ended; this is the best so far.")
     changes = outcome.winner.changes if outcome.winner else {}
     report.write_config(out, lab.settings, changes, evidence)
     if outcome.winner is None:
-        console.print("Nothing is surely better than the current settings: they are kept.")
+        console.print("Nothing is significantly better than the current settings: they are kept.")
     console.print(f"config: {out}   evidence: {evidence}", markup=False)
-    print(to_json_line(summary(outcome) | {"config": str(out)}))
+    print(to_json_line(summarise(outcome) | {"config": str(out)}))
 
 
-def summary(outcome: Outcome) -> dict[str, object]:
+def summarise(outcome: Outcome) -> dict[str, object]:
     facts: dict[str, object] = {"perf": "tune", "goal": outcome.goal, "complete": outcome.complete}
     if (winner := outcome.winner) is None:
         return facts | {"winner": None}

@@ -15,10 +15,10 @@ from export.settings import Settings
 from perf.answers import differing_answers
 from perf.load import analyzer, schedule
 from perf.load.open_loop import run_load
-from perf.load.workload import draw, read_recorded_of, read_specs, serialise, write_analyzer_json
+from perf.load.workload import draw, read_recorded_requests, read_specs, serialise, write_analyzer_json
 from perf.observe import Latency, read_memory, total_mib
 from perf.recall import JUDGED_BY, recorded_vectors
-from perf.target import Turns, site_of, take_turns
+from perf.target import Turns, read_site, take_turns
 from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes
 from perf.tune.variant import make_variant, settings_of
 from repository.config import CONFIG_FILE, layout_of
@@ -78,7 +78,7 @@ class Lab:
         self.layout = layout_of(read_config(repository / ENSEMBLE / CONFIG_FILE))
         generation = pinned_generation(repository)
         self.spec = read_specs(repository, generation)[ENSEMBLE]
-        self.recorded = read_recorded_of(repository, generation)
+        self.recorded = read_recorded_requests(repository, generation)
         self.offered_rate = 0.0
         self.say: Callable[[str], None] = lambda _: None
         self._work: tempfile.TemporaryDirectory | None = None
@@ -120,7 +120,7 @@ class Lab:
 
     def metrics(self, served: Served) -> Metrics:
         """Measure one turn: closed loop with many clients and with one, then Poisson arrivals. Keys as in slo.toml."""
-        due_s = schedule.poisson(self.offered_rate, 2 * self.window_s, self.rng)
+        due_s = schedule.draw_poisson(self.offered_rate, 2 * self.window_s, self.rng)
         rows = draw(self.recorded.inputs, len(due_s), self.rng)
         many, one = self._closed(served, self.clients), self._closed(served, 1)
         outcome = run_load(served.server.grpc_url, serialise(self.spec, rows), due_s)
@@ -160,4 +160,4 @@ class Lab:
         """
         if "compute.index_effort" in changes:
             return ""
-        return differing_answers(site_of(server.state), self.spec)
+        return differing_answers(read_site(server.state), self.spec)

@@ -51,7 +51,7 @@ from serving.contract.generations import pinned_generation
 from tests.unit.small_shops import export
 from training.dataset import load_dataset, split_by_time
 from training.evaluation.baselines import GRIDS, evaluate
-from training.evaluation.problem import TEST_SHARE, problem_of
+from training.evaluation.problem import TEST_SHARE, make_problem
 from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
@@ -103,7 +103,7 @@ def smoke_overhead(context: Context) -> list[Figure]:
     tasks = {copy: lambda copy=copy: {f"{copy} {part}": 2.0 for part in parts} for copy in copies}
     values = run_in_turns({"in process": lambda: in_process, **tasks}, rounds=2)
     recall = measure_served_recall(scratch / "fused")[1]
-    return overhead_figures.figures_of(values, count, dict.fromkeys(LAYOUTS, 100.0), recall, compared=10)
+    return overhead_figures.make_figures(values, count, dict.fromkeys(LAYOUTS, 100.0), recall, compared=10)
 
 
 def smoke_merlin(context: Context) -> list[Figure]:
@@ -119,7 +119,7 @@ def smoke_merlin(context: Context) -> list[Figure]:
         hardened = merlin_graph.new_ensemble(parts, nvtabular).transform(user, runtime=Runtime(OnceExecutor()))
         np.testing.assert_array_equal(hardened["item_ids"].values, exported["item_ids"].values)
     values = {f"{name} {what}": [2.0, 4.0] for name in merlin.CLIENTS for what in ("p50", "rate")}
-    return merlin.figures_of(values)
+    return merlin.make_figures(values)
 
 
 def smoke_cache(context: Context) -> list[Figure]:
@@ -135,39 +135,39 @@ def smoke_compression(context: Context) -> list[Figure]:
     measure_latencies_us = compression.measure_latencies(variants, work)
     rows = [compression.measure_quality(variant, work, us) for variant, us in zip(variants, measure_latencies_us, strict=True)]
     assert rows[0].n_bytes > rows[1].n_bytes > rows[2].n_bytes
-    return compression.figures_of(rows)
+    return compression.make_figures(rows)
 
 
 def smoke_row_widths(context: Context) -> list[Figure]:
     """One way to store the rows, against itself."""
     qualities = compression.measure_qualities(rank_scores_of(context.ranker, context.work.test), context.work)
-    n_bytes = row_widths.bytes_of(context.ranker, context.work)
+    n_bytes = row_widths.count_bytes(context.ranker, context.work)
     taught = row_widths.Taught("all rows of 16", n_bytes, [qualities, qualities])
-    return row_widths.figures_of(taught, taught)
+    return row_widths.make_figures(taught, taught)
 
 
 def smoke_prequential(context: Context) -> list[Figure]:
-    repo = export(context.folder / "prequential", prequential.exported_part(context.dataset))
-    return prequential.figures_of(prequential.measure(context.dataset, repo, most=50))
+    repo = export(context.folder / "prequential", prequential.take_exported_part(context.dataset))
+    return prequential.make_figures(prequential.measure(context.dataset, repo, most=50))
 
 
 def smoke_leave_one_out(context: Context) -> list[Figure]:
     dataset, parts = context.dataset, leave_one_out.Parts.of(context.dataset)
-    n_items, log = len(dataset.items), leave_one_out.coded(dataset, parts)
+    n_items, log = len(dataset.items), leave_one_out.encode_log(dataset, parts)
     wanted = log[1][parts.test]
     served = np.searchsorted(dataset.items["item_id"], leave_one_out.ask_served(context.repo, dataset, parts))
     untaught = leave_one_out.ask_model(SequenceModel(n_items, SequenceShape(width=8)), log, parts.test, n_items)
     assert not (untaught == log[1][parts.validation][:, None]).any()  # what the user had is not asked for
     answers = {leave_one_out.SERVED: served, leave_one_out.SASREC: untaught}
     qualities = {name: leave_one_out.Quality.of(positions, wanted, n_items) for name, positions in answers.items()}
-    return leave_one_out.figures_of("amazon-sports", [qualities], dict(leave_one_out.measure_baselines(dataset)))
+    return leave_one_out.make_figures("amazon-sports", [qualities], dict(leave_one_out.measure_baselines(dataset)))
 
 
 def smoke_quality(context: Context) -> list[Figure]:
-    problem = problem_of(context.dataset)
+    problem = make_problem(context.dataset)
     fit, _ = GRIDS["popularity"]
     popularity = evaluate(fit(problem.test.positives), problem.test)
-    return quality.figures_of({"popularity": popularity, "after rank": popularity, quality.SERVED: popularity})
+    return quality.make_figures({"popularity": popularity, "after rank": popularity, quality.SERVED: popularity})
 
 
 def smoke_tables(context: Context) -> list[Figure]:
@@ -208,7 +208,7 @@ def smoke_tables_updates(context: Context) -> list[Figure]:
     assert count > 0
     instants_ns = np.arange(100) * 1_000_000
     outcomes = {turn: [Outcome(instants_ns, instants_ns, instants_ns + 5_000_000)] for turn in tables_updates.TURNS}
-    return tables_updates.figures_of(outcomes, [20.0, 30.0], [count])
+    return tables_updates.make_figures(outcomes, [20.0, 30.0], [count])
 
 
 def smoke_live_kills(context: Context) -> list[Figure]:
@@ -219,7 +219,7 @@ def smoke_live_kills(context: Context) -> list[Figure]:
     assert not +found.wrong
     lost = live_kills.check_store(folder, {**acknowledged, 1: b"another event"}).wrong
     assert +lost == {"lost": 1}
-    return live_kills.figures_of(found, len(acknowledged), {"writer": 2, "machine": 2, "server": 0})
+    return live_kills.make_figures(found, len(acknowledged), {"writer": 2, "machine": 2, "server": 0})
 
 
 SMOKE: dict[str, Callable[[Context], list[Figure]]] = {

@@ -15,17 +15,17 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from experiments.replay import Replay, held_back_row
+from experiments.replay import Replay, find_first_unseen_row
 from export.prequential import answer_frozen, choose_questions
 from perf.figures import Figure
 from perf.live import after as perf_after
 from perf.live import items as perf_items
 from perf.live import throughput as perf_throughput
-from perf.live.exchange import connected
+from perf.live.exchange import connect
 from perf.live.shop import Shop
 from perf.live.visible import Events, Probes, ask_first_items, run_round
 from perf.observe import read_samples
-from perf.target import site_of
+from perf.target import read_site
 from server import live_helpers
 from server.launcher import TritonServer
 from server.processes import members
@@ -188,7 +188,7 @@ def test_the_servers_maintenance_runs_and_ends_with_it(live_server):
 
 @pytest.fixture
 def shop(live_server: TritonServer) -> Shop:
-    return Shop.of(site_of(live_server.state))
+    return Shop.of(read_site(live_server.state))
 
 
 def values_of(figures: list[Figure]) -> dict[str, float]:
@@ -210,7 +210,7 @@ def test_perf_live_counts_answers_events_and_items_of_a_server(shop):
 
 def test_perf_live_sends_events_beside_requests(shop):
     rng = np.random.default_rng(0)
-    with connected(shop.site.grpc_url) as exchange:
+    with connect(shop.site.grpc_url) as exchange:
         probes = Probes(shop, exchange, ask_first_items(shop, exchange, shop.draw_users(10, rng)))
         run = run_round(shop, exchange, 20.0, Events(40.0, per_request=2), probes, 1.0, rng)
     assert run.events > len(probes.changed_ns) == len(probes.durable_ns) > 0
@@ -224,11 +224,11 @@ def test_a_replay_knows_the_events_before_each_question(shop, live_repository):
     rows = choose_questions(dataset.interactions, end - 200, end, most=5)
     replay = Replay(dataset, rows, answer_frozen(live_repository, dataset, rows).items)
     for _ in replay.steps(shop, end - 200, seconds=60.0):
-        assert replay.line()
+        assert replay.make_line()
     assert (replay.events, len(replay.asked), replay.late) == (200, len(rows), 0)
-    assert set(replay.document()) == {"replay", "events", "questions", "frozen", "live"}
+    assert set(replay.make_document()) == {"replay", "events", "questions", "frozen", "live"}
     with pytest.raises(ConfigError, match="exported from the whole log"):
-        held_back_row(dataset, live_repository)
+        find_first_unseen_row(dataset, live_repository)
 
 
 def test_what_was_acknowledged_survives_a_kill_of_the_whole_server(live_repository, tmp_path, reader):

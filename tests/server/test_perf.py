@@ -16,7 +16,7 @@ from perf.load.open_loop import measure_floor_ns
 from perf.load.workload import read_requests, stage_inputs
 from perf.observe import hit_rates, read_memory, read_samples
 from perf.report.results import load_run
-from perf.target import own_server, running_site, serve, site_of
+from perf.target import find_site, own_server, read_site, serve
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, unpack_records
 from serving.pipeline import Pipeline
@@ -26,7 +26,7 @@ WINDOW_S = 0.5
 
 @pytest.fixture
 def bench(server, tmp_path):
-    return new_bench(site_of(server.state), "test", tmp_path / "run")
+    return new_bench(read_site(server.state), "test", tmp_path / "run")
 
 
 @pytest.mark.parametrize("model", [ENSEMBLE, "rank"])
@@ -67,11 +67,11 @@ def test_a_stage_is_swept_over_every_transport_and_by_rate(bench):
 def test_every_due_request_is_sent_and_answered(bench):
     scenario = sweep.Scenario(
         "everything",
-        lambda rng: schedule.bursts(15.0, 4.0, rng, every_s=2.0),
+        lambda rng: schedule.draw_bursts(15.0, 4.0, rng, every_s=2.0),
         4.0,
         cold_share=0.3,
         bulk_share=0.5,
-        in_burst=lambda due_s: schedule.in_burst(due_s, every_s=2.0),
+        in_burst=lambda due_s: schedule.is_in_burst(due_s, every_s=2.0),
     )
     load = sweep.add_open(bench, scenario)
     assert (load.errors, load.error_share, load.unsent) == ({}, 0.0, 0)
@@ -83,7 +83,7 @@ def test_every_due_request_is_sent_and_answered(bench):
 
 def test_an_answer_under_load_that_is_not_the_recorded_one_is_told(bench):
     bench.answers = bench.answers | {"scores": bench.answers["scores"] + np.float32(0.5)}
-    load = sweep.add_open(bench, sweep.Scenario("other", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
+    load = sweep.add_open(bench, sweep.Scenario("other", lambda rng: schedule.draw_poisson(20.0, 1.0, rng), 1.0))
     assert load.differing_answers == "scores differ by up to 0.5"
     assert bench.run.differing_answers == "test, other: scores differ by up to 0.5"
 
@@ -91,7 +91,7 @@ def test_an_answer_under_load_that_is_not_the_recorded_one_is_told(bench):
 def test_errors_of_the_server_are_errors_of_the_load(bench):
     requests = bench.requests
     bench.requests = requests | {"temperature": np.full_like(requests["temperature"], np.inf)}
-    load = sweep.add_open(bench, sweep.Scenario("refused", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
+    load = sweep.add_open(bench, sweep.Scenario("refused", lambda rng: schedule.draw_poisson(20.0, 1.0, rng), 1.0))
     assert (load.error_share, load.compared, load.differing_answers) == (1.0, 0, "")
     assert load.latency is None
     (message,) = load.errors
@@ -156,7 +156,7 @@ def test_the_floor_is_a_call_that_does_nothing(bench):
 def test_empty_stages_answer_zeros_through_the_same_models_and_tensors(repository, server, tmp_path):
     copy_with_empty_stages(repository, tmp_path / "empty")
     with own_server(tmp_path / "empty") as idle:
-        site = replace(site_of(idle.state), repo=repository)
+        site = replace(read_site(idle.state), repo=repository)
         bench = new_bench(site, "empty", tmp_path / "run")
         level = bench.closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
         assert level.latency.count > 0
@@ -172,8 +172,8 @@ def test_empty_stages_answer_zeros_through_the_same_models_and_tensors(repositor
 def test_a_running_server_is_measured_as_it_is(server, repository):
     with serve(server.grpc_url, repository) as site:
         assert site.grpc_url == server.grpc_url
-        assert site.generation == site_of(server.state).generation
-    assert running_site(server.grpc_url, repository).tag is None  # its state file lies elsewhere: it is not one of ours
+        assert site.generation == read_site(server.state).generation
+    assert find_site(server.grpc_url, repository).tag is None  # its state file lies elsewhere: it is not one of ours
 
 
 def test_another_machine_is_not_measured(repository):

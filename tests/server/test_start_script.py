@@ -9,7 +9,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from export.nvidia.precision.agreement import disagreement
-from export.nvidia.precision.calibration import stage_folders
+from export.nvidia.precision.calibration import find_stage_folders
 from export.nvidia.publish import publish_merlin
 from export.nvidia.source import Source
 from export.settings import Settings
@@ -31,7 +31,7 @@ def served(repository, tmp_path):
 
     What the container has and this machine has not is the program's place: a script of its name stands in for it.
     """
-    source = Source.open(stage_folders(repository))
+    source = Source.open(find_stage_folders(repository))
     publish_merlin(source, tmp_path / "models", Settings(merlin={"triton": "modern", "precision": "fp16"}))
     wheel, ports, run = find_wheel(), free_ports(), tmp_path / "run"
     backends = backend_directory(wheel, run)
@@ -61,7 +61,7 @@ def served(repository, tmp_path):
 
 def test_without_tensorrt_the_repository_is_served_all_the_same(served, repository):
     address, log = served
-    recorded = read_recorded(stage_folders(repository)[ENSEMBLE] / RECORDED_FILE)
+    recorded = read_recorded(find_stage_folders(repository)[ENSEMBLE] / RECORDED_FILE)
     inputs = {name: values[:REQUESTS] for name, values in recorded.inputs.items()}
     expected = {name: values[:REQUESTS] for name, values in recorded.outputs.items()}
     with grpcclient.InferenceServerClient(address) as client:

@@ -42,7 +42,7 @@ class Column:
     def fault(self, row: int, fact: str, remedy: str) -> DataError:
         """Return the error for row `row` (0-based), with file, column, line, text and remedy."""
         text = repr(self.values[self.codes[row]]) if self.codes[row] >= 0 else "nothing"
-        return DataError(f"{self.path}: column {self.name!r}, row {line_of(self.path, row)}: {text} {fact}. {remedy}")
+        return DataError(f"{self.path}: column {self.name!r}, row {find_line(self.path, row)}: {text} {fact}. {remedy}")
 
     def fault_at_value(self, bad: np.ndarray, fact: str, remedy: str) -> DataError:
         """Return the error for the first row whose value is marked in `bad`, bool [n_distinct]."""
@@ -98,7 +98,7 @@ def read_columns(path: Path, names: list[str]) -> dict[str, Column]:
     return _read_parquet(path, names) if _is_parquet(path) else _read_text(path, names)
 
 
-def line_of(path: Path, row: int) -> int:
+def find_line(path: Path, row: int) -> int:
     """Return the line of the n-th data row (0-based) in a text file, or its row in a parquet file, 1-based.
 
     Reads a text file again, because blank lines and quoted line breaks shift the count; only errors need it.
@@ -172,7 +172,7 @@ def _column(path: Path, name: str, codes: np.ndarray, texts: list[str]) -> Colum
 def _unreadable(path: Path, reason: str) -> DataError:
     """Return the reader's error with the line of the file instead of its own row number, which skips blank lines."""
     reason = reason.removeprefix("CSV parse error: ")
-    reason = re.sub(r"Row #(\d+)", lambda match: f"row {line_of(path, int(match[1]) - 2)}", reason)
+    reason = re.sub(r"Row #(\d+)", lambda match: f"row {find_line(path, int(match[1]) - 2)}", reason)
     if "UTF8" in reason:
         return DataError(f"{path}: {reason}. Expected UTF-8: save or convert the file as UTF-8.")
     remedy = f"Quote values that hold the separator {_separator(path)!r}, or mend that row"

@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 
 from serving.contract.errors import DataError
-from training.dataset.columns import Column, line_of, read_columns
+from training.dataset.columns import Column, find_line, read_columns
 from training.dataset.dataset import Dataset, Report
 from training.dataset.description import Description, Interactions, Items, Users, read_description
 from training.dataset.ids import identify, parse_integers
 from training.dataset.synthetic import generate, parse_spec
-from training.dataset.times import times
+from training.dataset.times import parse_times
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery", "amazon-sports")
@@ -73,13 +73,13 @@ def _load(folder: Path, description: Description) -> Dataset:
     ignored = [_is_in(column, log_file.ignore_items) for column in item_columns]
 
     report = Report()
-    interactions = _interactions(description, log, user_ids[0], item_ids[0], ignored[0], report)
-    items = _entities("item_id", interactions, item_columns[1:], item_ids[1:], ignored[1:], report)
-    users = _entities("user_id", interactions, user_columns[1:], user_ids[1:], [], report)
-    item_names, user_names = _kept_names(item_names, items["item_id"]), _kept_names(user_names, users["user_id"])
-    items = _item_table(items, description.items, catalogue, item_names)
+    interactions = _make_interactions(description, log, user_ids[0], item_ids[0], ignored[0], report)
+    items = _collect_entities("item_id", interactions, item_columns[1:], item_ids[1:], ignored[1:], report)
+    users = _collect_entities("user_id", interactions, user_columns[1:], user_ids[1:], [], report)
+    item_names, user_names = _keep_names(item_names, items["item_id"]), _keep_names(user_names, users["user_id"])
+    items = _make_item_table(items, description.items, catalogue, item_names)
     _refuse_nothing_to_serve(items, folder, item_file)
-    users = _user_table(users, description.users, register)
+    users = _make_user_table(users, description.users, register)
     return Dataset(description, interactions, items, users, user_names, item_names, report)
 
 
@@ -101,7 +101,7 @@ def _is_in(column: Column, texts: list[str | int]) -> np.ndarray:
     return np.append(np.array([value in wanted for value in column.values], bool), False)[column.codes]
 
 
-def _interactions(
+def _make_interactions(
     description: Description,
     log: dict[str, Column],
     user_id: np.ndarray,
@@ -111,7 +111,7 @@ def _interactions(
 ) -> pd.DataFrame:
     """Return the log as Dataset.interactions describes it; unusable rows are dropped and counted."""
     spec = description.interactions
-    timestamp, kind = times(log[spec.timestamp])
+    timestamp, kind = parse_times(log[spec.timestamp])
     if kind not in ("seconds", "ISO date-times"):
         report.notes.append(f"column {spec.timestamp!r} was read as unix {kind}")
     label = log[spec.label].numbers() if spec.label else np.full(len(user_id), np.nan)
@@ -129,7 +129,7 @@ def _interactions(
         "item is listed in ignore_items": ignored,
         f"weight ({spec.weight}) is not above 0": weight <= 0,
     }
-    keep = _rows_kept(reasons, report)
+    keep = _find_kept_rows(reasons, report)
     _refuse_useless(log[spec.user_id].path, spec, keep, positive, label, report)
     columns = {"user_id": user_id, "item_id": item_id, "timestamp": timestamp, "positive": positive}
     columns |= {"weight": weight.astype(np.float32), "label": label.astype(np.float32)}
@@ -139,13 +139,13 @@ def _interactions(
     return frame.sort_values("timestamp", kind="stable", ignore_index=True)
 
 
-def _rows_kept(reasons: dict[str, np.ndarray], report: Report) -> np.ndarray:
+def _find_kept_rows(reasons: dict[str, np.ndarray], report: Report) -> np.ndarray:
     """Return which rows to keep, bool [n_rows]. Each dropped row is counted once, under its first reason."""
     report.rows_read = len(next(iter(reasons.values())))
     keep = np.ones(report.rows_read, bool)
-    for reason, against in reasons.items():
-        report.drop(reason, int((keep & against).sum()))
-        keep &= ~against
+    for reason, is_dropped in reasons.items():
+        report.drop(reason, int((keep & is_dropped).sum()))
+        keep &= ~is_dropped
     return keep
 
 
@@ -171,7 +171,7 @@ def _context_values(column: Column) -> pd.api.extensions.ExtensionArray | np.nda
     return pd.arrays.IntegerArray(np.append(numbers, 0)[column.codes], column.missing)
 
 
-def _entities(
+def _collect_entities(
     id_name: str,
     interactions: pd.DataFrame,
     columns: list[Column],
@@ -193,7 +193,7 @@ def _entities(
     repeated = rows[id_name].duplicated().to_numpy()
     if repeated.any():
         second = rows.iloc[int(np.argmax(repeated))]
-        first = line_of(column.path, int(rows.loc[rows[id_name] == second[id_name], "row"].iloc[0]))
+        first = find_line(column.path, int(rows.loc[rows[id_name] == second[id_name], "row"].iloc[0]))
         raise column.fault(int(second["row"]), f"was already in row {first}", "Keep one row for each id.")
     only_in_log = log_ids[~np.isin(log_ids, rows[id_name].to_numpy())]
     if len(only_in_log):
@@ -202,11 +202,11 @@ def _entities(
     return rows.sort_values(id_name, ignore_index=True)
 
 
-def _kept_names(names: pd.DataFrame | None, ids: pd.Series) -> pd.DataFrame | None:
+def _keep_names(names: pd.DataFrame | None, ids: pd.Series) -> pd.DataFrame | None:
     return None if names is None else names[names["id"].isin(ids)].reset_index(drop=True)
 
 
-def _item_table(
+def _make_item_table(
     items: pd.DataFrame, spec: Items | None, catalogue: dict[str, Column], names: pd.DataFrame | None
 ) -> pd.DataFrame:
     """Return items (item_id, row) with the columns that Dataset.items describes."""
@@ -220,7 +220,7 @@ def _item_table(
     table["title"] = title.fillna(fallback)
     for role in ("category", "provider"):
         column = getattr(spec, role)
-        table[role] = _gather(_role_texts(catalogue[column], spec), row, None) if column else None
+        table[role] = _gather(_read_role_texts(catalogue[column], spec), row, None) if column else None
     table["available"] = _gather(catalogue[spec.available].flags(), row, True) if spec.available else True
     if spec.price:
         table["price"] = _gather(catalogue[spec.price].numbers(), row, np.nan).astype(np.float32)
@@ -233,7 +233,7 @@ def _item_table(
     return table
 
 
-def _role_texts(column: Column, spec: Items) -> np.ndarray:
+def _read_role_texts(column: Column, spec: Items) -> np.ndarray:
     """Return object [n_rows] of str|None: the value, or the first one of a multi_categorical column."""
     if column.name not in spec.multi_categorical:
         return column.texts()
@@ -242,7 +242,7 @@ def _role_texts(column: Column, spec: Items) -> np.ndarray:
     return firsts
 
 
-def _user_table(users: pd.DataFrame, spec: Users | None, register: dict[str, Column]) -> pd.DataFrame:
+def _make_user_table(users: pd.DataFrame, spec: Users | None, register: dict[str, Column]) -> pd.DataFrame:
     """Return users (user_id, row) with the columns that Dataset.users describes."""
     row = users["row"].to_numpy()
     table = users[["user_id"]].copy()

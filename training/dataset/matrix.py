@@ -7,7 +7,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 
-def matrix_of(events: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> sp.csr_matrix:
+def make_matrix(events: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> sp.csr_matrix:
     """Return CSR float32 [n_users, n_items], 1.0 where a user had an event with an item."""
     rows = np.searchsorted(user_ids, events["user_id"].to_numpy())
     columns = np.searchsorted(item_ids, events["item_id"].to_numpy())

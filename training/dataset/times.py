@@ -13,7 +13,7 @@ UNITS = {"seconds": 1, "milliseconds": 1_000, "microseconds": 1_000_000, "nanose
 REMEDY = "Write unix seconds (1291190760) or ISO date-times (2010-12-01 08:26:00)."
 
 
-def times(column: Column) -> tuple[np.ndarray, str]:
+def parse_times(column: Column) -> tuple[np.ndarray, str]:
     """Return unix seconds, int64 [n_rows], 0 where missing, and the detected format ("seconds", "milliseconds", "ISO", …).
 
     The median's magnitude decides the unit of unix times, one for the whole column.
@@ -22,13 +22,13 @@ def times(column: Column) -> tuple[np.ndarray, str]:
     texts = pd.Series(column.values, dtype=object).astype(str)
     numbers = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64)
     if np.isfinite(numbers).sum() * 2 > len(numbers):
-        seconds, kind = _unix(column, numbers)
+        seconds, kind = _parse_unix(column, numbers)
     else:
-        seconds, kind = _iso(column, texts), "ISO date-times"
+        seconds, kind = _parse_iso(column, texts), "ISO date-times"
     return np.append(seconds, 0)[column.codes], kind
 
 
-def _unix(column: Column, numbers: np.ndarray) -> tuple[np.ndarray, str]:
+def _parse_unix(column: Column, numbers: np.ndarray) -> tuple[np.ndarray, str]:
     if not np.isfinite(numbers).all():
         raise column.fault_at_value(~np.isfinite(numbers), "is not a time, while most of the column is unix time", REMEDY)
     if _look_like_days(numbers):
@@ -50,7 +50,7 @@ def _look_like_days(numbers: np.ndarray) -> bool:
     return bool(valid.all() and (numbers % 1 == 0).all())
 
 
-def _iso(column: Column, texts: pd.Series) -> np.ndarray:
+def _parse_iso(column: Column, texts: pd.Series) -> np.ndarray:
     well_formed = texts.str.fullmatch(ISO).to_numpy(bool)
     parsed = pd.to_datetime(texts.where(well_formed), utc=True, errors="coerce")
     bad = parsed.isna().to_numpy()

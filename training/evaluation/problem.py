@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from training.dataset import Dataset, split_by_time
-from training.dataset.matrix import matrix_of
+from training.dataset.matrix import make_matrix
 from training.evaluation.baselines import Split
 from training.evaluation.metrics import has_test_items
 
@@ -33,7 +33,7 @@ class Problem:
         return np.flatnonzero(has_test_items(self.test.relevant))
 
 
-def problem_of(dataset: Dataset, test_share: float = TEST_SHARE) -> Problem:
+def make_problem(dataset: Dataset, test_share: float = TEST_SHARE) -> Problem:
     """Split each user's events by time, twice: train and test, and train again into fit and validation."""
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
     train, test = split_by_time(dataset.interactions, test_share)
@@ -43,8 +43,8 @@ def problem_of(dataset: Dataset, test_share: float = TEST_SHARE) -> Problem:
 
 def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> Split:
     """Split at a time. Relevant items are positive after the split and were not seen before it."""
-    seen = matrix_of(before, user_ids, item_ids)
-    later = matrix_of(after[after["positive"]], user_ids, item_ids)
+    seen = make_matrix(before, user_ids, item_ids)
+    later = make_matrix(after[after["positive"]], user_ids, item_ids)
     relevant = later - later.multiply(seen)
     relevant.eliminate_zeros()
-    return Split(matrix_of(before[before["positive"]], user_ids, item_ids), seen, relevant.tocsr())
+    return Split(make_matrix(before[before["positive"]], user_ids, item_ids), seen, relevant.tocsr())

@@ -27,8 +27,8 @@ from training.features.compile import compile_workflow
 from training.features.items import Codes, ItemArrays, encode_items, item_columns, item_statistics
 from training.features.parity import replay
 from training.features.point_in_time import EventLog, Moments
-from training.features.schema import FeatureSchema, FeatureSettings, Side, kind_of
-from training.features.store import profiles_of, seen_items, write_store
+from training.features.schema import FeatureSchema, FeatureSettings, Side, name_kind
+from training.features.store import make_profiles, seen_items, write_store
 from training.features.workflow import fit_workflow, save_for_serving
 
 DEFAULTS = FeatureSettings()
@@ -170,7 +170,7 @@ def build_features(
     )
 
 
-def context_of(events: pd.DataFrame, columns: tuple[ContextColumn, ...]) -> dict[str, np.ndarray]:
+def take_context(events: pd.DataFrame, columns: tuple[ContextColumn, ...]) -> dict[str, np.ndarray]:
     """Return context columns of log rows as the stages read them: int64, object of str or float64 [N], by name."""
     return {column.name: raw_values(events[column.name], column.kind) for column in columns}
 
@@ -186,14 +186,14 @@ def make_event_log(
     dataset: Dataset, train: pd.DataFrame, items: ItemIndex, categories: Codes, settings: FeatureSettings
 ) -> EventLog:
     users = dataset.description.users
-    kinds = {name: kind_of(dataset.users[name]) for name in users.categorical} if users else {}
+    kinds = {name: name_kind(dataset.users[name]) for name in users.categorical} if users else {}
     kinds |= dict.fromkeys(users.continuous, "continuous") if users else {}
     codes = categories.codes if (categories.codes != NO_CATEGORY).any() else None
     aggregates = LogAggregates.of(dataset, train, ranker_aggregations(dataset))
-    return EventLog(train, items, codes, profiles_of(dataset.users, kinds), settings.history_length, aggregates)
+    return EventLog(train, items, codes, make_profiles(dataset.users, kinds), settings.history_length, aggregates)
 
 
-def moments_of(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings: FeatureSettings) -> Moments:
+def find_moments(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings: FeatureSettings) -> Moments:
     """Return the moment of each training example: before its second or, unless `hide_own_basket`, before its row."""
     if not settings.hide_own_basket:
         return log.before_rows(events, rows)
@@ -210,10 +210,10 @@ def training_columns(
     context: tuple[ContextColumn, ...],
 ) -> dict[str, np.ndarray]:
     """Return the users' raw columns of all training examples by name, [N]. rows: int64 [N] of `train`."""
-    side, moments, examples = schema.user, moments_of(log, train, rows, settings), train.iloc[rows]
+    side, moments, examples = schema.user, find_moments(log, train, rows, settings), train.iloc[rows]
     wanted = {column.name for column in side.categories} | {column.name for column in side.numbers}
     wanted |= {column.source for column in side.bins}
-    timestamps, given = examples["timestamp"].to_numpy(), context_of(examples, context)
+    timestamps, given = examples["timestamp"].to_numpy(), take_context(examples, context)
     parts = []
     for part in _chunks(len(rows)):
         state = log.state(moments.slice(part), timestamps[part])

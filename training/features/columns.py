@@ -61,7 +61,7 @@ def _series(column: RawColumn) -> pd.Series:
     return pd.Series(column, dtype=np.float64)
 
 
-def rows_of(column: RawColumn, rows: np.ndarray) -> RawColumn:
+def take_rows(column: RawColumn, rows: np.ndarray) -> RawColumn:
     """Return some rows, int64 [n], of a raw column."""
     if not isinstance(column, Ragged):
         return column[rows]

@@ -14,7 +14,7 @@ import pandas as pd
 from serving.contract.errors import ExportError
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import FIRST_ROW, Plan, Ragged
-from training.features.columns import RawColumn, concatenate, frame_of, rows_of
+from training.features.columns import RawColumn, concatenate, frame_of, take_rows
 from training.features.quiet_nvtabular import Workflow
 
 TOLERANCE = 1e-6  # absolute below 1, relative above
@@ -67,7 +67,7 @@ def hard_sample(columns: dict[str, RawColumn], rng: np.random.Generator) -> dict
     """Return SAMPLE_ROWS real rows (with at least one value in each column), then as many rows of edge cases."""
     n_rows = min(_length(column) for column in columns.values())
     rows = np.append(rng.integers(0, n_rows, SAMPLE_ROWS), [_first_value(column) for column in columns.values()])
-    return {name: concatenate([rows_of(column, rows), _hard_values(column, len(rows))]) for name, column in columns.items()}
+    return {name: concatenate([take_rows(column, rows), _hard_values(column, len(rows))]) for name, column in columns.items()}
 
 
 def _length(column: RawColumn) -> int:

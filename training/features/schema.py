@@ -98,7 +98,7 @@ def _user_side(dataset: Dataset, settings: FeatureSettings) -> Side:
     if description.interactions.label:
         numbers += [Number("mean_label")]
     if users:
-        categories += [Category(raw_name("profile", name), kind_of(dataset.users[name]), count) for name in users.categorical]
+        categories += [Category(raw_name("profile", name), name_kind(dataset.users[name]), count) for name in users.categorical]
         numbers += [Number(raw_name("profile", name)) for name in users.continuous]
     learned = [aggregation for aggregation in ranker_aggregations(dataset) if aggregation.entity == USER]
     numbers += [Number(raw_name("aggregate", name)) for aggregation in learned for name in aggregation.feature_names]
@@ -116,7 +116,9 @@ def _item_side(dataset: Dataset, settings: FeatureSettings) -> Side:
     numbers = [Number("item_event_count", 0.0), Number("item_recent_share", 0.0), Number("item_age_days", 0.0)]
     lists: list[Category] = []
     if items:
-        categories += [Category(raw_name("catalogue", name), kind_of(dataset.items[name]), count) for name in items.categorical]
+        categories += [
+            Category(raw_name("catalogue", name), name_kind(dataset.items[name]), count) for name in items.categorical
+        ]
         roles = {
             role: column
             for role in ("category", "provider")
@@ -129,6 +131,6 @@ def _item_side(dataset: Dataset, settings: FeatureSettings) -> Side:
     return Side(tuple(categories), (POPULARITY,), tuple(numbers), tuple(lists))
 
 
-def kind_of(values: pd.Series) -> str:
+def name_kind(values: pd.Series) -> str:
     """Return the kind of a categorical column of a loaded frame: "integer" or "string"."""
     return "integer" if pd.api.types.is_integer_dtype(values.dtype) else "string"

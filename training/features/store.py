@@ -21,7 +21,7 @@ from training.features.point_in_time import EventLog
 KINDS = {"i": "integer", "f": "continuous"}
 
 
-def profiles_of(users: pd.DataFrame, kinds: dict[str, str]) -> Profiles:
+def make_profiles(users: pd.DataFrame, kinds: dict[str, str]) -> Profiles:
     """Return the profile columns of the user table.
 
     users: sorted by user_id; kinds: column -> "integer", "string" or "continuous".

@@ -22,7 +22,7 @@ import torch
 from onnx import TensorProto
 
 from training.models.dlrm import Network
-from training.models.onnx_graph import Graph, axes_of
+from training.models.onnx_graph import Graph, name_axes
 from training.models.parity import Dynamic, Parity, compare, run_network
 from training.models.quantised_network import QuantisedNetwork, weight_sizes
 
@@ -34,34 +34,34 @@ DYNAMIC: Dynamic = {
     "item_rows": CANDIDATES,
     "logits": CANDIDATES,
 }
-MOST_DIFFERENT = 1e-4  # of 1 + the logit
-SHARE_INT8 = 0.95  # of the logits; the others read a value between two steps that is rounded up here and down there
+MOST_DIFFERENT = 1e-4  # over 1 + the logit
+SHARE_INT8 = 0.95  # of the logits are within it; in others a value halfway between two steps was rounded the other way
 
 
 def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> Parity:
     """Write a network to `path` and compare both on `sample`, its inputs. Raises ExportError when they differ."""
     shape, graph, layers = network.shape, Graph(), network.layers()
-    dense = _bottom(graph, network, layers)
+    dense = _add_bottom(graph, network, layers)
     flat = graph.constant("flat", [0, 0, len(shape.item_tables) * shape.width])
     rows = graph.add("Reshape", ("item_rows", flat), "item_rows_side_by_side")
     own_rows = graph.add("Concat", (dense, rows), "candidate_rows", axis=2)
     weights = np.concatenate([layers["top0.weight"], np.zeros_like(layers["top0.weight"][:1])])  # for products HugeCTR lacks
     by_user_row = graph.add("Transpose", ("user_rows",), "user_rows_transposed", perm=[0, 2, 1])
-    crossed = graph.add("MatMul", (own_rows, _of_request(graph, network, weights, by_user_row)), "with_user_rows")
-    hidden = graph.add("Add", (crossed, _among_own(graph, network, weights, own_rows)), "of_candidate")
-    of_user = _of_user(graph, network, weights, by_user_row, layers["top0.bias"])
+    crossed = graph.add("MatMul", (own_rows, _add_request_matrix(graph, network, weights, by_user_row)), "with_user_rows")
+    hidden = graph.add("Add", (crossed, _add_own_products(graph, network, weights, own_rows)), "of_candidate")
+    of_user = _add_user_products(graph, network, weights, by_user_row, layers["top0.bias"])
     hidden = graph.add("Add", (hidden, of_user), "top0")
     for number in range(1, len(network.top)):
         hidden = graph.add("Relu", (hidden,), f"top{number - 1}_relu")
-        hidden = _layer(graph, network, f"top{number}", hidden, layers)
+        hidden = _add_layer(graph, network, f"top{number}", hidden, layers)
     graph.add("Squeeze", (hidden, graph.constant("last_axis", [2])), "logits")
-    kinds = {name: (TensorProto.FLOAT, axes_of(DYNAMIC[name], values.shape)) for name, values in sample.items()}
-    graph.save(path, kinds, {"logits": (TensorProto.FLOAT, axes_of(DYNAMIC["logits"], (0, 0)))})
+    kinds = {name: (TensorProto.FLOAT, name_axes(DYNAMIC[name], values.shape)) for name, values in sample.items()}
+    graph.save(path, kinds, {"logits": (TensorProto.FLOAT, name_axes(DYNAMIC["logits"], (0, 0)))})
     share = SHARE_INT8 if isinstance(network, QuantisedNetwork) else 1.0
     return compare(path, sample, run_network(network, sample), MOST_DIFFERENT, share)
 
 
-def _multiply(graph: Graph, network: Network, name: str, source: str, weight: np.ndarray, output: str) -> str:
+def _add_product(graph: Graph, network: Network, name: str, source: str, weight: np.ndarray, output: str) -> str:
     """Add a candidate's product with a weight, float32 [in, out], in int8 where the network is quantised."""
     if not isinstance(network, QuantisedNetwork):
         return graph.add("MatMul", (source, graph.constant(f"{name}_weight", weight)), output)
@@ -76,38 +76,38 @@ def _multiply(graph: Graph, network: Network, name: str, source: str, weight: np
     return graph.add("MatMul", (values, weights), output)
 
 
-def _layer(graph: Graph, network: Network, name: str, source: str, layers: dict[str, np.ndarray]) -> str:
-    product = _multiply(graph, network, name, source, layers[f"{name}.weight"], f"{name}_product")
+def _add_layer(graph: Graph, network: Network, name: str, source: str, layers: dict[str, np.ndarray]) -> str:
+    product = _add_product(graph, network, name, source, layers[f"{name}.weight"], f"{name}_product")
     return graph.add("Add", (product, graph.constant(f"{name}_bias", layers[f"{name}.bias"])), name)
 
 
-def _bottom(graph: Graph, network: Network, layers: dict[str, np.ndarray]) -> str:
+def _add_bottom(graph: Graph, network: Network, layers: dict[str, np.ndarray]) -> str:
     """Add the bottom MLP, whose first layer handles the user's numbers once per request. Return row 0, [B, C, D]."""
     numbers, n_user = ["user_numbers", "pair_numbers"], network.shape.user_numbers
     if not network.folded:
         ends = (slice(n_user), slice(n_user, None))
-        numbers = [_standardise(graph, network, own, part) for own, part in zip(numbers, ends, strict=True)]
+        numbers = [_add_standardisation(graph, network, own, part) for own, part in zip(numbers, ends, strict=True)]
     of_users, of_pairs = numbers
     weight, bias = layers["bottom0.weight"], layers["bottom0.bias"]
     users = (graph.constant("bottom0_user_weight", weight[:n_user]), graph.constant("bottom0_bias", bias))
     of_user = graph.add("Gemm", (of_users, *users), "bottom0_user")
     of_user = graph.add("Unsqueeze", (of_user, graph.constant("candidate_axis", [1])), "bottom0_of_user")
-    of_pair = _multiply(graph, network, "bottom0", of_pairs, weight[n_user:], "bottom0_pair")
+    of_pair = _add_product(graph, network, "bottom0", of_pairs, weight[n_user:], "bottom0_pair")
     hidden = graph.add("Relu", (graph.add("Add", (of_pair, of_user), "bottom0_sum"),), "bottom0_relu")
     for number in range(1, len(network.bottom)):
-        hidden = _layer(graph, network, f"bottom{number}", hidden, layers)
+        hidden = _add_layer(graph, network, f"bottom{number}", hidden, layers)
         hidden = graph.add("Relu", (hidden,), f"bottom{number}_relu")
     return hidden
 
 
-def _standardise(graph: Graph, network: Network, source: str, columns: slice) -> str:
+def _add_standardisation(graph: Graph, network: Network, source: str, columns: slice) -> str:
     """Add the standardisation of a network that is not folded."""
     mean, scale = (values[columns].numpy() for values in (network.mean, network.scale))
     centred = graph.add("Sub", (source, graph.constant(f"{source}_mean", mean)), f"{source}_centred")
     return graph.add("Mul", (centred, graph.constant(f"{source}_scale", scale)), f"{source}_standardised")
 
 
-def _of_request(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str) -> str:
+def _add_request_matrix(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str) -> str:
     """Add the matrix that multiplies a candidate's concatenated rows with the user's rows. Return [B, n · D, H].
 
     weights: float32 [products, H] by HugeCTR's columns
@@ -125,7 +125,7 @@ def _of_request(graph: Graph, network: Network, weights: np.ndarray, by_user_row
     return graph.add("Add", (joined, graph.constant("row_0_weight", itself)), "of_request")
 
 
-def _among_own(graph: Graph, network: Network, weights: np.ndarray, own_rows: str) -> str:
+def _add_own_products(graph: Graph, network: Network, weights: np.ndarray, own_rows: str) -> str:
     """Add the products of a candidate's rows with each other, one node per distance between rows. Return [B, C, H]."""
     width, n_own = network.shape.width, 1 + len(network.shape.item_tables)
     columns = network.own.numpy().reshape(n_own, n_own)
@@ -140,10 +140,10 @@ def _among_own(graph: Graph, network: Network, weights: np.ndarray, own_rows: st
         products.append(graph.add("Mul", pair, f"own_parts_{apart}"))
         met += [columns[row + apart, row] for row in range(n_own - apart)]
     all_parts = graph.add("Concat", products, "own_parts", axis=2)
-    return _multiply(graph, network, "own", all_parts, weights[met].repeat(width, 0), "own_sum")
+    return _add_product(graph, network, "own", all_parts, weights[met].repeat(width, 0), "own_sum")
 
 
-def _of_user(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str, bias: np.ndarray) -> str:
+def _add_user_products(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str, bias: np.ndarray) -> str:
     """Add the products of the user's rows with each other, and the bias. Return [B, 1, H]."""
     n_user = len(network.shape.user_tables)
     products = graph.add("MatMul", ("user_rows", by_user_row), "user_products")

@@ -16,7 +16,7 @@ IR_VERSION = 8  # the oldest version with this opset, which TensorRT 8.6 reads t
 Axes = Sequence[str | int]  # a name for a dynamic size
 
 
-def axes_of(dynamic: Mapping[int, str], sizes: Sequence[int]) -> Axes:
+def name_axes(dynamic: Mapping[int, str], sizes: Sequence[int]) -> Axes:
     """Return the axes of a tensor. dynamic: axis -> name of its dynamic size."""
     return [dynamic.get(axis, size) for axis, size in enumerate(sizes)]
 

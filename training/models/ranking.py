@@ -21,11 +21,11 @@ from training.models.ranking_data import (
     Requests,
     Retrieve,
     items_before,
-    requests_of,
+    make_requests,
+    make_visit_requests,
     split_again,
     statistics_of,
     unlabelled_requests,
-    visit_requests,
 )
 from training.models.reranker import Lists, Reranker, RerankerSettings, train_reranker
 from training.models.save_ranker import item_vectors_of, save_ranker
@@ -186,9 +186,9 @@ def moments(
         items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
         retrieve = fit_training_retriever(earlier)
         known = (features, train, later, items, statistics, retrieve)
-        found.append(requests_of(*known, settings.most_requests, rng))
+        found.append(make_requests(*known, settings.most_requests, rng))
         if len(found) == 1 and len(earlier) < len(before):
-            of_visits = visit_requests(*known, min(settings.most_visit_requests, len(found[0])), rng)
+            of_visits = make_visit_requests(*known, min(settings.most_visit_requests, len(found[0])), rng)
     return found, of_visits
 
 

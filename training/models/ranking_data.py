@@ -17,7 +17,7 @@ import pandas as pd
 
 from serving.stages.features.ranking import ItemStatistics, cross_features
 from training.dataset import Dataset, split_by_time
-from training.features.build import Examples, Features, context_of
+from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays, encode_items, item_columns, item_statistics
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
 
@@ -119,7 +119,7 @@ def statistics_of(features: Features, events: pd.DataFrame, settings: Statistics
     return fit_statistics(sales, features.items.n_items, features.as_of_s, groups, settings)
 
 
-def requests_of(
+def make_requests(
     features: Features,
     train: pd.DataFrame,
     later: pd.DataFrame,
@@ -142,7 +142,7 @@ def requests_of(
     rows = first["row"].to_numpy()
     user_ids = first["user_id"].to_numpy()
     users = features.encode_moments(
-        features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), context_of(first, features.context)
+        features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), take_context(first, features.context)
     )
     candidates, scores = retrieve(users, user_ids)
     trends = features.log.aggregates.of_items(candidates, first["timestamp"].to_numpy(), rows)
@@ -150,7 +150,7 @@ def requests_of(
     return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
 
 
-def visit_requests(
+def make_visit_requests(
     features: Features,
     train: pd.DataFrame,
     later: pd.DataFrame,
@@ -163,7 +163,7 @@ def visit_requests(
     """Return requests just before events of `later`, labelled with the item of that event alone: what comes next.
 
     Live requests come in the middle of a visit, seconds after the user's last event; requests before a visit do not cover them.
-    Labels are items that are new to the user, at most `max_requests`, sampled; None without any. Arguments as in `requests_of`.
+    Labels are items that are new to the user, at most `max_requests`, sampled; None without any. Arguments as `make_requests`.
     """
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
     rows = rows[~train.duplicated(["user_id", "item_id"]).to_numpy()[rows]]
@@ -173,7 +173,7 @@ def visit_requests(
         return None
     events, moments = train.iloc[rows], features.log.before_rows(train, rows)
     times, item_ids = events["timestamp"].to_numpy(), events["item_id"].to_numpy()
-    users = features.encode_moments(moments, times, context_of(events, features.context))
+    users = features.encode_moments(moments, times, take_context(events, features.context))
     candidates, scores = retrieve(users, events["user_id"].to_numpy())
     trends = features.log.aggregates.of_items(candidates, times, rows)
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
@@ -190,7 +190,7 @@ def served_requests(
 ) -> Requests:
     """Return unlabelled requests of users, int64 [N], as the store serves them after the training log.
 
-    statistics, retrieve: fitted on the whole training log; context: as from `context_of`, None for none
+    statistics, retrieve: fitted on the whole training log; context: as from `take_context`, None for none
     """
     users = features.encode_users(user_ids, context)
     candidates, scores = retrieve(users, user_ids)
@@ -212,7 +212,7 @@ def unlabelled_requests(
     last = events.drop_duplicates("user_id", keep="last")
     if len(last) > max_requests:
         last = last.iloc[np.sort(rng.choice(len(last), max_requests, replace=False))]
-    user_ids, context = last["user_id"].to_numpy(), context_of(last, features.context)
+    user_ids, context = last["user_id"].to_numpy(), take_context(last, features.context)
     return served_requests(features, user_ids, statistics, retrieve, context)
 
 

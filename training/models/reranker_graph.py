@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto
 
-from training.models.onnx_graph import Graph, axes_of
+from training.models.onnx_graph import Graph, name_axes
 from training.models.parity import Dynamic, Parity, compare, run_network
 from training.models.reranker import MASKED, ListNetwork
 
@@ -38,8 +38,8 @@ def export_reranker(network: ListNetwork, sample: dict[str, np.ndarray], path: P
     narrow = _add_layer(graph, layers, "narrow", wide)
     hidden = _add_norm(graph, layers, "norms.1", graph.add("Add", (hidden, narrow), "with_narrow"))
     graph.add("Reshape", (_add_layer(graph, layers, "leave", hidden), lists), "correction")
-    kinds = {name: (TensorProto.FLOAT, axes_of(DYNAMIC[name], values.shape)) for name, values in sample.items()}
-    graph.save(path, kinds, {"correction": (TensorProto.FLOAT, axes_of(DYNAMIC["correction"], (0, 0)))})
+    kinds = {name: (TensorProto.FLOAT, name_axes(DYNAMIC[name], values.shape)) for name, values in sample.items()}
+    graph.save(path, kinds, {"correction": (TensorProto.FLOAT, name_axes(DYNAMIC["correction"], (0, 0)))})
     return compare(path, sample, run_network(network, sample), limit=1e-4)
 
 

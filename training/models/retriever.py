@@ -1,7 +1,7 @@
 """The retriever: item-item neighbours in closed form, two towers initialised as their low-rank half and then trained; where
 they help also a transformer over the history (training/models/sequence.py) and a graph model (training/models/graph.py).
 
-    data = retriever_data(features, train, rows)
+    data = prepare_data(features, train, rows)
     retriever = fit_retriever(data, RetrieverSettings(), seed)
     positions, scores = retriever.retrieve(features.encode_users(user_ids), seen, count=256)
 
@@ -23,12 +23,12 @@ from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from serving.stages.search.search import Blocked, Neighbours, Search, recency_weights
-from training.dataset.matrix import matrix_of
-from training.features.build import Examples, Features, context_of
+from training.dataset.matrix import make_matrix
+from training.features.build import Examples, Features, take_context
 from training.models.graph import Graph, GraphAndTower, GraphSettings, fit_graph
 from training.models.item_item import ItemItemSettings, fit_neighbours
 from training.models.sequence import SequenceModel
-from training.models.train_sequence import SequenceSettings, Taken, train_sequence, windows_of
+from training.models.train_sequence import SequenceSettings, Taken, cut_windows, train_sequence
 from training.models.train_two_tower import TowerSettings, train_towers
 from training.models.two_tower import ItemInputs, TwoTower, UserTower
 
@@ -74,7 +74,7 @@ class RetrieverData:
 class Retriever:
     """The parts of a retriever. One score is the sum of them all.
 
-    Vectors of the sequence model and of the graph stand before the towers'.
+    In a vector, the values of the sequence model and of the graph come before those of the towers.
 
     neighbours: weights as fitted, before the blend; tower_vectors: float32 [n_items, D]
     sequence_weight: logits of the towers per logit of the sequence model; graph_weight: per unit of the graph's scores
@@ -158,7 +158,7 @@ class Retriever:
 
         seen: CSR [N, n_items]; stored entries are not retrieved
         """
-        return _exact(self.search, self.user_vectors(users), users, seen, count)
+        return _search_exactly(self.search, self.user_vectors(users), users, seen, count)
 
 
 def fit_retriever(
@@ -169,22 +169,22 @@ def fit_retriever(
     say(f"  item-item: {(neighbours.weights > 0).sum():,} neighbours of {data.n_items:,} items")
     torch.manual_seed(seed)
     model = TwoTower(data.items, data.user_rows, data.examples.user_continuous.shape[1], settings.towers.width)
-    model.initialise(*low_rank(neighbours, settings.towers.width - 1, seed), log_popularity(data.positives))
+    model.initialise(*factorise(neighbours, settings.towers.width - 1, seed), compute_log_popularity(data.positives))
     train_towers(model, data.examples, data.targets, data.takers, settings.towers, seed, say)
     graph = None
     if settings.graph:
-        scale = settings.blend * root_mean_square(data.positives, neighbours, np.random.default_rng(seed))
+        scale = settings.blend * compute_root_mean_square(data.positives, neighbours, np.random.default_rng(seed))
         graph = fit_graph(data.positives, settings.graph, scale, seed)
     fitted = Retriever(model, neighbours, settings, item_vectors(model), graph=graph)
     if settings.sequence is None:
         return fitted
-    windows = windows_of(data.taken, data.n_items, settings.sequence.shape.length)
+    windows = cut_windows(data.taken, data.n_items, settings.sequence.shape.length)
     if not len(windows.users):
         return fitted
     return replace(fitted, sequence=train_sequence(windows, data.n_items, settings.sequence, seed, say))
 
 
-def _exact(
+def _search_exactly(
     search: Search, vectors: np.ndarray, users: Examples, seen: sp.csr_matrix, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run `Search.exact` for many users, in blocks."""
@@ -195,7 +195,7 @@ def _exact(
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
-def matrix_of_neighbours(neighbours: Neighbours) -> sp.csr_matrix:
+def make_neighbour_matrix(neighbours: Neighbours) -> sp.csr_matrix:
     """Return the weights, CSR float32 [n_items, n_items]."""
     n_items = len(neighbours.positions) - 1
     rows = np.repeat(np.arange(n_items), neighbours.positions.shape[1])
@@ -204,18 +204,17 @@ def matrix_of_neighbours(neighbours: Neighbours) -> sp.csr_matrix:
     return sp.csr_matrix(entries, shape=(n_items, n_items))
 
 
-def root_mean_square(positives: sp.csr_matrix, neighbours: Neighbours, rng: np.random.Generator) -> float:
-    """Return it of the item-item scores of users (MOST_SCORED, drawn at random) for all items."""
+def compute_root_mean_square(positives: sp.csr_matrix, neighbours: Neighbours, rng: np.random.Generator) -> float:
+    """Return the root mean square of the item-item scores of users (MOST_SCORED, drawn at random) for all items."""
     n_users, n_items = positives.shape
     drawn = positives[rng.choice(n_users, min(MOST_SCORED, n_users), replace=False)]
-    scores = drawn @ matrix_of_neighbours(neighbours)
+    scores = drawn @ make_neighbour_matrix(neighbours)
     return float(np.sqrt(np.square(scores.data).sum() / (drawn.shape[0] * n_items)))
 
 
-def low_rank(neighbours: Neighbours, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (history side, item side), float32 [n_items, width] each: their inner products are the neighbours' weights,
-    nearly."""
-    matrix = matrix_of_neighbours(neighbours)
+def factorise(neighbours: Neighbours, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (history side, item side), float32 [n_items, width], whose inner products approximate the neighbours' weights."""
+    matrix = make_neighbour_matrix(neighbours)
     n_items = matrix.shape[0]
     left, strength, right = randomized_svd(matrix, min(width, n_items), n_iter=4, random_state=seed)
     sides = [np.zeros((n_items, width), np.float32) for _ in range(2)]
@@ -224,7 +223,7 @@ def low_rank(neighbours: Neighbours, width: int, seed: int) -> tuple[np.ndarray,
     return sides[0], sides[1]
 
 
-def log_popularity(positives: sp.csr_matrix) -> np.ndarray:
+def compute_log_popularity(positives: sp.csr_matrix) -> np.ndarray:
     """Return the logarithm of each item's share of positives, float32 [n_items], with add-one smoothing."""
     counts = np.asarray(positives.sum(axis=0)).ravel() + 1.0
     return np.log(counts / counts.sum()).astype(np.float32)
@@ -237,7 +236,7 @@ def item_vectors(model: TwoTower) -> np.ndarray:
     return torch.cat([model.item_vectors(block) for block in blocks]).numpy()
 
 
-def retriever_data(
+def prepare_data(
     features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool = True, seed: int = 0
 ) -> RetrieverData:
     """Prepare the data. rows: int64 [N] ascending, positives of `train` (the frame of the features) to learn from.
@@ -245,36 +244,36 @@ def retriever_data(
     filter_seen: do not learn targets that the user already had, because they are not served again
     seed: samples the towers' events where there are too many
     """
-    taken = _taken(features, train, rows, filter_seen)
+    taken = _list_taken(features, train, rows, filter_seen)
     if filter_seen:
         rows = rows[~train.iloc[rows].duplicated(["user_id", "item_id"]).to_numpy()]
     events = train.iloc[rows]
     user_ids = np.unique(events["user_id"].to_numpy())
-    positives = matrix_of(events, user_ids, features.items.ids)
+    positives = make_matrix(events, user_ids, features.items.ids)
     if len(rows) > MOST_EXAMPLES:
         rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_EXAMPLES, replace=False))
     return RetrieverData(
         positives=positives,
         items=item_inputs(features),
         user_rows=tuple(features.user_rows.values()),
-        examples=_at_the_clock(features, train, rows),
+        examples=_encode_at_store_clock(features, train, rows),
         targets=features.items.positions(train["item_id"].to_numpy()[rows]),
         takers=np.searchsorted(user_ids, train["user_id"].to_numpy()[rows]),
         taken=taken,
     )
 
 
-def _taken(features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool) -> Taken:
+def _list_taken(features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool) -> Taken:
     events = train.iloc[rows]
     _, users = np.unique(events["user_id"].to_numpy(), return_inverse=True)
     items, times_s = features.items.positions(events["item_id"].to_numpy()), events["timestamp"].to_numpy()
     return Taken(users, items, times_s, not filter_seen)
 
 
-def _at_the_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:
+def _encode_at_store_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:
     """Encode users just before rows of `train`, with ages to the store's clock, as in serving."""
     clocks = np.full(len(rows), features.as_of_s)
-    context = context_of(train.iloc[rows], features.context)
+    context = take_context(train.iloc[rows], features.context)
     return features.encode_moments(features.log.before_rows(train, rows), clocks, context)
 
 

@@ -1,10 +1,10 @@
-"""A transformer over a user's history: what comes next, given what came before, in which order and how long ago.
+"""Predict a user's next item from the order and the ages of their history, by a transformer.
 
     rows of the history's items ─▶ + attention, + MLP (twice) ─▶ norm ─▶ user vector [S] · item vectors [n_items, S] ─▶ logits
 
-It is SASRec (Kang and McAuley 2018) with three changes that are known to help: the same table is read for the history and for
-the items to score, it is trained by sampled softmax (train_sequence.py), and attention knows how many events and how much time
-lie between two moments instead of their places in a window, so that windows may begin anywhere.
+It is SASRec (Kang and McAuley 2018) with three changes that are known to help: the history and the items to score share a
+table, training is by sampled softmax (train_sequence.py), and attention is biased by the number of events and the time between
+two moments, not by their places in a window, so that windows may begin anywhere.
 
 Letters: B requests, L length of a window, S width, K heads. Windows are ordered from the oldest event to the newest.
 """
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from serving.stages.features.sequence import oldest_first
 from training.features.build import Examples
 
-PER_DAY_BUCKETS, TIME_BUCKETS = 1_440.0, 24  # bucket of a time apart: the logarithm to the base 2 of its minutes
+PER_DAY_BUCKETS, TIME_BUCKETS = 1_440.0, 24  # bucket of a time difference: the base-2 logarithm of its minutes
 HIDDEN = -1e9
 USERS_PER_BLOCK = 256
 
@@ -49,24 +49,24 @@ class Block(nn.Module):
         self.by_time = nn.Parameter(torch.zeros(shape.heads, TIME_BUCKETS))
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, values: Tensor, queries: Tensor, hidden: Tensor, distance: Tensor, apart: Tensor) -> Tensor:
+    def forward(self, values: Tensor, queries: Tensor, hidden: Tensor, distance: Tensor, time_bucket: Tensor) -> Tensor:
         """Return float32 [B, Q, S] for the queries, a part of values [B, L, S].
 
-        hidden: bool [B or 1, Q, L] what may not be seen; distance, apart: int64 [Q, L] and [B, Q, L], rows of the biases
+        hidden: bool [B or 1, Q, L] what may not be seen; distance, time_bucket: int64 [Q, L] and [B, Q, L], rows of the biases
         """
         batch, n_queries, width = queries.shape
-        query = self._by_head(self.query(self.norm(queries)))
-        key, value = (self._by_head(part) for part in self.key_value(self.norm(values)).chunk(2, dim=2))
+        query = self._split_heads(self.query(self.norm(queries)))
+        key, value = (self._split_heads(part) for part in self.key_value(self.norm(values)).chunk(2, dim=2))
         logits = query @ key.transpose(2, 3) / math.sqrt(width / self.heads) + self.by_distance[:, distance]
         if self.knows_time:
-            logits = logits + self.by_time[:, apart].transpose(0, 1)
+            logits = logits + self.by_time[:, time_bucket].transpose(0, 1)
         shares = torch.softmax(logits.masked_fill(hidden.unsqueeze(1), HIDDEN), dim=3)
         seen = (shares @ value).transpose(1, 2).reshape(batch, n_queries, width)
         queries = queries + self.dropout(self.out(seen))
         return queries + self.dropout(self.mlp(self.mlp_norm(queries)))
 
-    def _by_head(self, values: Tensor) -> Tensor:
-        """[B, L, S] -> [B, K, L, S / K]"""
+    def _split_heads(self, values: Tensor) -> Tensor:
+        """Reshape [B, L, S] to [B, K, L, S / K]."""
         batch, length, width = values.shape
         return values.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
@@ -86,27 +86,27 @@ class SequenceEncoder(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, vectors: Tensor, known: Tensor, age_days: Tensor) -> Tensor:
-        """Encode the newest moment. The last block computes the one before it too, and no other: BLAS sums a single row in
-        another order than several, and an answer must not depend on the size of its batch."""
+        """Encode the newest moment. The last block also computes the moment before it: BLAS sums a single row in another order
+        than several, and an answer must not depend on the size of its batch."""
         return self.encode(vectors, known, age_days, last_only=True)[:, -1]
 
     def encode(self, vectors: Tensor, known: Tensor, age_days: Tensor, last_only: bool = False) -> Tensor:
         """Return float32 [B, L, S]: the user at each moment just before the next event; or the last two, [B, 2, S]."""
         length = vectors.shape[1]
-        place = torch.arange(length)
-        distance = (place[:, None] - place[None]).clamp(min=0)
+        index = torch.arange(length)
+        distance = (index[:, None] - index[None]).clamp(min=0)
         now = torch.cat([age_days[:, 1:], torch.zeros_like(age_days[:, :1])], dim=1)  # the age of each moment
-        apart = time_bucket(age_days[:, None, :] - now[:, :, None])
-        hidden = (place[None] > place[:, None])[None] | (known < 0.5)[:, None, :]
+        time_bucket = find_time_bucket(age_days[:, None, :] - now[:, :, None])
+        hidden = (index[None] > index[:, None])[None] | (known < 0.5)[:, None, :]
         values = self.dropout(vectors * math.sqrt(self.shape.width))
         for number, block in enumerate(self.blocks, start=1):
-            asked = slice(-2, None) if last_only and number == len(self.blocks) else slice(None)
-            values = block(values, values[:, asked], hidden[:, asked], distance[asked], apart[:, asked])
+            moments = slice(-2, None) if last_only and number == len(self.blocks) else slice(None)
+            values = block(values, values[:, moments], hidden[:, moments], distance[moments], time_bucket[:, moments])
         return self.norm(values)
 
 
-def time_bucket(days: Tensor) -> Tensor:
-    """Return int64 rows of `by_time` for times apart."""
+def find_time_bucket(days: Tensor) -> Tensor:
+    """Return int64 rows of `by_time` for time differences."""
     return torch.log2(days.clamp(min=0.0) * PER_DAY_BUCKETS + 1.0).floor().clamp(max=TIME_BUCKETS - 1).long()
 
 
@@ -125,7 +125,7 @@ class SequenceModel(nn.Module):
         """float32 [n_items, S]"""
         return self.table.weight.detach().numpy()[:-1]
 
-    def moments(self, items: Tensor, age_days: Tensor) -> Tensor:
+    def encode_moments(self, items: Tensor, age_days: Tensor) -> Tensor:
         """Return the user at each moment of windows, float32 [B, L, S]. items: int64 [B, L] positions, n_items padded."""
         return self.encoder.encode(self.table(items), (items < self.n_items).float(), age_days)
 
@@ -133,14 +133,14 @@ class SequenceModel(nn.Module):
     def user_vectors(self, users: Examples) -> np.ndarray:
         """Return user vectors, float32 [N, S], as they are served."""
         self.eval()
-        found = []
+        vectors = []
         for start in range(0, len(users.history_positions), USERS_PER_BLOCK):
             block = slice(start, start + USERS_PER_BLOCK)
             feeds = oldest_first(
                 self.item_vectors, users.history_positions[block], users.history_age_days[block], self.encoder.shape.length
             )
-            found.append(self.encoder(*map(torch.from_numpy, feeds.values())).numpy())
-        return np.concatenate(found) if found else np.empty((0, self.encoder.shape.width), np.float32)
+            vectors.append(self.encoder(*map(torch.from_numpy, feeds.values())).numpy())
+        return np.concatenate(vectors) if vectors else np.empty((0, self.encoder.shape.width), np.float32)
 
 
 def sampled_loss(vectors: Tensor, targets: Tensor, model: SequenceModel, negatives: Tensor, log_expected: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def sampled_loss(vectors: Tensor, targets: Tensor, model: SequenceModel, negativ
     vectors: float32 [T, S]; targets: int64 [T]; negatives: int64 [n]; log_expected: float32 [n_items]
     """
     table = model.table.weight
-    own = (vectors * table[targets]).sum(dim=1) - log_expected[targets]
-    others = vectors @ table[negatives].T - log_expected[negatives]
-    others = others.masked_fill(targets.unsqueeze(1) == negatives, -torch.inf)
-    return (torch.logaddexp(torch.logsumexp(others, dim=1), own) - own).mean()
+    target_logits = (vectors * table[targets]).sum(dim=1) - log_expected[targets]
+    negative_logits = vectors @ table[negatives].T - log_expected[negatives]
+    negative_logits = negative_logits.masked_fill(targets.unsqueeze(1) == negatives, -torch.inf)
+    return (torch.logaddexp(torch.logsumexp(negative_logits, dim=1), target_logits) - target_logits).mean()

@@ -41,7 +41,7 @@ class RankerSettings:
 
 @dataclass(frozen=True)
 class Ranker:
-    """A trained DLRM. Its rank score is logit + blend * standardised retrieval score. compression: how it was made smaller."""
+    """A trained DLRM. Its rank score is logit + blend * standardised retrieval score. compression: of its network"""
 
     model: DLRM
     blend: float
@@ -131,8 +131,8 @@ def fit(
             schedule.step()
             losses.append(loss.item())
         quality = measure(predict(model, validation), validation.taken)
-        told = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
-        report(f"ranker: epoch {epoch} of {settings.epochs}, loss {np.mean(losses):.3f}, validation {told}")
+        summary = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
+        report(f"ranker: epoch {epoch} of {settings.epochs}, loss {np.mean(losses):.3f}, validation {summary}")
         if best_weights is None or sum(quality.values()) > best_quality:
             best_quality = sum(quality.values())
             best_weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -150,8 +150,8 @@ def best_blend(
     """
     qualities = {blend: ranking_quality(logits + blend * retrieval, validation.taken) for blend in blends}
     best = max(blends, key=lambda blend: (sum(qualities[blend].values()), -blend))
-    own = ranking_quality(np.where(np.isfinite(logits), retrieval, -np.inf), validation.taken)
-    return best, {**qualities[best], **{f"retrieval_{name}": value for name, value in own.items()}}
+    retrieval_quality = ranking_quality(np.where(np.isfinite(logits), retrieval, -np.inf), validation.taken)
+    return best, {**qualities[best], **{f"retrieval_{name}": value for name, value in retrieval_quality.items()}}
 
 
 def retrieval_z(requests: Requests) -> np.ndarray:
@@ -185,8 +185,8 @@ def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) ->
     key = rng.random(batch.taken.shape) - batch.taken
     chosen = np.argpartition(key, width - 1, axis=1)[:, :width]
     take = np.arange(len(batch))[:, None]
-    of_candidates = (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken)
-    candidates, scores, cross, taken = (values[take, chosen] for values in of_candidates)
+    columns = (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken)
+    candidates, scores, cross, taken = (values[take, chosen] for values in columns)
     return Requests(batch.users, candidates, scores, cross, taken, batch.items)
 
 
@@ -251,7 +251,7 @@ def gains(scores: np.ndarray, taken: np.ndarray) -> dict[str, np.ndarray]:
 
     scores: float [N, C]; taken: bool [N, C]
     """
-    scores, taken = scores[found := taken.any(axis=1)], taken[found]
+    scores, taken = scores[is_taught := taken.any(axis=1)], taken[is_taught]
     order = np.argsort(-scores, axis=1, kind="stable")[:, :20]
     hits = np.take_along_axis(taken, order, axis=1)
     count = taken.sum(axis=1)

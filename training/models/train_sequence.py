@@ -1,7 +1,7 @@
 """Train the sequence model on windows of the log, each moment of a window against the next item.
 
-Windows of like length form a batch, so that little is computed for padding. The negatives are drawn by popularity and shared by
-a batch, with a correction (training/models/train_two_tower.py). Held-out users tell when to stop.
+Windows of similar length form a batch, so that little is computed for padding. The negatives are drawn by popularity and
+shared by a batch, with a correction (training/models/train_two_tower.py). Held-out users tell when to stop.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Windows(NamedTuple):
         return Windows(*(values[rows] for values in self))
 
 
-def windows_of(taken: Taken, n_items: int, length: int) -> Windows:
+def cut_windows(taken: Taken, n_items: int, length: int) -> Windows:
     """Cut each user's events into windows from the newest event back."""
     users, items, times_s, repeats = taken
     order = np.lexsort((times_s, users))
     users, items, times_s = users[order], items[order], times_s[order]
-    learnable = np.ones(len(users), bool) if repeats else first_times(users, items)
+    learnable = np.ones(len(users), bool) if repeats else find_first_times(users, items)
     starts = np.flatnonzero(np.append(True, users[1:] != users[:-1])[: len(users)])
     ends = np.append(starts[1:], len(users))
     n_windows = np.maximum(-(-(ends - starts - 1) // length), 0)  # windows overlap by one event, the first one's target
@@ -93,7 +93,7 @@ def windows_of(taken: Taken, n_items: int, length: int) -> Windows:
     return windows.take(learned.any(axis=1))
 
 
-def first_times(users: np.ndarray, items: np.ndarray) -> np.ndarray:
+def find_first_times(users: np.ndarray, items: np.ndarray) -> np.ndarray:
     """Return bool [N]: whether the user did not have the item before. Events are in order of time within each user."""
     keys = users * (items.max(initial=0) + 1) + items
     first = np.zeros(len(keys), bool)
@@ -108,8 +108,8 @@ def train_sequence(
     torch.manual_seed(seed)
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     model = SequenceModel(n_items, settings.shape)
-    aside = np.isin(windows.users, kept_aside(windows.users, settings, rng))
-    learned, checked = windows.take(~aside), windows.take(aside)
+    is_held_out = np.isin(windows.users, draw_held_out_users(windows.users, settings, rng))
+    learned, held_out = windows.take(~is_held_out), windows.take(is_held_out)
     n_events = int(learned.learned.sum())
     if not n_events:
         return model
@@ -118,10 +118,10 @@ def train_sequence(
     steps = max(1, min(n_events * settings.epochs, settings.most_events) // settings.batch_events)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.decay, fused=True)
     schedule = rise_and_fall(optimizer, settings.learning_rate, steps + 1)
-    stopping = EarlyStopping(model, make_held_out_loss(model, checked, negatives, negatives.draw(generator), settings))
-    for step, batch in zip(range(1, steps + 1), forever(learned, settings, rng), strict=False):
+    stopping = EarlyStopping(model, make_held_out_loss(model, held_out, negatives, negatives.draw(generator), settings))
+    for step, batch in zip(range(1, steps + 1), yield_batches(learned, settings, rng), strict=False):
         model.train()
-        loss = loss_of(model, batch, negatives.draw(generator), negatives.log_expected)
+        loss = compute_loss(model, batch, negatives.draw(generator), negatives.log_expected)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -136,22 +136,22 @@ def train_sequence(
     return model
 
 
-def loss_of(model: SequenceModel, batch: Windows, negatives: torch.Tensor, log_expected: torch.Tensor) -> torch.Tensor:
+def compute_loss(model: SequenceModel, batch: Windows, negatives: torch.Tensor, log_expected: torch.Tensor) -> torch.Tensor:
     length = int(batch.lengths.max())
-    items, ages = torch.from_numpy(batch.items[:, :length].astype(np.int64)), torch.from_numpy(ages_in_days(batch, length))
+    items, ages = torch.from_numpy(batch.items[:, :length].astype(np.int64)), torch.from_numpy(compute_ages_days(batch, length))
     learned = torch.from_numpy(batch.learned[:, :length])
     targets = torch.from_numpy(batch.items[:, 1 : length + 1].astype(np.int64))[learned]
-    return sampled_loss(model.moments(items, ages)[learned], targets, model, negatives, log_expected)
+    return sampled_loss(model.encode_moments(items, ages)[learned], targets, model, negatives, log_expected)
 
 
-def ages_in_days(batch: Windows, length: int) -> np.ndarray:
-    """Return the days from each event to the last target of its window, float32 [W, length]: that is now."""
+def compute_ages_days(batch: Windows, length: int) -> np.ndarray:
+    """Return the days from each event to the last target of its window, float32 [W, length]: the target's time is now."""
     now = np.take_along_axis(batch.times_s, batch.lengths[:, None], axis=1)
     return (np.maximum(now - batch.times_s[:, :length], 0) / DAY_S).astype(np.float32)
 
 
-def forever(windows: Windows, settings: SequenceSettings, rng: np.random.Generator) -> Iterator[Windows]:
-    """Yield batches of about `batch_events` events, epoch after epoch. Windows of a batch have like lengths."""
+def yield_batches(windows: Windows, settings: SequenceSettings, rng: np.random.Generator) -> Iterator[Windows]:
+    """Yield batches of about `batch_events` events, epoch after epoch. Windows of a batch have similar lengths."""
     lengths = windows.lengths
     while True:
         order = np.argsort(lengths + rng.random(len(lengths)) * (0.2 * lengths + 1.0))
@@ -164,7 +164,7 @@ def forever(windows: Windows, settings: SequenceSettings, rng: np.random.Generat
             yield windows.take(order[bounds[number]])
 
 
-def kept_aside(users: np.ndarray, settings: SequenceSettings, rng: np.random.Generator) -> np.ndarray:
+def draw_held_out_users(users: np.ndarray, settings: SequenceSettings, rng: np.random.Generator) -> np.ndarray:
     distinct = rng.permutation(np.unique(users))
     return distinct[: int(len(distinct) * settings.kept_aside)]
 
@@ -179,7 +179,7 @@ def make_held_out_loss(
 
     def loss() -> float:
         model.eval()
-        losses = [loss_of(model, batch, drawn, negatives.log_expected).item() for batch in batches]
+        losses = [compute_loss(model, batch, drawn, negatives.log_expected).item() for batch in batches]
         return float(np.average(losses, weights=[batch.learned.sum() for batch in batches]))
 
     return loss if batches else None

@@ -1,7 +1,7 @@
 """Choose by validation whether the sequence model and the graph model retrieve, and with what weights.
 
     log ──split by time──▶ earlier ─▶ every source fitted on it
-                           later   ─▶ what each weight finds: the next item of a visit, and all items of the later part
+                           later   ─▶ quality of each weight: the next item of a visit, and all items of the later part
 
 A source that finds nothing more is left out, so it costs a log without sessions nothing when it is served. The retriever of the
 earlier part is the one whose candidates teach the ranker, so that choosing costs no second training.
@@ -18,7 +18,7 @@ import scipy.sparse as sp
 
 from training.dataset import Dataset
 from training.evaluation.metrics import ndcg_at, recall_at
-from training.features.build import Examples, Features, context_of
+from training.features.build import Examples, Features, take_context
 from training.models.ranking_data import split_again
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_training_retriever
 
@@ -96,7 +96,7 @@ def choose_sources(
     log = dataset.interactions
     earlier, later = split_again(log)
     tried = fit_training_retriever(dataset, features, settings, say, earlier)
-    choices = choose_weights(tried, questions_of(features, log, later, settings), say)
+    choices = choose_weights(tried, make_questions(features, log, later, settings), say)
     weights = (choices.sequence.chosen, choices.graph.chosen)
     chosen = replace(
         settings,
@@ -114,7 +114,7 @@ def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say) ->
 
     def find(sequence: float, graph: float) -> float:
         retriever = replace(fitted, retriever=fitted.retriever.weigh(sequence=sequence, graph=graph))
-        found = float(np.mean([quality_of(retriever, questions) for questions in kinds]))
+        found = float(np.mean([measure_quality(retriever, questions) for questions in kinds]))
         say(f"  weights: sequence model {sequence:g}, graph {graph:g}: NDCG@10 + Recall@20 {found:.4f}")
         return found
 
@@ -126,14 +126,14 @@ def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say) ->
     return Choices(sequence, graph)
 
 
-def quality_of(fitted: FittedRetriever, questions: Questions) -> float:
-    """Return the means of NDCG@10 and of Recall@20, added up."""
+def measure_quality(fitted: FittedRetriever, questions: Questions) -> float:
+    """Return the mean NDCG@10 plus the mean Recall@20."""
     positions, _ = fitted(questions.users, questions.user_ids)
     qualities = (ndcg_at(positions, questions.relevant, 10), recall_at(positions, questions.relevant, 20))
     return float(sum(np.nanmean(quality) for quality in qualities))
 
 
-def questions_of(features: Features, log: pd.DataFrame, later: pd.DataFrame, settings: RetrievalSettings) -> list[Questions]:
+def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, settings: RetrievalSettings) -> list[Questions]:
     """Return two kinds of questions: the item of one event, and all items of a user's later part.
 
     Where items that users already had are not served, they are not asked for either.
@@ -146,21 +146,21 @@ def questions_of(features: Features, log: pd.DataFrame, later: pd.DataFrame, set
     user_ids = firsts["user_id"].to_numpy()
     place = pd.Index(user_ids).get_indexer(new["user_id"])
     items = features.items.positions(new["item_id"].to_numpy())[place >= 0]
-    all_later = matrix(place[place >= 0], items, len(firsts), features.items.n_items)
-    one = matrix(
+    all_later = make_matrix(place[place >= 0], items, len(firsts), features.items.n_items)
+    one = make_matrix(
         np.arange(len(events)), features.items.positions(events["item_id"].to_numpy()), len(events), all_later.shape[1]
     )
     return [
-        Questions(users_before(features, log, asked), asked["user_id"].to_numpy(), relevant)
-        for asked, relevant in ((events, one), (firsts, all_later))
-        if len(asked)
+        Questions(encode_users_before(features, log, events), events["user_id"].to_numpy(), relevant)
+        for events, relevant in ((events, one), (firsts, all_later))
+        if len(events)
     ]
 
 
-def users_before(features: Features, log: pd.DataFrame, events: pd.DataFrame) -> Examples:
+def encode_users_before(features: Features, log: pd.DataFrame, events: pd.DataFrame) -> Examples:
     """Encode the users of events as they were just before them."""
     moments = features.log.before_rows(log, events["row"].to_numpy())
-    return features.encode_moments(moments, events["timestamp"].to_numpy(), context_of(events, features.context))
+    return features.encode_moments(moments, events["timestamp"].to_numpy(), take_context(events, features.context))
 
 
 def sample(events: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
@@ -169,6 +169,6 @@ def sample(events: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
     return events.iloc[np.sort(rng.choice(len(events), MOST_QUESTIONS, replace=False))]
 
 
-def matrix(rows: np.ndarray, items: np.ndarray, n_rows: int, n_items: int) -> sp.csr_matrix:
+def make_matrix(rows: np.ndarray, items: np.ndarray, n_rows: int, n_items: int) -> sp.csr_matrix:
     """Return CSR [n_rows, n_items]; a repeated entry is stored once."""
     return sp.csr_matrix((np.ones(len(rows), np.float32), (rows, items)), shape=(n_rows, n_items)).tocsr()

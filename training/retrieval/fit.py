@@ -14,10 +14,10 @@ import pandas as pd
 import scipy.sparse as sp
 
 from training.dataset import Dataset
-from training.dataset.matrix import matrix_of
+from training.dataset.matrix import make_matrix
 from training.features.build import Examples, Features
 from training.models.graph import GraphSettings
-from training.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
+from training.models.retriever import Retriever, RetrieverSettings, fit_retriever, prepare_data
 from training.models.train_sequence import SequenceSettings
 
 Say = Callable[[str], None]
@@ -76,12 +76,12 @@ def _fit(
     dataset: Dataset, features: Features, events: pd.DataFrame, rows: np.ndarray, settings: RetrievalSettings, say: Say
 ) -> FittedRetriever:
     """Fit on `events`. rows: int64 ascending, row numbers of their positives in the log."""
-    data = retriever_data(features, dataset.interactions, rows, settings.filter_seen)
+    data = prepare_data(features, dataset.interactions, rows, settings.filter_seen)
     models = RetrieverSettings(sequence=settings.sequence, graph=settings.graph)
     retriever = fit_retriever(data, models, settings.seed, say)
     retriever = retriever.weigh(sequence=settings.sequence_weight, graph=settings.graph_weight)
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
-    seen = matrix_of(events if settings.filter_seen else events.iloc[:0], user_ids, item_ids)
+    seen = make_matrix(events if settings.filter_seen else events.iloc[:0], user_ids, item_ids)
     return FittedRetriever(retriever, user_ids, seen, settings.candidates, settings.filter_seen)
 
 

@@ -1,4 +1,4 @@
-"""Write the files of `serving/stages/retrieve.py`."""
+"""Write the files that `serving/stages/retrieve.py` loads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def save_retriever(
     np.save(folder / "available.npy", available)
     retriever.blended_neighbours.save(folder)
     features.seen.save(folder)
-    tables = _tables(retriever)
+    tables = _collect_tables(retriever)
     (folder / TABLES_FOLDER).mkdir(exist_ok=True)
     for name, table in tables.items():
         np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
@@ -79,7 +79,7 @@ def save_sequence(folder: Path, model: SequenceModel, history: np.ndarray, age_d
     return export_network(model.encoder, dict(feeds), "sequence_vector", folder / f"{SEQUENCE_NETWORK}.onnx", dynamic)
 
 
-def _tables(retriever: Retriever) -> dict[str, np.ndarray]:
+def _collect_tables(retriever: Retriever) -> dict[str, np.ndarray]:
     """Return tables float32 [rows, width] by name: the history's, then one per column of user_categorical."""
     tables = {f"user_{slot}": table.weight.detach().numpy() for slot, table in enumerate(retriever.model.user_tables)}
     return {HISTORY_TABLE: retriever.history_table} | tables

@@ -1,11 +1,11 @@
-"""The interface of a cache of answers: from a settled question to a whole answer.
+"""The interface of a cache of answers, by request.
 
-    read(keys, generation) ─▶ tokens, values         token: the user's present; changes when the user is forgotten
-    write(generation, [(key, token, value)])         with the token that was read before the question was asked
+    read(keys, generation) ─▶ tokens, values         token: the user's current one; it changes when the user is forgotten
+    write(generation, [(key, token, value)])         with the token that was read before the request was sent
 
 A value is stored with the token of its time, and is valid only while that is still the user's token. So an answer that was
-computed before an event, and arrives after it, is never read: no lock, no order between writers. A token that is lost
-(evicted, expired, restarted) is a new one, and costs misses.
+computed before an event, and arrives after it, is never read, without a lock or an order between writers. A lost token
+(evicted, expired, restarted) is replaced by a new one, which costs misses.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from triton_recommender.cache.entries import Key
 from triton_recommender.errors import InvalidRequest
 
 
-class Found(NamedTuple):
-    """One entry per key. values: None where nothing that counts was found."""
+class Lookup(NamedTuple):
+    """One entry per key. values: None where there is no valid answer."""
 
     tokens: list[bytes]
     values: list[bytes | None]
@@ -36,9 +36,9 @@ class Entry(NamedTuple):
 
 @dataclass
 class Counts:
-    """Since the cache was made. Per requested user: hits, misses, joined (waited for an equal request), bypassed.
+    """Counts since the cache was made. Per requested user: hits, misses, joined (waited for an equal request), bypassed.
 
-    bypassed: asked without the cache, because it did not answer or because nobody could say which generation does
+    bypassed: asked without the cache, because it did not answer, or because the served generation was unknown
     stored, degraded: answers kept, and answers by a fallback, which are not
     forgotten: users;  failures: calls that the store did not answer
     """
@@ -60,26 +60,29 @@ class Counts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of hits among all users asked for; 0 before the first."""
-        asked = self.hits + self.misses + self.joined + self.bypassed
-        return self.hits / asked if asked else 0.0
+        """Share of hits among all requested users; 0 before the first."""
+        requested = self.hits + self.misses + self.joined + self.bypassed
+        return self.hits / requested if requested else 0.0
 
     def as_dict(self) -> dict[str, int]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
 class Cache(ABC):
-    """Safe to share between threads and between clients of one shop.
+    """A cache of answers, safe to share between threads and between clients of one shop.
 
-    ttl_s: seconds an answer may be given again;  generation_age_s: how old the knowledge of the served generation may be
+    ttl_s: lifetime of an answer; generation_age_s: seconds after which the served generation is asked for again
     """
 
     def __init__(self, ttl_s: float, generation_age_s: float) -> None:
-        self.ttl_s, self.generation_age_s = _seconds("ttl_s", ttl_s), _seconds("generation_age_s", generation_age_s, zero=True)
+        self.ttl_s, self.generation_age_s = (
+            _check_seconds("ttl_s", ttl_s),
+            _check_seconds("generation_age_s", generation_age_s, zero=True),
+        )
         self.counts = Counts()
 
     @abstractmethod
-    def read(self, keys: Sequence[Key], generation: int) -> Found | None:
+    def read(self, keys: Sequence[Key], generation: int) -> Lookup | None:
         """Return the cached answers to these requests of a generation; None when the store does not answer."""
 
     @abstractmethod
@@ -91,7 +94,7 @@ class Cache(ABC):
         """Invalidate all answers computed for these users so far. Raises CacheUnavailable when that is not certain."""
 
     @abstractmethod
-    async def read_async(self, keys: Sequence[Key], generation: int) -> Found | None:
+    async def read_async(self, keys: Sequence[Key], generation: int) -> Lookup | None:
         """See read."""
 
     @abstractmethod
@@ -110,7 +113,7 @@ class Cache(ABC):
             yield CounterMetricFamily(f"recommendation_cache_{name}", f"{name}: see triton_recommender.cache.Counts", value)
 
 
-def _seconds(name: str, value: float, zero: bool = False) -> float:
+def _check_seconds(name: str, value: float, zero: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < float("inf") or (zero and value == 0)):
         raise InvalidRequest(f"{name} is {value!r}; expected seconds {'from' if zero else 'above'} 0.")
     return float(value)

@@ -34,7 +34,7 @@ def forget(
             f"Nobody is known as {', '.join(unknown)} in {repo}. Expected ids or names of its users; see --repo."
         )
     RedisCache(cache, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S).forget(
-        user_id for user_id in map(names.id_of, user_ids) if user_id is not None
+        user_id for user_id in map(names.find_id, user_ids) if user_id is not None
     )
     typer.echo(f"forgotten: {', '.join(user_ids)}")
 
@@ -58,14 +58,14 @@ def follow(
     if bool(brokers and topic) == bool(data):
         raise InvalidRequest("Nothing says which events to follow; expected --brokers and --topic, or --data, not both.")
     if data:
-        path, column = log_of(data)
+        path, column = find_log(data)
         run_until_interrupted(lambda stop: follow_log(store, path, column, names, stop, followed))
     else:
         run_until_interrupted(lambda stop: follow_topic(store, brokers, topic, field, names, stop, followed))
     typer.echo(f"{followed.events} events, {followed.users} users forgotten, {followed.unusable} events named nobody")
 
 
-def log_of(folder: Path) -> tuple[Path, str]:
+def find_log(folder: Path) -> tuple[Path, str]:
     """Return the log of a data set and its column of user ids. Raises InvalidRequest."""
     path = folder / "dataset.toml"
     try:

@@ -1,7 +1,7 @@
-"""Keys of questions and bytes of answers. Pure.
+"""Make keys of requests, and bytes of answers.
 
-A question is every tensor of a request, as it goes over the wire: whatever can change the answer is in it. `k` is not: it is
-applied to what the server, or the cache, gave.
+A key covers every tensor of a request, as it goes over the wire: whatever can change the answer. `k` is not covered: it is
+applied to the answer of the server or of the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Key(NamedTuple):
     question: bytes  # [DIGEST_BYTES] of all input tensors and the sizes of the model
 
 
-def keys_of(inputs: Mapping[str, np.ndarray], model: ModelDescription | None) -> list[Key]:
+def make_keys(inputs: Mapping[str, np.ndarray], model: ModelDescription | None) -> list[Key]:
     """Return a key for each user of input tensors [B, …]."""
     names = sorted(inputs)
     sizes = repr((model, [(name, inputs[name].dtype.str) for name in names])).encode()
@@ -33,13 +33,13 @@ def keys_of(inputs: Mapping[str, np.ndarray], model: ModelDescription | None) ->
     for row, user_id in enumerate(inputs["user_id"][:, 0].tolist()):
         digest = seed.copy()
         for name in names:
-            digest.update(_bytes(inputs[name][row]))
+            digest.update(_encode(inputs[name][row]))
         keys.append(Key(user_id, digest.digest()))
     return keys
 
 
-def _bytes(row: np.ndarray) -> bytes:
-    """Return texts with their lengths first, so that two texts never equal one longer one."""
+def _encode(row: np.ndarray) -> bytes:
+    """Return the bytes of an array; texts have their length first, so that two texts never equal a longer one."""
     if row.dtype != np.object_:
         return row.tobytes()
     return b"".join(len(text).to_bytes(4, "little") + text for text in row.ravel())
@@ -51,7 +51,7 @@ def pack_row(row: Row) -> bytes:
 
 
 def unpack_row(value: bytes, generation: int) -> Row | None:
-    """Return the answer of some bytes, None where they are no answer."""
+    """Return the answer that `pack_row` packed; None for other bytes."""
     size, rest = divmod(len(value), ITEM_BYTES)
     if rest or not size:
         return None
@@ -63,7 +63,7 @@ def unpack_row(value: bytes, generation: int) -> Row | None:
     }
 
 
-def row_of(outputs: Row, row: int) -> Row:
+def take_row(outputs: Row, row: int) -> Row:
     return {name: array[row : row + 1] for name, array in outputs.items()}
 
 

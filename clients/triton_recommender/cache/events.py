@@ -1,9 +1,9 @@
-"""Users of whom there is news are forgotten, as the news arrives: from a Kafka topic, or from a log that grows.
+"""Forget users as events about them arrive, from a Kafka topic or from a growing log.
 
     message or line ─▶ user id ─▶ cache.forget         again and again until the store has done it
 
-No offset is stored anywhere: no answer is kept longer than its ttl, so whoever starts reads what came in the last ttl, and
-forgetting a user twice does no harm.
+No offset is stored: no answer is kept longer than its ttl, so a follower starts with the events of the last ttl. Forgetting a
+user twice does no harm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Followed:
-    """events: read;  users: forgotten, counted once per batch;  unusable: events that name no user"""
+    """Counts of a follower. events: read; users: forgotten, counted once per batch; unusable: events that name no user"""
 
     events: int = 0
     users: int = 0
@@ -47,7 +47,7 @@ class Names:
         self._source, self._catalogue, self._read_s = source, Catalogue(), float("-inf")
         self._clock_s = clock_s
 
-    def id_of(self, value: object) -> int | None:
+    def find_id(self, value: object) -> int | None:
         """Return None for what cannot be anybody's id."""
         text = str(value).strip().removesuffix(".0")
         if not text:
@@ -59,7 +59,7 @@ class Names:
 
     def knows(self, text: str) -> bool:
         """Return whether a text is a user's id, or a published name of one."""
-        user_id = self.id_of(text)
+        user_id = self.find_id(text)
         names = self._catalogue.user_names
         return user_id is not None and (not names or text in names or text == str(user_id))
 
@@ -73,7 +73,7 @@ class Names:
 def follow_topic(
     cache: Cache, brokers: str, topic: str, field: str, names: Names, stop: Event, followed: Followed | None = None
 ) -> None:
-    """Until `stop`: forget whom JSON messages name in `field`. Brokers may come and go."""
+    """Forget the users that JSON messages name in `field`, until `stop`. Broker outages are survived."""
     from confluent_kafka import Consumer, KafkaException  # only who follows a topic needs it
 
     settings = {"bootstrap.servers": brokers, "group.id": "recommendation-cache", "enable.auto.commit": False, "log_level": 0}
@@ -88,17 +88,17 @@ def follow_topic(
                 except KafkaException as error:
                     log.warning("topic %s: %s", topic, error)
             messages = [message.value() for message in consumer.consume(BATCH, POLL_S) if message.error() is None]
-            _forget(cache, [_field(message, field, names) for message in messages], stop, followed)
+            _forget(cache, [_read_user_id(message, field, names) for message in messages], stop, followed)
     finally:
         consumer.close()
 
 
 def _assign(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
-    """Take partitions that are new: at the start those of the last ttl, later ones whole."""
+    """Assign new partitions: the first ones from the last ttl on, later ones from their beginning."""
     from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
-    there = consumer.list_topics(topic, timeout=RETRY_S).topics[topic]
-    new = sorted(set(there.partitions) - assigned) if there.error is None else []
+    metadata = consumer.list_topics(topic, timeout=RETRY_S).topics[topic]
+    new = sorted(set(metadata.partitions) - assigned) if metadata.error is None else []
     if not new:
         return
     if assigned:
@@ -106,41 +106,41 @@ def _assign(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
     else:
         ends = {partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), LOOK_S)[1] for partition in new}
         since_ms = int((time.time() - ttl_s) * 1e3)
-        found = consumer.offsets_for_times([TopicPartition(topic, partition, since_ms) for partition in new], timeout=LOOK_S)
-        for partition in found:
-            if partition.offset < 0:  # nothing since; but what came after we looked for the end is not to be missed
+        offsets = consumer.offsets_for_times([TopicPartition(topic, partition, since_ms) for partition in new], timeout=LOOK_S)
+        for partition in offsets:
+            if partition.offset < 0:  # no event since then: begin at the end that was read above
                 partition.offset = ends[partition.partition]
-        consumer.incremental_assign(found)
+        consumer.incremental_assign(offsets)
     assigned.update(new)
 
 
-def _field(message: bytes | None, field: str, names: Names) -> int | None:
+def _read_user_id(message: bytes | None, field: str, names: Names) -> int | None:
     try:
-        return names.id_of(json.loads(message or b"")[field])
+        return names.find_id(json.loads(message or b"")[field])
     except (TypeError, ValueError, KeyError, IndexError):
         return None
 
 
 def follow_log(cache: Cache, path: Path, column: str, names: Names, stop: Event, followed: Followed | None = None) -> None:
-    """Forget whom the lines of a CSV or TSV log name in `column`: those that are there, and, until `stop`, those that come.
+    """Forget the users that the lines of a CSV or TSV log name in `column`: present lines, and new ones until `stop`.
 
     Raises InvalidRequest when the file or the column is not there.
     """
     users: list[int | None] = []
-    for row in _rows(path, column, stop):
+    for row in _read_lines(path, column, stop):
         if row is None or len(users) == BATCH:
             _forget(cache, users, stop, followed)
             users = []
         if row is not None:
-            users.append(names.id_of(row))
+            users.append(names.find_id(row))
     _forget(cache, users, stop, followed)
 
 
-def _rows(path: Path, column: str, stop: Event) -> Iterator[str | None]:
+def _read_lines(path: Path, column: str, stop: Event) -> Iterator[str | None]:
     """Yield the column of each complete line; None while there is no further line."""
     if path.suffix not in (".csv", ".tsv"):
         raise InvalidRequest(
-            f"{path} is no .csv or .tsv; only a log of plain lines can be followed. Write one, or use a topic."
+            f"{path} is not a .csv or .tsv file; only a log of plain lines can be followed. Write one, or use a topic."
         )
     try:
         file = path.open(encoding="utf-8", newline="")
@@ -151,12 +151,12 @@ def _rows(path: Path, column: str, stop: Event) -> Iterator[str | None]:
         header = next(csv.reader([file.readline()], delimiter=delimiter), [])
         if column not in header:
             raise InvalidRequest(f"{path} has no column {column!r}; it has {', '.join(header)}. Name one with --field.")
-        place, part = header.index(column), ""
+        column_index, part = header.index(column), ""
         while True:
             part += file.readline()
             if part.endswith("\n"):
                 values = next(csv.reader([part], delimiter=delimiter))
-                yield values[place] if place < len(values) else ""
+                yield values[column_index] if column_index < len(values) else ""
                 part = ""
                 continue
             yield None
@@ -164,9 +164,9 @@ def _rows(path: Path, column: str, stop: Event) -> Iterator[str | None]:
                 return
 
 
-def _forget(cache: Cache, found: Iterable[int | None], stop: Event, followed: Followed | None) -> None:
-    found = list(found)
-    users = {user for user in found if user is not None}
+def _forget(cache: Cache, user_ids: Iterable[int | None], stop: Event, followed: Followed | None) -> None:
+    user_ids = list(user_ids)
+    users = {user for user in user_ids if user is not None}
     while users:
         try:
             cache.forget(users)
@@ -176,9 +176,9 @@ def _forget(cache: Cache, found: Iterable[int | None], stop: Event, followed: Fo
             if stop.wait(RETRY_S):
                 return
     if followed is not None:
-        followed.events += len(found)
+        followed.events += len(user_ids)
         followed.users += len(users)
-        followed.unusable += found.count(None)
+        followed.unusable += user_ids.count(None)
 
 
 def run_until_interrupted(follow: Callable[[Event], None]) -> None:

@@ -9,7 +9,7 @@ from threading import Lock
 
 from cachetools import LRUCache, TTLCache
 
-from triton_recommender.cache.base import Cache, Entry, Found
+from triton_recommender.cache.base import Cache, Entry, Lookup
 from triton_recommender.cache.entries import Key
 from triton_recommender.errors import InvalidRequest
 
@@ -39,12 +39,12 @@ class MemoryCache(Cache):
         self._numbers = count()
         self._lock = Lock()
 
-    def read(self, keys: Sequence[Key], generation: int) -> Found:
+    def read(self, keys: Sequence[Key], generation: int) -> Lookup:
         with self._lock:
             tokens = [self._token(key.user_id) for key in keys]
             cached = [self._answers.get((key, generation)) for key in keys]
         values = [entry[1] if entry and entry[0] == token else None for entry, token in zip(cached, tokens, strict=True)]
-        return Found(tokens, values)
+        return Lookup(tokens, values)
 
     def write(self, entries: Sequence[Entry]) -> None:
         with self._lock:
@@ -65,7 +65,7 @@ class MemoryCache(Cache):
             token = self._tokens[user_id] = next(self._numbers).to_bytes(8, "little")
         return token
 
-    async def read_async(self, keys: Sequence[Key], generation: int) -> Found:
+    async def read_async(self, keys: Sequence[Key], generation: int) -> Lookup:
         return self.read(keys, generation)
 
     async def write_async(self, entries: Sequence[Entry]) -> None:

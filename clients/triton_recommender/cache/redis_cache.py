@@ -1,6 +1,6 @@
 """A cache in Redis (7.0 or later), shared by the processes of many machines.
 
-    <namespace>:{<user>}:token                      16 random bytes, made by whoever first asks for the user
+    <namespace>:{<user>}:token                      16 random bytes, made by the first reader of the user
     <namespace>:{<user>}:<generation>:<question>    token, question, answer
 
 One round trip reads (`SET token NX GET`, `GET answer`), one writes, and forgetting a user deletes the token. The question is
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from triton_recommender.breaker import Breaker
-from triton_recommender.cache.base import Cache, Entry, Found
+from triton_recommender.cache.base import Cache, Entry, Lookup
 from triton_recommender.cache.entries import DIGEST_BYTES, Key
 from triton_recommender.errors import CacheUnavailable, InvalidRequest
 
@@ -51,7 +51,7 @@ class RedisCache(Cache):
         self._breaker = Breaker(threshold=1, first_pause_s=0.1, clock_s=clock_s)
         self._failures, self._redis, self._async_redis = _connections(url, timeout_s)
 
-    def read(self, keys: Sequence[Key], generation: int) -> Found | None:
+    def read(self, keys: Sequence[Key], generation: int) -> Lookup | None:
         if not self._breaker.admit():
             return None
         tokens = _new_tokens(len(keys))
@@ -80,7 +80,7 @@ class RedisCache(Cache):
             raise self._not_forgotten(users, error) from error
         self.counts.add(forgotten=len(users))
 
-    async def read_async(self, keys: Sequence[Key], generation: int) -> Found | None:
+    async def read_async(self, keys: Sequence[Key], generation: int) -> Lookup | None:
         if not self._breaker.admit():
             return None
         tokens = _new_tokens(len(keys))
@@ -132,7 +132,7 @@ class RedisCache(Cache):
             pipeline.unlink(self._token_key(user_id))
         return pipeline
 
-    def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Found:
+    def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Lookup:
         """Decode replies: the stored token and the value of each key."""
         self._breaker.record_success()
         tokens = [there or new for there, new in zip(replies[::2], tokens, strict=True)]
@@ -140,7 +140,7 @@ class RedisCache(Cache):
         for key, token, value in zip(keys, tokens, replies[1::2], strict=True):
             counts = value is not None and value.startswith(token + key.question)
             values.append(value[HEAD_BYTES:] if counts else None)
-        return Found(tokens, values)
+        return Lookup(tokens, values)
 
     def _wrote(self, entries: Sequence[Entry]) -> None:
         self._breaker.record_success()

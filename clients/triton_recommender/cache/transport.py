@@ -19,8 +19,8 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from triton_recommender.cache.base import Cache, Entry, Found
-from triton_recommender.cache.entries import Key, Row, join_rows, keys_of, pack_row, row_of, unpack_row
+from triton_recommender.cache.base import Cache, Entry, Lookup
+from triton_recommender.cache.entries import Key, Row, join_rows, make_keys, pack_row, take_row, unpack_row
 from triton_recommender.cache.generation import Belief
 from triton_recommender.errors import DeadlineExceeded, RecommenderError
 from triton_recommender.models import Call, ModelDescription
@@ -42,7 +42,7 @@ class _Caching:
 
     def _flow(self, call: Call) -> Steps:
         """Return the outputs as the server gives them."""
-        started_s, keys = time.monotonic(), keys_of(call.inputs, self._model)
+        started_s, keys = time.monotonic(), make_keys(call.inputs, self._model)
         generation = yield from self._generation(call)
         found = None if generation is None else (yield "read", keys, generation)
         if found is None:
@@ -57,7 +57,7 @@ class _Caching:
         if left := [row for row, answer in enumerate(answers) if answer is None]:
             outputs = yield from self._ask(call, left, started_s)
             for place, row in enumerate(left):
-                answers[row] = row_of(outputs, place)
+                answers[row] = take_row(outputs, place)
         rows = [answer for answer in answers if answer is not None]  # all of them, by now
         if len({(int(answer["generation"][0, 0]), answer["item_ids"].shape) for answer in rows}) > 1:
             return (yield from self._ask(call, range(len(keys)), started_s))  # the server moved meanwhile
@@ -94,20 +94,20 @@ class _Caching:
         return lead, wait
 
     def _lead(
-        self, call: Call, lead: dict[Flight, int], keys: list[Key], found: Found, answers: list[Row | None], started_s: float
+        self, call: Call, lead: dict[Flight, int], keys: list[Key], found: Lookup, answers: list[Row | None], started_s: float
     ) -> Steps:
         """Ask for those who wait as well, and put the answers among `answers`."""
         asked: dict[int, Row] = {}
         try:
             outputs = yield from self._ask(call, list(lead.values()), started_s)
-            asked = {row: row_of(outputs, place) for place, row in enumerate(lead.values())}
+            asked = {row: take_row(outputs, place) for place, row in enumerate(lead.values())}
             yield "write", self._entries(keys, found, asked)
         finally:
             self._land(lead, asked)
         for row, answer in asked.items():
             answers[row] = answer
 
-    def _entries(self, keys: list[Key], found: Found, asked: dict[int, Row]) -> list[Entry]:
+    def _entries(self, keys: list[Key], found: Lookup, asked: dict[int, Row]) -> list[Entry]:
         """Return the entries to store: complete answers, under the generation that gave them."""
         whole = {row: answer for row, answer in asked.items() if not answer["degraded"][0, 0]}
         self._cache.counts.add(degraded=len(asked) - len(whole))

@@ -58,7 +58,7 @@ def open_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) -> Tra
     if scheme.startswith("grpc"):
         from triton_recommender.transports.grpc import GrpcTransport  # slow to import, and HTTP and fakes need none of it
 
-        return GrpcTransport(address, tls=tls_of(scheme, tls), headers=headers)
+        return GrpcTransport(address, tls=read_scheme_tls(scheme, tls), headers=headers)
     from triton_recommender.transports.http import HttpTransport
 
     return HttpTransport(f"{scheme}://{address}", tls=tls, headers=headers)
@@ -70,13 +70,13 @@ def open_async_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) 
     if scheme.startswith("grpc"):
         from triton_recommender.transports.grpc import AsyncGrpcTransport
 
-        return AsyncGrpcTransport(address, tls=tls_of(scheme, tls), headers=headers)
+        return AsyncGrpcTransport(address, tls=read_scheme_tls(scheme, tls), headers=headers)
     from triton_recommender.transports.http import AsyncHttpTransport
 
     return AsyncHttpTransport(f"{scheme}://{address}", tls=tls, headers=headers)
 
 
-def tls_of(scheme: str, tls: Tls | None) -> Tls | None:
+def read_scheme_tls(scheme: str, tls: Tls | None) -> Tls | None:
     """Return the TLS settings of a gRPC address: those of the system for grpcs:// without any."""
     return tls or (Tls() if scheme == "grpcs" else None)
 

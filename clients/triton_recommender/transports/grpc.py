@@ -32,7 +32,7 @@ class _Grpc:
         self._channel = (
             channels.insecure_channel(url, options=options)
             if tls is None
-            else channels.secure_channel(url, credentials_of(tls), options=options)
+            else channels.secure_channel(url, make_credentials(tls), options=options)
         )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -62,7 +62,7 @@ class GrpcTransport(_Grpc):
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
         with self._translated(call.timeout_s, call):
-            return outputs_of(self._stub.ModelInfer(infer_request(call), **self._options(call.timeout_s, call.headers)))
+            return decode_outputs(self._stub.ModelInfer(infer_request(call), **self._options(call.timeout_s, call.headers)))
 
     def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translated(timeout_s):
@@ -90,7 +90,9 @@ class AsyncGrpcTransport(_Grpc):
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
         with self._translated(call.timeout_s, call):
-            return outputs_of(await self._stub.ModelInfer(infer_request(call), **self._options(call.timeout_s, call.headers)))
+            return decode_outputs(
+                await self._stub.ModelInfer(infer_request(call), **self._options(call.timeout_s, call.headers))
+            )
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translated(timeout_s):
@@ -106,7 +108,7 @@ class AsyncGrpcTransport(_Grpc):
         await self._channel.close()
 
 
-def credentials_of(tls: Tls) -> grpc.ChannelCredentials:
+def make_credentials(tls: Tls) -> grpc.ChannelCredentials:
     """Return what grpcio needs for an encrypted channel."""
     paths = (tls.root_certificates, tls.client_key, tls.client_certificate)
     return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in paths))
@@ -156,7 +158,7 @@ def infer_request(call: Call) -> service_pb2.ModelInferRequest:
     return request
 
 
-def outputs_of(response: service_pb2.ModelInferResponse) -> dict[str, np.ndarray]:
+def decode_outputs(response: service_pb2.ModelInferResponse) -> dict[str, np.ndarray]:
     """Return the tensors of an answer."""
     outputs = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):

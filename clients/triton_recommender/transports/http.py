@@ -90,7 +90,9 @@ class HttpTransport(_Http):
         with self._translated(call.timeout_s, call):
             url = f"{self.url}/{infer_path(call)}"
             response = self._pool.request("POST", url, body=body, headers=headers, timeout=_limit(call.timeout_s))
-            return outputs_of(self._checked(response.status, response.data, call.timeout_s, call), response.headers.get(LENGTH))
+            return decode_outputs(
+                self._checked(response.status, response.data, call.timeout_s, call), response.headers.get(LENGTH)
+            )
 
     def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translated(timeout_s):
@@ -125,7 +127,7 @@ class AsyncHttpTransport(_Http):
         with self._translated(call.timeout_s, call):
             async with self._ask("POST", infer_path(call), call.timeout_s, data=body, headers=headers) as response:
                 data = self._checked(response.status, await response.read(), call.timeout_s, call)
-                return outputs_of(data, response.headers.get(LENGTH))
+                return decode_outputs(data, response.headers.get(LENGTH))
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translated(timeout_s):
@@ -181,7 +183,7 @@ def infer_inputs(call: Call) -> list[codec.InferInput]:
     return [tensor.set_data_from_numpy(array) for tensor, array in tensors]
 
 
-def outputs_of(body: bytes, header_length: str | None) -> dict[str, np.ndarray]:
+def decode_outputs(body: bytes, header_length: str | None) -> dict[str, np.ndarray]:
     result = codec.InferenceServerClient.parse_response_body(
         body, header_length=None if header_length is None else int(header_length)
     )

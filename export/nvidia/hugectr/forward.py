@@ -1,4 +1,4 @@
-"""The logits of a DLRM in HugeCTR's files: plain NumPy, layer by layer, as HugeCTR computes them at inference."""
+"""Compute the logits of a DLRM in HugeCTR's files: plain NumPy, layer by layer, as HugeCTR computes them at inference."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ def logits(layers: DlrmLayers, dense: np.ndarray, rows: np.ndarray) -> np.ndarra
     hidden = dense
     for layer in layers.bottom:
         hidden = np.maximum(hidden @ layer.weight + layer.bias, 0.0)
-    hidden = interaction(hidden, rows)
+    hidden = interact(hidden, rows)
     for layer in layers.top[:-1]:
         hidden = np.maximum(hidden @ layer.weight + layer.bias, 0.0)
     last = layers.top[-1]
     return (hidden @ last.weight + last.bias)[:, 0]
 
 
-def interaction(bottom: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def interact(bottom: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return [N, D + (S + 1) * S / 2 + 1] from [N, D] and [N, S, D]: row 0 itself, dot products of all pairs of rows, one
     zero.
     """
-    meeting = np.concatenate([bottom[:, None], rows], axis=1)
-    later, earlier = np.tril_indices(meeting.shape[1], -1)
-    products = (meeting @ meeting.transpose(0, 2, 1))[:, later, earlier]
+    stacked = np.concatenate([bottom[:, None], rows], axis=1)
+    later, earlier = np.tril_indices(stacked.shape[1], -1)
+    products = (stacked @ stacked.transpose(0, 2, 1))[:, later, earlier]
     return np.concatenate([bottom, products, np.zeros((len(bottom), 1), bottom.dtype)], axis=1)
 
 
-def slot_rows(keys: np.ndarray, vectors: np.ndarray, wanted: np.ndarray, default: float = 0.0) -> np.ndarray:
-    """Return the rows of keys of any shape [...] as float32 [..., D].
+def find_slot_rows(keys: np.ndarray, vectors: np.ndarray, requested: np.ndarray, default: float = 0.0) -> np.ndarray:
+    """Return the rows of the requested keys, int64 [...], as float32 [..., D].
 
-    keys, vectors: a sparse table, int64 [n] and float32 [n, D].
+    keys, vectors: a sparse table, int64 [n] and float32 [n, D]
     """
     order = np.argsort(keys)
-    place = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
-    found = keys[order[place]] == wanted
-    return np.where(found[..., None], vectors[order[place]], np.float32(default))
+    positions = np.minimum(np.searchsorted(keys, requested, sorter=order), len(keys) - 1)
+    is_known = keys[order[positions]] == requested
+    return np.where(is_known[..., None], vectors[order[positions]], np.float32(default))

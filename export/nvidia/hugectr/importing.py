@@ -17,7 +17,7 @@ import torch
 
 from export.nvidia.hugectr.dense_file import read_dense_file
 from export.nvidia.hugectr.foreign import ForeignDlrm, read_foreign
-from export.nvidia.hugectr.forward import logits, slot_rows
+from export.nvidia.hugectr.forward import find_slot_rows, logits
 from export.nvidia.hugectr.inputs import Inputs, read_inputs
 from export.nvidia.hugectr.layers import DlrmLayers, Layer, interaction_width
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
@@ -37,8 +37,8 @@ def import_dlrm(folder: Path, name: str, ours: Inputs, lists: frozenset[str] = f
     _refuse_other_columns(folder, name, network, theirs, ours, lists)
     layers = read_dense_file(find_latest(folder, f"{name}_dense_"), network.bottom, network.top)
     rows = read_sparse_folder(find_latest(folder, f"{name}0_sparse_"), network.width)
-    model = _model(ours, move_inputs(layers, theirs, ours), tables_of(rows, theirs, ours))
-    _prove(model, layers, rows, theirs, ours)
+    model = _build_model(ours, move_inputs(layers, theirs, ours), make_tables(rows, theirs, ours))
+    _verify(model, layers, rows, theirs, ours)
     return model
 
 
@@ -86,11 +86,11 @@ def move_inputs(layers: DlrmLayers, theirs: Inputs, ours: Inputs) -> DlrmLayers:
     weight[[ours.numbers.index(name) for name in theirs.numbers]] = first.weight
     names = [slot.name for slot in ours.slots]
     places = [names.index(slot.name) for slot in theirs.slots]
-    interacted = Layer(_pairs_placed(layers.top[0].weight, layers.width, places, len(names)), layers.top[0].bias)
+    interacted = Layer(_place_pairs(layers.top[0].weight, layers.width, places, len(names)), layers.top[0].bias)
     return DlrmLayers((Layer(weight, first.bias), *layers.bottom[1:]), (interacted, *layers.top[1:]))
 
 
-def _pairs_placed(weight: np.ndarray, width: int, places: list[int], slots: int) -> np.ndarray:
+def _place_pairs(weight: np.ndarray, width: int, places: list[int], slots: int) -> np.ndarray:
     """Return a weight over our slots from one over their slots, both [D + pairs + 1, out]. places: their slot -> ours."""
     rows = np.array([0, *(1 + place for place in places)])
     later, earlier = np.tril_indices(len(rows), -1)
@@ -103,7 +103,7 @@ def _pairs_placed(weight: np.ndarray, width: int, places: list[int], slots: int)
     return result
 
 
-def tables_of(rows: SparseTable, theirs: Inputs, ours: Inputs) -> dict[str, np.ndarray]:
+def make_tables(rows: SparseTable, theirs: Inputs, ours: Inputs) -> dict[str, np.ndarray]:
     """Return slot -> float32 [rows, D] in our order; zeros for padding and for keys and slots that were not trained."""
     width, known = rows.vectors.shape[1], {slot.name: slot for slot in theirs.slots}
     tables = {}
@@ -111,14 +111,14 @@ def tables_of(rows: SparseTable, theirs: Inputs, ours: Inputs) -> dict[str, np.n
         table = np.zeros((slot.rows, width), np.float32)
         if slot.name in known:
             wanted = known[slot.name].first_key + np.arange(slot.rows)
-            table = slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), wanted).copy()
+            table = find_slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), wanted).copy()
             table[PAD_ROW] = 0.0
         tables[slot.name] = table
     return tables
 
 
 @torch.no_grad()
-def _model(ours: Inputs, layers: DlrmLayers, tables: dict[str, np.ndarray]) -> DLRM:
+def _build_model(ours: Inputs, layers: DlrmLayers, tables: dict[str, np.ndarray]) -> DLRM:
     n_user_numbers = sum(name.startswith("user.") for name in ours.numbers)
     hidden = [tuple(layer.shape[1] for layer in stack[:-1]) for stack in (layers.bottom, layers.top)]
     sizes = (n_user_numbers, len(ours.numbers) - n_user_numbers, layers.width)
@@ -133,14 +133,14 @@ def _model(ours: Inputs, layers: DlrmLayers, tables: dict[str, np.ndarray]) -> D
 
 
 @torch.no_grad()
-def _prove(model: DLRM, layers: DlrmLayers, rows: SparseTable, theirs: Inputs, ours: Inputs) -> None:
+def _verify(model: DLRM, layers: DlrmLayers, rows: SparseTable, theirs: Inputs, ours: Inputs) -> None:
     """Raise ExportError unless the model answers random inputs as the files do."""
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=(PARITY_ROWS, len(ours.numbers))).astype(np.float32)
     chosen = {slot.name: rng.integers(PAD_ROW + 1, slot.rows, PARITY_ROWS) for slot in ours.slots}
     keys = np.stack([slot.first_key + chosen[slot.name] for slot in theirs.slots], axis=1)
     dense = numbers[:, [ours.numbers.index(name) for name in theirs.numbers]]
-    expected = logits(layers, dense, slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), keys))
+    expected = logits(layers, dense, find_slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), keys))
     got = _compute_logits(model, numbers, [chosen[slot.name] for slot in ours.slots])
     difference = float(np.abs(got - expected).max() / (1 + np.abs(expected).max()))
     if not difference <= PARITY_LIMIT:

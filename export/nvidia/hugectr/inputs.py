@@ -1,4 +1,4 @@
-"""The inputs of a DLRM by name, in the order in which HugeCTR trains it.
+"""Name the inputs of a DLRM, in the order in which HugeCTR trains it.
 
 <name>_inputs.json beside the model holds them: `numbers` of the dense input, `slots` of the sparse one with their first keys.
 A model with some of them, or in another order, can be imported too, because the file names them.
@@ -45,7 +45,7 @@ class Inputs:
         return {slot.name: slot.rows for slot in self.slots if slot.name.startswith("item.")}
 
 
-def inputs_of(features: Features) -> Inputs:
+def list_inputs(features: Features) -> Inputs:
     """Return the ranker's inputs in its own order: numbers of the user, of the item, of the pair; slots of the user, of the
     item.
     """

@@ -14,7 +14,7 @@ import numpy as np
 
 from export.nvidia.hugectr.dense_file import write_dense_file
 from export.nvidia.hugectr.layers import DlrmLayers
-from export.nvidia.hugectr.network import network_of, write_network
+from export.nvidia.hugectr.network import make_network, write_network
 from serving.contract.errors import ExportError
 from serving.tables.formats.sparse_folder import write_sparse_folder
 
@@ -41,7 +41,7 @@ def write_model(
     _check_tables(tables, keys_per_slot, use_counts, layers.width)
     offsets = slot_offsets(tables)
     n_rows = sum(len(table) for table in tables.values())
-    network = network_of(layers, tuple(keys_per_slot[slot] for slot in tables), n_rows)
+    network = make_network(layers, tuple(keys_per_slot[slot] for slot in tables), n_rows)
     folder.mkdir(parents=True, exist_ok=True)
     write_network(folder / f"{name}.json", network)
     write_dense_file(folder / f"{name}_dense_0.model", layers)

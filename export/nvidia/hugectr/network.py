@@ -35,7 +35,7 @@ class Network:
         return len(self.nnz_per_slot)
 
 
-def network_of(layers: DlrmLayers, nnz_per_slot: tuple[int, ...], vocabulary: int) -> Network:
+def make_network(layers: DlrmLayers, nnz_per_slot: tuple[int, ...], vocabulary: int) -> Network:
     """Return the network of some layers. Raises ExportError when they do not fit that many slots."""
     check_layers(layers, len(nnz_per_slot))
     shapes = [tuple(layer.shape for layer in stack) for stack in (layers.bottom, layers.top)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from export.nvidia.hugectr.importing import import_dlrm
-from export.nvidia.hugectr.inputs import inputs_of
+from export.nvidia.hugectr.inputs import list_inputs
 from training.features.build import Features
 from training.models.ranking import TrainRanker
 from training.models.ranking_data import Requests
@@ -28,7 +28,7 @@ def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
         report: Report = print,
     ) -> Ranker:
         lists = frozenset(f"item.{name}" for name in features.item_arrays.lists)
-        model = import_dlrm(folder, name, inputs_of(features), lists)
+        model = import_dlrm(folder, name, list_inputs(features), lists)
         blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
         report(f"ranker: imported from {folder}, validation {quality}, blend {blend}")
         return Ranker(model, blend, quality | {"imported": 1.0})

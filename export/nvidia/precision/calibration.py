@@ -1,4 +1,4 @@
-"""The inputs of each network under recorded requests: quantisation ranges come from them, and errors are measured on them."""
+"""Record the inputs of each network under recorded requests: quantisation ranges and errors are measured on them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ class Recorder:
         return self.session.run(outputs, feeds)
 
 
-def with_networks(pipeline: Pipeline, networks: Mapping[str, Any]) -> Pipeline:
-    """Return the pipeline with other sessions in the place of some stages' networks."""
+def replace_networks(pipeline: Pipeline, networks: Mapping[str, Any]) -> Pipeline:
+    """Return the pipeline with other sessions in place of some stages' networks."""
     return replace(
         pipeline,
-        stages=pipeline.stages | {stage: replace(pipeline.stages[stage], network=own) for stage, own in networks.items()},
+        stages=pipeline.stages
+        | {stage: replace(pipeline.stages[stage], network=session) for stage, session in networks.items()},
     )
 
 
-def stage_folders(repository: Path) -> dict[str, Path]:
+def find_stage_folders(repository: Path) -> dict[str, Path]:
     """Return the version folders of every stage and of `recommend`, of the generation that a server answers with."""
     generation = pinned_generation(repository)
     return {stage: stage_folder(repository, stage, generation) for stage in STAGES} | {
@@ -48,7 +49,7 @@ def stage_folders(repository: Path) -> dict[str, Path]:
 
 
 def open_pipeline(folders: Mapping[str, Path]) -> Pipeline:
-    """Return the pipeline of a generation, published or only staged. folders: as `stage_folders` gives them."""
+    """Return the pipeline of a generation, published or only staged. folders: as `find_stage_folders` gives them."""
     stages = {stage: STAGE_TYPES[stage].load(folders[stage]) for stage in STAGES}
     info = read_stage(folders[STAGES[0]])
     return Pipeline(info, stages, stage_specs(info.axes, info.context))
@@ -57,5 +58,5 @@ def open_pipeline(folders: Mapping[str, Path]) -> Pipeline:
 def halve_lists(feed: Arrays) -> Arrays:
     """Return the re-ranker's inputs with only the first half of each list valid: few recorded requests have short lists."""
     places = feed["valid"].shape[1]
-    there = (np.arange(places) < places // 2).astype(np.float32)
-    return {name: values * there.reshape(1, -1, *[1] * (values.ndim - 2)) for name, values in feed.items()}
+    is_valid = (np.arange(places) < places // 2).astype(np.float32)
+    return {name: values * is_valid.reshape(1, -1, *[1] * (values.ndim - 2)) for name, values in feed.items()}

@@ -28,7 +28,7 @@ def tidy(model: onnx.ModelProto) -> onnx.ModelProto:
     return tidied
 
 
-def float_tensors(model: onnx.ModelProto) -> set[str]:
+def find_float_tensors(model: onnx.ModelProto) -> set[str]:
     """Return the names of all fp32 tensors: inputs, weights, outputs and everything between."""
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     values = (*graph.input, *graph.output, *graph.value_info)
@@ -36,14 +36,14 @@ def float_tensors(model: onnx.ModelProto) -> set[str]:
     return named | {weight.name for weight in graph.initializer if weight.data_type == TensorProto.FLOAT}
 
 
-def weight_bytes(model: onnx.ModelProto) -> int:
+def count_weight_bytes(model: onnx.ModelProto) -> int:
     """Return the bytes of the weights as they are executed: one per element behind a Q/DQ pair, whatever the file holds."""
     quantised = {node.input[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
     arrays = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
     return sum(array.size if name in quantised else array.nbytes for name, array in arrays.items())
 
 
-def multiply_adds(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, int]:
+def count_multiply_adds(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, int]:
     """Return product -> multiply-adds for one feed. model: tidy."""
     watched = onnx.ModelProto()
     watched.CopyFrom(model)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from export.nvidia.precision.graphs import float_tensors
+from export.nvidia.precision.graphs import find_float_tensors
 
 MOVING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Relu"})  # exact in either type
 ANY_TYPE = frozenset({"Shape"})  # reads a float tensor of either type, and writes none
@@ -55,7 +55,7 @@ class _Halving:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.source = model
-        self.floats = float_tensors(model)
+        self.floats = find_float_tensors(model)
         self.weights = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
         self.nodes: list[onnx.NodeProto] = []
         self.tensors = {value.name for value in model.graph.input} | self.weights.keys()

@@ -4,7 +4,7 @@ Per network: first lower each matrix product alone and measure how far the outpu
 per multiplication first, while the answers keep half of the precision's tolerance (`agreement.py`). The rest stays fp32. A
 network in which no product tolerates int8 is lowered to fp16 instead, and the report says so.
 
-networks = lower_networks(stage_folders(repository), "fp16")
+networks = lower_networks(find_stage_folders(repository), "fp16")
 networks["rank"].model, networks["rank"].share
 """
 
@@ -21,7 +21,7 @@ import onnx
 from export.nvidia.precision.agreement import HALF, MOST_MOVED, beyond, moved_share
 from export.nvidia.precision.calibration import NETWORKS, Arrays
 from export.nvidia.precision.faithful import faithful_session
-from export.nvidia.precision.graphs import PRODUCTS, multiply_adds, tidy
+from export.nvidia.precision.graphs import PRODUCTS, count_multiply_adds, tidy
 from export.nvidia.precision.half import convert_to_half
 from export.nvidia.precision.int8 import quantized, weighted_products
 from export.nvidia.precision.trial import LOWERED_STAGES, Trial
@@ -44,7 +44,7 @@ class Lowered:
 
 
 def lower_networks(folders: Mapping[str, Path], precision: str, report: Callable[[str], None] = print) -> dict[str, Lowered]:
-    """Return each stage's network. folders: as `stage_folders` gives them. Raises ConfigError for an unknown precision."""
+    """Return each stage's network. folders: as `find_stage_folders` gives them. Raises ConfigError for an unknown precision."""
     if precision not in PRECISIONS:
         raise ConfigError(f"There is no precision {precision!r}. Expected one of {', '.join(PRECISIONS)}.")
     source = {stage: onnx.load(str(folders[stage] / f"{NETWORKS[stage]}.onnx")) for stage in LOWERED_STAGES}
@@ -72,7 +72,7 @@ def describe_outcome(stage: str, wanted: str, got: Lowered) -> str:
 def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Trial, sessions: Mapping[str, Any]) -> Lowered:
     """Lower one network. model: tidy; sessions: the networks that were lowered before, by stage."""
     feeds = trial.feeds[stage]
-    work = multiply_adds(model, feeds[0])
+    work = count_multiply_adds(model, feeds[0])
 
     def lower(products: set[str]) -> Lowered:
         share = sum(work[name] for name in products) / sum(work.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from export.nvidia.precision.calibration import NETWORKS, Arrays, Recorder, halve_lists, open_pipeline, with_networks
+from export.nvidia.precision.calibration import NETWORKS, Arrays, Recorder, halve_lists, open_pipeline, replace_networks
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, PAD_ID, new_lineage
 
@@ -25,11 +25,11 @@ class Trial:
     """
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
-        """Record. folders: as `stage_folders` gives them."""
+        """Record. folders: as `find_stage_folders` gives them."""
         pipeline = open_pipeline(folders)
         recorded = read_recorded(folders[ENSEMBLE] / RECORDED_FILE).inputs
         recorders = {stage: Recorder(pipeline.stages[stage].network, []) for stage in NETWORKS}
-        recording, self.batches, answers = with_networks(pipeline, recorders), [], []
+        recording, self.batches, answers = replace_networks(pipeline, recorders), [], []
         for start in range(0, len(recorded["user_id"]), REQUESTS_PER_BATCH):
             tensors = recording.trace({name: values[start : start + REQUESTS_PER_BATCH] for name, values in recorded.items()})
             answers.append({name: tensors[name] for name in ("item_ids", "scores")})
@@ -43,7 +43,7 @@ class Trial:
 
         Requests with non-finite network output get PAD_ID and NaN.
         """
-        stages = with_networks(self.pipeline, networks).stages
+        stages = replace_networks(self.pipeline, networks).stages
         return joined([self._answer(stages, dict(tensors)) for tensors in self.batches])
 
     def _answer(self, stages: dict[str, Any], tensors: Arrays) -> Arrays:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.nvidia.tensorrt.profiles import Profile, largest_batch
+from export.nvidia.tensorrt.profiles import Profile, find_largest_batch
 from repository.config import TRITON_TYPE
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import TensorSpec
@@ -42,10 +42,10 @@ def tensorrt_config(
     config.platform, config.backend, config.default_model_filename = "tensorrt_plan", "tensorrt", PLAN
     if not gpus:
         raise ConfigError(f"{name} has no GPU: TensorRT serves from GPUs only. Name at least one, by its number.")
-    if max_batch_size > largest_batch(profiles):
+    if max_batch_size > find_largest_batch(profiles):
         raise ConfigError(
             f"{name} is to be served in batches of {max_batch_size}, and no profile accepts more than "
-            f"{largest_batch(profiles)} rows. Make the profiles with the same max_batch_size."
+            f"{find_largest_batch(profiles)} rows. Make the profiles with the same max_batch_size."
         )
     group = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_GPU, count=instances, gpus=gpus)
     group.profile.extend(str(index) for index in range(len(profiles)))
@@ -91,7 +91,7 @@ def _add_warmup(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
     """Add warm-up batches of one row and of the most rows. Zeros suffice to load code and allocate memory."""
     batched = config.max_batch_size > 0
     for label, profile in (("one_row", profiles[0]), ("most_rows", profiles[-1])):
-        shapes = {name: span.smallest if label == "one_row" else span.largest for name, span in profile.items()}
+        shapes = {name: span.minimum if label == "one_row" else span.maximum for name, span in profile.items()}
         rows = next(iter(shapes.values()))[0]
         warmup = config.model_warmup.add(name=label, batch_size=rows if batched else 1)
         for tensor in config.input:
@@ -103,8 +103,8 @@ def _add_warmup(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
 def _add_graphs(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
     """Add one graph per tuned shape and one for the largest. Each starts just above the previous one."""
     config.optimization.cuda.graphs = True
-    tuned = [{name: span.usual for name, span in profile.items()} for profile in profiles]
-    largest = {name: span.largest for name, span in profiles[-1].items()}
+    tuned = [{name: span.optimum for name, span in profile.items()} for profile in profiles]
+    largest = {name: span.maximum for name, span in profiles[-1].items()}
     sizes = tuned if largest in tuned else [*tuned, largest]
     for position, shapes in enumerate(sizes):
         below = sizes[position - 1] if position else None

@@ -34,7 +34,7 @@ class Engine:
 
     def as_json(self) -> str:
         profiles = [
-            {name: [list(span.smallest), list(span.usual), list(span.largest)] for name, span in profile.items()}
+            {name: [list(span.minimum), list(span.optimum), list(span.maximum)] for name, span in profile.items()}
             for profile in self.profiles
         ]
         return json.dumps({"precision": self.precision, "fp32_nodes": list(self.fp32_nodes), "profiles": profiles}, indent=1)
@@ -48,7 +48,7 @@ def write_version(version: Path, network: Path, engine: Engine) -> None:
     graph = onnx.load(str(network), load_external_data=False).graph
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.input}
     for profile in engine.profiles:
-        stated = {name: len(span.largest) for name, span in profile.items()}
+        stated = {name: len(span.maximum) for name, span in profile.items()}
         if stated != ranks:
             raise ExportError(
                 f"{network.name} takes {ranks} (name and number of axes), its profile has {stated}. "

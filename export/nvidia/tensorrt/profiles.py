@@ -1,4 +1,4 @@
-"""Optimisation profiles: the shapes that an engine accepts, and those that it is tuned for.
+"""Make optimisation profiles: the shapes that an engine accepts, and those that it is tuned for.
 
 Every profile accepts all batches that the server may form, so each can serve any request. They differ in the batch that they
 are tuned for. tritonserver holds one execution context per profile and uses the one tuned closest to the request.
@@ -20,9 +20,9 @@ VARIABLE = -1
 class Range:
     """Shapes of one input as the engine sees them, the batch axis included."""
 
-    smallest: Shape
-    usual: Shape  # what the profile is tuned for
-    largest: Shape
+    minimum: Shape
+    optimum: Shape  # the one that the profile is tuned for
+    maximum: Shape
 
 
 Profile = dict[str, Range]
@@ -42,9 +42,9 @@ def profiles_for(
     `largest_rows`. per_row: entries of one row on that axis, where not 1 (a flat OUTPUT0: tables * width).
     Raises ConfigError when an axis varies that must not, or none does.
     """
-    most = max_batch_size or largest_rows
-    if most < 1:
-        raise ConfigError(f"An engine for at most {most} rows. Give max_batch_size or largest_rows, at least 1.")
+    max_rows = max_batch_size or largest_rows
+    if max_rows < 1:
+        raise ConfigError(f"An engine for at most {max_rows} rows. Give max_batch_size or largest_rows, at least 1.")
     for tensor in inputs:
         varying = tensor.dims.count(VARIABLE)
         if varying != (0 if max_batch_size else 1):
@@ -52,24 +52,26 @@ def profiles_for(
                 f"Input {tensor.name!r} has the dims {tensor.dims} with max_batch_size {max_batch_size}. Expected fixed dims "
                 "where Triton adds the batch axis, and otherwise exactly one -1, the axis of the rows."
             )
-    if outside := [size for size in tuned_for if not 1 <= size <= most]:
-        raise ConfigError(f"The engine cannot be tuned for {outside} rows: it accepts 1 to {most}. Change the preferred sizes.")
+    if outside := [size for size in tuned_for if not 1 <= size <= max_rows]:
+        raise ConfigError(
+            f"The engine cannot be tuned for {outside} rows: it accepts 1 to {max_rows}. Change the preferred sizes."
+        )
     return tuple(
         {
-            tensor.name: Range(*(shape_at(tensor, rows, max_batch_size, per_row or {}) for rows in (1, usual, most)))
+            tensor.name: Range(*(make_shape(tensor, rows, max_batch_size, per_row or {}) for rows in (1, tuned, max_rows)))
             for tensor in inputs
         }
-        for usual in sorted({1, *tuned_for})
+        for tuned in sorted({1, *tuned_for})
     )
 
 
-def shape_at(tensor: TensorSpec, rows: int, max_batch_size: int, per_row: Mapping[str, int]) -> Shape:
+def make_shape(tensor: TensorSpec, rows: int, max_batch_size: int, per_row: Mapping[str, int]) -> Shape:
     """Return the shape that the engine gets for a batch of `rows`."""
     if max_batch_size:
         return (rows, *tensor.dims)
     return tuple(rows * per_row.get(tensor.name, 1) if size == VARIABLE else size for size in tensor.dims)
 
 
-def largest_batch(profiles: Sequence[Profile]) -> int:
+def find_largest_batch(profiles: Sequence[Profile]) -> int:
     """Return the most rows that some profile accepts, as Triton computes it: the least over its inputs."""
-    return max(min(span.largest[0] for span in profile.values()) for profile in profiles)
+    return max(min(span.maximum[0] for span in profile.values()) for profile in profiles)

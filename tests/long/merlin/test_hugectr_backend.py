@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.nvidia.hugectr.forward import logits, slot_rows
+from export.nvidia.hugectr.forward import find_slot_rows, logits
 from export.nvidia.hugectr_backend import (
     NAME,
     REQUIRED,
@@ -61,7 +61,7 @@ def backend(folder, entry, config, tensors) -> np.ndarray:
     assert samples <= entry["max_batch_size"]
     layers, table = read_model(folder, NAME)
     keys = tensors["CATCOLUMN"][0].reshape(samples, slots)
-    rows = slot_rows(np.asarray(table.keys), np.asarray(table.vectors), keys)
+    rows = find_slot_rows(np.asarray(table.keys), np.asarray(table.vectors), keys)
     return 1 / (1 + np.exp(-logits(layers, tensors["DES"].reshape(samples, dense), rows)))
 
 

@@ -17,7 +17,7 @@ from export.build import build_repository
 from export.hugectr_data import teach_hugectr
 from export.nvidia.hugectr.foreign import read_foreign
 from export.nvidia.hugectr.importing import find_latest, import_dlrm
-from export.nvidia.hugectr.inputs import Inputs, Slot, inputs_of, read_inputs
+from export.nvidia.hugectr.inputs import Inputs, Slot, list_inputs, read_inputs
 from export.nvidia.hugectr.network import Network, network_document
 from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.precision.agreement import EXACT
@@ -74,7 +74,7 @@ def features(dataset):
 
 @pytest.fixture(scope="module")
 def ours(features) -> Inputs:
-    return inputs_of(features)
+    return list_inputs(features)
 
 
 @pytest.fixture

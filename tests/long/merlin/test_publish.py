@@ -13,7 +13,7 @@ from export.__main__ import app
 from export.merlin_settings import MerlinSettings
 from export.nvidia.graph import with_flat_rows
 from export.nvidia.hps import estimate_uses, name_table, write_table
-from export.nvidia.parts import PYTHON, parts_of
+from export.nvidia.parts import PYTHON, list_parts
 from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.publish import publish_merlin, refuse_long_lists, rehearse
 from export.settings import Settings, with_triton
@@ -88,7 +88,7 @@ def test_of_the_parts_of_a_stage_the_last_one_counts(exported, recorded, triton,
 
     trace = MerlinPipeline(exported[triton], 1, "/models").trace({name: values[:3] for name, values in recorded.inputs.items()})
     counted = {}
-    for part in parts_of(MerlinSettings(triton=triton)):
+    for part in list_parts(MerlinSettings(triton=triton)):
         if part.kind != PYTHON:
             continue
         folder = exported[triton] / part.name
@@ -181,14 +181,14 @@ class TestSteps:
 
 class TestHpsFiles:
     def test_ps_json_names_the_table_where_the_container_sees_it(self, exported, cpu):
-        name = name_table(source_of(cpu).tables())
+        name = name_table(source_of(cpu).load_tables())
         params = read_ps_json(exported["24.03"] / "ps.json").model("rank_embeddings")
         assert params.sparse_files == (f"/models/rank_embeddings/1/{name}.model",)
         assert params.embedding_table_names == (name,)
         assert not (exported["modern"] / "ps.json").exists()
 
     def test_the_table_holds_every_row_of_every_slot(self, exported, cpu):
-        tables = source_of(cpu).tables()
+        tables = source_of(cpu).load_tables()
         width = next(iter(tables.values())).shape[1]
         found = read_sparse_folder(exported["24.03"] / "rank_embeddings" / "1" / f"{name_table(tables)}.model", width)
         order = np.argsort(found.keys)

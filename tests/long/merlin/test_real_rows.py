@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from export.nvidia.hugectr.forward import logits, slot_rows
+from export.nvidia.hugectr.forward import find_slot_rows, logits
 from export.nvidia.hugectr.layers import layers_from_arrays
 from export.nvidia.hugectr.model import slot_offsets, write_model
 from tests.unit.hps.hugectr_files import read_model
@@ -82,7 +82,7 @@ def test_ten_thousand_rows_from_the_files(written):
     assert len(keys) == ROWS
     assert expected.std() > 0.05  # answers differ from row to row
     layers, table = read_model(folder, "dlrm")
-    got = logits(layers, numbers, slot_rows(np.asarray(table.keys), np.asarray(table.vectors), keys))
+    got = logits(layers, numbers, find_slot_rows(np.asarray(table.keys), np.asarray(table.vectors), keys))
     np.testing.assert_allclose(1 / (1 + np.exp(-got)), expected, atol=1e-5)
 
 

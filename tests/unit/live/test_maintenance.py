@@ -39,6 +39,12 @@ class KnownUsers:
 
 
 @pytest.fixture
+def clock(clock):
+    clock.ms = START_MS  # a day begins
+    return clock
+
+
+@pytest.fixture
 def writer(folder, clock):
     writer = Writer(folder, Layout(), KINDS.names, KnownUsers(), now_ms=clock)
     yield writer

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from export.continued import continue_log
-from export.live import event_kinds
+from export.live import make_event_kinds
 from serving.contract.errors import DependencyError
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch
 from serving.live.layout import Layout
@@ -65,7 +65,7 @@ def folder(tmp_path):
 @pytest.fixture
 def post(dataset, folder):
     """post(user, item, seconds, stars, **context) and post.change(kind, id, **columns)."""
-    kinds = event_kinds(dataset.description)
+    kinds = make_event_kinds(dataset.description)
     writer = Writer(folder, Layout(), kinds.names, shop="shop")
 
     def append(kind: int, user: int, item: int, seconds: int, stars: float, columns: dict) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.continued import sales_of
+from export.continued import count_sales
 from live.archive import read_log
 from serving.contract.tensors import PAD_ID
 from serving.live.events import HEADER, EventBatch, Flags
@@ -76,7 +76,7 @@ def test_sales_that_a_generation_learned_from_do_not_count_again(tmp_path, learn
     known, expected = statistics_of(*(column[: 1_600 + learned] for column in log)), statistics_of(*log)
     items, reader = ItemIndex(np.arange(N_ITEMS) * 10), Reader(tmp_path / "live")
     write(reader.folder, *(column[1_600 : 1_600 + learned] for column in log))
-    sales = sales_of([batch for _, batch in read_log(reader.folder)])
+    sales = count_sales([batch for _, batch in read_log(reader.folder)])
     ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), known)
     as_of_s = int(log[2][1_600 + learned - 1])
     live = LiveItems(reader, items, ranked.content, ranked, LiveSales(items, as_of_s, sales))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export.prequential import Answers
-from export.verdict import binned_error, calibration_error, judge, ranking_auc, share_candidates
+from export.verdict import compute_binned_error, compute_ranking_auc, judge, measure_calibration_error, share_candidates
 from serving.contract.tensors import PAD_ID
 
 QUESTIONS, LIST, CANDIDATES = 400, 20, 50
@@ -89,7 +89,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order():
     scores = np.array([[3, 1, 2, 4, NONE], [1, 1, 0, 2, NONE], [5, 1, 1, 1, 1], [1, NONE, NONE, NONE, NONE]])
     hits = np.array([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]], bool)
     # 2 of 3 pairs; one tie, one won, one lost; no right item; nothing beside it
-    assert ranking_auc(scores, hits) == pytest.approx((2 / 3 + 1.5 / 3) / 2)
+    assert compute_ranking_auc(scores, hits) == pytest.approx((2 / 3 + 1.5 / 3) / 2)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order():
     ],
 )
 def test_binned_errors_are_shares_of_the_observed_hits(chances, hits, error):
-    assert binned_error(np.array(chances), np.array(hits, bool)) == pytest.approx(error)
+    assert compute_binned_error(np.array(chances), np.array(hits, bool)) == pytest.approx(error)
 
 
 def test_scores_that_mean_the_same_all_along_are_calibrated_whatever_their_scale(rng):
@@ -113,10 +113,12 @@ def test_scores_that_mean_the_same_all_along_are_calibrated_whatever_their_scale
     scores[7] = NONE  # a question without a candidate
     hits[7] = False
     offsets = rng.normal(0, 5, (len(items), 1))  # of requests, which mean nothing
-    assert calibration_error(scores, hits) < 0.05
-    assert calibration_error(scores / 3 + offsets, hits) == pytest.approx(calibration_error(scores / 3, hits), abs=1e-3)
+    assert measure_calibration_error(scores, hits) < 0.05
+    assert measure_calibration_error(scores / 3 + offsets, hits) == pytest.approx(
+        measure_calibration_error(scores / 3, hits), abs=1e-3
+    )
     changed = np.where(np.arange(len(items))[:, None] < len(items) // 2, scores, -scores)
-    assert calibration_error(changed, hits) > 0.5
+    assert measure_calibration_error(changed, hits) > 0.5
 
 
 def test_a_generation_that_ranks_worse_is_not_published(rng):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from perf.answers import differing_at_once, differing_messages, tensors_of
+from perf.answers import differing_at_once, differing_messages, read_tensors
 from repository.recorded import Recorded
 from serving.contract.tensors import ModelSpec, TensorSpec
 from tests.unit.perf.grpc_server import serving
@@ -42,7 +42,7 @@ def messages_of(answers: dict[str, np.ndarray], names=("item_ids", "scores")) ->
 
 @pytest.mark.parametrize("names", [("item_ids", "scores"), ("scores", "item_ids")])
 def test_tensors_are_read_by_name(expected, names):
-    got = tensors_of(RECOMMEND, messages_of(expected, names))
+    got = read_tensors(RECOMMEND, messages_of(expected, names))
     assert got.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(got[name], values)

@@ -38,7 +38,7 @@ def test_no_requests_have_no_latency():
 
 
 def test_poisson_gaps_are_exponential():
-    due_s = schedule.poisson(500.0, 100.0, np.random.default_rng(0))
+    due_s = schedule.draw_poisson(500.0, 100.0, np.random.default_rng(0))
     assert (np.diff(due_s) >= 0).all()
     assert due_s[0] >= 0
     assert due_s[-1] < 100.0
@@ -49,15 +49,15 @@ def test_poisson_gaps_are_exponential():
 
 
 def test_a_seed_gives_the_same_instants():
-    for draw in (schedule.poisson, schedule.bursts):
+    for draw in (schedule.draw_poisson, schedule.draw_bursts):
         one, two = (draw(50.0, 20.0, np.random.default_rng(3)) for _ in range(2))
         np.testing.assert_array_equal(one, two)
 
 
 def test_bursts_are_ten_times_the_rate_and_quiet_before_the_first():
-    due_s = schedule.bursts(40.0, 500.0, np.random.default_rng(1))
+    due_s = schedule.draw_bursts(40.0, 500.0, np.random.default_rng(1))
     inside = np.array([t >= 5.0 and math.fmod(t, 5.0) < 0.5 for t in due_s])
-    np.testing.assert_array_equal(schedule.in_burst(due_s), inside)
+    np.testing.assert_array_equal(schedule.is_in_burst(due_s), inside)
     burst_s = 99 * 0.5
     assert inside.sum() / burst_s == pytest.approx(400.0, rel=0.05)
     assert (~inside).sum() / (500.0 - burst_s) == pytest.approx(40.0, rel=0.05)
@@ -65,7 +65,7 @@ def test_bursts_are_ten_times_the_rate_and_quiet_before_the_first():
 
 
 def test_volleys_come_together_at_the_rate_asked_for():
-    due_s = schedule.volleys(40.0, 10.0, size=8)
+    due_s = schedule.make_volleys(40.0, 10.0, size=8)
     assert due_s.tolist() == [volley * 0.2 for volley in range(50) for _ in range(8)]
 
 
@@ -82,7 +82,7 @@ def slow_recorded(times_s: list[float], first: int, count: int, duration_s: floa
 @pytest.mark.parametrize(("rate", "duration_s"), [(10.0, 3.0), (10.0, 20.0), (10.0, 45.0), (1000.0, 1.0)])
 def test_recorded_arrivals_keep_the_rhythm_of_the_log(rate, duration_s):
     times_s = np.random.default_rng(2).choice(10**6, 200).astype(float)
-    due_s = schedule.recorded(times_s, rate, duration_s, np.random.default_rng(7))
+    due_s = schedule.draw_recorded(times_s, rate, duration_s, np.random.default_rng(7))
     count = round(rate * duration_s)
     laps = math.ceil(count / 200)
     first = int(np.random.default_rng(7).integers(0, 200 * laps - count + 1))
@@ -110,8 +110,8 @@ def test_loads_that_are_none_or_too_many_are_refused():
     rng = np.random.default_rng(0)
     for rate, duration_s in ((0.0, 1.0), (1.0, 0.0), (-5.0, 1.0)):
         with pytest.raises(ConfigError, match="must be positive"):
-            schedule.poisson(rate, duration_s, rng)
+            schedule.draw_poisson(rate, duration_s, rng)
     with pytest.raises(ConfigError, match="Lower the rate"):
-        schedule.poisson(1e6, 60.0, rng)
+        schedule.draw_poisson(1e6, 60.0, rng)
     with pytest.raises(ConfigError, match="all came at the same time"):
-        schedule.recorded(np.array([5.0, 5.0]), 10.0, 1.0, rng)
+        schedule.draw_recorded(np.array([5.0, 5.0]), 10.0, 1.0, rng)

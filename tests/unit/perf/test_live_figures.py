@@ -24,7 +24,7 @@ def test_a_round_with_events_is_judged_against_the_one_without():
     for milliseconds, stale in ((3, 0), (4, 1)):
         probes = Probes(None, None, {}, durable_ns=[1_000_000], changed_ns=[milliseconds * 30_000_000], stale=stale)
         busy.append(Round(recommend_ns=[milliseconds * 1_000_000] * 100, probes=probes, events=50))
-    figures = {figure.name: figure for figure in visible.figures_of(100.0, quiet, busy, duration_s=1.0)}
+    figures = {figure.name: figure for figure in visible.make_figures(100.0, quiet, busy, duration_s=1.0)}
     assert figures["p99 of recommend with events over without"].values == [3.0, 2.0]
     assert figures["p99 of recommend with events over without"].met is False
     assert figures["event to changed answer: p99"].values == [90.0, 120.0]

@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from perf.recall import recall_of
+from perf.recall import compute_recall
 from serving.contract.errors import ExportError
 from serving.contract.tensors import FROM_STORE
 from serving.stages.search.search import INDEX_FILE
@@ -53,7 +53,7 @@ def test_recall_is_the_share_of_the_best_that_the_index_names(pipeline, vectors)
     for count in (5, 20, 100):
         expected = naive_recall(vectors, search.index, vectors[:64], count)
         assert 0.05 < expected < 0.95
-        assert recall_of(search, vectors[:64], count) == pytest.approx(expected, abs=1e-3)
+        assert compute_recall(search, vectors[:64], count) == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_larger_c_is_searched_more_widely(pipeline, vectors):
@@ -113,4 +113,4 @@ def test_what_the_search_is_widened_by_and_what_it_is_judged_by_have_nothing_in_
 
 def test_without_an_index_everything_is_found(pipeline, vectors):
     pipeline.stages["retrieve"].search.index = None
-    assert recall_of(pipeline.stages["retrieve"].search, vectors[:64], 20) == 1.0
+    assert compute_recall(pipeline.stages["retrieve"].search, vectors[:64], 20) == 1.0

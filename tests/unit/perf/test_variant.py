@@ -11,7 +11,7 @@ import pytest
 
 from export.settings import Settings, read_settings
 from perf.tune import report
-from perf.tune.__main__ import summary, tune
+from perf.tune.__main__ import summarise, tune
 from perf.tune.search import FINAL_TURNS, SERVER_THREADS, Outcome, Trial
 from perf.tune.variant import make_variant, settings_of
 from repository.config import LAYOUTS
@@ -139,11 +139,11 @@ def test_the_winner_stands_out_in_the_table():
 
 
 def test_the_last_line_names_the_winner_and_what_it_reached():
-    facts = summary(outcome_of({"compute.rank_threads": 2}))
+    facts = summarise(outcome_of({"compute.rank_threads": 2}))
     assert facts["winner"] == {"compute.rank_threads": 2}
     assert facts["gain_median_low_high"] == [1.1, 1.1, 1.1]
     assert facts["peak_rate"] == 220.0
-    assert summary(Outcome("peak_rate"))["winner"] is None
+    assert summarise(Outcome("peak_rate"))["winner"] is None
 
 
 def test_an_unknown_goal_is_refused_before_anything_is_read(tmp_path):

@@ -17,7 +17,7 @@ from experiments.soak_checks import (
     Applied,
     Checker,
     Due,
-    rows_of,
+    make_rows,
 )
 from perf.command import leave
 from serving.tables.store.ring import UpdateRing
@@ -38,13 +38,13 @@ class Soak:
 
     def apply(self, version: int, key: int = KEY) -> None:
         keys = np.array([key])
-        self.ring.publish(keys, CODEC.encode(rows_of(keys, np.array([version]))))
+        self.ring.publish(keys, CODEC.encode(make_rows(keys, np.array([version]))))
 
     def given(self, version: float, spoil: Callable[[np.ndarray], None] | None = None) -> dict:
         """-> {kind: keys} of a look-up of KEY and another key, whose row is always right."""
 
         def lookup(keys: np.ndarray) -> np.ndarray:
-            rows = rows_of(keys, np.array([version, 10]))
+            rows = make_rows(keys, np.array([version, 10]))
             if spoil is not None:
                 spoil(rows)
             return rows

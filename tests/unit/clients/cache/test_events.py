@@ -135,13 +135,13 @@ def test_users_of_a_log_that_grows_are_forgotten(cache, tmp_path, running):
 def test_names_of_users_are_known_from_the_repository_also_later(repo):
     now_s = [0.0]
     names = Names(repo, lambda: now_s[0])
-    assert [names.id_of(value) for value in ("ann", "7", 7, "")] == [7, 7, 7, None]
-    assert names.id_of("bob") == stable_id("bob")  # new: the id that the next export gives it
+    assert [names.find_id(value) for value in ("ann", "7", 7, "")] == [7, 7, 7, None]
+    assert names.find_id("bob") == stable_id("bob")  # new: the id that the next export gives it
     assert [names.knows(text) for text in ("ann", "7", "bob", "12")] == [True, True, False, False]
     (repo / "recommend" / "10" / "user_names.json").write_text('{"ann": 7, "bob": 8}')
-    assert names.id_of("bob") == stable_id("bob")  # read a moment ago
+    assert names.find_id("bob") == stable_id("bob")  # read a moment ago
     now_s[0] += 6.0
-    assert names.id_of("bob") == 8
+    assert names.find_id("bob") == 8
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,10 @@ def test_a_question_after_an_event_does_not_wait_for_an_answer_from_before_it(po
 
 def test_an_old_answer_that_is_written_last_does_not_count(cache, client, shop):
     from triton_recommender.cache.base import Entry
-    from triton_recommender.cache.entries import keys_of
+    from triton_recommender.cache.entries import make_keys
 
     client.recommend(7)
-    [key] = keys_of(shop.calls[0].inputs, shop.models["recommend"])
+    [key] = make_keys(shop.calls[0].inputs, shop.models["recommend"])
     [old_token], [old_value] = cache.read([key], 1)
     shop.version = 1
     cache.forget([7])

@@ -8,7 +8,7 @@ import pytest
 
 from triton_recommender import CacheUnavailable, MemoryCache, Recommender, RedisCache
 from triton_recommender.cache.base import Entry
-from triton_recommender.cache.entries import Key, keys_of
+from triton_recommender.cache.entries import Key, make_keys
 from triton_recommender.cache.generation import Belief
 from triton_recommender.cache.memory import MIB
 
@@ -125,7 +125,8 @@ def test_a_redis_that_lost_a_token_does_not_bring_old_answers_back(client, shop,
 def test_a_value_that_is_no_answer_to_the_question_is_none(client, shop, empty_redis, value):
     client.recommend_many([7, 8])
     seven, eight = (
-        f"recommend:{{{key.user_id}}}:1:{key.question.hex()}" for key in keys_of(shop.calls[0].inputs, shop.models["recommend"])
+        f"recommend:{{{key.user_id}}}:1:{key.question.hex()}"
+        for key in make_keys(shop.calls[0].inputs, shop.models["recommend"])
     )
     other = empty_redis.client.get(eight)
     token = empty_redis.client.get("recommend:{7}:token")

@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from export.nvidia.precision.agreement import HALF, MOST_MOVED, beyond, moved_share
-from export.nvidia.precision.calibration import Recorder, halve_lists, with_networks
+from export.nvidia.precision.calibration import Recorder, halve_lists, replace_networks
 from export.nvidia.precision.faithful import faithful_session
-from export.nvidia.precision.graphs import PRODUCTS, multiply_adds, tidy, weight_bytes
+from export.nvidia.precision.graphs import PRODUCTS, count_multiply_adds, count_weight_bytes, tidy
 from export.nvidia.precision.half import MOVING, convert_to_half
 from export.nvidia.precision.int8 import quantized, weighted_products
 from export.nvidia.precision.lower import describe_outcome, lower_network, lower_networks, outputs
@@ -50,7 +50,7 @@ def test_halved_graphs_stay_close_and_keep_their_interface(name, request):
     assert 0 < change(model, half, feeds) < 2e-3
     for side in ("input", "output"):
         assert list(getattr(half.graph, side)) == list(getattr(model.graph, side))
-    assert weight_bytes(half) < weight_bytes(model)
+    assert count_weight_bytes(half) < count_weight_bytes(model)
     assert {node.name for node in half.graph.node if node.op_type != "Cast"} == {n.name for n in model.graph.node}
     assert set(kept) < {node.name for node in half.graph.node}
 
@@ -96,7 +96,7 @@ def test_a_mask_that_fp16_cannot_hold_stays_fp32(reranker):
 
 def test_multiply_adds_are_those_of_the_shapes(ranker):
     model, feeds = tidy(ranker[0]), ranker[1]
-    work = multiply_adds(model, feeds[0])
+    work = count_multiply_adds(model, feeds[0])
     last, before = list(work.values())[-1], list(work.values())[-2]
     requests = len(feeds[0]["user_numbers"])
     assert (before, last) == (requests * CANDIDATES * 32 * 16, requests * CANDIDATES * 16)  # top: 32, 16, 1
@@ -126,7 +126,7 @@ def test_q_dq_pairs_are_what_tensorrt_takes(name, request):
         weight = made_by[made_by[node.input[1]].input[0]]
         assert arrays[weight.input[0]].dtype == np.float32
         assert arrays[weight.input[1]].shape == (arrays[weight.input[0]].shape[1],)  # one scale per output column
-    assert weight_bytes(everything) < weight_bytes(model)
+    assert count_weight_bytes(everything) < count_weight_bytes(model)
 
 
 def test_nothing_to_quantise_leaves_the_graph_as_it_is(ranker):
@@ -209,7 +209,7 @@ def test_a_recorder_answers_as_its_session_and_keeps_what_it_was_fed(ranker, tmp
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     recorder = Recorder(session, [])
     info, stages = StageInfo("preprocess", 1, Axes(candidates=CANDIDATES)), {"rank": Stage(session), "rerank": Stage(None)}
-    pipeline = with_networks(Pipeline(info, stages, {}), {"rank": recorder})
+    pipeline = replace_networks(Pipeline(info, stages, {}), {"rank": recorder})
     feed = {name: values.copy() for name, values in feeds[0].items()}
     (got,) = pipeline.stages["rank"].network.run(["logits"], feed)
     feed["user_numbers"][:] = 0.0

@@ -5,7 +5,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.tensorrt.config import onnxruntime_config, python_config, tensorrt_config
-from export.nvidia.tensorrt.profiles import Range, largest_batch, profiles_for
+from export.nvidia.tensorrt.profiles import Range, find_largest_batch, profiles_for
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import TensorSpec
 
@@ -28,8 +28,8 @@ def unbatched() -> pb.ModelConfig:
 def test_profiles_span_every_batch_and_are_tuned_for_one_row_and_each_preferred_size():
     profiles = profiles_for(INPUTS, 64, (8, 32))
     assert [p["user_numbers"] for p in profiles] == [Range((1, 5), (n, 5), (64, 5)) for n in (1, 8, 32)]
-    assert {p["item_rows"].smallest for p in profiles} == {(1, 256, 3, 16)}
-    assert largest_batch(profiles) == 64
+    assert {p["item_rows"].minimum for p in profiles} == {(1, 256, 3, 16)}
+    assert find_largest_batch(profiles) == 64
 
 
 def test_without_a_batch_axis_the_rows_are_an_axis_of_the_dims_and_flat_inputs_have_many_per_row():

@@ -45,7 +45,7 @@ def test_every_config_the_start_script_may_choose_is_there_and_parses(version):
 
 def test_profiles_must_be_of_the_networks_inputs(tmp_path):
     network, other = small_network(tmp_path / "n.onnx"), profiles_for((Y,), 8)
-    with pytest.raises(ExportError, match=r"takes \{'x': 2\}.* its profile speaks of \{'y': 2\}"):
+    with pytest.raises(ExportError, match=r"takes \{'x': 2\}.* its profile has \{'y': 2\}"):
         write_version(tmp_path / "1", network, Engine("fp32", other))
     with pytest.raises(ExportError, match="precision 'fp8'"):
         write_version(tmp_path / "1", network, Engine("fp8", profiles_for((X,), 8)))

@@ -10,7 +10,7 @@ import pytest
 
 from training.dataset.columns import Column
 from training.dataset.ids import ID_BITS, identify, stable_id, stable_ids
-from training.dataset.times import times
+from training.dataset.times import parse_times
 
 
 def column(*texts: str | None) -> Column:
@@ -82,7 +82,7 @@ def test_one_text_makes_the_whole_column_text(text):
     ],
 )
 def test_iso_times(text, expected):
-    seconds, kind = times(column(text, None))
+    seconds, kind = parse_times(column(text, None))
     assert kind == "ISO date-times"
     assert seconds.tolist() == [int(datetime.fromisoformat(expected).timestamp()), 0]
 
@@ -92,9 +92,9 @@ def test_iso_times(text, expected):
 )
 def test_unix_times_in_every_unit(factor, kind):
     now_s = int(datetime(2024, 5, 1, tzinfo=UTC).timestamp())
-    assert times(column(str(now_s * factor), str((now_s + 60) * factor)))[0].tolist() == [now_s, now_s + 60]
-    assert times(column(str(now_s * factor)))[1] == kind
+    assert parse_times(column(str(now_s * factor), str((now_s + 60) * factor)))[0].tolist() == [now_s, now_s + 60]
+    assert parse_times(column(str(now_s * factor)))[1] == kind
 
 
 def test_small_unix_times_are_seconds():
-    assert times(column("0", "1", "2.9", "-3"))[0].tolist() == [0, 1, 2, -3]
+    assert parse_times(column("0", "1", "2.9", "-3"))[0].tolist() == [0, 1, 2, -3]

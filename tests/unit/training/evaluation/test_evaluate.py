@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from export.evaluate import move_up, positions_of, quality_of, remove_repository, split_into_blocks
+from export.evaluate import find_positions, measure_quality, move_up, remove_repository, split_into_blocks
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import PAD_ID
 from training.evaluation.baselines import Split
@@ -22,7 +22,7 @@ def problem():
 def test_lists_are_judged_for_users_with_something_to_find(problem):
     assert problem.test_users.tolist() == [0, 2]
     item_ids = np.array([[20, 10, 40, PAD_ID], [30, 20, PAD_ID, PAD_ID]])
-    quality = quality_of(item_ids, 0.5, problem)
+    quality = measure_quality(item_ids, 0.5, problem)
     ideal = 1 + 1 / np.log2(3)
     assert quality.recall_at_20 == pytest.approx((1.0 + 0.0) / 2)
     assert quality.ndcg_at_10 == pytest.approx((1 + 1 / np.log2(4)) / ideal / 2)
@@ -31,7 +31,7 @@ def test_lists_are_judged_for_users_with_something_to_find(problem):
 
 
 def test_padding_is_no_item(problem):
-    np.testing.assert_array_equal(positions_of(np.array([[40, PAD_ID]]), problem), [[3, 4]])
+    np.testing.assert_array_equal(find_positions(np.array([[40, PAD_ID]]), problem), [[3, 4]])
 
 
 def test_moving_a_list_to_the_top_keeps_the_order_of_the_rest():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from training.dataset import load_dataset
-from training.evaluation.problem import problem_of
+from training.evaluation.problem import make_problem
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +13,7 @@ def dataset():
 
 
 def test_train_seen_and_relevant_equal_the_obvious_loop(dataset):
-    problem = problem_of(dataset)
+    problem = make_problem(dataset)
     log = dataset.interactions
     for row, user in enumerate(problem.user_ids):
         events = log[log["user_id"] == user]
@@ -28,13 +28,13 @@ def test_train_seen_and_relevant_equal_the_obvious_loop(dataset):
 
 
 def test_validation_lies_inside_the_training_part(dataset):
-    problem = problem_of(dataset)
+    problem = make_problem(dataset)
     everything = problem.validation.seen + problem.validation.relevant
     assert (everything > 0).astype(int).multiply(problem.test.seen == 0).nnz == 0
 
 
 def test_entries_are_ones_however_often_a_user_met_an_item(dataset):
-    problem = problem_of(dataset)
+    problem = make_problem(dataset)
     for matrix in (*problem.test, *problem.validation):
         assert set(matrix.data.tolist()) <= {1.0}
 

@@ -15,15 +15,15 @@ from training.dataset import load_dataset, split_by_time
 from training.dataset.dataset import Dataset
 from training.dataset.description import Description
 from training.features import FeatureSettings, build_features
-from training.features.build import Examples, Features, context_of, moments_of
+from training.features.build import Examples, Features, find_moments, take_context
 from training.features.items import item_statistics
 
 
 def encode_rows(features: Features, events: pd.DataFrame, rows: np.ndarray) -> Examples:
     """Training rows, int64 [N], of the very frame the features were built from, as the workflow was fitted on them."""
     chosen = events.iloc[rows]
-    moments = moments_of(features.log, events, rows, features.settings)
-    return features.encode_moments(moments, chosen["timestamp"].to_numpy(), context_of(chosen, features.context))
+    moments = find_moments(features.log, events, rows, features.settings)
+    return features.encode_moments(moments, chosen["timestamp"].to_numpy(), take_context(chosen, features.context))
 
 
 def bare_dataset(seed: int = 0) -> Dataset:

@@ -6,7 +6,7 @@ import pytest
 
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import Ragged
-from training.features.columns import concatenate, frame_of, raw_column, raw_values, rows_of
+from training.features.columns import concatenate, frame_of, raw_column, raw_values, take_rows
 
 COLUMNS = {
     "integer": np.array([3, MISSING_INT, 2**60 + 1]),
@@ -33,7 +33,7 @@ def test_a_column_comes_back_from_its_frame(kind):
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_rows_and_concatenation_are_those_of_lists(kind):
     column, rows = COLUMNS[kind], np.array([2, 0, 0, 1])
-    chosen = rows_of(column, rows)
+    chosen = take_rows(column, rows)
     np.testing.assert_equal(as_lists(chosen), [as_lists(column)[row] for row in rows])
     np.testing.assert_equal(as_lists(concatenate([column, chosen])), as_lists(column) + as_lists(chosen))
 

@@ -10,7 +10,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import NO_CATEGORY
 from training.features.aggregates import LogAggregates
 from training.features.point_in_time import EventLog
-from training.features.store import profiles_of
+from training.features.store import make_profiles
 
 H = 4
 ITEMS = ItemIndex(np.array([3, 5, 8, 13, 21]))
@@ -36,7 +36,7 @@ NO_AGGREGATES = LogAggregates((), (), {}, np.empty(0, EVENT), {}, ITEMS.ids, {})
 
 
 def event_log(events: pd.DataFrame, category: np.ndarray | None = CATEGORY) -> EventLog:
-    return EventLog(events, ITEMS, category, profiles_of(USERS, {"age": "continuous"}), H, NO_AGGREGATES)
+    return EventLog(events, ITEMS, category, make_profiles(USERS, {"age": "continuous"}), H, NO_AGGREGATES)
 
 
 def slow_state(past: pd.DataFrame) -> dict:

@@ -12,7 +12,7 @@ from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import Neighbours
 from training.dataset import load_dataset, split_by_time
 from training.evaluation.metrics import has_test_items, ndcg_at, recall_at
-from training.evaluation.problem import Problem, problem_of
+from training.evaluation.problem import Problem, make_problem
 from training.features.build import Examples, Features, build_features
 from training.models import retriever as module
 from training.models.graph import GraphSettings, fit_graph
@@ -21,13 +21,13 @@ from training.models.retriever import (
     Retriever,
     RetrieverData,
     RetrieverSettings,
+    compute_log_popularity,
+    factorise,
     fit_retriever,
-    log_popularity,
-    low_rank,
-    retriever_data,
+    prepare_data,
 )
 from training.models.sequence import SequenceShape
-from training.models.train_sequence import SequenceSettings, train_sequence, windows_of
+from training.models.train_sequence import SequenceSettings, cut_windows, train_sequence
 from training.models.train_two_tower import TowerSettings
 from training.retrieval.index import Sizes
 from training.retrieval.save import save_retriever
@@ -48,10 +48,10 @@ class Fitted:
 @pytest.fixture(scope="module")
 def fitted() -> Fitted:
     dataset = load_dataset("synthetic:users=400,items=300,events=8000")
-    problem = problem_of(dataset)
+    problem = make_problem(dataset)
     train, _ = split_by_time(dataset.interactions)
     features = build_features(dataset, train)
-    data = retriever_data(features, train, np.flatnonzero(train["positive"].to_numpy()))
+    data = prepare_data(features, train, np.flatnonzero(train["positive"].to_numpy()))
     return Fitted(train, features, problem, data, fit_retriever(data, SETTINGS, seed=1, say=lambda _: None))
 
 
@@ -67,7 +67,7 @@ def test_it_finds_more_than_popularity(fitted):
     nobody = Examples(*(values.copy() for values in examples))
     nobody.history_positions[:] = fitted.features.items.n_items
     popular = replace(fitted.retriever, tower_vectors=np.zeros_like(fitted.retriever.tower_vectors))
-    popular.tower_vectors[:, -1] = log_popularity(split.positives)
+    popular.tower_vectors[:, -1] = compute_log_popularity(split.positives)
     plain, _ = popular.retrieve(nobody, split.seen[users], COUNT)
     relevant = split.relevant[users]
     assert has_test_items(relevant).all()
@@ -102,14 +102,14 @@ def test_training_data_are_first_takings_seen_from_the_clock(fitted):
     known = fitted.data.examples.history_positions < fitted.features.items.n_items
     first = fitted.train["timestamp"].min()
     assert ages[known].max() <= (fitted.features.as_of_s - first) / 86_400 + 1e-3
-    everything = retriever_data(fitted.features, fitted.train, np.arange(50), filter_seen=False)
+    everything = prepare_data(fitted.features, fitted.train, np.arange(50), filter_seen=False)
     assert len(everything.targets) == 50
 
 
 def test_towers_learn_from_a_part_of_a_long_log(fitted, monkeypatch):
     monkeypatch.setattr(module, "MOST_EXAMPLES", 100)
     rows = np.flatnonzero(fitted.train["positive"].to_numpy())
-    data = retriever_data(fitted.features, fitted.train, rows, seed=5)
+    data = prepare_data(fitted.features, fitted.train, rows, seed=5)
     assert len(data.targets) == len(data.examples.user_continuous) == 100
     assert data.positives.nnz == fitted.data.positives.nnz
 
@@ -120,7 +120,7 @@ def test_low_rank_sides_multiply_to_the_neighbours():
     weights = rng.random((5, 2)).astype(np.float32)
     positions[2, 1], weights[2, 1], weights[4] = 4, 0.0, 0.0
     dense = sp.csr_matrix((weights[:-1].ravel(), (np.repeat(np.arange(4), 2), positions[:-1].ravel())), shape=(4, 5))
-    history, item = low_rank(Neighbours(positions, weights), width=6, seed=0)
+    history, item = factorise(Neighbours(positions, weights), width=6, seed=0)
     assert history.shape == item.shape == (4, 6)
     np.testing.assert_allclose(history @ item.T, module.LOGITS_PER_WEIGHT * dense.toarray()[:, :4], atol=1e-4)
 
@@ -129,7 +129,7 @@ def test_low_rank_sides_multiply_to_the_neighbours():
 def with_sequence(fitted) -> Fitted:
     shape = SequenceShape(width=16, length=50)  # shorter than histories
     settings = SequenceSettings(shape, epochs=1, batch_events=512)
-    windows = windows_of(fitted.data.taken, fitted.data.n_items, shape.length)
+    windows = cut_windows(fitted.data.taken, fitted.data.n_items, shape.length)
     sequence = train_sequence(windows, fitted.data.n_items, settings, say=lambda _: None)
     return replace(fitted, retriever=replace(fitted.retriever, sequence=sequence, sequence_weight=0.5))
 

@@ -9,8 +9,8 @@ import torch
 from serving.contract.artifacts import open_network
 from serving.stages.features.sequence import NETWORK, SequenceSource
 from training.features.build import Examples
-from training.models.sequence import SequenceModel, SequenceShape, time_bucket
-from training.models.train_sequence import SequenceSettings, Taken, train_sequence, windows_of
+from training.models.sequence import SequenceModel, SequenceShape, find_time_bucket
+from training.models.train_sequence import SequenceSettings, Taken, cut_windows, train_sequence
 from training.retrieval.save import save_sequence
 
 N_ITEMS, LENGTH, DAY_S = 12, 6, 86_400
@@ -33,12 +33,12 @@ def users_of(history: list[list[int]], ages: list[list[float]]) -> Examples:
 @pytest.fixture(scope="module")
 def trained() -> SequenceModel:
     settings = SequenceSettings(SHAPE, epochs=60, most_events=40_000, batch_events=256, learning_rate=5e-3)
-    return train_sequence(windows_of(Taken(*cyclic_log()), N_ITEMS, LENGTH), N_ITEMS, settings, say=lambda _: None)
+    return train_sequence(cut_windows(Taken(*cyclic_log()), N_ITEMS, LENGTH), N_ITEMS, settings, say=lambda _: None)
 
 
 def test_windows_begin_at_the_newest_event_and_overlap_by_one():
     users, items = np.array([0, 0, 0, 1, 2, 2, 0, 0]), np.array([5, 6, 4, 1, 2, 3, 7, 8])
-    windows = windows_of(Taken(users, items, np.arange(8)), N_ITEMS, 2)
+    windows = cut_windows(Taken(users, items, np.arange(8)), N_ITEMS, 2)
     np.testing.assert_array_equal(windows.items, [[4, 7, 8], [5, 6, 4], [2, 3, N_ITEMS]])
     np.testing.assert_array_equal(windows.learned, [[True, True], [True, True], [True, False]])
     np.testing.assert_array_equal(windows.lengths, [2, 2, 1])
@@ -47,23 +47,23 @@ def test_windows_begin_at_the_newest_event_and_overlap_by_one():
 
 def test_an_item_is_learned_again_only_where_it_is_served_again():
     log = (np.zeros(3, int), np.array([1, 2, 1]), np.arange(3))
-    np.testing.assert_array_equal(windows_of(Taken(*log), N_ITEMS, 2).learned, [[True, False]])
-    np.testing.assert_array_equal(windows_of(Taken(*log, repeats=True), N_ITEMS, 2).learned, [[True, True]])
+    np.testing.assert_array_equal(cut_windows(Taken(*log), N_ITEMS, 2).learned, [[True, False]])
+    np.testing.assert_array_equal(cut_windows(Taken(*log, repeats=True), N_ITEMS, 2).learned, [[True, True]])
 
 
 def test_logs_in_which_nobody_returns_have_no_windows():
-    assert len(windows_of(Taken(np.arange(3), np.arange(3), np.arange(3)), N_ITEMS, LENGTH).items) == 0
+    assert len(cut_windows(Taken(np.arange(3), np.arange(3), np.arange(3)), N_ITEMS, LENGTH).items) == 0
     settings = SequenceSettings(SHAPE)
-    empty = windows_of(Taken(np.arange(0), np.arange(0), np.arange(0)), N_ITEMS, LENGTH)
+    empty = cut_windows(Taken(np.arange(0), np.arange(0), np.arange(0)), N_ITEMS, LENGTH)
     assert np.isfinite(train_sequence(empty, N_ITEMS, settings, say=lambda _: None).item_vectors).all()
 
 
 def test_a_moment_does_not_know_what_comes_later():
     model = SequenceModel(N_ITEMS, SHAPE).eval()
     items, ages = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[9.0, 5.0, 2.0, 1.0]])
-    before = model.moments(items, ages)[0, :2]
+    before = model.encode_moments(items, ages)[0, :2]
     items[0, 2:] = 7
-    torch.testing.assert_close(model.moments(items, ages)[0, :2], before)
+    torch.testing.assert_close(model.encode_moments(items, ages)[0, :2], before)
 
 
 def test_it_learns_what_comes_next(trained):
@@ -75,7 +75,7 @@ def test_it_learns_what_comes_next(trained):
 
 def test_times_apart_share_a_bucket_by_their_logarithm():
     days = torch.tensor([0.0, 1 / 1_440, 1.0, 1_000.0, 1e9, -1.0])
-    assert time_bucket(days).tolist() == [0, 1, 10, 20, 23, 0]
+    assert find_time_bucket(days).tolist() == [0, 1, 10, 20, 23, 0]
 
 
 def test_it_is_served_as_it_was_trained_and_whoever_else_asks(trained, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from export.tables import shapes_of
+from export.tables import find_shapes
 from serving.contract.errors import DependencyError
 from serving.contract.tensors import Degraded
 from serving.stages.rank import TABLES_FOLDER, Rank
@@ -63,12 +63,12 @@ def test_rows_of_two_widths_are_the_trained_ones_bit_for_bit(mixed):
 
 def test_the_shapes_of_tables_are_known_before_training(trained):
     tables = EmbeddingTables.load(trained.folder / "rank" / TABLES_FOLDER).tables
-    assert shapes_of(trained.features, SETTINGS.ranker.width) == {name: table.shape for name, table in tables.items()}
+    assert find_shapes(trained.features, SETTINGS.ranker.width) == {name: table.shape for name, table in tables.items()}
 
 
 def test_the_shapes_of_tables_of_two_widths_are_known_before_training(mixed):
     tables = EmbeddingTables.load(mixed.folder / "rank" / TABLES_FOLDER).tables
-    assert shapes_of(mixed.features, SETTINGS.ranker.width, COLD) == {name: table.shape for name, table in tables.items()}
+    assert find_shapes(mixed.features, SETTINGS.ranker.width, COLD) == {name: table.shape for name, table in tables.items()}
 
 
 def test_tables_that_cannot_be_read_leave_retrievals_order(trained):

@@ -14,12 +14,12 @@ from training.models.compress import compress
 from training.models.distill import STUDENT
 from training.models.ranking import moments
 from training.models.ranking_data import (
-    requests_of,
+    make_requests,
+    make_visit_requests,
     served_requests,
     split_again,
     statistics_of,
     unlabelled_requests,
-    visit_requests,
 )
 from training.models.train_ranker import rank_scores_of, train_ranker
 
@@ -65,7 +65,7 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
     earlier, later = split_again(train)
     rng = np.random.default_rng(0)
     statistics = trained.ranking.statistics
-    requests = requests_of(
+    requests = make_requests(
         features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier), 10**6, rng
     )
     firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
@@ -86,7 +86,7 @@ def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
     earlier, later = split_again(train)
     statistics = statistics_of(features, earlier, SETTINGS.statistics)
     known = (features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier))
-    requests = visit_requests(*known, 10**6, rng)
+    requests = make_visit_requests(*known, 10**6, rng)
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
     rows = [row for row in rows if not had_before(train, row)]
     assert len(requests) == len(rows)
@@ -97,7 +97,7 @@ def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
         np.testing.assert_array_equal(ids[requests.users.history_positions[number]][: len(past)], past)
         assert set(ids[requests.candidates[number][requests.taken[number]]]) <= {event["item_id"]}
     assert requests.taken.any(axis=1).sum() > 10
-    assert len(visit_requests(*known, 7, rng)) == 7
+    assert len(make_visit_requests(*known, 7, rng)) == 7
 
 
 def had_before(train, row):

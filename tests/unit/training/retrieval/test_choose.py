@@ -15,7 +15,7 @@ from training.models.graph import GraphSettings
 from training.models.ranking_data import split_again
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings
-from training.retrieval.choose import choose_sources, questions_of
+from training.retrieval.choose import choose_sources, make_questions
 from training.retrieval.fit import RetrievalSettings
 
 LENGTH = 8
@@ -89,7 +89,7 @@ def test_questions_ask_for_items_that_the_user_never_had(cyclic):
     log = log.assign(item_id=rng.choice(cyclic.items["item_id"].to_numpy(), len(log)))
     features = build_features(cyclic, log, FeatureSettings(history_length=LENGTH))
     _, later = split_again(log)
-    events, firsts = questions_of(features, log, later, SETTINGS)
+    events, firsts = make_questions(features, log, later, SETTINGS)
     assert (np.diff(events.relevant.indptr) == 1).all()
     came = set(zip(later["user_id"], later["item_id"], strict=True))
     ids = features.items.ids

@@ -1,0 +1,31 @@
+"""Locks on files: one holder at a time, and a wait that ends when it is told to stop."""
+
+from __future__ import annotations
+
+import threading
+
+from serving.contract.locks import hold_lock, hold_lock_unless, try_lock
+
+
+def is_free(path) -> bool:
+    with open(path, "wb") as file:
+        return try_lock(file.fileno())
+
+
+def test_a_lock_has_one_holder_and_is_free_afterwards(tmp_path):
+    path = tmp_path / "lock"
+    with hold_lock(path):
+        assert not is_free(path)
+    assert is_free(path)
+    with hold_lock_unless(path, threading.Event()):
+        assert not is_free(path)
+    assert is_free(path)
+
+
+def test_a_wait_for_a_lock_ends_without_it_when_stopped(tmp_path):
+    path, stop = tmp_path / "lock", threading.Event()
+    with hold_lock(path):
+        stop.set()
+        with hold_lock_unless(path, stop):
+            pass
+        assert not is_free(path)  # the first holder has it still
