@@ -107,7 +107,7 @@ def test_repositories_that_are_not_ours_have_no_updater(state, tmp_path):
 
 
 def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch):
-    monkeypatch.setattr(updaters, "LAST_WORD_S", 0.2)
+    monkeypatch.setattr(updaters, "STOP_TIMEOUT_S", 0.2)
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOLLOWS}"
     publish(state.repo, 1, {"brokers": "a:1"}, code=deaf)
     pin(state.repo, 1)
