@@ -203,7 +203,7 @@ class TestWiring:
             edges["KEYS"], edges["NUMKEYS"] = "NUMKEYS", "KEYS"
 
         edit(repository, "rank", exchange)
-        assert "KEYS of rank_embeddings is fed by NUMKEYS; expected what a step gives as KEYS" in errors(repository)
+        assert "KEYS of rank_embeddings is fed by NUMKEYS; expected the output KEYS of a step" in errors(repository)
 
 
 class TestEnsembles:
