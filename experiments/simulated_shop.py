@@ -46,11 +46,12 @@ from triton_recommender import Event, Query, Recommender
 SETTINGS = {"pipeline": {"recorded_requests": 64}, "ranker": {"compression": "none"}, "training": {"teachers": "one"}}
 LENGTH, BATCH = 10, 64  # items of a list; visits that are asked at once
 EVENTS_PER_USER, LOG_DAYS = 12, 60.0  # of the log that the first generation learns from
-VISITS_PER_HOUR, VISITS_PER_HOUR_IN_SALE = 100, 5_000  # a sale lasts the two hours after the change of taste
+VISITS_PER_DAY, VISITS_IN_SALE = 1.0, 5.0  # of each user; a sale lasts the two hours after the change of taste
 TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generations; share of the users whose taste changes
-SHARE = 0.2  # of the users, who meet a challenger
+SHARE = 0.25  # of the users, who meet a challenger
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
 RUNS, TRIALS, MOST_REQUESTS = 200, 20, 200_000  # A/A tests; comparisons of two ways to decide, and their longest
+LOOK = 100  # requests between two looks at such a test
 FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -76,9 +77,9 @@ class Shop:
     def quality(self) -> float:
         return self.world.quality(self.lists(self.world.user_ids), self.had)
 
-    def trade(self, hours: float, visits_per_hour: int, rng: np.random.Generator) -> None:
-        """Let users come, be shown a list, and take what they like."""
-        count = int(hours * visits_per_hour)
+    def trade(self, hours: float, visits: float, rng: np.random.Generator) -> None:
+        """Let users come, be shown a list, and take what they like. visits: of each user, on average"""
+        count = int(visits * len(self.world.user_ids))
         times_s = self.now_s + np.sort(rng.uniform(0, hours * 3_600, count))
         for first in range(0, count, BATCH):
             users, now_s = rng.choice(self.world.user_ids, min(BATCH, count - first)), times_s[first : first + BATCH]
@@ -106,13 +107,13 @@ def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Gener
             before = shop.quality()
             shop.world.change_tastes(CHANGED)
             changed = shop.quality()
-            shop.trade(SALE_HOURS, VISITS_PER_HOUR_IN_SALE, rng)
+            shop.trade(SALE_HOURS, VISITS_IN_SALE, rng)
             live = shop.quality()
             published += shop.learn(dataset)
             after = shop.quality()
-            shop.trade(24 - SALE_HOURS, VISITS_PER_HOUR, rng)
+            shop.trade(24 - SALE_HOURS, VISITS_PER_DAY, rng)
         else:
-            shop.trade(24, VISITS_PER_HOUR, rng)
+            shop.trade(24, VISITS_PER_DAY, rng)
         if day % TRAINED_EVERY_DAYS == TRAINED_EVERY_DAYS - 1:
             published += shop.learn(dataset)
         say(f"day {day + 1}: users take {shop.quality():.1%} of what they would of the best lists")
@@ -180,7 +181,7 @@ def wait_for_answers(served: Served, experiment: Experiment, count: int) -> int:
 def try_challengers(front: Storefront, broken: int, weak: int, count: int, days: int, rng: np.random.Generator) -> list[Figure]:
     """Meet `count` broken challengers, and let a good one beat a weak champion. broken, weak: generations"""
     served, good = front.shop.served, front.shop.served.state.generation
-    planned = days * 24 * VISITS_PER_HOUR * SHARE  # answers of a challenger that nobody stops
+    planned = days * VISITS_PER_DAY * len(front.shop.world.user_ids) * SHARE  # answers of a challenger that nobody stops
     seen = []
     for number in range(count):
         ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), int(planned), rng)
@@ -232,7 +233,7 @@ def count_until_decided(champion: np.ndarray, challenger: np.ndarray, most: int,
     users = rng.integers(len(champion), size=most)
     arms = rng.random(most) < 0.5
     clicks = rng.random(most) < np.where(arms, challenger[users], champion[users])
-    for count in range(200, most + 1, 200):
+    for count in range(LOOK, most + 1, LOOK):
         own, seen = arms[:count], clicks[:count]
         comparison = compare_arms(Arm.of(seen[~own]), Arm.of(seen[own]))
         if comparison.verdict != "undecided":
@@ -249,7 +250,7 @@ def count_until_drafted(
     for number, user in enumerate(rng.integers(len(champion), size=most)):
         items, teams, _ = draft_teams(champion[user], challenger[user], f"{name}/{number}")
         credits.append(credit_clicks(teams, world.react(int(user) + 1, items)))
-        if number % 50 == 49:
+        if len(credits) % LOOK == 0:
             low, high = bound_mean(Arm.of(np.array(credits)))
             if low > 0 or high < 0:
                 return len(credits), 1 if low > 0 else -1
@@ -314,8 +315,8 @@ def main(
     machine = read_machine()
     figures = measure(users, items, days, challengers)
     conditions = (
-        f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_HOUR} visits an hour, {VISITS_PER_HOUR_IN_SALE:,} "
-        f"in each of the {SALE_HOURS} after {CHANGED:.0%} of the users changed their taste; challengers meet {SHARE:.0%}"
+        f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_DAY:g} visit a user, {VISITS_IN_SALE:g} in the "
+        f"{SALE_HOURS} hours after {CHANGED:.0%} of the users changed their taste; challengers meet {SHARE:.0%}"
     )
     finish("simulated-shop", "A simulated shop", "python -m experiments.simulated_shop", conditions, figures, results, machine)
 

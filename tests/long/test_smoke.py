@@ -33,6 +33,7 @@ from experiments import (
     row_formats,
     row_widths,
     sequence_latency,
+    simulated_shop,
     tables_large,
     tables_lookups,
     tables_updates,
@@ -40,6 +41,7 @@ from experiments import (
 )
 from experiments.harness import Figure, Result, run_in_turns
 from experiments.merlin_once import OnceExecutor
+from experiments.shop_world import World
 from experiments.tables_feed import Published, run_broker, run_publisher
 from perf.load.open_loop import Outcome
 from perf.recall import measure_served_recall
@@ -222,6 +224,21 @@ def smoke_live_kills(context: Context) -> list[Figure]:
     return live_kills.make_figures(found, len(acknowledged), {"writer": 2, "machine": 2, "server": 0})
 
 
+def smoke_simulated_shop(context: Context) -> list[Figure]:
+    """The world alone: its log can be exported, its best lists are the best, and both ways to decide find the better ones."""
+    world = World(60, 50, context.rng)
+    dataset = world.write_log(context.folder / "simulated", 500, 10.0, 1_700_000_000)
+    assert (len(dataset.interactions), len(dataset.items)) == (500, 50)
+    best = np.argsort(-world.takes, axis=1)[:, :10] + 1
+    worst = np.argsort(world.takes, axis=1)[:, :10] + 1
+    had = np.zeros(world.takes.shape, bool)
+    assert (world.quality(best, had), world.quality(worst, had) < 0.2) == (pytest.approx(1.0), True)
+    before = world.takes.copy()
+    world.change_tastes(1.0)
+    assert not np.isclose(before, world.takes).all(axis=1).any()
+    return simulated_shop.compare_ways(world, np.argsort(-world.takes, axis=1)[:, :10] + 1, best, context.rng)
+
+
 SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "cache": smoke_cache,
     "cache_policy": lambda context: cache_policy.measure(1_000, 4_000, [DATA], context.rng),
@@ -238,6 +255,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),
     "row_widths": smoke_row_widths,
     "sequence_latency": lambda context: sequence_latency.measure(context.folder, n_items=50, n_requests=3, rounds=2),
+    "simulated_shop": smoke_simulated_shop,
     "tables": smoke_tables,
     "tables_large": smoke_tables_large,
     "tables_updates": smoke_tables_updates,
