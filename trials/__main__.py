@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import asdict
 from datetime import datetime
@@ -18,7 +17,7 @@ from rich.table import Table
 from live.exposures import read_exposures
 from repository.experiments import experiment_folder
 from serving.contract.artifacts import read_stage, stage_folder
-from serving.contract.errors import RecommenderError
+from serving.contract.errors import run_program
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, read_experiment
@@ -200,13 +199,5 @@ def read_answers(repo: Path) -> tuple[pa.Table, Path]:
     return exposures, folder
 
 
-def main() -> None:
-    try:
-        app()
-    except RecommenderError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(app)

@@ -15,11 +15,13 @@ from export.build import build_repository
 from export.follow import follow_once
 from export.prequential import event_inputs, split_blocks
 from export.settings import Settings
+from repository.experiments import start_experiment
 from repository.generations import published_generations
 from repository.registry import read_acts, read_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE
+from serving.live.experiment import Experiment
 from serving.live.reader import Reader
 from serving.live.store import live_folder
 from serving.pipeline import Pipeline
@@ -81,6 +83,8 @@ def test_a_generation_of_what_happened_since_is_published(repo, whole, past):
     with closing(Reader(live_folder(repo))) as reader, closing(Pipeline.load(repo, live=reader)) as pipeline:
         assert set(pipeline.recommend([1, 2, 3])["generation"].ravel().tolist()) == {2}
     assert "waits" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    assert "waits: experiment spring runs" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET, 0.1).report
 
 
 def test_a_worse_generation_is_not_published_and_it_is_said_why(repo, whole, past):

@@ -9,12 +9,12 @@ import httpx
 import psutil
 import pytest
 
+from export.follow import challenge
 from export.relayout import relayout
 from repository.experiments import change_share, end_experiment, start_experiment
 from repository.registry import read_acts
 from server import gateway, guard, launcher, watch
 from server.condition import examine
-from server.experiment import begin_experiment
 from server.promotion import Promotion
 from serving.contract.artifacts import stage_folder
 from serving.contract.generations import pinned_generation
@@ -103,7 +103,7 @@ def test_a_changed_artifact_is_not_served(shop):
 def test_a_challenger_that_is_promoted_answers_everybody_until_a_person_decides_otherwise(shop, tmp_path):
     champion = shop.state.generation
     challenger = relayout(copy_small_repository(tmp_path / "other"), shop.repo, "ensemble")
-    begin_experiment([shop.state], shop.repo, Experiment("summer", 0, challenger, 0.0, promotes=True))
+    challenge([shop.state], shop.repo, Experiment("summer", 0, challenger, 0.0, promotes=True))
     end_experiment(shop.repo, "more clicks", state="promoted")
     shop.wait(lambda: shop.ask()["generation"] == challenger)
     shop.wait(lambda: read_acts(shop.repo)[-1].action == "activated")
