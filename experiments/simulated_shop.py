@@ -47,6 +47,7 @@ SETTINGS = {"pipeline": {"recorded_requests": 64}, "ranker": {"compression": "no
 LENGTH, BATCH = 10, 64  # items of a list; visits that are asked at once
 EVENTS_PER_USER, LOG_DAYS = 12, 60.0  # of the log that the first generation learns from
 VISITS_PER_DAY, VISITS_IN_SALE = 1.0, 5.0  # of each user; a sale lasts the two hours after the change of taste
+FOUND = 0.3  # visits in which a user finds an item without the list, and takes it
 TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generations; share of the users whose taste changes
 SHARE = 0.25  # of the users, who meet a challenger
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
@@ -83,10 +84,10 @@ class Shop:
         times_s = self.now_s + np.sort(rng.uniform(0, hours * 3_600, count))
         for first in range(0, count, BATCH):
             users, now_s = rng.choice(self.world.user_ids, min(BATCH, count - first)), times_s[first : first + BATCH]
-            events = []
-            for user, items, at_s in zip(users, self.lists(users), now_s, strict=True):
-                for item in items[self.world.react(user, items)]:
-                    events.append(Event(int(user), int(item), timestamp_ms=int(1_000 * at_s)))
+            events, found = [], np.where(rng.random(len(users)) < FOUND, self.world.pick(users), 0)
+            for user, items, own, at_s in zip(users, self.lists(users), found, now_s, strict=True):
+                for item in {*items[self.world.react(user, items)].tolist(), int(own)} - {0}:
+                    events.append(Event(int(user), item, timestamp_ms=int(1_000 * at_s)))
                     self.had[user - 1, item - 1] = True
             if events:
                 self.recommender.observe_many(events)
