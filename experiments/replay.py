@@ -37,7 +37,7 @@ from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES, live_specs
-from serving.stages.features.user_state import UserStore
+from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset, load_dataset
 from training.features.build import take_context
 

@@ -38,7 +38,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
 from serving.live.experiment import Experiment, read_experiment
 from serving.live.store import live_folder
-from serving.stages.features.user_state import UserStore
+from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged

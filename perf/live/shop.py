@@ -23,7 +23,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, OBSERVE, PAD_ID, STAGES, UPSERT, Degraded, ModelSpec, live_specs
 from serving.live.store import live_folder
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import UserStore
+from serving.stages.features.user_store import UserStore
 
 
 @dataclass(frozen=True)

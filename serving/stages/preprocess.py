@@ -22,7 +22,8 @@ from serving.live.reader import Reader
 from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import FeatureStore, UserState, UserStore, derive, history_age_days, override_history
+from serving.stages.features.user_state import UserState, derive, history_age_days, override_history
+from serving.stages.features.user_store import FeatureStore, UserStore
 from serving.stages.live.categories import ItemCategories
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems

@@ -31,7 +31,7 @@ from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
 from serving.stages.features.sequence import SequenceSource
-from serving.stages.features.user_state import SeenItems, seen_range
+from serving.stages.features.user_store import SeenItems, seen_range
 from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.content import Content
 from serving.stages.live.content_tower import ContentTower

@@ -10,7 +10,7 @@ import pytest
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.tensors import FROM_STORE, MISSING_INT, OOV_ROW, PAD_ID, Axes, Degraded
-from serving.stages.features.user_state import UserStore
+from serving.stages.features.user_store import UserStore
 from serving.stages.preprocess import MAX_STRING_BYTES, Preprocess
 from training.dataset import load_dataset, split_by_time
 from training.features import FeatureSettings, build_features

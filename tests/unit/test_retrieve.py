@@ -11,7 +11,7 @@ from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ArtifactError, RequestError
 from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage, stage_specs
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import SeenItems
+from serving.stages.features.user_store import SeenItems
 from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import Neighbours, Search, recency_weights
 from training.models.parity import export_network

@@ -28,7 +28,7 @@ from serving.live.aggregations import (
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import USER
 from serving.stages.features.ranking import aggregate_numbers
-from serving.stages.features.user_state import by_name
+from serving.stages.features.user_store import by_name
 from training.dataset.dataset import Dataset
 
 INSTANTS_AT_ONCE = 1 << 21

@@ -19,7 +19,8 @@ from serving.contract.errors import ExportError
 from serving.contract.tensors import MISSING_INT, ContextColumn
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import NO_CATEGORY, SeenItems, derive, history_age_days
+from serving.stages.features.user_state import NO_CATEGORY, derive, history_age_days
+from serving.stages.features.user_store import SeenItems
 from training.dataset.dataset import Dataset
 from training.features.aggregates import LogAggregates, ranker_aggregations
 from training.features.columns import RawColumn, frame_of, raw_values

@@ -17,7 +17,8 @@ import pandas as pd
 
 from serving.contract.tensors import PAD_ID
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import Events, Profiles, UserState, build_state
+from serving.stages.features.user_state import Events, UserState, build_state
+from serving.stages.features.user_store import Profiles
 from training.features.aggregates import LogAggregates
 
 

@@ -133,7 +133,7 @@ class Observe(LiveModel):
 
     @classmethod
     def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds:
-        from serving.stages.features.user_state import UserStore  # with the compiler, whose 50 MB `upsert` does without
+        from serving.stages.features.user_store import UserStore  # with the compiler, whose 50 MB `upsert` does without
 
         return GenerationSeeds(UserStore(stage_folder(repository, STAGES[0], generation) / "store"))
 

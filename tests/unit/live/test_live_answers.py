@@ -19,7 +19,7 @@ from serving.live.store import live_folder
 from serving.live.writer import Writer, WriterSettings
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import UserStore
+from serving.stages.features.user_store import UserStore
 from serving.stages.live.models import Upsert
 from serving.stages.live.users import LiveUsers
 from tests.unit.small_shops import shop

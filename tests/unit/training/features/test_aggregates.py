@@ -7,7 +7,8 @@ import pytest
 
 from serving.contract.errors import ArtifactError, DataError
 from serving.contract.tensors import FROM_STORE, PAD_ID
-from serving.stages.features.user_state import UserStore, override_history
+from serving.stages.features.user_state import override_history
+from serving.stages.features.user_store import UserStore
 from tests.unit.small_shops import shop
 from training.features.build import build_features
 

@@ -9,14 +9,13 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import (
     NO_CATEGORY,
     RECENT,
-    SeenItems,
     UserState,
     derive,
     find_favourite_categories,
     history_age_days,
     override_history,
-    seen_range,
 )
+from serving.stages.features.user_store import SeenItems, seen_range
 
 DAY = 86_400
 ITEMS = ItemIndex(np.array([10, 20, 30]))

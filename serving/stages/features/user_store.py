@@ -1,0 +1,208 @@
+"""Look up what is stored of users: their events, totals and profile, and the items that they have seen.
+
+Written by `training/features/store.py`; turned into raw columns by `derive` (user_state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from serving.contract.artifacts import REMEDY, check_range, open_array, open_checked_array, read_json
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.live.aggregations import Aggregation, EntityPlan, compile_aggregations
+from serving.loops.compiled import compiled
+from serving.stages.features.encode import load_strings
+from serving.stages.features.ids import place_in, places_in
+from serving.stages.features.user_state import Events, UserState, build_state
+
+STORE_FILE = "store.json"
+
+
+class FeatureStore(Protocol):
+    """A source of user state. `lookup` raises DependencyError when the store is down or late."""
+
+    def lookup(self, user_ids: np.ndarray) -> UserState:
+        """Return the state of users, int64 [B] of any value; unknown users get the empty state."""
+
+
+class ProfileColumn(NamedTuple):
+    """One column of the user table. values: int64, float64 or, with texts, codes [U + 1]; the last row is the missing value.
+
+    texts: object [1 + n_texts], None first: code 0 is missing
+    """
+
+    values: np.ndarray
+    texts: np.ndarray | None = None
+
+
+class Profiles:
+    """The profile columns of all users. user_ids: int64 [U] ascending."""
+
+    def __init__(self, user_ids: np.ndarray, columns: Mapping[str, ProfileColumn]):
+        self.user_ids, self.columns = user_ids, columns
+
+    def of(self, users: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns by name, each [B], of users by position, int64 [B], U for an unknown user."""
+        taken = {name: column.values[users] for name, column in self.columns.items()}
+        return {
+            name: values if (texts := self.columns[name].texts) is None else texts[values] for name, values in taken.items()
+        }
+
+    def positions(self, user_ids: np.ndarray) -> np.ndarray:
+        return find_positions(self.user_ids, user_ids)
+
+
+def find_positions(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return the index of each id, int64 [B], in an ascending int64 [U]; U for ids that are not in it."""
+    positions = np.empty(len(ids), np.int64)
+    places_in(sorted_ids, ids, positions)
+    return positions
+
+
+class UserStore:
+    """The embedded store: `.npy` arrays opened by mmap, shared by all instances of the machine.
+
+    user_ids.npy            int64 [U] ascending
+    event_offsets.npy       int64 [U + 1]: the kept events of user u are rows event_offsets[u] : event_offsets[u + 1]
+    event_ids / event_times / event_categories.npy   int64, int64, int32 [N + 1] oldest first; at most H per user. The last
+                            event belongs to no user, so that row 0 always exists
+    event_count, sum_weight, sum_label, first_time, last_time .npy   [U + 1], the last row is the unknown user's
+    profile.<n>.npy         [U + 1] values, or codes of the texts beside them; the last row is the unknown user's
+    aggregates.npy          records [U + 1] of the aggregations that store.json lists; only where it lists any
+    """
+
+    TOTALS: ClassVar = {
+        **{"event_count": "int64", "sum_weight": "float64", "sum_label": "float64"},
+        **{"first_time": "int64", "last_time": "int64"},
+    }
+
+    def __init__(self, folder: Path):
+        """Open the files. Raises ArtifactError when one is missing or broken, or when they disagree."""
+        settings = read_json(folder, STORE_FILE)
+        self.history_length: int = settings["history_length"]
+        self.as_of_s: int = settings["as_of_s"]
+        user_ids = open_checked_array(folder, "user_ids", "int64", None)
+        _check_ascending(folder / "user_ids.npy", user_ids)
+        n_rows = len(user_ids) + 1
+        self._offsets = open_checked_array(folder, "event_offsets", "int64", n_rows)
+        ids = open_checked_array(folder, "event_ids", "int64", None)
+        times = open_checked_array(folder, "event_times", "int64", len(ids))
+        categories = open_checked_array(folder, "event_categories", "int32", len(ids))
+        if (np.diff(self._offsets) < 0).any() or not 0 <= self._offsets[0] <= self._offsets[-1] < len(ids):
+            raise ArtifactError(
+                f"{folder / 'event_offsets.npy'} does not say whose the {len(ids) - 1} events of {len(user_ids)} users are; "
+                f"expected int64 [users + 1], ascending, from 0 to at most {len(ids) - 1}. {REMEDY}"
+            )
+        self._events = Events(ids, times, categories if settings["has_categories"] else None)
+        self._totals = [open_checked_array(folder, name, kind, n_rows) for name, kind in self.TOTALS.items()]
+        profile = {
+            column["name"]: _open_profile(folder, f"profile.{number}", column["kind"], n_rows)
+            for number, column in enumerate(settings["profile"])
+        }
+        self._profiles = Profiles(user_ids, profile)
+        self._aggregates = _open_aggregates(folder, settings, n_rows)
+
+    @property
+    def user_ids(self) -> np.ndarray:
+        """int64 [U], ascending."""
+        return self._profiles.user_ids
+
+    def lookup(self, user_ids: np.ndarray) -> UserState:
+        return self._state(user_ids, self._profiles.positions(user_ids))
+
+    def empty(self, user_ids: np.ndarray) -> UserState:
+        """Return the state of users without events, int64 [B]: the fallback when the store cannot answer."""
+        return self._state(user_ids, np.full(len(user_ids), len(self.user_ids)))
+
+    def _state(self, user_ids: np.ndarray, users: np.ndarray) -> UserState:
+        """Return the state at positions of users, int64 [B], U for an unknown user, whose event range is empty."""
+        starts, ends, *totals = _read_totals(users, self._offsets, *self._totals)
+        totals = dict(zip(self.TOTALS, totals, strict=True))
+        state = build_state(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
+        if self._aggregates is None:
+            return state
+        plan, records = self._aggregates
+        return replace(state, aggregates=by_name(plan, plan.read(records[users], 1_000 * self.as_of_s)))
+
+
+@compiled
+def _read_totals(users, offsets, event_count, sum_weight, sum_label, first_time, last_time):
+    """Return start and end of each user's events, and the totals, at positions int64 [B]."""
+    ends = offsets[np.minimum(users + 1, len(offsets) - 1)]
+    return (
+        *(offsets[users], ends),
+        *(event_count[users], sum_weight[users], sum_label[users], first_time[users], last_time[users]),
+    )
+
+
+def by_name(plan: EntityPlan, features: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `UserState.aggregates` of features float32 [B, F]."""
+    return dict(zip(plan.names, features.T, strict=True))
+
+
+def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> tuple[EntityPlan, np.ndarray] | None:
+    """Return (plan, records [U + 1]), or None when store.json lists no aggregation. Raises ArtifactError."""
+    if not settings.get("aggregations"):
+        return None
+    try:
+        declared = [Aggregation(**fields) for fields in settings["aggregations"]]
+        (plan,) = compile_aggregations(declared, settings["event_names"]).values()
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{folder / STORE_FILE} lists an invalid aggregation ({error}). {REMEDY}") from error
+    records = open_array(folder, "aggregates")
+    if records.dtype != plan.dtype or records.shape != (n_rows,):
+        raise ArtifactError(
+            f"{folder / 'aggregates.npy'} does not hold {n_rows} records of {STORE_FILE}'s aggregations. {REMEDY}"
+        )
+    return plan, records
+
+
+def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileColumn:
+    values = open_checked_array(folder, name, "float64" if kind == "continuous" else "int64", n_rows)
+    if kind != "string":
+        return ProfileColumn(values)
+    texts = np.array([None, *load_strings(folder, f"{name}.texts")], object)
+    check_range(folder / f"{name}.npy", values, len(texts) - 1)
+    return ProfileColumn(values, texts)
+
+
+def _check_ascending(path: Path, ids: np.ndarray) -> None:
+    """Raise ArtifactError unless int64 [U] ids ascend, as binary search needs."""
+    if (ids[1:] <= ids[:-1]).any():
+        raise ArtifactError(f"{path} is not ascending; expected ids in ascending order, each once. {REMEDY}")
+
+
+class SeenItems:
+    """All items that each user had any event with: user_ids int64 [U], offsets int64 [U + 1], item_ids int64 [N]."""
+
+    def __init__(self, user_ids: np.ndarray, offsets: np.ndarray, item_ids: np.ndarray):
+        self.user_ids, self.offsets, self.item_ids = user_ids, offsets, item_ids
+
+    def save(self, folder: Path) -> None:
+        for name in ("user_ids", "offsets", "item_ids"):
+            np.save(folder / f"seen.{name}.npy", getattr(self, name))
+
+    @classmethod
+    def load(cls, folder: Path) -> SeenItems:
+        """Open `seen.*.npy` by mmap. Raises ArtifactError when one is missing or they disagree."""
+        seen = cls(*(open_checked_array(folder, f"seen.{name}", "int64", None) for name in ("user_ids", "offsets", "item_ids")))
+        _check_ascending(folder / "seen.user_ids.npy", seen.user_ids)
+        rises = len(seen.offsets) == len(seen.user_ids) + 1 and (np.diff(seen.offsets) >= 0).all()
+        if not rises or seen.offsets[0] != 0 or seen.offsets[-1] != len(seen.item_ids):
+            raise ArtifactError(
+                f"{folder / 'seen.offsets.npy'} does not say whose the {len(seen.item_ids)} item ids of {len(seen.user_ids)} "
+                f"users are; expected int64 [users + 1] from 0 to the number of item ids. {REMEDY}"
+            )
+        return seen
+
+
+@compiled
+def seen_range(user_id, user_ids, offsets):
+    """Return where a user's part of `SeenItems.item_ids` begins and ends; user_ids, offsets: those of SeenItems."""
+    user = place_in(user_ids, user_id)
+    return offsets[user], offsets[min(user + 1, len(user_ids))]
