@@ -26,8 +26,8 @@ from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, F
 from serving.live.feast_views import users_view
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
-from serving.live.store import Store, ids_as_keys
-from serving.live.writer import CHANGE, Writer, digest_of, wall_clock_ms
+from serving.live.store import CHANGE, Store, ids_as_keys
+from serving.live.writer import Writer, digest_of, wall_clock_ms
 
 PROOFS = "erasures.jsonl"
 SHARED_WITHIN_S = 10.0

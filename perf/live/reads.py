@@ -14,8 +14,8 @@ from perf.load.open_loop import prevent_delays
 from serving.contract.tensors import NO_SEQUENCE, PAD_ID
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.store import PROGRESS, Progress, ids_as_keys
-from serving.live.writer import Writer, write_records
+from serving.live.store import PROGRESS, Progress, ids_as_keys, write_records
+from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import NO_CATEGORY, UserState
 from serving.stages.live.users import LiveUsers

@@ -21,6 +21,7 @@ from serving.contract.errors import DependencyError
 from serving.live.events import HEADER, USER_CHANGED
 from serving.live.layout import Layout, offset_of
 from serving.live.store import (
+    CHANGE,
     DATA_FILE,
     DEFAULT_BYTES,
     KINDS,
@@ -31,9 +32,9 @@ from serving.live.store import (
     Store,
     ids_as_keys,
     open_store,
+    read_records,
     sequence_key,
 )
-from serving.live.writer import CHANGE, read_records
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
 MOST_READ_EVENTS = 4_096  # when more are new, it is faster to read all items

@@ -30,6 +30,7 @@ from serving.contract.errors import ConfigError, DependencyError
 from serving.live.layout import Layout
 
 ID = np.dtype("<i8")  # of users and items, as keys hold them
+CHANGE = struct.Struct("<Bq")  # key of what `upsert` set: type of the entity, id
 DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
 SETS = ("seen",)  # databases with many values of one size under a key
@@ -229,3 +230,16 @@ def ids_as_keys(ids) -> list[bytes]:
 def sequence_key(sequence: int) -> bytes:
     """Return the key of a place in the log; keys sort as sequences do."""
     return sequence.to_bytes(8, "big")
+
+
+def read_records(txn: lmdb.Transaction, db, keys: list[bytes], dtype: np.dtype) -> tuple[list[int], np.ndarray]:
+    """Return the rows of `keys` [N] that the store has, [M], and their records [M], read-only."""
+    values = [txn.get(key, db=db) for key in keys]
+    rows = [row for row, value in enumerate(values) if value is not None]
+    return rows, np.frombuffer(b"".join([value for value in values if value is not None]), dtype)
+
+
+def write_records(txn: lmdb.Transaction[bytes], db, keys: list[bytes], records: np.ndarray) -> None:
+    """Write [N] records under their keys."""
+    packed, size = records.tobytes(), records.dtype.itemsize
+    txn.cursor(db).putmulti([(key, packed[row * size : (row + 1) * size]) for row, key in enumerate(keys)])

@@ -29,6 +29,7 @@ from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, US
 from serving.live.eviction import apply_evictions, find_unchanged, make_evictions
 from serving.live.layout import Layout
 from serving.live.store import (
+    CHANGE,
     COUNTERS,
     DEFAULT_BYTES,
     KINDS,
@@ -41,13 +42,14 @@ from serving.live.store import (
     Store,
     ids_as_keys,
     open_store,
+    read_records,
     sequence_key,
+    write_records,
 )
 from serving.live.timeline import PAUSE_MS
 
 KEY_BYTES = 16  # of the digest that stands for an event id
 KEY_VALUE = struct.Struct("<Qq")  # sequence, arrival in unix milliseconds
-CHANGE = struct.Struct("<Bq")  # type, id
 KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
 READER_CHECK_EVERY_S = 60.0  # frees the slots of killed readers, which keep LMDB from reusing old pages
 
@@ -384,19 +386,6 @@ def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(ids) == 1:  # the most frequent batch, which need not be sorted
         return ids, np.zeros(1, np.int64)
     return np.unique(ids, return_inverse=True)
-
-
-def read_records(txn: lmdb.Transaction, db, keys: list[bytes], dtype: np.dtype) -> tuple[list[int], np.ndarray]:
-    """Return the rows of `keys` [N] that the store has, [M], and their records [M], read-only."""
-    values = [txn.get(key, db=db) for key in keys]
-    rows = [row for row, value in enumerate(values) if value is not None]
-    return rows, np.frombuffer(b"".join([value for value in values if value is not None]), dtype)
-
-
-def write_records(txn: lmdb.Transaction[bytes], db, keys: list[bytes], records: np.ndarray) -> None:
-    """Write [N] records under their keys."""
-    packed, size = records.tobytes(), records.dtype.itemsize
-    txn.cursor(db).putmulti([(key, packed[row * size : (row + 1) * size]) for row, key in enumerate(keys)])
 
 
 def digest_of(event_id: bytes) -> bytes:
