@@ -169,7 +169,7 @@ def test_rows_below_are_promoted_so_that_the_next_request_hits(open_tiers, sourc
         tiers.settle()
     counts = tiers.metrics().tables["items"].counts
     assert (counts.rows, counts.l1_hits, counts.l2_hits, counts.l3_hits) == (20, 10, 0, 10)
-    tiers._tables["items"].l1._forget(0)
+    tiers._tables["items"].l1._start_empty(0)
     tiers.lookup("items", keys)
     assert tiers.metrics().tables["items"].counts.l2_hits == 10
 

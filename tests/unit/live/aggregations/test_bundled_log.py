@@ -35,7 +35,7 @@ def test_replaying_the_log_gives_the_features_of_training(log, entity):
         if end in asked:
             replayed.append(table.read(log.keys[entity][end : end + 1], log.events["time_ms"][end])[0])
         start = end
-    expected = log.at(entity, instants)
+    expected = log.compute_at(entity, instants)
     np.testing.assert_array_equal(np.stack(replayed), expected)
     varied = np.isfinite(expected).any(axis=0) & (np.nanstd(expected, axis=0) > 0)
     assert varied.all(), log.plans[entity].names

@@ -84,7 +84,7 @@ def test_whatever_stops_a_load_the_tables_are_closed(trained, tmp_path, monkeypa
 
     (tmp_path / "shared").mkdir()
     monkeypatch.setattr(table_module, "SHARED_MEMORY", str(tmp_path / "shared"))
-    monkeypatch.setattr(MixedWidths, "n_rows", fail)
+    monkeypatch.setattr(MixedWidths, "count_keys", fail)
     folder, before = rewritten(trained.folder, "rank", tmp_path), set(threading.enumerate())
     with pytest.raises(MemoryError):
         Rank.load(folder)
