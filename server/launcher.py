@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +39,7 @@ from serving.contract.errors import ServerError
 
 READY_TIMEOUT_S = 300.0
 STALLED_AFTER_S = 60.0
+MEMORY_RACE = "boost::interprocess::lock_exception"  # tritonserver 2.51 aborts so when it loads two versions of a model
 STOP_TIMEOUT_S = 30.0
 IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for requests it has accepted
 LAST_WORDS_S = 3.0  # a model's process may end a moment before the server logs why
@@ -143,12 +145,11 @@ class TritonServer:
         tag = self._former_tag or f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
         try:
             self._launch(models, tag, facts)
-            if not self._wait_ready(self.stalled_after_s):
-                said = f"The start stands still for {self.stalled_after_s:.0f} s: {health.list_unready(self.grpc_url)}."
-                print(f"{said} Starting again; the log so far is {self.log_path}.1", file=sys.stderr)
+            if fault := self._wait_ready(again=True):
+                print(f"The start {fault}. Starting again; the log so far is {self.log_path}.1", file=sys.stderr)
                 end_server(self.state)
                 self._launch(models, tag, facts)
-                self._wait_ready(float("inf"))
+                self._wait_ready(again=False)
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # it has no requests to wait for
             raise
@@ -219,20 +220,25 @@ class TritonServer:
         self._state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
         self._state.save(self.run_dir)
 
-    def _wait_ready(self, stalled_after_s: float) -> bool:
-        """Return whether the server is ready; it is not when its start stands still. Raises ServerError."""
+    def _wait_ready(self, again: bool) -> str:
+        """Return "" once the server is ready, or a fault that another start may not have. Raises ServerError for all others.
+
+        again: whether there may be another start
+        """
         process = self.process
         assert process is not None  # launched just now
         watch, deadline = StallWatch(self.state.tag), time.monotonic() + self.ready_timeout_s
         dead_since = float("inf")
         while True:
             text = self.log_path.read_text(errors="replace")
+            if again and process.poll() == -signal.SIGABRT and MEMORY_RACE in text:
+                return "was ended by a race for shared memory"
             if process.poll() is not None:  # checked first, because another server may answer at its address
                 raise ServerError(self._failed(f"ended with exit code {process.returncode}", log.explain(text)))
             if health.is_ready(self.grpc_url) and listens(
                 self.ports.metrics, reachable_at(self.host)
             ):  # the metrics page opens last
-                return True
+                return ""
             if failure := log.find_first_failure(text):
                 raise ServerError(self._failed("cannot serve this repository", failure))
             if dead := processes.count_dead_stubs(process.pid):
@@ -244,8 +250,8 @@ class TritonServer:
                     f"tritonserver is not ready after {self.ready_timeout_s:.0f} s: {health.list_unready(self.grpc_url)}. "
                     f"See {self.log_path}, or allow more time."
                 )
-            if watch.still_s(len(text)) > stalled_after_s:
-                return False
+            if again and watch.still_s(len(text)) > self.stalled_after_s:
+                return f"stands still for {self.stalled_after_s:.0f} s: {health.list_unready(self.grpc_url)}"
             time.sleep(POLL_S)
 
     def _failed(self, what: str, failure: log.Failure) -> str:

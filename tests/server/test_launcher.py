@@ -19,7 +19,7 @@ import tritonclient.grpc as grpcclient
 from server import updaters
 from server.environment import PROJECT
 from server.health import is_ready, local_client, model_states, wait_ready
-from server.launcher import TritonServer, clear_stale, running_servers, stop_server
+from server.launcher import MEMORY_RACE, TritonServer, clear_stale, running_servers, stop_server
 from server.ports import Ports, free_ports, is_free
 from server.processes import SHM_DIR, is_running, members
 from server.state import ServerState, known_servers
@@ -79,14 +79,25 @@ def test_models_see_the_threads_they_were_given_and_not_the_checkout(repo, launc
     assert is_ready(server.grpc_url)
 
 
-def test_a_start_that_stands_still_is_begun_again_once(repo, run_dir, launch, tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("time.sleep(900)", "The start stands still for 4 s"),
+        (
+            f"print('{MEMORY_RACE}', flush=True); os.kill(os.getppid(), 6); time.sleep(900)",
+            "The start was ended by a race for shared memory",
+        ),
+    ],
+)
+def test_a_start_that_another_may_mend_is_begun_again_once(repo, run_dir, launch, tmp_path, capfd, fault, said):
     begun = tmp_path / "begun"
-    waits = f"import os, time\nif not os.path.exists('{begun}'):\n    open('{begun}', 'w').close()\n    time.sleep(900)\n"
-    toys.publish(repo.parent / "other", 1, waits + toys.MODEL)
+    fault = fault.replace("os.kill(os.getppid(), 6); time.sleep(900)", "os.kill(os.getppid(), 6); time.sleep(900)")
+    once = f"import os, time\nif not os.path.exists('{begun}'):\n    open('{begun}', 'w').close()\n    {fault}\n"
+    toys.publish(repo.parent / "other", 1, once + toys.MODEL)
     server = launch(repo.parent / "other", stalled_after_s=4.0)
     with local_client(server.grpc_url) as client:
         assert toys.ask(client, 5) == toys.expected(5, generation=1)
-    assert "The start stands still for 4 s" in capfd.readouterr().err
+    assert said in capfd.readouterr().err
     assert "loading: " in server.log_path.with_name(server.log_path.name + ".1").read_text()
     assert running_servers(run_dir) == [server.state]
 

@@ -134,12 +134,17 @@ def test_updates_reach_the_cluster_and_the_answers(repository, info, tmp_path, c
         pipeline.close()
     assert not np.array_equal(after["scores"], before["scores"])
     np.testing.assert_allclose(after["scores"], expected["scores"], atol=1e-5)
-    held = {}
-    for node in cluster.nodes:
-        for partition in range(config.redis.num_partitions):
-            name = value_hash(config.model, "item_0", partition)
-            if node.client.execute_command("CLUSTER", "COUNTKEYSINSLOT", node.client.cluster("KEYSLOT", name)):
-                held |= node.client.hgetall(name)
-    assert held == {int(key).to_bytes(8, "little"): row.tobytes() for key, row in enumerate(rows)}
+
+    def held_rows() -> dict[bytes, bytes]:
+        held: dict[bytes, bytes] = {}
+        for node in cluster.nodes:
+            for partition in range(config.redis.num_partitions):
+                name = value_hash(config.model, "item_0", partition)
+                if node.client.execute_command("CLUSTER", "COUNTKEYSINSLOT", node.client.cluster("KEYSLOT", name)):
+                    held |= node.client.hgetall(name)
+        return held
+
+    published = {int(key).to_bytes(8, "little"): row.tobytes() for key, row in enumerate(rows)}
+    until(lambda: held_rows() == published, lambda: "Redis never got all rows")  # late, where it answers too slowly
     server.stop()
     broker.stop()
