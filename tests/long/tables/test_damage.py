@@ -248,7 +248,7 @@ def test_a_database_that_somebody_writes_is_left_to_them(config):
     writer.close()
     open_l3(config, writable=True).close()
     assert len(aside(config)) == 1
-    with pytest.raises(DependencyError, match="replaced by a new one"):
+    with pytest.raises(DependencyError, match="was replaced"):
         reader.check()
     reader.close()
 
@@ -377,7 +377,7 @@ def test_a_file_system_that_takes_no_folder(config, instance, tmp_path):
     tiers = instance(config)
     np.testing.assert_array_equal(tiers.lookup("items", KEYS), random_rows(ROWS, WIDTH))
     assert tiers.degraded
-    assert "Check the disk, its free room and the permissions" in tiers.metrics().down["rocksdb"]
+    assert "Check the disk, its free space and the permissions" in tiers.metrics().down["rocksdb"]
     (tmp_path / "link").unlink()
     (tmp_path / "room").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "room")
