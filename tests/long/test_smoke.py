@@ -38,6 +38,7 @@ from experiments import (
     tables_lookups,
     tables_updates,
     tables_workload,
+    two_generations,
 )
 from experiments.harness import Figure, Result, run_in_turns
 from experiments.merlin_once import OnceExecutor
@@ -257,6 +258,9 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "sequence_latency": lambda context: sequence_latency.measure(context.folder, n_items=50, n_requests=3, rounds=2),
     "simulated_shop": smoke_simulated_shop,
     "tables": smoke_tables,
+    "two_generations": lambda context: two_generations.make_figures(
+        {f"{how}: {what}": [2.0, 4.0] for how in ("one", "two") for what in ("p50", "p99", "memory")}
+    ),
     "tables_large": smoke_tables_large,
     "tables_updates": smoke_tables_updates,
 }
