@@ -43,7 +43,11 @@ from trials.interleaving import credit_clicks, draft_teams
 from trials.sequential import Arm, bound_mean, compare_arms
 from triton_recommender import Event, Query, Recommender
 
-SETTINGS = {"pipeline": {"recorded_requests": 64}, "ranker": {"compression": "none"}, "training": {"teachers": "one"}}
+SETTINGS = {
+    "pipeline": {"recorded_requests": 64},
+    "ranker": {"compression": "none"},
+    "training": {"teachers": "one", "minutes": 1.0},
+}
 LENGTH, BATCH = 10, 64  # items of a list; visits that are asked at once
 EVENTS_PER_USER, LOG_DAYS = 12, 60.0  # of the log that the first generation learns from
 VISITS_PER_DAY, VISITS_IN_SALE = 1.0, 5.0  # of each user; a sale lasts the two hours after the change of taste
@@ -56,8 +60,8 @@ LOOK = 100  # requests between two looks at such a test
 FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-say = Console(stderr=True, width=130, soft_wrap=True).print
-quiet = Console(quiet=True)
+console = Console(stderr=True, width=130, soft_wrap=True)
+say = console.print
 
 
 @dataclass
@@ -95,7 +99,7 @@ class Shop:
 
     def learn(self, dataset: Dataset) -> bool:
         """Train and judge a generation, and serve it if it passes. Return whether it did."""
-        done = follow_once(dataset, self.served.repo, Settings.model_validate(SETTINGS), 1, quiet)
+        done = follow_once(dataset, self.served.repo, Settings.model_validate(SETTINGS), 1, console)
         say(done.report)
         return bool(done.generation)
 
@@ -267,7 +271,7 @@ def shuffled(dataset: Dataset, rng: np.random.Generator) -> Dataset:
 
 def publish(dataset: Dataset, scratch: Path, repo: Path, name: str) -> int:
     """Export a data set and publish it in a repository that another generation stays pinned in. Return the generation."""
-    build_repository(dataset, scratch / name, Settings.model_validate(SETTINGS), quiet)
+    build_repository(dataset, scratch / name, Settings.model_validate(SETTINGS), console)
     return relayout(scratch / name, repo, "ensemble")
 
 
@@ -280,7 +284,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
         dataset = world.write_log(scratch / "data", EVENTS_PER_USER * n_users, LOG_DAYS, int(begins_s))
         repo = scratch / "repository"
         say("the first generation")
-        build_repository(dataset, repo, Settings.model_validate(SETTINGS), quiet)
+        build_repository(dataset, repo, Settings.model_validate(SETTINGS), console)
         settings = "deadline_ms = 2_000\n"
         with (
             serve_with_gateway(repo, settings, run_dir=RUN_DIR) as served,
@@ -306,8 +310,8 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
 
 @app.command()
 def main(
-    users: Annotated[int, typer.Option(min=100)] = 2_000,
-    items: Annotated[int, typer.Option(min=100)] = 1_000,
+    users: Annotated[int, typer.Option(min=100)] = 800,
+    items: Annotated[int, typer.Option(min=100)] = 400,
     days: Annotated[int, typer.Option(min=2)] = 30,
     challengers: Annotated[int, typer.Option(min=1, help="broken ones")] = 20,
     results: ResultsFolder = RESULTS,
