@@ -53,7 +53,7 @@ EVENTS_PER_USER, LOG_DAYS = 12, 60.0  # of the log that the first generation lea
 VISITS_PER_DAY, VISITS_IN_SALE = 1.0, 5.0  # of each user; a sale lasts the two hours after the change of taste
 FOUND = 0.3  # visits in which a user finds an item without the list, and takes it
 TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generations; share of the users whose taste changes
-SHARE = 0.25  # of the users, who meet a challenger
+SHARE = 0.5  # of the users, who meet a challenger
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
 RUNS, TRIALS, MOST_REQUESTS = 200, 20, 200_000  # A/A tests; comparisons of two ways to decide, and their longest
 LOOK = 100  # requests between two looks at such a test
@@ -74,13 +74,17 @@ class Shop:
     had: np.ndarray
     now_s: float
 
-    def lists(self, users: np.ndarray) -> np.ndarray:
-        """Return what users are recommended now: int64 [N, K]."""
+    def ask(self, users: np.ndarray) -> tuple[np.ndarray, str]:
+        """Return what users are recommended now, int64 [N, K], and the id of the request."""
         answers = self.recommender.recommend_many([Query(int(user)) for user in users], k=LENGTH)
-        return np.array([answer.item_ids for answer in answers])
+        return np.array([answer.item_ids for answer in answers]), answers[0].request_id
+
+    def lists(self) -> np.ndarray:
+        """Return the lists of all users, int64 [U, K]."""
+        return self.ask(self.world.user_ids)[0]
 
     def quality(self) -> float:
-        return self.world.quality(self.lists(self.world.user_ids), self.had)
+        return self.world.quality(self.lists(), self.had)
 
     def trade(self, hours: float, visits: float, rng: np.random.Generator) -> None:
         """Let users come, be shown a list, and take what they like. visits: of each user, on average"""
@@ -89,9 +93,11 @@ class Shop:
         for first in range(0, count, BATCH):
             users, now_s = rng.choice(self.world.user_ids, min(BATCH, count - first)), times_s[first : first + BATCH]
             events, found = [], np.where(rng.random(len(users)) < FOUND, self.world.pick(users), 0)
-            for user, items, own, at_s in zip(users, self.lists(users), found, now_s, strict=True):
-                for item in {*items[self.world.react(user, items)].tolist(), int(own)} - {0}:
-                    events.append(Event(int(user), item, timestamp_ms=int(1_000 * at_s)))
+            lists, request_id = self.ask(users)
+            for user, items, own, at_s in zip(users, lists, found, now_s, strict=True):
+                taken: dict[int, str | None] = dict.fromkeys(items[self.world.react(user, items)].tolist(), request_id)
+                for item, shown_by in (taken | ({int(own): None} if own else {})).items():
+                    events.append(Event(int(user), item, timestamp_ms=int(1_000 * at_s), request_id=shown_by))
                     self.had[user - 1, item - 1] = True
             if events:
                 self.recommender.observe_many(events)
@@ -302,16 +308,16 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http:
                 front = Storefront(shop, http)
                 figures += try_challengers(front, broken, weak, challengers, days, rng)
-            good = shop.lists(world.user_ids)
+            good = shop.lists()
             launcher.activate(served.state, weak, served.run_dir)
-            figures += compare_ways(world, good, shop.lists(world.user_ids), rng)
+            figures += compare_ways(world, good, shop.lists(), rng)
     return figures
 
 
 @app.command()
 def main(
-    users: Annotated[int, typer.Option(min=100)] = 800,
-    items: Annotated[int, typer.Option(min=100)] = 400,
+    users: Annotated[int, typer.Option(min=100)] = 1_000,
+    items: Annotated[int, typer.Option(min=100)] = 1_000,
     days: Annotated[int, typer.Option(min=2)] = 30,
     challengers: Annotated[int, typer.Option(min=1, help="broken ones")] = 20,
     results: ResultsFolder = RESULTS,

@@ -66,6 +66,16 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     )
 
 
+def find_prompted(interactions: pd.DataFrame, folder: Path) -> np.ndarray:
+    """Return which rows of a log are live events that name the answer they react to (`request_id`), bool [N]."""
+    keys = [np.empty((0, len(KEY)), np.int64)]
+    for _, batch in read_log(folder):
+        own = batch.headers[batch.headers["request_id_bytes"] > 0]
+        keys.append(np.stack([own["user_id"], own["item_id"], own["time_ms"] // 1000], axis=1))
+    prompted = pd.MultiIndex.from_arrays(np.concatenate(keys).T, names=KEY)
+    return pd.MultiIndex.from_frame(interactions[KEY]).isin(prompted)
+
+
 def find_log_rows(headers: np.ndarray) -> np.ndarray:
     """Return which of HEADER [N] belong in the interaction log, int64 [M]."""
     counted = (headers["flags"] & (Flags.COUNTED | Flags.ERASED)) == Flags.COUNTED

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from rich.console import Console
 
 from export.build import build_repository
-from export.continued import continue_log
+from export.continued import continue_log, find_prompted
 from export.prequential import answer_live, choose_questions
 from export.relayout import relayout
 from export.settings import Settings
-from export.verdict import Verdict, judge
+from export.verdict import LEAST_QUESTIONS, Verdict, judge
 from repository.config import CONFIG_FILE, layout_of
 from repository.experiments import experiment_folder
 from repository.models import read_config
@@ -84,7 +85,7 @@ def follow_once(
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
         candidate, layout = Path(scratch, "candidate"), layout_of(read_config(repo / ENSEMBLE / CONFIG_FILE))
         build_repository(earlier, candidate, settings, console, layout)
-        rows = choose_questions(whole.interactions, int(np.searchsorted(times_s, judged_from_s)), len(times_s), MOST_QUESTIONS)
+        rows = choose_judged(whole.interactions, folder, int(np.searchsorted(times_s, judged_from_s)))
         first, serving_first = np.searchsorted(times_s, (judged_from_s, known_until_s + 1)).tolist()  # rows neither has learned
         verdict = judge(
             answer_live(candidate, whole, rows, first, Path(scratch, "store")),
@@ -105,6 +106,17 @@ def follow_once(
     for state in servers:
         activate(state, generation, RUN_DIR)
     return Round(generation, f"generation {generation}. {verdict}", verdict)
+
+
+def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:
+    """Return the rows from `first` on by which two generations are judged, int64 [Q]. folder: of the live store
+
+    An item that was taken from a list speaks for the generation that made the list. So what a list led to is left out, unless
+    too little is left to judge by.
+    """
+    span = first, len(log), MOST_QUESTIONS
+    unprompted = choose_questions(log, *span, find_prompted(log, folder))
+    return unprompted if len(unprompted) >= LEAST_QUESTIONS else choose_questions(log, *span)
 
 
 def challenge(servers: list[ServerState], repo: Path, experiment: Experiment) -> None:

@@ -69,9 +69,12 @@ def compute_gains(ranks: np.ndarray) -> np.ndarray:
     return np.where(ranks < 10, 1 / np.log2(ranks + 2), 0.0)
 
 
-def choose_questions(events: pd.DataFrame, first: int, end: int, most: int) -> np.ndarray:
-    """Return int64 [Q] rows from `first` to `end` whose item the user never had before: `most`, evenly spaced, or fewer."""
-    new = ~events.duplicated(["user_id", "item_id"]).to_numpy() & events["positive"].to_numpy()
+def choose_questions(events: pd.DataFrame, first: int, end: int, most: int, left_out: np.ndarray | bool = False) -> np.ndarray:
+    """Return int64 [Q] rows from `first` to `end` whose item the user never had before: `most`, evenly spaced, or fewer.
+
+    left_out: bool [N], rows that are no questions
+    """
+    new = ~events.duplicated(["user_id", "item_id"]).to_numpy() & events["positive"].to_numpy() & ~np.asarray(left_out)
     rows = first + np.flatnonzero(new[first:end])
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
 

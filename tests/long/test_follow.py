@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 
 from export.build import build_repository
-from export.follow import follow_once
+from export.follow import choose_judged, follow_once
 from export.prequential import event_inputs, split_blocks
 from export.settings import Settings
+from export.verdict import LEAST_QUESTIONS
 from repository.experiments import start_experiment
 from repository.generations import published_generations
 from repository.registry import read_acts, read_manifest
@@ -85,6 +86,21 @@ def test_a_generation_of_what_happened_since_is_published(repo, whole, past):
     assert "waits" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     assert "waits: experiment spring runs" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET, 0.1).report
+
+
+def test_what_a_list_led_to_judges_only_where_too_little_else_is_there(repo, whole, past):
+    rows = np.arange(EARLY, EVERYTHING)
+    log = whole.interactions
+    with closing(Observe.load(repo / OBSERVE / str(pinned_generation(repo)))) as model:
+        for part in split_blocks(rows, 500):
+            prompted = np.array([b"r1" if row % 2 else b"" for row in part.tolist()], object)
+            model(event_inputs(whole, part) | {"request_id": prompted[:, None]})
+    folder = live_folder(repo)
+    judged = choose_judged(log, folder, EARLY)
+    assert len(judged) >= LEAST_QUESTIONS
+    assert (judged % 2 == 0).all()
+    last = EVERYTHING - LEAST_QUESTIONS  # too few of the last events followed no list
+    assert set(choose_judged(log, folder, last) % 2) == {0, 1}
 
 
 def test_a_worse_generation_is_not_published_and_it_is_said_why(repo, whole, past):
