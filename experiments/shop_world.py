@@ -68,7 +68,7 @@ class World:
         return shelves[np.arange(len(users)), drawn] + 1
 
     def react(self, user: int, items: np.ndarray) -> np.ndarray:
-        """Return which items of a list a user takes, bool [K]: one after the other, until the user looks no further."""
+        """Return which items of a list a user takes, bool [K]; lower places are looked at more rarely."""
         return self._rng.random(len(items)) < self.taking(np.array([user]), items[None])[0]
 
     def taking(self, users: np.ndarray, lists: np.ndarray) -> np.ndarray:

@@ -4,7 +4,8 @@
 
 Users have tastes that change (experiments/shop_world.py). The models know of them only what users take. Lists come from a
 tritonserver, events go to it with simulated times. `export follow` trains a generation every week, and two simulated hours
-after the tastes of half of the users have changed. Then generations meet in experiments through the gateway.
+after the tastes of half of the users have changed. Then challengers meet users through the gateway, under the guard. How many
+requests A/B and interleaving need is drawn from the lists of two generations and the chances of clicks.
 """
 
 from __future__ import annotations
@@ -120,8 +121,9 @@ def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Gener
             changed = shop.quality()
             shop.trade(SALE_HOURS, VISITS_IN_SALE, rng)
             live = shop.quality()
-            published += shop.learn(dataset)
+            renewed = shop.learn(dataset)
             after = shop.quality()
+            published += renewed
             shop.trade(24 - SALE_HOURS, VISITS_PER_DAY, rng)
         else:
             shop.trade(24, VISITS_PER_DAY, rng)
@@ -134,6 +136,7 @@ def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Gener
         Figure(name="just after it", values=[changed]),
         Figure(name="two hours later, by live events alone", values=[live]),
         Figure(name="and with the generation trained then", values=[after]),
+        Figure(name="that generation was published", values=[renewed], at_least=1),
         Figure(name="regained of what was lost", values=[(after - changed) / (before - changed)], at_least=0.95),
         Figure(name="on the last day", values=[shop.quality()]),
         Figure(name="generations trained and published", values=[published], at_least=1),
@@ -205,7 +208,7 @@ def try_challengers(front: Storefront, broken: int, weak: int, count: int, days:
     return [
         Figure(name="broken challengers: share of their answers until rolled back", values=[max(seen)], unit="", at_most=0.01),
         Figure(name="broken challengers that were rolled back", values=[sum(share < 1 for share in seen)], at_least=count),
-        Figure(name="a better challenger is promoted", values=[bool(ended and ended.state == "promoted")], at_least=1),
+        Figure(name="the guard promotes a better challenger", values=[bool(ended and ended.state == "promoted")], at_least=1),
         Figure(name="answers of the better challenger until then", values=[answers]),
     ]
 

@@ -25,6 +25,7 @@ from export.settings import Settings
 from export.verdict import LEAST_QUESTIONS, Verdict, judge
 from repository.config import CONFIG_FILE, layout_of
 from repository.experiments import experiment_folder
+from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
 from repository.registry import record_act
@@ -64,8 +65,10 @@ def follow_once(
     dataset: as it is loaded, without live events. Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
     serving = pinned_generation(repo)
-    if share < 1 and (running := read_experiment(experiment_folder(repo))) and running.runs:
+    if share < 1 and (running := find_running(repo)):
         return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")
+    if share < 1 and not find_servers(repo):
+        raise ConfigError(f"No server started here serves {repo}, so no user can meet a new generation. Start one: make serve")
     if not (repo / OBSERVE).is_dir():
         raise ConfigError(
             f"{repo} has no model `{OBSERVE}`, so there are no live events to learn from. Export with PROFILE=cpu."
@@ -97,15 +100,27 @@ def follow_once(
             record_act(repo, "not published", serving, reason=str(verdict))
             return Round(0, f"generation {serving} stays. {verdict}", verdict)
         generation = relayout(candidate, repo, layout)
+    if share < 1:
+        pin(repo, serving)  # a restart serves everybody what was served before
     make_read_only(repo, generation)
     record_act(repo, "published", generation, reason=str(verdict))
-    servers = [state for state in running_servers(RUN_DIR) if state.repo == repo.resolve()]
-    if share < 1 and servers:
+    servers = find_servers(repo)
+    if share < 1:
         challenge(servers, repo, Experiment(f"generation-{generation}", serving, generation, share, promotes=True))
         return Round(generation, f"generation {generation} meets {share:.1%} of the users. {verdict}", verdict)
     for state in servers:
         activate(state, generation, RUN_DIR)
     return Round(generation, f"generation {generation}. {verdict}", verdict)
+
+
+def find_servers(repo: Path) -> list[ServerState]:
+    return [state for state in running_servers(RUN_DIR) if state.repo == repo.resolve()]
+
+
+def find_running(repo: Path) -> Experiment | None:
+    """Return the experiment that runs, None where none does."""
+    experiment = read_experiment(experiment_folder(repo))
+    return experiment if experiment and experiment.runs else None
 
 
 def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:
@@ -121,6 +136,10 @@ def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:
 
 def challenge(servers: list[ServerState], repo: Path, experiment: Experiment) -> None:
     """Let a generation meet some of the users in the place of a former challenger. Raises ServerError, ConfigError."""
+    if running := find_running(repo):
+        raise ConfigError(
+            f"Experiment {running.name!r} was started meanwhile; generation {experiment.challenger} is published and unused."
+        )
     for state in servers:
         unload_challenger(state.grpc_url, state.repo)
     begin_experiment(servers, repo, experiment)

@@ -14,7 +14,7 @@ async function showExperiment() {
   const { experiment, arms, looks } = answer;
   at("settings").textContent = experiment ? describe(experiment) : "No experiment runs.";
   at("decision").textContent = sentence(answer.decision);
-  at("decision").className = experiment?.state === "rolled back" ? "bad" : VERDICTS[answer.verdict];
+  at("decision").className = { "rolled back": "bad", promoted: "good" }[experiment?.state] ?? VERDICTS[answer.verdict];
   at("arms").replaceChildren(...(arms.length ? tableOf(arms) : []));
   at("interval").replaceChildren(...(experiment && experiment.mode !== "shadow" ? drawLooks(experiment, looks) : []));
   for (const side of ["champion", "challenger"]) {

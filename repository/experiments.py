@@ -40,13 +40,20 @@ def change_share(repository: Path, share: float) -> Experiment:
     return _change(repository, "share changed", lambda former: replace(_require_running(former), share=share))
 
 
-def end_experiment(repository: Path, reason: str, state: State = "stopped") -> Experiment:
-    """End the experiment: the champion answers everybody. Raises ConfigError where none runs.
+def end_experiment(repository: Path, reason: str, state: State = "stopped", judged: Experiment | None = None) -> Experiment:
+    """End the experiment: the champion answers everybody. Raises ConfigError where none runs, or another one than `judged`.
 
     state: how it ends; a promoted challenger is moved to by the supervisors of its servers (server/promotion.py). reason: why
+    judged: the experiment as it was when that was decided, None for whichever runs
     """
-    act = "experiment stopped" if state == "stopped" else state
-    return _change(repository, act, lambda former: replace(_require_running(former), state=state, share=0.0, reason=reason))
+
+    def end(former: Experiment | None) -> Experiment:
+        running = _require_running(former)
+        if judged is not None and running != judged:
+            raise ConfigError(f"Experiment {judged.name!r} was changed while it was judged. Judge it again.")
+        return replace(running, state=state, share=0.0, reason=reason)
+
+    return _change(repository, "experiment stopped" if state == "stopped" else state, end)
 
 
 def _require_running(experiment: Experiment | None) -> Experiment:
@@ -62,9 +69,9 @@ def _change(repository: Path, act: str, make: Callable[[Experiment | None], Expe
         former = read_experiment(folder)
         changed = make(former)
         changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_now_ms())
-        _write(folder, changed)
         facts = f"experiment {changed.name}, {changed.mode}, share {changed.share:g}"
         record_act(repository, act, changed.challenger, reason=f"{facts}: {changed.reason}" if changed.reason else facts)
+        _write(folder, changed)  # last: whoever acts on it finds the record
     return changed
 
 

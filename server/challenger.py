@@ -17,8 +17,8 @@ from repository.challenger import challengers, remove_challenger, write_challeng
 from repository.generations import pipeline_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import Model, read_repository
-from server.generations import load_models, served_generation, wait_drained
-from server.health import local_client
+from server.generations import LOAD_TIMEOUT_S, load_models, served_generation, wait_drained
+from server.health import local_client, model_states
 from server.memory import check_memory
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS
@@ -61,16 +61,22 @@ def unload_challenger(grpc_url: str, repo: Path) -> int | None:
     Raises ServerError when the server does not answer.
     """
     with publication_lock(repo):
-        champion, loaded = served_generation(grpc_url), challengers(repo)
+        champion, loaded = served_generation(grpc_url), challengers(repo) or loaded_challengers(grpc_url)
         if not loaded:
             return None
         with local_client(grpc_url) as client:
-            client.unload_model(CHALLENGER)
+            client.unload_model(CHALLENGER, client_timeout=LOAD_TIMEOUT_S)
             wait_drained(grpc_url, loaded[0], CHALLENGER)
             remove_challenger(repo)
             write_pins(repo, champion)
             _release(client, repo)
     return loaded[0]
+
+
+def loaded_challengers(grpc_url: str) -> list[int]:
+    """Return the challenger's generation of a server whose repository names none, because another server unloaded its own."""
+    states = model_states(grpc_url) or {}
+    return [version for (name, version), (state, _) in states.items() if name == CHALLENGER and state == "READY"]
 
 
 def step_names(repo: Path) -> list[str]:

@@ -60,6 +60,7 @@ def status(repo: Repo = DEFAULT) -> None:
     typer.echo(
         f"{experiment.name}: {experiment.state}, {experiment.mode}, generation {experiment.challenger} beside "
         f"{experiment.champion}, share {experiment.share:.1%}, since {began} UTC"
+        + (", takes over once it is better" if experiment.runs and experiment.promotes else "")
         + (f"; {experiment.reason}" if experiment.reason else "")
     )
 
@@ -72,6 +73,9 @@ def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo:
         raise ConfigError(f"No experiment was started on {repo}, so there is none to stop.")
     if experiment.runs:
         end_experiment(repo, reason)
+    if experiment.state == "promoted":
+        typer.echo(f"experiment {experiment.name} is over: generation {experiment.challenger} was promoted")
+        return
     unloaded = [unload_challenger(state.grpc_url, state.repo) for state in find_servers(repo)]
     gone = "unloaded" if any(unloaded) else "not loaded"
     typer.echo(f"experiment {experiment.name} is over: generation {experiment.challenger} is {gone}")

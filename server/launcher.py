@@ -142,14 +142,14 @@ class TritonServer:
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder}
         facts: dict[str, Any] = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
         facts["generation"] = generations.generation_on_disk(self.repo)
-        tag = self._former_tag or f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
+        deadline_s = time.monotonic() + self.ready_timeout_s
         try:
-            self._launch(models, tag, facts)
-            if fault := self._wait_ready(again=True):
+            self._launch(models, facts)
+            if fault := self._wait_ready(deadline_s, again=True):
                 print(f"The start {fault}. Starting again; the log so far is {self.log_path}.1", file=sys.stderr)
-                end_server(self.state)
-                self._launch(models, tag, facts)
-                self._wait_ready(again=False)
+                self.stop(timeout_s=0)
+                self._launch(models, facts)
+                self._wait_ready(deadline_s, again=False)
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # it has no requests to wait for
             raise
@@ -176,8 +176,9 @@ class TritonServer:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def _launch(self, models: list[Model], tag: str, facts: Mapping[str, Any]) -> None:
+    def _launch(self, models: list[Model], facts: Mapping[str, Any]) -> None:
         wheel = find_wheel()
+        tag = self._former_tag or f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
         command = [
             str(wheel.server),
             f"--model-repository={self.repo}",
@@ -220,15 +221,14 @@ class TritonServer:
         self._state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
         self._state.save(self.run_dir)
 
-    def _wait_ready(self, again: bool) -> str:
+    def _wait_ready(self, deadline_s: float, again: bool) -> str:
         """Return "" once the server is ready, or a fault that another start may not have. Raises ServerError for all others.
 
         again: whether there may be another start
         """
         process = self.process
         assert process is not None  # launched just now
-        watch, deadline = StallWatch(self.state.tag), time.monotonic() + self.ready_timeout_s
-        dead_since = float("inf")
+        watch, dead_since = StallWatch(self.state.tag), float("inf")
         while True:
             text = self.log_path.read_text(errors="replace")
             if again and process.poll() == -signal.SIGABRT and MEMORY_RACE in text:
@@ -245,7 +245,7 @@ class TritonServer:
                 dead_since = min(dead_since, time.monotonic())
             if time.monotonic() - dead_since > LAST_WORDS_S:
                 raise ServerError(self._failed("lost a model's process while loading", log.find_unfinished(text, dead)))
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 raise ServerError(
                     f"tritonserver is not ready after {self.ready_timeout_s:.0f} s: {health.list_unready(self.grpc_url)}. "
                     f"See {self.log_path}, or allow more time."

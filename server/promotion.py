@@ -1,47 +1,53 @@
-"""Move the servers of a repository to a challenger that the guard of its experiment has promoted (trials/guard.py)."""
+"""Move a server to a challenger that the guard of its experiment has promoted (trials/guard.py)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from repository.experiments import experiment_folder
-from repository.registry import read_acts
+from repository.registry import read_acts, record_act
 from server.challenger import unload_challenger
-from server.launcher import activate, running_servers
-from serving.contract.errors import ArtifactError
+from server.launcher import activate
+from server.state import ServerState
+from serving.contract.errors import ArtifactError, RecommenderError
 from serving.live.experiment import Experiment, FollowedExperiment
+
+NOT_PROMOTED = "not promoted"  # in the registry
 
 
 class Promotion:
-    """Follows the experiment of one repository; its servers are those in `run_dir`."""
+    """Follows the experiment of one server's repository. run_dir: of the server"""
 
-    def __init__(self, repo: Path, run_dir: Path) -> None:
-        self._repo, self._run_dir = repo.resolve(), run_dir
-        self._settled: Experiment | None = None
+    def __init__(self, state: ServerState, run_dir: Path) -> None:
+        self._state, self._run_dir = state, run_dir
         try:
-            self._followed: FollowedExperiment | None = FollowedExperiment(experiment_folder(repo))
+            self._followed: FollowedExperiment | None = FollowedExperiment(experiment_folder(state.repo))
         except ArtifactError:  # not one of our repositories: it has no experiments
             self._followed = None
 
     def look(self) -> str:
-        """Move the servers, once for each promotion. Return what was done, "" for nothing.
+        """Move the server from the champion to a challenger that was promoted. Return what was done, "" for nothing.
 
-        Raises ServerError, once, where the challenger cannot take over: the champion then answers as before.
+        It is tried once: where the challenger cannot take over, the champion goes on, and the registry says why.
         """
         experiment = self._followed.current() if self._followed else None
-        if experiment is None or experiment.state != "promoted" or experiment is self._settled:
+        if experiment is None or not awaits_move(self._state, experiment):
             return ""
-        self._settled = experiment
-        if not awaits_move(self._repo, experiment):
-            return ""
-        for state in running_servers(self._run_dir):
-            if state.repo == self._repo:
-                unload_challenger(state.grpc_url, state.repo)
-                activate(state, experiment.challenger, self._run_dir)
-        return f"experiment {experiment.name}: generation {experiment.challenger} is promoted, because {experiment.reason}"
+        promoted = f"experiment {experiment.name}: generation {experiment.challenger} is promoted, because {experiment.reason}"
+        try:
+            unload_challenger(self._state.grpc_url, self._state.repo)
+            activate(self._state, experiment.challenger, self._run_dir)
+        except RecommenderError as error:
+            record_act(self._state.repo, NOT_PROMOTED, experiment.challenger, reason=str(error))
+            return f"{promoted}; {experiment.champion} goes on, because {error}"
+        return promoted
 
 
-def awaits_move(repo: Path, experiment: Experiment) -> bool:
-    """Return whether no server was moved since the promotion, by this supervisor, another one or a person."""
-    actions = [act.action for act in read_acts(repo) if act.time_s >= experiment.changed_ms // 1_000]
-    return "activated" not in actions[actions.index("promoted") :] if "promoted" in actions else False
+def awaits_move(state: ServerState, experiment: Experiment) -> bool:
+    """Return whether a server still answers with the champion of a promoted experiment, and nobody decided that it should."""
+    if experiment.state != "promoted" or state.generation != experiment.champion:
+        return False
+    later = [act for act in read_acts(state.repo) if act.time_s >= experiment.changed_ms // 1_000]
+    since = next((place for place, act in enumerate(later) if act.action == "promoted"), len(later))
+    decided = (NOT_PROMOTED, experiment.challenger), ("activated", experiment.champion)
+    return not any((act.action, act.generation) in decided for act in later[since:])

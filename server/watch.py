@@ -124,7 +124,7 @@ class Watch:
     def _look(self, state: ServerState) -> None:
         if self._observed is None or (state.pid, state.generation) != (self._observed.pid, self._observed.generation):
             self._observer, self._check = Observer(state), ArtifactCheck(state.repo, state.generation)
-            self._followers = ExperimentGuard(state, self._run_dir), Promotion(state.repo, self._run_dir)
+            self._followers = ExperimentGuard(state, self._run_dir), Promotion(state, self._run_dir)
         self._observed = state
         assert self._observer is not None
         assert self._check is not None

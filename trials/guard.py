@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from live.exposures import read_exposures
 from repository.experiments import end_experiment, experiment_folder
 from serving.contract.errors import ConfigError
-from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, Experiment, State, read_experiment
+from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State, read_experiment
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.progress import measure_progress
 from trials.sequential import LEAST_OBSERVATIONS, Comparison, compare_arms
@@ -46,8 +46,8 @@ def guard_once(repo: Path) -> Experiment | None:
     if not reason:
         return None
     try:
-        return end_experiment(repo, reason, state)
-    except ConfigError:  # ended meanwhile, by a person or by the guard of another server
+        return end_experiment(repo, reason, state, judged=experiment)
+    except ConfigError:  # ended or changed meanwhile, by a person or by the guard of another server
         return None
 
 
@@ -68,8 +68,8 @@ def find_harm(experiment: Experiment, exposures: pa.Table, folder: Path) -> str:
 
 
 def tried_arm(experiment: Experiment) -> str:
-    """Return the arm whose answers the challenger gives."""
-    return SHADOW_ARM if experiment.mode == "shadow" else CHALLENGER_ARM
+    """Return the arm whose answers the challenger gives, alone or with the champion."""
+    return SHADOW_ARM if experiment.mode == "shadow" else ARM_OF_MODE[experiment.mode]
 
 
 def is_arm(exposures: pa.Table, arm: str) -> pa.ChunkedArray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -96,10 +96,11 @@ def read_experiment(folder: Path) -> Experiment | None:
     """Return the experiment of a live store, None where none was ever started. Raises ArtifactError."""
     path = folder / EXPERIMENT_FILE
     try:
-        return Experiment(**json.loads(path.read_text()))
+        stated, known = json.loads(path.read_text()), {each.name for each in fields(Experiment)}
+        return Experiment(**{name: value for name, value in stated.items() if name in known})  # a newer version may know more
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}. Stop the experiment and start it again.") from error
 
 

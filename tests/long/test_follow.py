@@ -84,6 +84,8 @@ def test_a_generation_of_what_happened_since_is_published(repo, whole, past):
     with closing(Reader(live_folder(repo))) as reader, closing(Pipeline.load(repo, live=reader)) as pipeline:
         assert set(pipeline.recommend([1, 2, 3])["generation"].ravel().tolist()) == {2}
     assert "waits" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
+    with pytest.raises(ConfigError, match="No server started here serves"):
+        follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET, 0.1)
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     assert "waits: experiment spring runs" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET, 0.1).report
 

@@ -110,6 +110,6 @@ def test_a_challenger_that_is_promoted_answers_everybody_until_a_person_decides_
     assert pinned_generation(shop.repo) == challenger
     shop.recover()
     launcher.activate(shop.state, champion, shop.run_dir)
-    assert Promotion(shop.repo, shop.run_dir).look() == ""
+    assert Promotion(shop.state, shop.run_dir).look() == ""
     shop.recover()
     assert shop.ask()["generation"] == champion

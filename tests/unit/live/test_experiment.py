@@ -87,6 +87,23 @@ def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_
         change_share(repo, 0.2)
 
 
+def test_what_was_changed_while_it_was_judged_goes_on(tmp_path):
+    repo = copy_small_repository(tmp_path / "shop")
+    judged = start_experiment(repo, spring(share=0.1))
+    changed = change_share(repo, 0.2)
+    with pytest.raises(ConfigError, match="was changed while it was judged"):
+        end_experiment(repo, "better", state="promoted", judged=judged)
+    assert read_experiment(experiment_folder(repo)) == changed
+    assert end_experiment(repo, "better", state="promoted", judged=changed).state == "promoted"
+
+
+def test_a_file_of_a_newer_version_is_read(tmp_path):
+    folder = experiment_folder(copy_small_repository(tmp_path / "shop"))
+    folder.mkdir(parents=True)
+    (folder / EXPERIMENT_FILE).write_text(spring().text().replace("{", '{"colour": "red",', 1))
+    assert read_experiment(folder) == spring()
+
+
 def test_two_experiments_do_not_run_at_once(tmp_path):
     repo = copy_small_repository(tmp_path / "shop")
     start_experiment(repo, spring())

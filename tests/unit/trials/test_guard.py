@@ -38,7 +38,7 @@ def show(repo: Path, **of_challenger) -> None:
         own = Exposure(f"a{number}", experiment.changed_ms + number, number, 1, items, [1.0] * 3, [], "spring", "champion")
         own = replace(own, latency_ms=10.0 + number % 5)
         log.add(own)
-        arm = "shadow" if experiment.mode == "shadow" else "challenger"
+        arm = {"ab": "challenger", "interleave": "interleaved", "shadow": "shadow"}[experiment.mode]
         changes = {name: value(number) if callable(value) else value for name, value in of_challenger.items()}
         log.add(replace(own, request_id=f"b{number}", generation=2, arm=arm, **changes))
     log.close()
@@ -69,6 +69,9 @@ def click(repo: Path, arm: str, share: float) -> None:
         ("ab", {"degraded": lambda number: ["ranker"] if number % 100 == 0 else []}, ""),
         ("ab", {"degraded": ["challenger"]}, "it failed in 400 of 400 answers"),
         ("shadow", {"degraded": ["challenger"]}, "it failed in 400 of 400 answers"),
+        ("interleave", {}, ""),
+        ("interleave", {"degraded": ["challenger"]}, "it failed in 400 of 400 answers"),
+        ("interleave", {"latency_ms": lambda number: 200.0 if number % 20 == 0 else 10.0}, "its p99 is 200 ms"),
         ("ab", {"degraded": lambda number: ["ranker"] if number % 2 else []}, "more of its answers are degraded"),
         ("ab", {"latency_ms": lambda number: 200.0 if number % 20 == 0 else 10.0}, "its p99 is 200 ms"),
         ("ab", {"item_ids": [1, 2, 3]}, "show 3 items, as many of the champion's 30"),
