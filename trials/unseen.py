@@ -8,14 +8,14 @@ shown: its support. What is below it adds nothing to the estimate, so without su
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
+from pydantic import BaseModel, Field
 
 from serving.contract.tensors import PAD_ID
 from serving.live.events import EventBatch
@@ -26,6 +26,14 @@ from trials.off_policy import Estimate, SlateKind, TrialError, estimate_slate, i
 Lists = Mapping[str, list[int]]  # request id -> item ids, best first
 Reward = Literal["clicks", "conversions", "revenue"]
 LEAST_SUPPORT = 0.95
+LEAST_USERS = 100
+
+
+class RecordedAnswer(BaseModel):
+    """A line of a file of answers."""
+
+    request_id: str
+    item_ids: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]]
 
 
 @dataclass(frozen=True)
@@ -71,11 +79,11 @@ def shadow_lists(exposures: pa.Table, generation: int) -> dict[str, list[int]]:
 def read_lists(path: Path) -> dict[str, list[int]]:
     """Read recorded answers: JSON Lines with request_id and item_ids. Raises TrialError for another line."""
     lists = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            answer = json.loads(line)
-            lists[str(answer["request_id"])] = [int(item) for item in answer["item_ids"]]
-        except (ValueError, TypeError, KeyError) as error:
+            answer = RecordedAnswer.model_validate_json(line, strict=True)
+            lists[answer.request_id] = answer.item_ids
+        except ValueError as error:
             raise TrialError(
                 f'{path}: line {number} is {line[:80]!r}; expected an answer like {{"request_id": "…", "item_ids": [3, 1, 2]}}.'
             ) from error
@@ -91,12 +99,19 @@ def pair_answers(
 ) -> PairedAnswers:
     """Pair shown answers with the judged lists of their requests.
 
-    exposures, log: as of trials/feedback.py; places: from the top, None for all. Raises TrialError where no request has both.
+    exposures, log: as of trials/feedback.py; places: from the top, None for all. Raises TrialError where no request has both,
+    or too few users have.
     """
     pairs = zip(exposures["request_id"].to_pylist(), exposures["arm"].to_pylist(), strict=True)
     shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
     if not len(shown):
         raise TrialError("No shown answer belongs to a request of the judged ones. Their request ids are those of the log.")
+    users = _number_users(shown["user_id"].to_pylist())
+    if users.max() + 1 < LEAST_USERS:
+        raise TrialError(
+            f"The {len(shown):,} shown answers to judge by are of {users.max() + 1} users; expected {LEAST_USERS} or more, "
+            "because the answers of one user depend on each other. Let the experiment run longer."
+        )
     feedback = join_feedback(shown, log)
     lists = [judged[request_id] for request_id in shown["request_id"].to_pylist()]
     width = max(feedback.item_ids.shape[1], *map(len, lists))
@@ -108,7 +123,7 @@ def pair_answers(
     weights = importance_weights((known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0))
     earned = np.asarray(getattr(feedback, reward), np.float64)
     rewards = np.pad(earned, ((0, 0), (0, width - earned.shape[1])))
-    return PairedAnswers(rewards[:, :places], weights[:, :places], _number_users(shown["user_id"].to_pylist()))
+    return PairedAnswers(rewards[:, :places], weights[:, :places], users)
 
 
 def _number_users(user_ids: list[int | None]) -> np.ndarray:

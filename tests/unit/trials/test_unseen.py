@@ -142,9 +142,26 @@ def test_shown_answers_without_a_judged_list_are_left_out():
         pair_answers(rows, [], {"b": [1]})
 
 
-def test_a_line_that_is_no_answer_is_named(tmp_path):
+def test_too_few_users_are_told_as_such():
+    rows = [{"request_id": str(row), "user_id": row % 60, "item_ids": [1], "propensities": [1.0]} for row in range(5_000)]
+    with pytest.raises(TrialError, match="The 5,000 shown answers to judge by are of 60 users; expected 100 or more"):
+        pair_answers(exposures(*rows), [], {str(row): [1] for row in range(5_000)})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"item_ids": [3]}',
+        b'{"request_id": "b", "item_ids": "312"}',
+        b'{"request_id": "b", "item_ids": [3.7]}',
+        b'{"request_id": "b", "item_ids": [Infinity]}',
+        b'{"request_id": "b", "item_ids": [9223372036854775808]}',
+        b'{"request_id": "\xff", "item_ids": [3]}',
+    ],
+)
+def test_a_line_that_is_no_answer_is_named(tmp_path, line):
     path = tmp_path / "answers.jsonl"
-    path.write_text('{"request_id": "a", "item_ids": [3, 1]}\n{"item_ids": [3]}\n')
+    path.write_bytes(b'{"request_id": "a", "item_ids": [3, 1]}\n' + line + b"\n")
     with pytest.raises(TrialError, match=r"answers\.jsonl: line 2 is .*; expected an answer like"):
         read_lists(path)
 
