@@ -17,7 +17,9 @@ from pathlib import Path
 import psutil
 
 SHM_DIR = Path("/dev/shm")
-STUB_NAME = "triton_python_b"  # triton_python_backend_stub, truncated by the kernel; the server also runs a short-lived shell
+STUB_PROGRAM = "triton_python_backend_stub"
+STUB_NAME = STUB_PROGRAM[:15]  # as the kernel truncates it
+SHELLS = ("sh", "bash")
 SERVER_NAMES = "triton"  # tritonserver and its stubs
 PROCESS_NAMES = (SERVER_NAMES, "python")  # the others: gateway, supervisor, updaters of embedding tables
 POLL_S = 0.05
@@ -42,6 +44,15 @@ def _carries(process: psutil.Process, tag: str) -> bool:
         return process.name().startswith(PROCESS_NAMES) and any(tag in argument for argument in process.cmdline())
     except psutil.Error:  # gone meanwhile, a zombie, or another user's
         return False
+
+
+def _starts_stub(process: psutil.Process, tag: str) -> bool:
+    """Return whether a process is the shell that tritonserver starts a stub with: it becomes the stub in a moment."""
+    try:
+        command = " ".join(process.cmdline()) if process.name() in SHELLS else ""
+    except psutil.Error:
+        return False
+    return STUB_PROGRAM in command and tag in command
 
 
 def runs_module(process: psutil.Process, module: str) -> bool:
@@ -89,7 +100,7 @@ def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], l
             os.kill(pid, signal.SIGTERM)
         _wait_gone(pid, tag, timeout_s)
     # Stubs outlive a killed server by some seconds and ignore signals, because they only listen to their server.
-    while left := find(tag):
+    while left := [*find(tag), *(process for process in psutil.process_iter() if _starts_stub(process, tag))]:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
