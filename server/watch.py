@@ -126,11 +126,11 @@ class Watch:
             self._observer, self._check = Observer(state), ArtifactCheck(state.repo, state.generation)
             self._followers = ExperimentGuard(state, self._run_dir), Promotion(state, self._run_dir)
         self._observed = state
-        assert self._observer is not None
-        assert self._check is not None
         if state.fault:
             self._return_to_service(state)
             return
+        assert self._observer is not None
+        assert self._check is not None
         if fault := self._observer.find_fault():
             self._restart(state, self._describe_end(fault))
         elif fault := self._check.look():
@@ -191,15 +191,15 @@ class Watch:
             with local_client(state.grpc_url) as client:
                 client.unload_model(ENSEMBLE)
         replace(state, fault=fault).save(self._run_dir)
-        self._check = ArtifactCheck(state.repo, state.generation)
+        self._check = None  # the files may be as published by now
 
     def _return_to_service(self, state: ServerState) -> None:
         """Restart a server that was taken out of service once its files are as published."""
-        assert self._check is not None
-        if self._check.has_changed():
-            self._check = ArtifactCheck(state.repo, state.generation)
-            if is_intact(state.repo, state.generation):
-                self._restart(replace(state, fault=""), "its files are as published again")
+        if self._check is not None and not self._check.has_changed():
+            return
+        self._check = ArtifactCheck(state.repo, state.generation)  # before they are read: it notices what changes meanwhile
+        if is_intact(state.repo, state.generation):
+            self._restart(replace(state, fault=""), "its files are as published again")
 
     def _keep_gateway(self, state: ServerState) -> None:
         """Start the server's gateway again if it is gone or paused."""
