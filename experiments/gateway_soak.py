@@ -29,8 +29,7 @@ import typer
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.overload import measure_peak
 from experiments.rest_load import Connections, encode_get
-from experiments.served import Served, serve_with_gateway
-from export.relayout import relayout
+from experiments.served import Served, publish_twice, serve_with_gateway
 from perf.command import run
 from repository.generations import published_generations
 from server import launcher
@@ -188,8 +187,7 @@ def main(
     machine = read_machine()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "repository"
-        for _ in range(2):
-            relayout(repo, copy, "ensemble")
+        publish_twice(repo, copy)
         with serve_with_gateway(copy, "deadline_ms = 2_000\n", supervised=True) as served:
             figures = soak(served, 60 * minutes, fault_every_s, np.random.default_rng(0))
     command = f"python -m experiments.gateway_soak --repo {repo} --minutes {minutes:g} --fault-every-s {fault_every_s:g}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from export.relayout import relayout
 from server import gateway, processes, watch
 from server.environment import MEASURED_DIR
 from server.launcher import TritonServer, stop_server
@@ -54,6 +55,12 @@ class Served:
         """Return random users that the repository knows."""
         known = np.load(next(self.repo.glob("preprocess/*/store/user_ids.npy")), mmap_mode="r")
         return rng.choice(np.asarray(known), count).tolist()
+
+
+def publish_twice(repo: Path, copy: Path) -> None:
+    """Publish the models of a repository as two generations of a new one."""
+    for _ in range(2):
+        relayout(repo, copy, "ensemble")
 
 
 @contextmanager

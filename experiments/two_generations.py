@@ -19,8 +19,7 @@ import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.rest_load import Connections, compute_percentile_ms, encode_get, send_closed_loop
-from experiments.served import Served, serve_with_gateway
-from export.relayout import relayout
+from experiments.served import Served, publish_twice, serve_with_gateway
 from perf.command import run
 from repository.experiments import end_experiment
 from server.challenger import unload_challenger
@@ -89,8 +88,7 @@ def main(
     machine = read_machine()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "repository"
-        for _ in range(2):
-            relayout(repo, copy, "ensemble")
+        publish_twice(repo, copy)
         with serve_with_gateway(copy, "deadline_ms = 5_000\n") as served:
             users = served.draw_user_ids(requests, np.random.default_rng(0))
             challenger = 1 if served.state.generation == 2 else 2

@@ -24,7 +24,7 @@ from export.relayout import relayout
 from export.settings import Settings
 from export.verdict import LEAST_QUESTIONS, Verdict, judge
 from repository.config import CONFIG_FILE, layout_of
-from repository.experiments import experiment_folder
+from repository.experiments import find_running
 from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
@@ -38,7 +38,7 @@ from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
-from serving.live.experiment import Experiment, read_experiment
+from serving.live.experiment import Experiment
 from serving.live.store import live_folder
 from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset
@@ -67,7 +67,7 @@ def follow_once(
     serving = pinned_generation(repo)
     if share < 1 and (running := find_running(repo)):
         return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")
-    if share < 1 and not find_servers(repo):
+    if share < 1 and not running_servers(RUN_DIR, repo):
         raise ConfigError(f"No server started here serves {repo}, so no user can meet a new generation. Start one: make serve")
     if not (repo / OBSERVE).is_dir():
         raise ConfigError(
@@ -104,23 +104,13 @@ def follow_once(
         pin(repo, serving)  # a restart serves everybody what was served before
     make_read_only(repo, generation)
     record_act(repo, "published", generation, reason=str(verdict))
-    servers = find_servers(repo)
+    servers = running_servers(RUN_DIR, repo)
     if share < 1:
         challenge(servers, repo, Experiment(f"generation-{generation}", serving, generation, share, promotes=True))
         return Round(generation, f"generation {generation} meets {share:.1%} of the users. {verdict}", verdict)
     for state in servers:
         activate(state, generation, RUN_DIR)
     return Round(generation, f"generation {generation}. {verdict}", verdict)
-
-
-def find_servers(repo: Path) -> list[ServerState]:
-    return [state for state in running_servers(RUN_DIR) if state.repo == repo.resolve()]
-
-
-def find_running(repo: Path) -> Experiment | None:
-    """Return the experiment that runs, None where none does."""
-    experiment = read_experiment(experiment_folder(repo))
-    return experiment if experiment and experiment.runs else None
 
 
 def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:

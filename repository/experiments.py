@@ -10,11 +10,11 @@ from pathlib import Path
 
 from repository.registry import record_act
 from serving.contract.artifacts import read_stage, stage_folder
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import STAGES
-from serving.live.experiment import EXPERIMENT_FILE, Experiment, State, read_experiment
+from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, State, read_experiment
 from serving.live.store import live_folder, make_folder
 
 
@@ -22,6 +22,20 @@ def experiment_folder(repository: Path) -> Path:
     """Return the folder that holds the experiment: the live store's, which belongs to the shop and not to a generation."""
     info = read_stage(stage_folder(repository, STAGES[0], pinned_generation(repository)))
     return live_folder(repository, info.live_folder)
+
+
+def find_running(repository: Path) -> Experiment | None:
+    """Return the experiment that runs, None where none does."""
+    experiment = read_experiment(experiment_folder(repository))
+    return experiment if experiment and experiment.runs else None
+
+
+def follow_experiment(repository: Path) -> FollowedExperiment | None:
+    """Return what follows the experiment; None for a repository that is not one of ours, which has no experiments."""
+    try:
+        return FollowedExperiment(experiment_folder(repository))
+    except ArtifactError:
+        return None
 
 
 def start_experiment(repository: Path, experiment: Experiment) -> Experiment:

@@ -216,7 +216,7 @@ def _describe_restart(state: ServerState) -> str:
 
 def _find_running(repo: Path, ports: Ports) -> ServerState | None:
     """Return the running server of a repository at these ports."""
-    same = (state for state in running_servers(RUN_DIR) if state.repo == repo.resolve() and state.ports == ports)
+    same = (state for state in running_servers(RUN_DIR, repo) if state.ports == ports)
     return next(same, None)
 
 

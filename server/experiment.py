@@ -93,7 +93,7 @@ def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experim
 
 def find_servers(repo: Path) -> list[ServerState]:
     """Return the running servers of a repository. Raises ServerError when there is none."""
-    states = [state for state in running_servers(RUN_DIR) if state.repo == repo.resolve()]
+    states = running_servers(RUN_DIR, repo)
     if not states:
         raise ServerError(f"No server started here serves {repo}. Start one: make serve REPO={repo}")
     return states

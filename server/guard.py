@@ -12,13 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from repository.experiments import experiment_folder
+from repository.experiments import follow_experiment
 from server import log, processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
 from server.updaters import stop as stop_all
-from serving.contract.errors import ArtifactError
-from serving.live.experiment import FollowedExperiment
 
 MODULE = "trials"
 
@@ -28,10 +26,7 @@ class ExperimentGuard:
 
     def __init__(self, state: ServerState, run_dir: Path) -> None:
         self._state, self._run_dir = state, run_dir
-        try:
-            self._followed: FollowedExperiment | None = FollowedExperiment(experiment_folder(state.repo))
-        except ArtifactError:  # not one of our repositories: it has no experiments
-            self._followed = None
+        self._followed = follow_experiment(state.repo)
 
     def look(self) -> str:
         """Start the guard where an experiment runs without one. Return what was done, "" for nothing.

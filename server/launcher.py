@@ -282,19 +282,20 @@ def supervisors(tag: str) -> list[psutil.Process]:
     return [process for process in processes.members(tag) if processes.runs_module(process, WATCH_MODULE)]
 
 
-def running_servers(run_dir: Path) -> list[ServerState]:
-    return [state for state in known_servers(run_dir) if processes.is_running(state.pid, state.tag)]
+def running_servers(run_dir: Path, repo: Path | None = None) -> list[ServerState]:
+    """Return the servers in `run_dir` that run, of one repository or of all."""
+    states = (state for state in known_servers(run_dir) if repo is None or state.repo == repo.resolve())
+    return [state for state in states if processes.is_running(state.pid, state.tag)]
 
 
 def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
     """Return the generations that servers started here have loaded from `repo`; None when one does not answer."""
     held: set[int] = set()
-    for state in running_servers(run_dir):
-        if state.repo == repo.resolve():
-            versions = held_versions(state.grpc_url)
-            if not versions:
-                return None
-            held |= versions
+    for state in running_servers(run_dir, repo):
+        versions = held_versions(state.grpc_url)
+        if not versions:
+            return None
+        held |= versions
     return held
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repository.experiments import experiment_folder
+from repository.experiments import follow_experiment
 from repository.registry import read_acts, record_act
 from server.challenger import unload_challenger
 from server.launcher import activate
 from server.state import ServerState
-from serving.contract.errors import ArtifactError, RecommenderError
-from serving.live.experiment import Experiment, FollowedExperiment
+from serving.contract.errors import RecommenderError
+from serving.live.experiment import Experiment
 
 NOT_PROMOTED = "not promoted"  # in the registry
 
@@ -20,10 +20,7 @@ class Promotion:
 
     def __init__(self, state: ServerState, run_dir: Path) -> None:
         self._state, self._run_dir = state, run_dir
-        try:
-            self._followed: FollowedExperiment | None = FollowedExperiment(experiment_folder(state.repo))
-        except ArtifactError:  # not one of our repositories: it has no experiments
-            self._followed = None
+        self._followed = follow_experiment(state.repo)
 
     def look(self) -> str:
         """Move the server from the champion to a challenger that was promoted. Return what was done, "" for nothing.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import psutil
 
@@ -16,14 +15,14 @@ LOOK_EVERY_S = 1.0
 class StallWatch:
     """Watches a server that loads its models, found by its tag."""
 
-    def __init__(self, tag: str, read_s: Callable[[], float] = time.monotonic) -> None:
-        self._tag, self._read_s = tag, read_s
-        self._looked_s = self._moved_s = read_s()
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._looked_s = self._moved_s = time.monotonic()
         self._log_size, self._processor_s = 0, 0.0
 
     def still_s(self, log_size: int) -> float:
         """Return for how many seconds the log has not grown and the processes have been idle, as of the last look."""
-        now_s = self._read_s()
+        now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s, processor_s = now_s, processor_seconds(self._tag)
             if log_size != self._log_size or processor_s - self._processor_s > IDLE_SHARE * (now_s - self._moved_s):

@@ -6,7 +6,6 @@ that hold at every look (sequential.py), so a harmless challenger is ended by ch
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from live.exposures import read_exposures
-from repository.experiments import end_experiment, experiment_folder
+from repository.experiments import end_experiment, experiment_folder, find_running
 from serving.contract.errors import ConfigError
-from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State, read_experiment
+from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State
 from trials.feedback import Feedback, join_feedback, read_events
-from trials.progress import measure_progress
+from trials.progress import compare_clicks
 from trials.sequential import LEAST_OBSERVATIONS, Comparison, compare_arms
 
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
@@ -34,16 +33,11 @@ def guard_once(repo: Path) -> Experiment | None:
 
     Return the experiment that this has ended, None where it goes on or was over before.
     """
-    folder = experiment_folder(repo)
-    experiment = read_experiment(folder)
-    if experiment is None or not experiment.runs:
+    experiment, folder = find_running(repo), experiment_folder(repo)
+    if experiment is None:
         return None
-    exposures = read_exposures(folder, experiment.changed_ms)
-    state: State = "rolled back"
-    reason = find_harm(experiment, exposures, folder)
-    if not reason and experiment.promotes:
-        reason, state = find_gain(experiment, exposures, folder), "promoted"
-    if not reason:
+    state, reason = judge(experiment, read_exposures(folder, experiment.changed_ms), folder)
+    if state == "running":
         return None
     try:
         return end_experiment(repo, reason, state, judged=experiment)
@@ -51,20 +45,23 @@ def guard_once(repo: Path) -> Experiment | None:
         return None
 
 
-def find_harm(experiment: Experiment, exposures: pa.Table, folder: Path) -> str:
-    """Return what is wrong with the challenger, "" for nothing. folder: of the live store, whose events are the feedback"""
+def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[State, str]:
+    """Return the state that an experiment should have, and why. folder: of the live store, whose events are the feedback"""
     since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
     exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
     champion, challenger = (exposures.filter(is_arm(exposures, arm)) for arm in (CHAMPION_ARM, tried_arm(experiment)))
-    if not len(challenger):
-        return ""
-    failures = [FAILED in marks for marks in challenger["degraded"].to_pylist()]
-    if len(failures) >= FEWEST_FAILURES and np.mean(failures) > MOST_FAILED:
-        return f"it failed in {sum(failures)} of {len(failures)} answers"
-    if min(len(champion), len(challenger)) < LEAST_OBSERVATIONS:
-        return ""
-    harm = find_slowness(champion, challenger) or find_narrowness(champion, challenger)
-    return harm or find_loss(exposures, experiment, folder)
+    are_comparable = min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS
+    harm = find_failures(challenger)
+    if are_comparable:
+        harm = harm or find_slowness(champion, challenger) or find_narrowness(champion, challenger)
+    if harm or not (are_comparable or experiment.promotes):
+        return ("rolled back", harm) if harm else ("running", "")
+    feedback = join_feedback(exposures, read_events(folder))
+    if are_comparable and (loss := find_loss(feedback, experiment)):
+        return "rolled back", loss
+    if experiment.promotes and (gain := find_gain(feedback, experiment)):
+        return "promoted", gain
+    return "running", ""
 
 
 def tried_arm(experiment: Experiment) -> str:
@@ -74,6 +71,13 @@ def tried_arm(experiment: Experiment) -> str:
 
 def is_arm(exposures: pa.Table, arm: str) -> pa.ChunkedArray:
     return pc.equal(exposures["arm"], arm)
+
+
+def find_failures(challenger: pa.Table) -> str:
+    failures = [FAILED in marks for marks in challenger["degraded"].to_pylist()]
+    if len(failures) >= FEWEST_FAILURES and np.mean(failures) > MOST_FAILED:
+        return f"it failed in {sum(failures)} of {len(failures)} answers"
+    return ""
 
 
 def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
@@ -95,9 +99,8 @@ def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
     return ""
 
 
-def find_loss(exposures: pa.Table, experiment: Experiment, folder: Path) -> str:
+def find_loss(feedback: Feedback, experiment: Experiment) -> str:
     """Compare degraded answers and clicks of the two arms."""
-    feedback = join_feedback(exposures, read_events(folder))
     degraded = compare(feedback, "degraded", experiment)
     if degraded.low > MORE_DEGRADED:
         return f"{degraded.difference:.1%} more of its answers are degraded (at least {degraded.low:.1%})"
@@ -109,12 +112,11 @@ def find_loss(exposures: pa.Table, experiment: Experiment, folder: Path) -> str:
     return ""
 
 
-def find_gain(experiment: Experiment, exposures: pa.Table, folder: Path) -> str:
+def find_gain(feedback: Feedback, experiment: Experiment) -> str:
     """Return by how much users significantly prefer the challenger, "" where they do not."""
-    looks = measure_progress(replace(experiment, started_ms=experiment.changed_ms), exposures, read_events(folder)).looks
-    if not looks or looks[-1][1].verdict != "better":
+    (compared,) = compare_clicks(experiment, feedback, [len(feedback)])
+    if compared.verdict != "better":
         return ""
-    compared = looks[-1][1]
     gained = "of the answers are clicked" if experiment.mode == "ab" else "of the answers are won by its items than lost"
     return f"{compared.difference:.1%} more {gained} (at least {compared.low:.1%})"
 

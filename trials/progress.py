@@ -109,12 +109,16 @@ def _look_back(experiment: Experiment, times_ms: np.ndarray, feedback: Feedback)
         return []
     moments_ms = np.unique(np.linspace(times_ms[0], times_ms[-1], LOOKS).astype(np.int64))
     counts = np.searchsorted(times_ms, moments_ms, "right")
+    return list(zip(moments_ms.tolist(), compare_clicks(experiment, feedback, counts.tolist()), strict=True))
+
+
+def compare_clicks(experiment: Experiment, feedback: Feedback, counts: list[int]) -> list[Comparison]:
+    """Compare click rates, or won answers when interleaving. counts: of the first answers that each look sees"""
     compare = _compare_credits if experiment.mode == "interleave" else _compare_click_rates
-    return list(zip(moments_ms.tolist(), compare(feedback, counts.tolist()), strict=True))
+    return compare(feedback, counts)
 
 
 def _compare_click_rates(feedback: Feedback, counts: list[int]) -> list[Comparison]:
-    """counts: of the first answers that each look sees"""
     clicked = feedback.rewards("ctr")
     champion, challenger = (feedback.arms == arm for arm in (CHAMPION_ARM, CHALLENGER_ARM))
     return [

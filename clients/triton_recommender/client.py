@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio client share: settings, queries to calls, outputs to answers."""
+"""Shared by the blocking and the asyncio client: settings, queries to calls, outputs to answers."""
 
 from __future__ import annotations
 

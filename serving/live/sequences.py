@@ -18,7 +18,7 @@ PLACES, MACHINES = 1 << PLACE_BITS, 1 << MACHINE_BITS
 
 
 class Origin(NamedTuple):
-    """Where a sequence comes from. machine: its number, 0 for one that shares nothing; shared: whether other machines get it"""
+    """The origin of a sequence. machine: its number, 0 for one that shares nothing; shared: whether other machines get it"""
 
     machine: int
     shared: bool

@@ -187,7 +187,7 @@ def find_loop_modules(module: str) -> set[str]:
 
 
 class Imports(NamedTuple):
-    """What a module imports from this package: modules with compiled loops, and definitions of constants of other modules."""
+    """The imports of a module from this package: modules with compiled loops, and definitions of constants of other modules."""
 
     loop_modules: tuple[str, ...]
     constants: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What belongs to a server that is stopped."""
+"""Stopping a server ends the processes that belong to it, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which servers a promotion moves: the real move is in tests/server/test_supervision.py."""
+"""A promotion moves the right servers, once. The real move is in tests/server/test_supervision.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.repositories import copy_small_repository
 
 @pytest.fixture
 def state(tmp_path) -> ServerState:
-    """Of a server that does not run, and answered with generation 1."""
+    """The state of a server that does not run, and answered with generation 1."""
     repo = copy_small_repository(tmp_path / "repo")
     return ServerState(1, "triton_test_", repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
 

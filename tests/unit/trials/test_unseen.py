@@ -96,7 +96,7 @@ def test_the_estimate_is_not_what_the_shown_lists_earned():
 
 
 def test_places_that_were_certain_say_nothing_of_other_items():
-    """What was shown is known there; with what other items would have earned, nothing is."""
+    """A certain place tells what the shown item earned, and nothing of what another one would have."""
     logged = [[1, 2, 3, 4]] * 1_000, [[1.0] * 4] * 1_000
     judged = [1, 2, 4, 3]
     with pytest.raises(TrialError, match=r"could have shown 50% of the judged items .* expected 95% or more"):
