@@ -38,7 +38,7 @@ from perf.observe import Latency
 from perf.target import own_server
 from repository.models import read_config, read_repository, write_config
 from server.health import local_client
-from server.ports import free_ports
+from server.ports import find_free_port
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import ENSEMBLE
 from triton_recommender import MemoryCache, Recommender, RedisCache
@@ -246,7 +246,7 @@ def copy_with_response_cache(repo: Path, folder: Path) -> Path:
 @contextlib.contextmanager
 def run_redis(folder: Path) -> Iterator[str]:
     """Run a Redis of our own on a free port of loopback; yield its redis:// address."""
-    port = free_ports().grpc
+    port = find_free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
     try:
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL)

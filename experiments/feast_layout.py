@@ -60,9 +60,7 @@ def make_environment() -> Path:
 @contextmanager
 def run_redis_cluster(folder: Path) -> Iterator[str]:
     """Run one Redis node that is a whole cluster; yield its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1] % 40_000 + 10_000  # the bus takes the port 10,000 above
+    port = find_free_port()  # the bus takes the port 10,000 above
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     process = subprocess.Popen([*command, "--cluster-enabled", "yes"], stdout=subprocess.DEVNULL)
     try:

@@ -30,6 +30,7 @@ from experiments.rest_load import compute_percentile_ms, encode_get, send_closed
 from experiments.served import Served, serve_with_gateway
 from perf.command import run
 from server.environment import PROJECT
+from server.ports import find_free_port
 from server.processes import members
 from serving.contract.errors import ServerError
 from triton_recommender import Recommender
@@ -91,9 +92,7 @@ def ask_rest(
 @contextmanager
 def plain_server(repo: Path) -> Iterator[tuple[int, psutil.Process]]:
     """Run experiments/plain_server.py -> its port and its process."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = find_free_port()
     process = subprocess.Popen([sys.executable, "-m", "experiments.plain_server", str(repo), str(port)], cwd=PROJECT)
     try:
         deadline_s = time.monotonic() + STARTED_S

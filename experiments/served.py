@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from export.relayout import relayout
 from server import gateway, processes, watch
 from server.environment import MEASURED_DIR
 from server.launcher import TritonServer, stop_server
+from server.ports import find_free_port
 from server.state import ServerState, read_state, state_path
 
 SETTINGS = "requests_per_s = 1_000_000\nburst = 1_000_000\n"
@@ -68,9 +68,7 @@ def serve_with_gateway(
     repo: Path, settings: str = "", supervised: bool = False, run_dir: Path = MEASURED_DIR
 ) -> Iterator[Served]:
     """Serve a repository. settings: more lines of the gateway's TOML; run_dir: RUN_DIR, if publications shall know of it"""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = find_free_port()
     config = run_dir / f"gateway-{port}.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(SETTINGS + settings)

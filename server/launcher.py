@@ -29,7 +29,7 @@ from server import gateway, generations, guard, health, keys, live_helpers, log,
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
 from server.memory import check_memory
-from server.ports import LOOPBACK, Ports, check_free, free_ports, listens, reachable_at
+from server.ports import LOOPBACK, Ports, check_free, find_free_ports, listens, reachable_at
 from server.private_arguments import start_privately
 from server.stall import StallWatch
 from server.state import ServerState, known_servers
@@ -77,7 +77,7 @@ class TritonServer:
         tag: str = "",
     ) -> None:
         self.repo = Path(repo).resolve()
-        self.ports = ports or free_ports()
+        self.ports = ports or find_free_ports()
         self.threads = threads
         self.model_control = model_control
         self.cache_bytes = cache_bytes

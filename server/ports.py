@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import psutil
@@ -12,6 +13,8 @@ from serving.contract.errors import ConfigError, ServerError
 
 LOOPBACK = "127.0.0.1"
 ANY_ADDRESS = "0.0.0.0"
+# Free ports are chosen here. Linux gives those above 32,767 to outgoing connections, and may do so before a server takes one.
+CHOSEN_FROM = range(10_000, 20_000)
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,15 @@ class Ports:
             )
 
 
-def free_ports() -> Ports:
-    """Return three free ports, chosen by the system."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for sock in sockets:
-            sock.bind((LOOPBACK, 0))
-        return Ports(*(sock.getsockname()[1] for sock in sockets))
+def find_free_ports() -> Ports:
+    """Return three free ports."""
+    free = _draw_free_ports()
+    return Ports(next(free), next(free), next(free))
+
+
+def find_free_port() -> int:
+    """Return a free port."""
+    return next(_draw_free_ports())
 
 
 def check_free(ports: Ports) -> None:
@@ -74,6 +79,11 @@ def listens(port: int, host: str = "localhost") -> bool:
     except OSError:
         return False
     return True
+
+
+def _draw_free_ports() -> Iterator[int]:
+    """Yield free ports in a random order: several programs may choose at the same time."""
+    return filter(is_free, secrets.SystemRandom().sample(CHOSEN_FROM, len(CHOSEN_FROM)))
 
 
 def _find_holder(port: int) -> str:

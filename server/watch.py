@@ -67,10 +67,11 @@ class Observer:
         state, now_s = self._state, time.monotonic()
         if not processes.is_running(state.pid, state.tag):
             return log.explain_end(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone"
-        if now_s - self._scanned_s > SCAN_EVERY_S:
+        if is_scan := now_s - self._scanned_s > SCAN_EVERY_S:
             self._members, self._scanned_s = processes.server_members(state.tag), now_s
         statuses = [_read_status(process) for process in self._members]
-        if psutil.STATUS_ZOMBIE in statuses and (lost := processes.count_lost_stubs(state.pid)):
+        # A stub that died before it was scanned is no member: nothing but its parent tells of it.
+        if (is_scan or psutil.STATUS_ZOMBIE in statuses) and (lost := processes.count_lost_stubs(state.pid)):
             return f"{lost} of its Python model process(es) died"
         if psutil.STATUS_STOPPED not in statuses:
             self._paused_since_s = None

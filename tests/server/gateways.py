@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,18 +11,12 @@ import httpx
 
 from server import gateway
 from server.launcher import TritonServer, stop_server
-from server.ports import is_free
+from server.ports import find_free_port, is_free
 from server.processes import members
 from server.tls import ServerTls
 from tests.repositories import copy_small_repository
 
 USER = 7
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @dataclass
@@ -45,7 +38,7 @@ def served_gateway(folder: Path, tls: ServerTls | None = None) -> Iterator[Serve
     config = folder / "gateway.toml"
     config.write_text("deadline_ms = 5_000\nheader_timeout_s = 1.0\nbody_timeout_s = 1.0\nbody_bytes = 100_000\n")
     server = TritonServer(repo, run_dir=folder / "run", tls=tls).start()
-    port = free_port()
+    port = find_free_port()
     state = gateway.follow(server.state, port, str(config), folder / "run")
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:

@@ -14,10 +14,11 @@ import psutil
 from server import gateway, watch
 from server.condition import examine
 from server.launcher import TritonServer, stop_server
+from server.ports import find_free_port
 from server.processes import SHM_DIR, members, server_members
 from server.state import ServerState, read_state, state_path
 from tests.repositories import copy_small_repository
-from tests.server.gateways import USER, free_port
+from tests.server.gateways import USER
 
 RECOVERS_S = 180.0  # far above what it takes: the machine that runs the tests may be slow
 
@@ -68,7 +69,7 @@ class Supervised:
 @contextmanager
 def supervised_shop(folder: Path) -> Iterator[Supervised]:
     """Serve a copy of the small shop, all in `folder`; nothing of it is left afterwards."""
-    repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", free_port()
+    repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", find_free_port()
     server = TritonServer(repo, run_dir=run_dir).start()
     state = gateway.follow(server.state, port, "", run_dir)
     watch.start_supervisor(state, run_dir)

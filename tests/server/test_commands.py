@@ -19,7 +19,7 @@ from server import watch
 from server.condition import QUESTION_TIMEOUT_S
 from server.health import is_ready, local_client, wait_ready
 from server.launcher import running_servers, stop_server
-from server.ports import free_ports
+from server.ports import find_free_ports
 from server.processes import count_dead_stubs, is_running, members
 from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import pinned_generation
@@ -46,7 +46,7 @@ def call(run_dir, monkeypatch):
 
 
 def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
-    ports = free_ports()
+    ports = find_free_ports()
     start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
     url = f"localhost:{ports.grpc}"
     assert call(*start).startswith("ready: ")
@@ -79,7 +79,7 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
 
 
 def test_start_serves_what_a_repository_holds_by_now_also_under_the_same_number(repo, call):
-    ports = free_ports()
+    ports = find_free_ports()
     start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
     manifest = repo / "recommend" / "1" / "manifest.json"
     manifest.write_text("{}")
@@ -98,7 +98,7 @@ def test_start_serves_what_a_repository_holds_by_now_also_under_the_same_number(
 
 
 def test_a_server_that_may_not_load_is_started_again_for_another_generation(repo, call):
-    ports = free_ports()
+    ports = find_free_ports()
     start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
     call(*start, "--fixed")
     assert "already running" in call(*start)
@@ -111,7 +111,7 @@ def test_a_server_that_may_not_load_is_started_again_for_another_generation(repo
 
 def test_a_failed_start_is_one_message_and_diagnose_tells_it_again(repo, call, monkeypatch):
     (repo / "second" / "1" / "model.py").write_text("raise RuntimeError('tables.npy is cut short')")
-    ports = free_ports()
+    ports = find_free_ports()
     start = ["server", "start", "--repo", str(repo), "--grpc-port", str(ports.grpc)]
     monkeypatch.setattr(sys, "argv", [*start, "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)])
     with pytest.raises(SystemExit) as caught:
@@ -126,7 +126,7 @@ def test_a_failed_start_is_one_message_and_diagnose_tells_it_again(repo, call, m
 
 
 def test_a_killed_model_process_is_told_by_status_and_diagnose_and_start_starts_again(repo, call, run_dir):
-    ports = free_ports()
+    ports = find_free_ports()
     start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
     url = f"localhost:{ports.grpc}"
     call(*start, "--threads", 2)
@@ -161,7 +161,7 @@ def start_arguments(repo, ports):
 
 
 def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_is_not_answered(repo, call, run_dir):
-    ports = free_ports()
+    ports = find_free_ports()
     call(*start_arguments(repo, ports))
     state = running_servers(run_dir)[0]
     stub = next(process for process in members(state.tag) if process.pid != state.pid)
@@ -174,7 +174,7 @@ def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_i
 
 
 def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
-    ports = free_ports()
+    ports = find_free_ports()
     call(*start_arguments(repo, ports))
     with local_client(f"localhost:{ports.grpc}") as client:
         client.unload_model("recommend")
@@ -195,7 +195,7 @@ def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
     ids=["SIGABRT", "SIGSEGV", "SIGKILL"],
 )
 def test_what_ended_a_server_is_told_first_and_its_log_is_kept(repo, call, run_dir, ending, told):
-    ports = free_ports()
+    ports = find_free_ports()
     call(*start_arguments(repo, ports))
     state = running_servers(run_dir)[0]
     os.kill(state.pid, ending)
@@ -217,7 +217,7 @@ def test_what_ended_a_server_is_told_first_and_its_log_is_kept(repo, call, run_d
 
 
 def test_a_server_opened_to_the_network_says_so_and_stays_as_it_was_started(repo, call, run_dir):
-    ports = free_ports()
+    ports = find_free_ports()
     call(*start_arguments(repo, ports), "--host", "0.0.0.0", "--no-http")
     assert "no HTTP" in (told := call("status"))
     assert "open to whoever reaches 0.0.0.0" in told
@@ -227,7 +227,7 @@ def test_a_server_opened_to_the_network_says_so_and_stays_as_it_was_started(repo
 
 
 def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(repo, call, run_dir):
-    ports = free_ports()
+    ports = find_free_ports()
     call(*start_arguments(repo, ports), supervised=True)
     assert "supervised" in call("status")
     before = running_servers(run_dir)[0]

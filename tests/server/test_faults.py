@@ -18,11 +18,11 @@ import pytest
 from server import watch
 from server.environment import PROJECT
 from server.launcher import stop_server
+from server.ports import find_free_port
 from server.processes import SHM_DIR, members, server_members
 from server.state import ServerState, known_servers
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import copy_small_repository
-from tests.server.gateways import free_port
 from tests.server.supervised import Supervised, supervised_shop
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -127,7 +127,7 @@ def shop_in_little_memory(tmp_path) -> Iterator[Supervised]:
     """The shop in a mount namespace of its own, whose /dev/shm has SHM_MIB."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("this user may make no mount namespace")
-    repo, run_dir, port = copy_small_repository(tmp_path / "repository"), tmp_path / "run", free_port()
+    repo, run_dir, port = copy_small_repository(tmp_path / "repository"), tmp_path / "run", find_free_port()
     mount = f"mount -t tmpfs -o size={SHM_MIB}m tmpfs {SHM_DIR} && exec"
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} "$@"', "sh"]
     command += [sys.executable, "-c", STARTS, str(repo), str(run_dir), str(port)]

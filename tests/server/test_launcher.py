@@ -20,7 +20,7 @@ from server import updaters
 from server.environment import PROJECT
 from server.health import is_ready, local_client, model_states, wait_ready
 from server.launcher import MEMORY_RACE, TritonServer, clear_stale, running_servers, stop_server
-from server.ports import Ports, free_ports, is_free
+from server.ports import Ports, find_free_ports, is_free
 from server.processes import SHM_DIR, is_running, members
 from server.state import ServerState, known_servers
 from serving.contract.errors import ConfigError, ServerError
@@ -143,7 +143,7 @@ def test_ensemble_that_does_not_fit_its_steps_is_named(repo, run_dir):
 
 
 def test_port_that_is_taken_is_named_with_its_holder(repo, run_dir):
-    ports = free_ports()
+    ports = find_free_ports()
     with socket.socket() as sock:
         sock.bind(("0.0.0.0", ports.http))
         sock.listen()
@@ -231,11 +231,11 @@ def test_a_server_goes_on_without_the_updater_of_its_tables(repo, launch, run_di
 def test_a_server_of_this_machine_is_asked_without_a_proxy(repo, launch, monkeypatch):
     server = launch(repo)
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_ports().grpc}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{find_free_ports().grpc}")
     assert is_ready(server.grpc_url)
 
 
 def test_a_dead_server_answers_no_wait():
-    url = f"localhost:{free_ports().grpc}"
+    url = f"localhost:{find_free_ports().grpc}"
     with pytest.raises(ServerError, match="nothing answers there"):
         wait_ready(url, timeout_s=0.2)

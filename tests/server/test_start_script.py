@@ -16,7 +16,7 @@ from export.settings import Settings
 from repository.recorded import RECORDED_FILE, read_recorded
 from server import health
 from server.environment import backend_directory, find_wheel, server_env
-from server.ports import free_ports
+from server.ports import find_free_ports
 from serving.contract.tensors import ENSEMBLE
 from tests.server.requests import infer
 
@@ -33,7 +33,7 @@ def served(repository, tmp_path):
     """
     source = Source.open(find_stage_folders(repository))
     publish_merlin(source, tmp_path / "models", Settings(merlin={"triton": "modern", "precision": "fp16"}))
-    wheel, ports, run = find_wheel(), free_ports(), tmp_path / "run"
+    wheel, ports, run = find_wheel(), find_free_ports(), tmp_path / "run"
     backends = backend_directory(wheel, run)
     options = [f"--backend-directory={backends}", f"--backend-config=python,shm-region-prefix-name=start_{ports.grpc}_"]
     options += [f"--grpc-port={ports.grpc}", f"--http-port={ports.http}", f"--metrics-port={ports.metrics}"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from server.ports import free_ports
+from server.ports import find_free_ports
 from tests.unit.clients.test_catalogue import write_store
 from triton_recommender import Event
 from triton_recommender.cli import app
@@ -118,7 +118,7 @@ def test_users_are_named_one_a_line(repo, tmp_path):
 
 
 def test_no_server_ends_with_1_and_says_how_to_start_one():
-    url = f"localhost:{free_ports().grpc}"
+    url = f"localhost:{find_free_ports().grpc}"
     for command in ("recommend", "health"):
         result = run(command, "--url", url)
         assert result.exit_code == 1

@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 
-from server.ports import free_ports
+from server.ports import find_free_ports
 from tests.unit.clients.conftest import ANSWER
 from tests.unit.clients.grpc_double import GrpcDouble
 from tests.unit.clients.http_double import HttpDouble
@@ -71,7 +71,7 @@ def http():
 
 @both
 def test_the_next_server_is_asked_where_the_first_is_away(kind, server):
-    urls = [f"localhost:{free_ports().grpc}", server.url]
+    urls = [f"localhost:{find_free_ports().grpc}", server.url]
     assert use(kind, urls, recommend, timeouts=10.0) == [ANSWER]
 
 
@@ -236,7 +236,7 @@ def test_http_servers_that_are_away_or_slow(kind, http):
     with pytest.raises(DeadlineExceeded):
         use(kind, http.url, recommend, timeouts=0.2)
     with pytest.raises(Unavailable, match="No server answers at http://127"):
-        use(kind, f"http://127.0.0.1:{free_ports().http}", recommend)
+        use(kind, f"http://127.0.0.1:{find_free_ports().http}", recommend)
 
 
 # --- TLS

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import triton_recommender
-from server.ports import free_ports
+from server.ports import find_free_ports
 from tests.unit.clients.conftest import ANSWER
 from triton_recommender import (
     AsyncRecommender,
@@ -274,7 +274,7 @@ def test_the_deadline_ends_the_call(kind, server):
 
 @both
 def test_an_absent_server(kind):
-    url = f"localhost:{free_ports().grpc}"
+    url = f"localhost:{find_free_ports().grpc}"
     with pytest.raises(Unavailable, match=f"No server answers at {url}.*make run"):
         ask(kind, url, 1)
 
@@ -327,7 +327,7 @@ def test_the_fake_needs_no_grpc():
 @both
 def test_a_server_of_this_machine_is_asked_without_a_proxy(kind, server, monkeypatch):
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_ports().grpc}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{find_free_ports().grpc}")
     assert ask(kind, server.url, 1).item_ids == ANSWER.item_ids
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -21,10 +22,11 @@ ITEMS = [3, 1, 2]
 class Gateway:
     """A gateway that a test asks. shop: the fake server behind it."""
 
-    def __init__(self, repo: Path, handler, settings: GatewaySettings, tokens: dict[str, str]) -> None:
+    def __init__(self, repo: Path, handler, tokens: dict[str, str] | None = None, **settings) -> None:
+        patient = {"deadline_ms": 5_000.0}  # a busy machine keeps it
         self.repo = repo
         self.shop = AsyncFakeRecommender(handler, context={"device": "BYTES", "temperature": "FP32"})
-        self.app = create_app(repo, self.shop, settings, tokens)
+        self.app = create_app(repo, self.shop, GatewaySettings(**patient | settings), tokens or {})
 
     def ask(self, method: str, path: str, **options) -> httpx.Response:
         return asyncio.run(self.ask_async(method, path, **options))
@@ -50,7 +52,4 @@ def repo(tmp_path_factory) -> Path:
 def gateway(repo) -> Callable[..., Gateway]:
     """gateway(handler, tokens=…, **settings) -> a Gateway."""
 
-    def make(handler=lambda query: ITEMS, tokens: dict[str, str] | None = None, **settings) -> Gateway:
-        return Gateway(repo, handler, GatewaySettings(**settings), tokens or {})
-
-    return make
+    return partial(Gateway, repo)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +9,12 @@ from contextlib import contextmanager
 
 from gateway.protocol import http_server
 from gateway.settings import GatewaySettings
+from server.ports import find_free_port
 
 
 @contextmanager
 def listening(app: Callable, settings: GatewaySettings) -> Iterator[str]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = find_free_port()
     server = http_server(app, settings, port)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gateway import schema
-from gateway.settings import GatewaySettings
 from live.exposures import read_exposures
 from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
 from serving.live.experiment import Experiment
@@ -27,7 +26,7 @@ class Tried:
 
     def __init__(self, repo: Path, challenger=lambda query: CHALLENGERS, **settings) -> None:
         self.repo = repo
-        self.door = Gateway(repo, lambda query: CHAMPIONS, GatewaySettings(**settings), {})
+        self.door = Gateway(repo, lambda query: CHAMPIONS, **settings)
         self.door.shop.server.challengers[2] = challenger
 
     def publish_challenger(self) -> None:

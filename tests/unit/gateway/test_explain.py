@@ -16,10 +16,9 @@ USER = 7
 @pytest.fixture(scope="module")
 def explained(repo):
     """explained(item, **params) -> the explanation; one pipeline for all tests."""
-    from gateway.settings import GatewaySettings
     from tests.unit.gateway.conftest import Gateway
 
-    door = Gateway(repo, lambda query: [], GatewaySettings(), {})
+    door = Gateway(repo, lambda query: [])
 
     def ask(item: int, user: int = USER, **params) -> dict:
         response = door.ask("GET", "/v1/explain", params={"user": user, "item": item, **params})

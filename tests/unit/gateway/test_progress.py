@@ -10,7 +10,6 @@ import pytest
 
 from gateway import schema
 from gateway.progress import KEPT_S, ExperimentReports
-from gateway.settings import GatewaySettings
 from gateway.tokens import digest
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, experiment_folder, start_experiment
@@ -26,7 +25,7 @@ def repo(tmp_path) -> Path:
 
 @pytest.fixture
 def door(repo) -> Gateway:
-    return Gateway(repo, lambda query: [1, 2, 3], GatewaySettings(), {})
+    return Gateway(repo, lambda query: [1, 2, 3])
 
 
 def report(door: Gateway) -> dict:
@@ -96,6 +95,6 @@ def test_a_file_that_cannot_be_read_is_an_error_without_its_details(repo, door):
 
 
 def test_it_needs_a_token_where_one_is_asked_for(repo):
-    door = Gateway(repo, lambda query: [1, 2, 3], GatewaySettings(), {digest("secret"): "shop"})
+    door = Gateway(repo, lambda query: [1, 2, 3], {digest("secret"): "shop"})
     assert door.ask("GET", "/v1/experiment").status_code == 401
     assert door.ask("GET", "/v1/experiment", headers={"authorization": "Bearer secret"}).status_code == 200

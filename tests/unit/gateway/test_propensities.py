@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.settings import GatewaySettings
 from live.exposures import read_exposures
 from repository.applied_rules import add_version, switch_to
 from repository.experiments import experiment_folder
@@ -43,7 +42,7 @@ def propensities(repo: Path, while_asked=lambda: None, shown=SHOWN) -> list[floa
         while_asked()
         return shown
 
-    door = Gateway(repo, answer, GatewaySettings(exposure_share=1.0), {})
+    door = Gateway(repo, answer, exposure_share=1.0)
 
     async def ask_and_stop() -> None:
         async with door.app.router.lifespan_context(door.app):

@@ -2,18 +2,18 @@ import socket
 
 import pytest
 
-from server.ports import Ports, check_free, free_ports, is_free, listens
+from server.ports import Ports, check_free, find_free_ports, is_free, listens
 from serving.contract.errors import ConfigError, ServerError
 
 
 def test_free_ports_are_three_and_free():
-    ports = free_ports()
+    ports = find_free_ports()
     check_free(ports)
     assert len({ports.grpc, ports.http, ports.metrics}) == 3
 
 
 def test_every_taken_port_is_named():
-    ports = free_ports()
+    ports = find_free_ports()
     with socket.socket() as one, socket.socket() as other:
         for sock, port in ((one, ports.grpc), (other, ports.metrics)):
             sock.bind(("0.0.0.0", port))
@@ -38,7 +38,7 @@ def test_one_port_for_two():
 
 
 def test_a_port_listens_once_somebody_accepts_there():
-    ports = free_ports()
+    ports = find_free_ports()
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", ports.metrics))
         assert not listens(ports.metrics)

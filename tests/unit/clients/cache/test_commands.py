@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from server.ports import free_ports
+from server.ports import find_free_ports
 from tests.waiting import until
 from triton_recommender import Recommender, RedisCache
 from triton_recommender.cli import app
@@ -46,7 +46,7 @@ def test_forget(options, client, shop, repo):
 
 
 def test_forget_without_redis_ends_with_1(tmp_path):
-    result = run("forget", "7", "--cache", f"redis://127.0.0.1:{free_ports().grpc}", "--repo", tmp_path)
+    result = run("forget", "7", "--cache", f"redis://127.0.0.1:{find_free_ports().grpc}", "--repo", tmp_path)
     assert result.exit_code == 1
     assert "1 users were not forgotten" in result.stderr
 
