@@ -9,7 +9,6 @@ With --vectors it writes Feast's own bytes to the file that the unit test compar
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import redis
 import typer
 
 from repository.code import PROJECT
+from server.ports import find_free_port
 from serving.live.feast_views import View, item_features, items_view, user_features, users_view
 from serving.live.layout import Layout
 from serving.live.redis_state import Entity, RedisState
