@@ -22,7 +22,7 @@ ITEMS = [3, 1, 2]
 class Gateway:
     """A gateway that a test asks. shop: the fake server behind it."""
 
-    def __init__(self, repo: Path, handler, tokens: dict[str, str] | None = None, **settings) -> None:
+    def __init__(self, repo: Path, handler=lambda query: ITEMS, tokens: dict[str, str] | None = None, **settings) -> None:
         patient = {"deadline_ms": 5_000.0}  # a busy machine keeps it
         self.repo = repo
         self.shop = AsyncFakeRecommender(handler, context={"device": "BYTES", "temperature": "FP32"})
