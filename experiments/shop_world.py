@@ -12,6 +12,7 @@ N_KINDS, WIDTH = 20, 8
 KINDS_LIKED, OWN_TASTE, OWN_STYLE = 2, 0.3, 0.5  # of a user; spread of users around them, of items around their kind
 STEEPNESS, LIKED_SHARE, MOST_TAKEN = 4.0, 0.05, 0.25  # chance to take an item: of the best, and at LIKED_SHARE half of that
 LOOKED_AT, PATIENCE = 30, 0.85  # items on a shelf; chance to look at the next place of a list
+TASTE_DAYS = 30.0  # that a user keeps a taste, on average
 DAY_S = 86_400
 TOML = """
 name = "simulated"
@@ -41,7 +42,7 @@ class World:
         self.takes = self._chances()
 
     def _draw_tastes(self, count: int) -> np.ndarray:
-        liked = np.array([self._rng.choice(N_KINDS, KINDS_LIKED, replace=False) for _ in range(count)])
+        liked = self._rng.random((count, N_KINDS)).argsort(axis=1)[:, :KINDS_LIKED]
         weights = self._rng.dirichlet(np.full(KINDS_LIKED, 3.0), count)
         return (self._centres[liked] * weights[:, :, None]).sum(1) + OWN_TASTE * self._rng.normal(size=(count, WIDTH))
 
@@ -53,6 +54,10 @@ class World:
     @property
     def user_ids(self) -> np.ndarray:
         return np.arange(1, len(self._tastes) + 1)
+
+    def pass_days(self, days: float) -> None:
+        """Let some users change their taste by themselves."""
+        self.change_tastes(1 - np.exp(-days / TASTE_DAYS))
 
     def change_tastes(self, share: float) -> None:
         """Give a share of the users another taste."""
@@ -85,13 +90,16 @@ class World:
         users = self.user_ids
         return float(self.taking(users, lists).sum() / self.taking(users, best).sum())
 
-    def write_log(self, folder: Path, events: int, days: float, end_s: int) -> Dataset:
+    def write_log(self, folder: Path, events: int, days: int, end_s: int) -> Dataset:
         """Write a log of what users took from shelves in the days before `end_s`, and return it as a data set."""
         folder.mkdir(parents=True)
-        users = self._rng.choice(self.user_ids, events)
-        times_s = np.sort(self._rng.integers(end_s - int(days * DAY_S), end_s, events))
-        rows = [f"{user},{item},{time}" for user, item, time in zip(users, self.pick(users), times_s, strict=True)]
-        (folder / "events.csv").write_text("\n".join(["user,item,time", *rows, ""]))
+        rows = ["user,item,time"]
+        for begins_s in range(end_s - days * DAY_S, end_s, DAY_S):
+            users = self._rng.choice(self.user_ids, events // days)
+            times_s = begins_s + np.sort(self._rng.integers(DAY_S, size=len(users)))
+            rows += [f"{user},{item},{time}" for user, item, time in zip(users, self.pick(users), times_s, strict=True)]
+            self.pass_days(1)
+        (folder / "events.csv").write_text("\n".join([*rows, ""]))
         items = [f"{item},kind {kind} number {item},{kind}" for item, kind in enumerate(self.kinds, start=1)]
         (folder / "items.csv").write_text("\n".join(["item,title,kind", *items, ""]))
         (folder / "dataset.toml").write_text(TOML)

@@ -228,7 +228,7 @@ def smoke_live_kills(context: Context) -> list[Figure]:
 def smoke_simulated_shop(context: Context) -> list[Figure]:
     """The world alone: its log can be exported, its best lists are the best, and both ways to decide find the better ones."""
     world = World(60, 50, context.rng)
-    dataset = world.write_log(context.folder / "simulated", 500, 10.0, 1_700_000_000)
+    dataset = world.write_log(context.folder / "simulated", 500, 10, 1_700_000_000)
     assert (len(dataset.interactions), len(dataset.items)) == (500, 50)
     best = np.argsort(-world.takes, axis=1)[:, :10] + 1
     worst = np.argsort(world.takes, axis=1)[:, :10] + 1
