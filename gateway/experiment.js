@@ -12,14 +12,14 @@ const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 async function showExperiment() {
   const { answer } = await call("GET", "v1/experiment");
   const { experiment, arms, looks } = answer;
-  at("settings").textContent = experiment ? describe(experiment) : "No experiment runs.";
-  at("decision").textContent = sentence(answer.decision);
-  at("decision").className = { "rolled back": "bad", promoted: "good" }[experiment?.state] ?? VERDICTS[answer.verdict];
-  at("arms").replaceChildren(...(arms.length ? tableOf(arms) : []));
-  at("interval").replaceChildren(...(experiment && experiment.mode !== "shadow" ? drawLooks(experiment, looks) : []));
+  byId("settings").textContent = experiment ? describe(experiment) : "No experiment runs.";
+  byId("decision").textContent = sentence(answer.decision);
+  byId("decision").className = { "rolled back": "bad", promoted: "good" }[experiment?.state] ?? VERDICTS[answer.verdict];
+  byId("arms").replaceChildren(...(arms.length ? tableOf(arms) : []));
+  byId("interval").replaceChildren(...(experiment && experiment.mode !== "shadow" ? drawLooks(experiment, looks) : []));
   for (const side of ["champion", "challenger"]) {
-    at(`${side}-generation`).textContent = experiment ? `(generation ${experiment[side]})` : "";
-    at(side).replaceChildren();
+    byId(`${side}-generation`).textContent = experiment ? `(generation ${experiment[side]})` : "";
+    byId(side).replaceChildren();
   }
   if (experiment && shown.user) await showBoth(experiment);
 }
@@ -42,10 +42,10 @@ function tableOf(arms) {
 }
 
 function drawing(tag, attributes, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 }
 
 // The first intervals may be far wider than the last: what is beyond four times the last one is cut off.
@@ -54,14 +54,14 @@ function drawLooks({ mode }, looks) {
   if (!known.length) return [element("p", "quiet", "No interval yet: it takes 100 answers of each arm, and clicks.")];
   const farthest = (some) => Math.max(...some.flatMap((look) => [Math.abs(look.low), Math.abs(look.high)]));
   const reach = Math.min(farthest(known), 4 * farthest(known.slice(-1)));
-  const [first, last] = [known[0], known.at(-1)].map((look) => Date.parse(look.time));
+  const [first, last] = [known[0], known.byId(-1)].map((look) => Date.parse(look.time));
   const x = (look) => (last > first ? (CHART.width * (Date.parse(look.time) - first)) / (last - first) : CHART.width);
   const y = (value) => (CHART.height / 2) * (1 - Math.max(-1, Math.min(1, value / reach)));
   const placed = (some, bound) => some.map((look) => `${x(look).toFixed(1)},${y(look[bound]).toFixed(1)}`);
   const middle = { y1: CHART.height / 2, y2: CHART.height / 2 };
   const band = [...placed(known, "low"), ...placed(known.toReversed(), "high")].join(" ");
   const compared = mode === "interleave" ? "answers won by the challenger's items − by the champion's" : "click rates, challenger − champion";
-  const { low, high } = known.at(-1);
+  const { low, high } = known.byId(-1);
   return [
     drawing(
       "svg",
@@ -74,7 +74,7 @@ function drawLooks({ mode }, looks) {
       drawing("text", { x: 6, y: CHART.height - 6 }, `−${points(reach)}`),
     ),
     element("p", "quiet", `${sentence(compared)}: now ${points(low)} to ${points(high)} percentage points. The interval holds at every look.`),
-    element("p", "quiet", `${minute(known[0].time)} – ${minute(known.at(-1).time)}`),
+    element("p", "quiet", `${minute(known[0].time)} – ${minute(known.byId(-1).time)}`),
   ];
 }
 
@@ -91,7 +91,7 @@ async function showBoth(experiment) {
     const lines = items
       ? items.map((item, place) => compareLine(item, place, lists[other], side === 1))
       : [element("li", "bad", reason.message)];
-    at(["champion", "challenger"][side]).replaceChildren(...lines);
+    byId(["champion", "challenger"][side]).replaceChildren(...lines);
   }
 }
 
@@ -100,9 +100,9 @@ function compareLine(item, place, others, isChallenger) {
   const before = others ? others.indexOf(item.id) : place;
   const climbed = before - place;
   const change = climbed > 0 ? `▲ ${climbed}` : climbed < 0 ? `▼ ${-climbed}` : "=";
-  const made = line(place + 1, item, before < 0 ? "only here" : others && isChallenger ? change : "");
-  if (before < 0) made.classList.add("new");
-  return made;
+  const node = line(place + 1, item, before < 0 ? "only here" : others && isChallenger ? change : "");
+  if (before < 0) node.classList.add("new");
+  return node;
 }
 
-at("refresh").addEventListener("click", () => attempt(showExperiment));
+byId("refresh").addEventListener("click", () => attempt(showExperiment));
