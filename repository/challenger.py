@@ -19,7 +19,7 @@ from repository.models import read_config, write_config
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 
 
-def challengers(repo: Path) -> tuple[int, ...]:
+def read_challengers(repo: Path) -> tuple[int, ...]:
     """Return the generation of the model `challenger`, as a tuple of one; () without that model."""
     path = repo / CHALLENGER / "config.pbtxt"
     return tuple(read_config(path).version_policy.specific.versions) if path.is_file() else ()
