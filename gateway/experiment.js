@@ -54,14 +54,14 @@ function drawLooks({ mode }, looks) {
   if (!known.length) return [element("p", "quiet", "No interval yet: it takes 100 answers of each arm, and clicks.")];
   const farthest = (some) => Math.max(...some.flatMap((look) => [Math.abs(look.low), Math.abs(look.high)]));
   const reach = Math.min(farthest(known), 4 * farthest(known.slice(-1)));
-  const [first, last] = [known[0], known.byId(-1)].map((look) => Date.parse(look.time));
+  const [first, last] = [known[0], known.at(-1)].map((look) => Date.parse(look.time));
   const x = (look) => (last > first ? (CHART.width * (Date.parse(look.time) - first)) / (last - first) : CHART.width);
   const y = (value) => (CHART.height / 2) * (1 - Math.max(-1, Math.min(1, value / reach)));
   const placed = (some, bound) => some.map((look) => `${x(look).toFixed(1)},${y(look[bound]).toFixed(1)}`);
   const middle = { y1: CHART.height / 2, y2: CHART.height / 2 };
   const band = [...placed(known, "low"), ...placed(known.toReversed(), "high")].join(" ");
   const compared = mode === "interleave" ? "answers won by the challenger's items − by the champion's" : "click rates, challenger − champion";
-  const { low, high } = known.byId(-1);
+  const { low, high } = known.at(-1);
   return [
     drawing(
       "svg",
@@ -74,7 +74,7 @@ function drawLooks({ mode }, looks) {
       drawing("text", { x: 6, y: CHART.height - 6 }, `−${points(reach)}`),
     ),
     element("p", "quiet", `${sentence(compared)}: now ${points(low)} to ${points(high)} percentage points. The interval holds at every look.`),
-    element("p", "quiet", `${minute(known[0].time)} – ${minute(known.byId(-1).time)}`),
+    element("p", "quiet", `${minute(known[0].time)} – ${minute(known.at(-1).time)}`),
   ];
 }
 

@@ -180,7 +180,7 @@ def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileCol
 def _check_ascending(path: Path, ids: np.ndarray) -> None:
     """Raise ArtifactError unless int64 [U] ids ascend, as binary search needs."""
     if (ids[1:] <= ids[:-1]).any():
-        raise ArtifactError(f"{path} is not ascending; expected each id once, in ascending order. {REMEDY}")
+        raise ArtifactError(f"{path} is not ascending; expected ids in ascending order, each once. {REMEDY}")
 
 
 class SeenItems:

@@ -214,7 +214,7 @@ def test_unknown_names_fall_back_in_a_and_stop_b(block, key, fallback):
     a, b = read_as_a(changed), read_as_b(changed)
     assert getattr(getattr(a.config, block), key) == fallback
     assert (errors(a.findings), warnings(a.findings)) == ([], [f"{block}.{key}"])
-    assert f"takes '{fallback}'" in str(a.findings[0])
+    assert f"uses '{fallback}'" in str(a.findings[0])
     assert errors(b.findings) == [f"{block}.{key}"]
 
 
