@@ -2,6 +2,7 @@
 # start.sh: the container's command. Builds engines for this GPU, checks what would fail, and becomes one tritonserver.
 #   MODELS   the model repository, writable: engines and the configurations that fit them are put into it (default /models)
 #   ENGINES  a folder that keeps, between starts, what is compiled for this machine: engines, the stages' loops (default /engines)
+#   BACKENDS  the folder of tritonserver's backends (default /opt/tritonserver/backends)
 #   CONTROL_KEY  the file to write the key of model control to; a new key at every start (default $ENGINES/control.key, mode 0600)
 # Arguments are passed to tritonserver.
 set -euo pipefail
@@ -10,7 +11,7 @@ MODELS=${MODELS:-/models}
 ENGINES=${ENGINES:-/engines}
 BACKENDS=${BACKENDS:-/opt/tritonserver/backends}
 HERE=$(dirname "$(readlink -f "$0")")
-BUILDER=${BUILDER:-$HERE/build_engines.py}
+BUILDER=$HERE/build_engines.py
 [ -f "$BUILDER" ] || BUILDER=$HERE/../export/nvidia/tensorrt/build_engines.py  # started from a checkout
 
 python3 "$BUILDER" --repository "$MODELS" --cache "$ENGINES" --backends "$BACKENDS"
