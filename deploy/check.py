@@ -26,7 +26,7 @@ from cloudcoil.models.istio.security import v1 as istio_security
 from cloudcoil.models.keda import v1alpha1 as keda
 from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
 from pydantic import ValidationError
-from references import reference_faults
+from references import find_reference_faults
 
 HERE = Path(__file__).parent
 OVERLAYS = HERE / "kubernetes" / "overlays"
@@ -76,7 +76,7 @@ def find_overlay_faults(overlay: Path) -> Iterator[str]:
     for document in documents:
         name = f"{document['kind']} {document['metadata']['name']}"
         yield from (f"{name}: {fault}" for fault in find_document_faults(document))
-    yield from reference_faults([convert_to_pod(each) if each["apiVersion"] == KSERVE else each for each in documents])
+    yield from find_reference_faults([convert_to_pod(each) if each["apiVersion"] == KSERVE else each for each in documents])
     print(f"{overlay.name}: {len(documents)} documents")
 
 

@@ -1,9 +1,9 @@
-"""Before tritonserver starts: what it would trip over in this image, one line each with a remedy. Exit code 1 if anything.
+"""Check, before tritonserver starts, that this image can serve the repository. Print a line with a remedy per fault.
 
     python3 preflight.py --repository /models
 
-Needs Python 3.8 and nothing else. `make check`, on the machine that exports, looks at much more; this looks at what only the
-serving image knows.
+The exit code is 1 if there is a fault. Needs Python 3.8 and no packages. `make check`, on the machine that exports, checks much
+more; this checks what only the serving image can show.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PACKAGES = {  # module -> what pip installs
     "onnxruntime": "onnxruntime",
     "faiss": "faiss-gpu-cu12==1.12.0",
 }
-TABLE_PACKAGES = {"rocksdict": "rocksdict"}  # of our own levels, where no hps backend serves the tables
+TABLE_PACKAGES = {"rocksdict": "rocksdict"}  # needed where our own levels serve the tables, and not the hps backend
 WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin.systems": "merlin-systems==23.8.0"}
-PLAN = '[merlin] preprocess = "compiled"'
+COMPILED_PREPROCESS = '[merlin] preprocess = "compiled"'  # the export setting that needs no NVTabular
 BACKEND = re.compile(r'^\s*backend:\s*"([^"]+)"', re.MULTILINE)
 
 
-def faults(repository: Path, backends: Path) -> Iterator[str]:
-    """Return everything that would keep a model from loading here."""
+def find_faults(repository: Path, backends: Path) -> Iterator[str]:
+    """Yield everything that would keep a model from loading here. backends: the folder of tritonserver's backends"""
     configs = sorted(repository.glob("*/config.pbtxt"))
     if not configs:
         yield f"{repository} holds no model. Mount a repository that `make export` wrote there"
@@ -37,30 +37,30 @@ def faults(repository: Path, backends: Path) -> Iterator[str]:
     needed = {name for config in configs for name in BACKEND.findall(config.read_text())}
     for name in sorted(needed):
         if not (backends / name).is_dir():
-            yield f"this image has no {name} backend in {backends}; use the image the repository was exported for (TRITON=…)"
+            yield f"this image has no {name} backend in {backends}; use the one that the repository was exported for (TRITON=…)"
     if any(repository.glob("*/*/serving")):
         tables = TABLE_PACKAGES if (repository / "rank_rows").is_dir() else {}
         for module, package in {**PACKAGES, **tables}.items():
-            if not installed(module):
+            if not is_installed(module):
                 yield f"Python here lacks {module}, which the stages need: pip install '{package}', or build deploy/Dockerfile"
     if any(repository.glob("*/*/workflow/workflow.pkl")):
         for module, package in WORKFLOW_PACKAGES.items():
-            if not installed(module):
+            if not is_installed(module):
                 fact = f"Python here lacks {module}, which NVTabular's workflow needs"
-                yield f"{fact}: pip install '{package}', or export with {PLAN}"
+                yield f"{fact}: pip install '{package}', or export with {COMPILED_PREPROCESS}"
     if "hps" in needed:
-        yield from hps_faults(repository / "ps.json")
+        yield from find_hps_faults(repository / "ps.json")
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package it is in
+    except ModuleNotFoundError:  # raised when the parent package is missing
         return False
 
 
-def hps_faults(path: Path) -> Iterator[str]:
-    """Yield what is wrong with ps.json and its tables, all of which the hps backend reads when it is loaded."""
+def find_hps_faults(path: Path) -> Iterator[str]:
+    """Yield the faults of ps.json and its tables: the hps backend reads all of them when it loads."""
     if not path.is_file():
         yield f"{path} is missing, and the hps backend starts from it. Export the repository again"
         return
@@ -72,8 +72,8 @@ def hps_faults(path: Path) -> Iterator[str]:
         return
     for folder in folders:
         if missing := [name for name in ("key", "emb_vector") if not (folder / name).is_file()]:
-            where = "where the export was told it would be ([merlin] mount)"
-            yield f"{folder} lacks {' and '.join(missing)}. Mount the repository {where}"
+            lacking = " and ".join(missing)
+            yield f"{folder} lacks {lacking}. Mount the repository at the path that the export was given ([merlin] mount)"
 
 
 def main() -> int:
@@ -81,10 +81,10 @@ def main() -> int:
     parser.add_argument("--repository", type=Path, required=True, help="the model repository")
     parser.add_argument("--backends", type=Path, default=Path("/opt/tritonserver/backends"), help="tritonserver's backends")
     arguments = parser.parse_args()
-    found = list(faults(arguments.repository, arguments.backends))
-    for fault in found:
+    faults = list(find_faults(arguments.repository, arguments.backends))
+    for fault in faults:
         print(f"preflight: {fault}.", file=sys.stderr)
-    return 1 if found else 0
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

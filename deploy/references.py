@@ -1,4 +1,4 @@
-"""Find references between Kubernetes documents that lead nowhere (names, labels, ports), and pods that are not locked."""
+"""Find references between Kubernetes documents that lead nowhere (names, labels, ports), and pods that are not locked down."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Document = dict[str, Any]
-# What people make by hand, because it is a secret or holds the shop's data (deploy/README.md).
+# People make these by hand, because they are secret or hold the shop's data (deploy/README.md).
 EXTERNAL = {
     ("Secret", "recommender-tokens"),
     ("Secret", "recommender-metrics"),
@@ -18,26 +18,26 @@ SERVING = ("StatefulSet", "Deployment", "Pod")
 WORKLOADS = (*SERVING, "CronJob")
 
 
-def reference_faults(documents: list[Document]) -> Iterator[str]:
+def find_reference_faults(documents: list[Document]) -> Iterator[str]:
     """Yield the faults of one rendered overlay."""
-    known = {(each["kind"], each["metadata"]["name"]) for each in documents} | EXTERNAL | claims_of_pods(documents)
-    pods = [(each["metadata"]["name"], *pod_of(each)) for each in documents if each["kind"] in WORKLOADS]
+    known = {(each["kind"], each["metadata"]["name"]) for each in documents} | EXTERNAL | list_pod_claims(documents)
+    pods = [(each["metadata"]["name"], *read_pod(each)) for each in documents if each["kind"] in WORKLOADS]
     for name, _, spec, claims in pods:
-        yield from (f"{name}: {fault}" for fault in pod_faults(spec, claims, known))
+        yield from (f"{name}: {fault}" for fault in find_pod_faults(spec, claims, known))
     for each in documents:
-        if each["kind"] in SERVING and not any("readinessProbe" in container for container in pod_of(each)[1]["containers"]):
+        if each["kind"] in SERVING and not any("readinessProbe" in container for container in read_pod(each)[1]["containers"]):
             yield f"{each['metadata']['name']}: no container has a readinessProbe"
     for each in documents:
         name = f"{each['kind']} {each['metadata']['name']}"
-        yield from (f"{name}: {fault}" for fault in selection_faults(each, pods))
+        yield from (f"{name}: {fault}" for fault in find_selection_faults(each, pods))
         target = each["spec"].get("scaleTargetRef") if "spec" in each else None
         if target and (target["kind"], target["name"]) not in known:
             yield f"{name}: scales {target['kind']} {target['name']}, which is not there"
-    yield from route_faults(documents, pods)
+    yield from find_route_faults(documents, pods)
 
 
-def claims_of_pods(documents: list[Document]) -> set[tuple[str, str]]:
-    """Return the claims that StatefulSets make for the pods that they always have."""
+def list_pod_claims(documents: list[Document]) -> set[tuple[str, str]]:
+    """Return the claims that StatefulSets make for their pods, by the number of replicas stated."""
     return {
         ("PersistentVolumeClaim", f"{claim['metadata']['name']}-{each['metadata']['name']}-{number}")
         for each in documents
@@ -47,15 +47,16 @@ def claims_of_pods(documents: list[Document]) -> set[tuple[str, str]]:
     }
 
 
-def pod_of(workload: Document) -> tuple[dict[str, str], dict[str, Any], set[str]]:
-    """Return labels, specification and names of the claimed volumes of a workload's pods."""
+def read_pod(workload: Document) -> tuple[dict[str, str], dict[str, Any], set[str]]:
+    """Return the labels of a workload's pods, their specification, and the names of the volumes they claim."""
     spec = workload["spec"]["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else workload["spec"]
     template = workload if workload["kind"] == "Pod" else spec["template"]
     claims = {each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", ())}
     return template["metadata"]["labels"], template["spec"], claims
 
 
-def pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str, str]]) -> Iterator[str]:
+def find_pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str, str]]) -> Iterator[str]:
+    """Yield what is wrong in a pod. claims: names of the volumes that it claims; known: (kind, name) of what exists"""
     volumes = {volume["name"] for volume in spec["volumes"]} | claims
     for volume in spec["volumes"]:
         for source, key, kind in (
@@ -70,7 +71,7 @@ def pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str, str
     if spec.get("automountServiceAccountToken", True):
         yield "the pod holds a token of the cluster's API"
     for container in [*spec.get("initContainers", ()), *spec["containers"]]:
-        yield from (f"container {container['name']}: {fault}" for fault in container_faults(container, volumes))
+        yield from (f"container {container['name']}: {fault}" for fault in find_container_faults(container, volumes))
     # a port belongs to the pod, so a probe of one container may ask another
     ports = {
         name for each in spec["containers"] for port in each.get("ports", ()) for name in (port["name"], port["containerPort"])
@@ -81,11 +82,12 @@ def pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str, str
                 yield f"container {container['name']}: {probe} asks port {port}, which no container has"
 
 
-def container_faults(container: dict[str, Any], volumes: set[str]) -> Iterator[str]:
-    locks = container.get("securityContext", {})
-    if not locks.get("readOnlyRootFilesystem"):
+def find_container_faults(container: dict[str, Any], volumes: set[str]) -> Iterator[str]:
+    """Yield what is wrong in a container. volumes: names of the pod's volumes"""
+    security = container.get("securityContext", {})
+    if not security.get("readOnlyRootFilesystem"):
         yield "its root is writable"
-    if locks.get("allowPrivilegeEscalation", True) or "ALL" not in locks.get("capabilities", {}).get("drop", ()):
+    if security.get("allowPrivilegeEscalation", True) or "ALL" not in security.get("capabilities", {}).get("drop", ()):
         yield "it may gain privileges"
     if "memory" not in container.get("resources", {}).get("limits", {}):
         yield "its memory has no limit"
@@ -97,25 +99,25 @@ def container_faults(container: dict[str, Any], volumes: set[str]) -> Iterator[s
             yield f"mounts {mount['name']}, which is no volume of the pod"
 
 
-def selection_faults(document: Document, pods: list) -> Iterator[str]:
-    """Yield what a selector, or a service's port, does not find."""
+def find_selection_faults(document: Document, pods: list) -> Iterator[str]:
+    """Yield the labels and ports that a document selects and that no pod has. pods: (name, *result of read_pod) each"""
     spec = document.get("spec", {})
     selector = spec.get("podSelector" if document["kind"] == "NetworkPolicy" else "selector")
     if not selector or document["kind"] in WORKLOADS:
         return
     labels = selector.get("matchLabels", selector)
-    chosen = [pod for _, own, pod, _ in pods if labels.items() <= own.items()]
-    if not chosen:
+    selected_pods = [pod for _, pod_labels, pod, _ in pods if labels.items() <= pod_labels.items()]
+    if not selected_pods:
         yield f"selects pods labelled {labels}, and no pod is"
-    named = {port["name"] for pod in chosen for each in pod["containers"] for port in each.get("ports", ())}
-    asked = {each["targetPort"] for each in spec.get("ports", ())}
-    asked |= {each["port"] for each in spec.get("podMetricsEndpoints", ())}
-    asked |= {each["port"] for rule in spec.get("ingress", ()) for each in rule["ports"]}
-    yield from (f"names port {port}, which no container of these pods has" for port in sorted(asked - named))
+    pod_ports = {port["name"] for pod in selected_pods for each in pod["containers"] for port in each.get("ports", ())}
+    stated_ports = {each["targetPort"] for each in spec.get("ports", ())}
+    stated_ports |= {each["port"] for each in spec.get("podMetricsEndpoints", ())}
+    stated_ports |= {each["port"] for rule in spec.get("ingress", ()) for each in rule["ports"]}
+    yield from (f"names port {port}, which no container of these pods has" for port in sorted(stated_ports - pod_ports))
 
 
-def route_faults(documents: list[Document], pods: list) -> Iterator[str]:
-    """Yield the routes to subsets that nobody defined, shares that do not add up, and subsets without pods."""
+def find_route_faults(documents: list[Document], pods: list) -> Iterator[str]:
+    """Yield routes to undefined subsets, shares that do not add up to 100, and subsets without pods."""
     services = {each["metadata"]["name"] for each in documents if each["kind"] == "Service"}
     subsets: set[tuple[str, str]] = set()
     for rule in (each["spec"] for each in documents if each["kind"] == "DestinationRule"):

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# start.sh: what the container runs. Engines for this GPU, then a look at what would fail, then one tritonserver.
+# start.sh: the container's command. Builds engines for this GPU, checks what would fail, and becomes one tritonserver.
 #   MODELS   the model repository, writable: engines and the configurations that fit them are put into it (default /models)
-#   ENGINES  keeps what is compiled for this machine between starts: engines, the stages' loops (default /engines)
-#   CONTROL_KEY  a file for the key of model control, made at every start (default $ENGINES/control.key, mode 0600)
-# Arguments are handed on to tritonserver.
+#   ENGINES  a folder that keeps, between starts, what is compiled for this machine: engines, the stages' loops (default /engines)
+#   BACKENDS  the folder of tritonserver's backends (default /opt/tritonserver/backends)
+#   CONTROL_KEY  the file to write the key of model control to; a new key at every start (default $ENGINES/control.key, mode 0600)
+# Arguments are passed to tritonserver.
 set -euo pipefail
 
 MODELS=${MODELS:-/models}
 ENGINES=${ENGINES:-/engines}
 BACKENDS=${BACKENDS:-/opt/tritonserver/backends}
 HERE=$(dirname "$(readlink -f "$0")")
-BUILDER=${BUILDER:-$HERE/build_engines.py}
+BUILDER=$HERE/build_engines.py
 [ -f "$BUILDER" ] || BUILDER=$HERE/../export/nvidia/tensorrt/build_engines.py  # started from a checkout
 
 python3 "$BUILDER" --repository "$MODELS" --cache "$ENGINES" --backends "$BACKENDS"
@@ -22,18 +23,18 @@ export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$ENGINES/numba}
 hps=()
 if [ -f "$MODELS/ps.json" ]; then
   hps=("--backend-config=hps,ps=$MODELS/ps.json")
-  # RocksDB makes its folder, but not those above it, and the hps backend then loads no model.
+  # RocksDB makes its folder, but not the parents. Without them the hps backend loads no model.
   rocksdb=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1])).get("persistent_db", {}).get("path", ""))' "$MODELS/ps.json")
   if [ -n "$rocksdb" ]; then mkdir -p "$(dirname "$rocksdb")"; fi
 fi
 
-# Who reaches a port may ask, and no more. The key is in the command line: of the container's users and of the host's, who can
-# list its processes, but of no caller.
+# Whoever reaches a port may ask for answers, and nothing else: the other protocols need a key. The key is in the command line, so
+# users of this container and of the host, who can list processes, can read it; callers cannot.
 control_key=$(python3 -c 'import secrets; print(secrets.token_hex(32))')
 (umask 077 && mkdir -p "$ENGINES" && rm -f "${CONTROL_KEY:=$ENGINES/control.key}" && printf %s "$control_key" > "$CONTROL_KEY")
 restricted="model-repository,shared-memory,logging,trace,statistics:recommender-control=$control_key"
 
-# Summaries: quantiles of latency on the metrics port, which the alerts go by.
+# The alerts use the quantiles of latency that summary_latencies adds to the metrics.
 exec tritonserver --model-repository="$MODELS" --model-control-mode=explicit --load-model='*' \
   --disable-auto-complete-config --exit-timeout-secs=30 --metrics-config=summary_latencies=true \
   --http-restricted-api="$restricted" --grpc-restricted-protocol="$restricted" "${hps[@]}" "$@"

@@ -28,7 +28,7 @@ from export.progress import Progress
 from export.settings import PipelineSettings
 from perf.command import run
 from serving.contract.artifacts import open_network
-from serving.stages.rank import PAIRS_AT_ONCE, evenly
+from serving.stages.rank import PAIRS_AT_ONCE, choose_chunk_size
 from training.dataset import Dataset, load_dataset, split_by_time
 from training.evaluation.metrics import auc, ndcg_at, recall_at
 from training.evaluation.problem import TEST_SHARE, make_problem
@@ -192,7 +192,7 @@ def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int,
     times: list[dict[int, list[float]]] = [{rows: [] for rows in ROWS} for _ in variants]
     for rows in ROWS:
         requests = work.test.take(np.resize(np.arange(len(work.test)), rows))
-        at_once = evenly(rows, max(1, PAIRS_AT_ONCE // requests.candidates.shape[1]))
+        at_once = choose_chunk_size(rows, max(1, PAIRS_AT_ONCE // requests.candidates.shape[1]))
         runs = [requests.take(np.arange(first, min(first + at_once, rows))) for first in range(0, rows, at_once)]
         feeds = [[network_inputs(variant.ranker.model, part) for part in runs] for variant in variants]
         for _ in range(ROUNDS):

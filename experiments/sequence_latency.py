@@ -40,7 +40,7 @@ def measure(folder: Path, n_items: int, n_requests: int, rounds: int) -> list[Fi
         taken_s = []
         for row in range(n_requests):
             start_s = time.perf_counter()
-            source.vectors(history[row, None], age_days[row, None])
+            source.compute_vectors(history[row, None], age_days[row, None])
             taken_s.append(time.perf_counter() - start_s)
         medians_ms.append(1_000 * float(np.median(taken_s)))
     return [Figure(name=f"p50 of the sequence network, {EVENTS} events", values=medians_ms, unit="ms", at_most=1.0)]

@@ -49,7 +49,7 @@ class Served:
 
     def find_gateway_processes(self) -> list[psutil.Process]:
         """Return the gateway alone, without its supervisor."""
-        return [p for p in gateway.gateways(self.state.tag) if "server.supervisor" not in p.cmdline()]
+        return [p for p in gateway.list_gateways(self.state.tag) if "server.supervisor" not in p.cmdline()]
 
     def draw_user_ids(self, count: int, rng: np.random.Generator) -> list[int]:
         """Return random users that the repository knows."""

@@ -26,7 +26,7 @@ from export.rehearsal import rehearse
 from export.settings import TAUGHT_WIDTH, PipelineSettings, Settings
 from export.stages import write_rules, write_stages
 from export.tables import find_shapes, plan_tables, write_tables
-from repository.applied_rules import current_values
+from repository.applied_rules import read_current_values
 from repository.publish import Staging
 from repository.recorded import Recorded
 from server.environment import RUN_DIR
@@ -81,7 +81,7 @@ def build_repository(
 ) -> int:
     """Train on the whole log and publish. Return the generation. Raises ConfigError or ExportError."""
     plugin, pipeline, progress = load_profile(profile), settings.pipeline, Progress(console, verbose)
-    applied = current_values(live_folder(repository, settings.live.folder) / FOLDER, dataset.description.name)
+    applied = read_current_values(live_folder(repository, settings.live.folder) / FOLDER, dataset.description.name)
     rules = RulesConfig.from_dict(settings.rules if applied is None else applied)
     progress.note(f"{dataset.description.name}: {dataset.report}")
     if applied is not None:

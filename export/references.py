@@ -10,7 +10,7 @@ import numpy as np
 from serving.contract.distributions import write_references
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.preprocess import Preprocess
-from serving.stages.rank import Rank, best_scores
+from serving.stages.rank import Rank, find_best_scores
 from serving.stages.retrieve import Retrieve
 from trials.drift import bound_psi, describe_categories, describe_numbers
 
@@ -29,7 +29,7 @@ def write_drift_references(folders: dict[str, Path], requests: dict[str, np.ndar
                 tensors |= stage(tensors)
             categories.append(tensors["user_categorical"])
             numbers.append(tensors["user_continuous"])
-            scores.append(best_scores(tensors["rank_scores"]))
+            scores.append(find_best_scores(tensors["rank_scores"]))
     plan, columns = preprocess.plan, (np.concatenate(categories).T, np.concatenate(numbers).T)
     references = [
         *(describe_categories(column.name, values) for column, values in zip(plan.categorical, columns[0], strict=True)),

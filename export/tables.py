@@ -25,7 +25,7 @@ from hps_config.levels import convert_levels
 from hps_config.planning import Plan, plan_levels
 from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json, read_ps_json
-from hps_config.report import human_bytes
+from hps_config.report import format_bytes
 from repository.finding import Finding, count_errors
 from serving.contract.artifacts import open_array, sha256_of
 from serving.contract.errors import ConfigError
@@ -163,6 +163,7 @@ def make_report(config: LevelsConfig, plan: Plan) -> tuple[dict[str, int], str]:
     l1_bytes = sum(l1_sections(table).nbytes for table in config.tables if table.l1_rows)
     sizes = {"l1_bytes_per_process": l1_bytes, "l2_bytes": plan.l2_bytes, "l3_bytes": plan.l3_bytes}
     rows, formats = sum(planned.table.rows for planned in plan.tables), {planned.table.row_format for planned in plan.tables}
-    said = f"tables: {len(plan.tables)} of {rows:,} rows ({', '.join(sorted(formats))}), {human_bytes(plan.l2_bytes)} in memory"
-    disk = f", {human_bytes(plan.l3_bytes)} in RocksDB" if plan.l3_bytes else ""
-    return sizes, said + (", all rows" if plan.l2_complete else "") + disk
+    tables = f"tables: {len(plan.tables)} of {rows:,} rows ({', '.join(sorted(formats))})"
+    memory = f", {format_bytes(plan.l2_bytes)} in memory" + (", all rows" if plan.l2_complete else "")
+    disk = f", {format_bytes(plan.l3_bytes)} in RocksDB" if plan.l3_bytes else ""
+    return sizes, tables + memory + disk

@@ -1,4 +1,4 @@
-"""python -m gateway serve | token."""
+"""Run the gateway, or make a bearer token: python -m gateway serve | token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 import uvloop
 
 from gateway.app import create_app
-from gateway.protocol import http_server
+from gateway.protocol import make_http_server
 from gateway.settings import GatewaySettings, read_settings
 from gateway.tokens import new_token, read_tokens
 from gateway.tracing import start_tracing
@@ -24,7 +24,7 @@ from triton_recommender import RecommenderError as ClientError
 app = typer.Typer(help="REST in front of a tritonserver, in the shop's own ids.", no_args_is_help=True, add_completion=False)
 
 CONNECT_S = 1.0
-RECORD_S = 5.0  # an event or a change may take longer than a recommendation: nobody's page waits for it
+RECORD_S = 5.0  # an event or a change may take longer than a recommendation, because no page waits for it
 
 
 @app.command()
@@ -32,13 +32,13 @@ def serve(
     repo: Annotated[Path, typer.Option(help="model repository that the server serves")] = Path("model_repository"),
     server: Annotated[str, typer.Option(help="host:port of the server's gRPC")] = "localhost:8001",
     port: Annotated[int, typer.Option(help="port to listen at")] = 8080,
-    config: Annotated[Path | None, typer.Option(help="settings, a TOML file (docs/gateway.md)")] = None,
-    server_authorities: Annotated[Path | None, typer.Option(help="PEM: who signed the server's certificate")] = None,
-    server_certificate: Annotated[Path | None, typer.Option(help="PEM: who the gateway is, for mutual TLS")] = None,
-    server_key: Annotated[Path | None, typer.Option(help="PEM: key of that certificate")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with the settings (docs/gateway.md)")] = None,
+    server_authorities: Annotated[Path | None, typer.Option(help="PEM: authorities of the server's certificate")] = None,
+    server_certificate: Annotated[Path | None, typer.Option(help="PEM: the gateway's own certificate, for mutual TLS")] = None,
+    server_key: Annotated[Path | None, typer.Option(help="PEM: the key of that certificate")] = None,
     tag: Annotated[str, typer.Option(hidden=True, help="names the server that this gateway ends with")] = "",
 ) -> None:
-    """Answer until told to stop (SIGTERM, SIGINT)."""
+    """Answer requests until SIGTERM or SIGINT."""
     configure_logging(logging.WARNING)
     settings = read_settings(config)
     if server_authorities is not None and settings.server_authorities is None:
@@ -48,13 +48,14 @@ def serve(
 
 
 async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> None:
+    """Serve a repository at `port` until the process is told to stop. server: host:port of gRPC"""
     tokens = read_tokens(settings.tokens) if settings.tokens else {}
     servers, timeouts = [server, *settings.servers], Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers)
     hedge_after_s = settings.hedge_after_ms and settings.hedge_after_ms / 1_000
-    recommender = AsyncRecommender(servers, timeouts=timeouts, tls=_tls(settings), hedge_after_s=hedge_after_s)
-    challenger = AsyncRecommender(servers, timeouts=timeouts, tls=_tls(settings), retries=0)
+    recommender = AsyncRecommender(servers, timeouts=timeouts, tls=_choose_tls(settings), hedge_after_s=hedge_after_s)
+    challenger = AsyncRecommender(servers, timeouts=timeouts, tls=_choose_tls(settings), retries=0)
     app = create_app(repo, recommender, settings, tokens, traced=start_tracing(), challenger=challenger)
-    http = http_server(app, settings, port)
+    http = make_http_server(app, settings, port)
     serving = asyncio.create_task(http.serve())
     while not http.started and not serving.done():
         await asyncio.sleep(0.01)
@@ -63,8 +64,8 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
     await serving
 
 
-def _tls(settings: GatewaySettings) -> Tls | None:
-    """Return how the gateway speaks to the servers; None for plain gRPC."""
+def _choose_tls(settings: GatewaySettings) -> Tls | None:
+    """Return the TLS files for calls to the servers; None for plain gRPC."""
     if settings.server_authorities is None and settings.server_certificate is None:
         return None
     return Tls(settings.server_authorities, settings.server_key, settings.server_certificate)
@@ -72,10 +73,10 @@ def _tls(settings: GatewaySettings) -> Tls | None:
 
 @app.command()
 def token(
-    name: Annotated[str, typer.Option(help="who gets it")],
-    file: Annotated[Path, typer.Option(help="file of all tokens, which keeps a hash alone")] = Path("tokens.txt"),
+    name: Annotated[str, typer.Option(help="name of the caller that gets it")],
+    file: Annotated[Path, typer.Option(help="file of all tokens; it keeps only their hashes")] = Path("tokens.txt"),
 ) -> None:
-    """Make a bearer token and print it: it is shown this once."""
+    """Make a bearer token and print it. It cannot be shown again."""
     typer.echo(new_token(file, name))
 
 

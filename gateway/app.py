@@ -1,4 +1,4 @@
-"""The routes. `create_app` wires a client, a shop and a guard; `python -m gateway` runs it."""
+"""The gateway's routes. `create_app` connects client, shop and guard; `python -m gateway` runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from gateway import schema
-from gateway.events import MOST_EVENTS, Recording
+from gateway.events import MOST_EVENTS, Recorder
 from gateway.experiments import Experiments
 from gateway.explain import Explainer
 from gateway.guard import REQUEST_ID, Guard
@@ -61,7 +61,9 @@ def create_app(
 ) -> FastAPI:
     """Return the gateway of a repository. Raises ArtifactError, CatalogueError.
 
-    tokens: digest -> name; None asks for none. challenger: the client that asks challengers of experiments; None: `recommender`
+    tokens: digest -> name of the caller; None or empty lets everybody in
+    traced: whether each request gets a span of OpenTelemetry
+    challenger: the client for the challengers of experiments; None: `recommender`
     """
     metrics = Metrics()
     shop = Shop(repo, metrics)
@@ -70,14 +72,14 @@ def create_app(
     exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
     experiments = Experiments(store)
     propensities = Propensities(shop.repo, store, shop.live_items)
-    asked = (recommender, metrics, limiter, exposures, experiments, propensities, challenger or recommender)
-    answering = Answering(shop, *asked)
-    recording, readiness = Recording(shop, recommender, metrics), Readiness(recommender)
+    challenger_client = challenger or recommender
+    answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, propensities, challenger_client)
+    recorder, readiness = Recorder(shop, recommender, metrics), Readiness(recommender)
     explainer, reports = Explainer(shop), ExperimentReports(shop.repo)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await readiness.servers()  # connects, so that the first caller need not wait for it
+        await readiness.servers()  # connects now, so that the first caller does not wait for it
         yield
         explainer.close()
         experiments.close()
@@ -98,7 +100,8 @@ def create_app(
 
     if traced:
         app.add_middleware(Tracing)
-    shortcuts = {} if traced else {"/v1/recommendations": answer_recommendations}  # a trace begins behind the door
+    # A shortcut would bypass the Tracing middleware, which runs after the Guard.
+    shortcuts = {} if traced else {"/v1/recommendations": answer_recommendations}
     app.add_middleware(Guard, settings=settings, tokens=tokens or {}, metrics=metrics, shortcuts=shortcuts)
     _handle_errors(app)
 
@@ -108,19 +111,19 @@ def create_app(
 
         Context columns: `context.NAME=value`.
 
-        Always answers: when no server does in time, with popular items, and `gateway_fallback` in `degraded`. With
-        `fallback=none` the error is told instead. When the servers have too much to do, those of lower priority give way.
+        When no server answers in time, the answer is popular items, with `gateway_fallback` in `degraded`. With `fallback=none`
+        it is the error instead. When the servers are overloaded, requests of lower priority are shed first.
         """
         return await answer_recommendations(request.scope)
 
     @app.post("/v1/events", response_model=schema.Recorded, openapi_extra=schema.EVENTS_BODY)
     async def record(request: Request) -> Response:
-        """Record an event, or a list of them. Each is durable, or has its own error in the answer."""
+        """Record an event, or a list of events. In the answer each one is durable or has its own error."""
         body = await read_json(request)
         bodies = body if isinstance(body, list) else [body]
         if not 1 <= len(bodies) <= MOST_EVENTS:
             raise InvalidRequest(f"The list holds {len(bodies)} events; expected 1 to {MOST_EVENTS}.")
-        results = await recording.record(bodies)
+        results = await recorder.record(bodies)
         statuses = {STATUS.get(result["error"]["code"], 503) if "error" in result else 200 for result in results}
         status = statuses.pop() if len(statuses) == 1 else 207
         content = {"results": results} if isinstance(body, list) else results[0]
@@ -128,51 +131,51 @@ def create_app(
 
     @app.put("/v1/items/{item_id}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
     async def change_item(item_id: str, request: Request) -> Response:
-        """Say that an item is new or changed. Columns that are left out stay as they are."""
-        return JsonResponse({"sequence": await recording.change("item", item_id, await read_columns(request))})
+        """Add or change an item. Columns that are left out stay as they are."""
+        return JsonResponse({"sequence": await recorder.change("item", item_id, await read_columns(request))})
 
     @app.put("/v1/users/{user_id}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
     async def change_user(user_id: str, request: Request) -> Response:
-        """Say that a user is new or changed. Columns that are left out stay as they are."""
-        return JsonResponse({"sequence": await recording.change("user", user_id, await read_columns(request))})
+        """Add or change a user. Columns that are left out stay as they are."""
+        return JsonResponse({"sequence": await recorder.change("user", user_id, await read_columns(request))})
 
     @app.get("/v1/items/{item_id}/similar", response_model=schema.Similar)
     async def similar(item_id: str, k: Count = 10) -> Response:
-        """List what is bought with an item, then the items with the nearest vectors."""
+        """List the items that are bought with an item, then those with the nearest vectors."""
         shop.refresh()
         wire_id = shop.item_id(item_id)
-        found = await asyncio.to_thread(shop.published.find_similar_items, wire_id, k)
-        items = [shop.describe_item(item.item_id) | {"score": item.score, "source": item.source} for item in found]
+        similar_items = await asyncio.to_thread(shop.published.find_similar_items, wire_id, k)
+        items = [shop.describe_item(item.item_id) | {"score": item.score, "source": item.source} for item in similar_items]
         known = shop.published.find_position(wire_id) is not None
         return JsonResponse({"item": shop.describe_item(wire_id), "known": known, "items": items})
 
     @app.get("/v1/explain", response_model=schema.Explanation)
     async def explain(request: Request, user: str, item: str, exclude: Ids = None) -> Response:
-        """Say why a user is shown an item, or why not: its rank and score after each stage, and what speaks for it."""
+        """Explain why a user is shown an item or not: its rank and score after each stage, and what led to it."""
         excluded = [shop.item_id(other) for other in split_ids(exclude)]
-        asked = (shop.user_id(user), shop.item_id(item), excluded, context_of(request))
+        user_id, wire_id, context = shop.user_id(user), shop.item_id(item), read_context(request)
         shop.refresh()
-        return JsonResponse(await asyncio.to_thread(explainer.explain, *asked))
+        return JsonResponse(await asyncio.to_thread(explainer.explain, user_id, wire_id, excluded, context))
 
     @app.get("/v1/users/{user_id}", response_model=schema.User)
     async def describe_user(user_id: str) -> Response:
-        """Tell what is known of a user: the history that recommendations go by, newest first."""
+        """Return what is known of a user: the history that recommendations are based on, newest first."""
         shop.refresh()
         return JsonResponse(await asyncio.to_thread(explainer.describe_user, shop.user_id(user_id)))
 
     @app.get("/v1/experiment", response_model=schema.ExperimentReport)
     async def experiment() -> Response:
-        """Tell how the latest experiment goes: what users did by arm, the interval as time went, and the decision in words."""
+        """Return the state of the latest experiment: feedback by arm, the interval over time, and the decision in words."""
         return Response(await reports.latest(), media_type="application/json")
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """The gateway runs, and answers recommendations at least with popular items."""
+        """Return that the gateway runs: it answers recommendations at least with popular items."""
         return JsonResponse({"status": "ok"})
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        """Whether a server answers one real question; asked once a second at most."""
+        """Return whether a server answers a real request for recommendations, which is sent once a second at most."""
         servers = [
             {
                 "server": health.url,
@@ -209,13 +212,13 @@ def create_app(
     return app
 
 
-def context_of(request: Request) -> dict[str, str]:
-    """Return the context columns of a query: `context.store=7`."""
+def read_context(request: Request) -> dict[str, str]:
+    """Return the context columns of a query by name: {"store": "7"} for `context.store=7`."""
     return {name.removeprefix(CONTEXT): value for name, value in request.query_params.items() if name.startswith(CONTEXT)}
 
 
 async def read_json(request: Request) -> Any:
-    """Return the body. Raises InvalidRequest."""
+    """Return the body, read as JSON. Raises InvalidRequest."""
     try:
         return json.loads(await request.body())
     except (ValueError, RecursionError) as error:
@@ -223,6 +226,7 @@ async def read_json(request: Request) -> Any:
 
 
 async def read_columns(request: Request) -> dict[str, Any]:
+    """Return the body, an object of column names and values. Raises InvalidRequest."""
     columns = await read_json(request)
     if not isinstance(columns, dict):
         raise InvalidRequest('The body is not an object; expected column names and values, such as {"price": 9.5}.')
@@ -230,25 +234,25 @@ async def read_columns(request: Request) -> dict[str, Any]:
 
 
 def _handle_errors(app: FastAPI) -> None:
-    """Every error is JSON: {"error": {"code", "message"}}."""
+    """Make the app answer every error as JSON: {"error": {"code", "message"}}."""
 
     @app.exception_handler(RecommenderError)
-    async def of_the_client(_: Request, error: RecommenderError) -> JsonResponse:
+    async def answer_client_error(_: Request, error: RecommenderError) -> JsonResponse:
         return error_response(STATUS.get(error.status, 503), error.status, str(error))
 
     @app.exception_handler(ServingError)
-    async def of_the_repository(_: Request, error: ServingError) -> JsonResponse:
+    async def answer_repository_error(_: Request, error: ServingError) -> JsonResponse:
         return error_response(503, "UNAVAILABLE", str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def of_the_caller(_: Request, error: RequestValidationError) -> JsonResponse:
+    async def answer_invalid_request(_: Request, error: RequestValidationError) -> JsonResponse:
         fault = error.errors()[0]
         return error_response(400, "INVALID_ARGUMENT", f"{fault['loc'][-1]}: {fault['msg']}")
 
     @app.exception_handler(HTTPException)
-    async def of_http(_: Request, error: HTTPException) -> JsonResponse:
+    async def answer_http_error(_: Request, error: HTTPException) -> JsonResponse:
         return error_response(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
 
     @app.exception_handler(Exception)
-    async def of_ours(_: Request, error: Exception) -> JsonResponse:
+    async def answer_unexpected_error(_: Request, error: Exception) -> JsonResponse:
         return error_response(500, "INTERNAL", "The gateway failed on this request. Its log has the details.")

@@ -1,21 +1,21 @@
-// The console: follows one user. Whatever comes from the shop (titles, ids, messages) is put in as text, never as markup.
+// The console: follows one user. Titles, ids and messages come from the shop, so they are inserted as text, never as markup.
 "use strict";
 
-const at = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
 const shown = { view: "recommendations", user: null, items: [], requestId: null };
 
 function element(tag, className, ...children) {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
-  return made;
+  const node = document.createElement(tag);
+  node.className = className;
+  node.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return node;
 }
 
 function button(className, text, act) {
-  const made = element("button", className, text);
-  made.type = "button";
-  made.addEventListener("click", () => attempt(act));
-  return made;
+  const node = element("button", className, text);
+  node.type = "button";
+  node.addEventListener("click", () => attempt(act));
+  return node;
 }
 
 const nameOf = (item) => item.title || String(item.id);
@@ -23,37 +23,37 @@ const milliseconds = (ms) => `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
 
 async function call(method, path, body) {
   const headers = { "content-type": "application/json" };
-  if (at("token").value) headers.authorization = `Bearer ${at("token").value}`;
+  if (byId("token").value) headers.authorization = `Bearer ${byId("token").value}`;
   const begun = performance.now();
   const response = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
   const answer = await response.json();
   const ms = performance.now() - begun;
-  at("latency").textContent = `${milliseconds(ms)} (${path.split("?")[0]})`;
+  byId("latency").textContent = `${milliseconds(ms)} (${path.split("?")[0]})`;
   if (!response.ok && !("ready" in answer)) throw new Error(answer.error ? answer.error.message : `status ${response.status}`);
   return { answer, ms };
 }
 
 async function attempt(act) {
-  at("message").textContent = "";
+  byId("message").textContent = "";
   try {
     await act();
   } catch (error) {
-    at("message").textContent = error.message;
+    byId("message").textContent = error.message;
   }
 }
 
 function line(rank, item, number, act) {
   const text = act ? button("item", nameOf(item), act) : element("span", "", nameOf(item));
-  const made = element("li", "", element("span", "rank", rank), text, element("span", "number", number));
-  made.dataset.item = item.id;
-  made.title = `item ${item.id}`;
-  return made;
+  const node = element("li", "", element("span", "rank", rank), text, element("span", "number", number));
+  node.dataset.item = item.id;
+  node.title = `item ${item.id}`;
+  return node;
 }
 
 async function showUser() {
   const { answer } = await call("GET", `v1/users/${encodeURIComponent(shown.user)}`);
-  at("known").textContent = answer.known ? `${answer.events} events` : "Nobody knows this user: a cold start.";
-  at("history").replaceChildren(
+  byId("known").textContent = answer.known ? `${answer.events} events` : "This user is unknown: a cold start.";
+  byId("history").replaceChildren(
     ...answer.history.map((item, place) => line(place + 1, item, item.time.slice(0, 16).replace("T", " "))),
   );
 }
@@ -65,15 +65,15 @@ async function showList(after) {
   const before = new Set(shown.items);
   shown.items = answer.items.map((item) => item.id);
   shown.requestId = answer.request_id;
-  at("generation").textContent = answer.generation;
+  byId("generation").textContent = answer.generation;
   const lines = answer.items.map((item, place) => {
-    const made = line(place + 1, item, item.score === null ? "popular" : item.score.toFixed(3), () => click(item));
-    made.append(button("small", "why?", () => explain(item.id)));
-    if (before.size && !before.has(item.id)) made.classList.add("new");
-    return made;
+    const node = line(place + 1, item, item.score === null ? "popular" : item.score.toFixed(3), () => click(item));
+    node.append(button("small", "why?", () => explain(item.id)));
+    if (before.size && !before.has(item.id)) node.classList.add("new");
+    return node;
   });
-  at("list").replaceChildren(...lines);
-  if (answer.degraded.length) at("message").textContent = `Degraded: ${answer.degraded.join(", ")}`;
+  byId("list").replaceChildren(...lines);
+  if (answer.degraded.length) byId("message").textContent = `Degraded: ${answer.degraded.join(", ")}`;
   return ms;
 }
 
@@ -83,12 +83,12 @@ async function click(item) {
   const { answer, ms } = await call("POST", "v1/events", event);
   const listMs = await showList(answer.sequence);
   const changed = before === shown.items.join() ? "the list is as it was" : "the list changed";
-  at("change").textContent = `${nameOf(item)}: durable after ${milliseconds(ms)}, ${changed} ${milliseconds(listMs)} later.`;
+  byId("change").textContent = `${nameOf(item)}: durable after ${milliseconds(ms)}, ${changed} ${milliseconds(listMs)} later.`;
   await showUser();
 }
 
 async function explain(item) {
-  at("item").value = item;
+  byId("item").value = item;
   const query = new URLSearchParams({ user: shown.user, item });
   const { answer } = await call("GET", `v1/explain?${query}`);
   const rows = answer.places.map((place) => {
@@ -99,15 +99,15 @@ async function explain(item) {
     return element("tr", "", ...cells.map((cell) => element("td", "", cell)), element("td", "bar", bar));
   });
   const moved = answer.rules.filter((move) => move.rank_before !== move.rank_after);
-  at("why").replaceChildren(
+  byId("why").replaceChildren(
     element("p", answer.shown ? "good" : "bad", `${nameOf(answer.item)}: ${answer.why}`),
     element("table", "", ...rows),
     ...moved.map((move) => element("p", "quiet", `Rule ${move.rule}: place ${move.rank_before ?? "–"} → ${move.rank_after ?? "out"}`)),
-    element("p", "quiet", answer.source.length ? `Proposed by: ${answer.source.join(", ")}` : "No source speaks for it."),
-    ...answer.because.map((speaker) => element("p", "quiet", `because of ${nameOf(speaker)} (+${speaker.weight.toFixed(3)})`)),
+    element("p", "quiet", answer.source.length ? `Proposed by: ${answer.source.join(", ")}` : "No source proposed it."),
+    ...answer.because.map((cause) => element("p", "quiet", `because of ${nameOf(cause)} (+${cause.weight.toFixed(3)})`)),
   );
   const { answer: alike } = await call("GET", `v1/items/${encodeURIComponent(item)}/similar?k=8`);
-  at("similar").replaceChildren(
+  byId("similar").replaceChildren(
     ...alike.items.map((other, place) => {
       const source = other.source === "bought_together" ? "bought together" : "alike";
       return line(place + 1, other, `${source} ${other.score.toFixed(2)}`, () => explain(other.id));
@@ -117,14 +117,14 @@ async function explain(item) {
 
 async function showHealth() {
   const { answer } = await call("GET", "readyz");
-  at("health").textContent = answer.ready ? "ready" : "away: popular items answer";
-  at("health").className = answer.ready ? "good" : "bad";
+  byId("health").textContent = answer.ready ? "ready" : "away: popular items answer";
+  byId("health").className = answer.ready ? "good" : "bad";
 }
 
 async function follow(user) {
   Object.assign(shown, { user, items: [], requestId: null });
   location.hash = new URLSearchParams({ user });
-  for (const id of ["why", "similar", "change"]) at(id).replaceChildren();
+  for (const id of ["why", "similar", "change"]) byId(id).replaceChildren();
   await showHealth();
   await showView();
 }
@@ -141,20 +141,20 @@ async function showView() {
 function turnTo(view) {
   shown.view = view;
   for (const name of ["recommendations", "experiment"]) {
-    at(name).hidden = name !== view;
-    at(`to-${name}`).setAttribute("aria-pressed", name === view);
+    byId(name).hidden = name !== view;
+    byId(`to-${name}`).setAttribute("aria-pressed", name === view);
   }
   attempt(showView);
 }
 
-at("follow").addEventListener("submit", (event) => {
+byId("follow").addEventListener("submit", (event) => {
   event.preventDefault();
-  attempt(() => follow(at("user").value.trim()));
+  attempt(() => follow(byId("user").value.trim()));
 });
-at("ask").addEventListener("submit", (event) => {
+byId("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  attempt(() => explain(at("item").value.trim()));
+  attempt(() => explain(byId("item").value.trim()));
 });
-for (const name of ["recommendations", "experiment"]) at(`to-${name}`).addEventListener("click", () => turnTo(name));
-at("user").value = new URLSearchParams(location.hash.slice(1)).get("user") ?? "";
-attempt(() => (at("user").value ? follow(at("user").value) : showHealth()));
+for (const name of ["recommendations", "experiment"]) byId(`to-${name}`).addEventListener("click", () => turnTo(name));
+byId("user").value = new URLSearchParams(location.hash.slice(1)).get("user") ?? "";
+attempt(() => (byId("user").value ? follow(byId("user").value) : showHealth()));

@@ -1,4 +1,4 @@
-"""Events and changes: each is made durable by the server, or gets its own error."""
+"""Send a shop's events and changes to the server: each one becomes durable, or gets its own error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = dict[str, Any]
 class EventBody(BaseModel):
     """One event as a shop sends it: of a user, or of the session of a visitor without a user id.
 
-    timestamp: ISO 8601, UTC where it names no zone, or milliseconds since 1970
+    timestamp: ISO 8601 (UTC if it names no zone), or milliseconds since 1970
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,14 +39,14 @@ class EventBody(BaseModel):
     context: dict[str, str | int | float | None] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _of_somebody(self) -> EventBody:
+    def _require_one_sender(self) -> EventBody:
         if (self.user is None) == (self.session is None):
             raise ValueError("expected one of user and session")
         return self
 
     @field_validator("timestamp", mode="before")
     @classmethod
-    def _in_milliseconds(cls, value: Any) -> Any:
+    def _convert_timestamp(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
         try:
@@ -56,8 +56,8 @@ class EventBody(BaseModel):
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
 
 
-class Recording:
-    """Sends events and changes. metrics counts them by outcome."""
+class Recorder:
+    """Sends events and changes, and counts events by outcome in `metrics`."""
 
     def __init__(self, shop: Shop, recommender: AsyncRecommender, metrics: Metrics) -> None:
         self._shop, self._recommender, self._metrics = shop, recommender, metrics
@@ -65,7 +65,7 @@ class Recording:
     async def record(self, bodies: Sequence[Any]) -> list[Result]:
         """Return one result per event, in their order: its sequence and id, or its error.
 
-        An event without an id gets one, so that it can be sent again after a failure and still counts once.
+        An event without an id gets one, so that it can be sent again after a make_failure and still counts once.
         """
         results: list[Result] = [{} for _ in bodies]
         events: dict[int, Event] = {}
@@ -74,9 +74,10 @@ class Recording:
                 events[row] = self._event(EventBody.model_validate(body))
             except ValidationError as error:
                 fault = error.errors()[0]
-                results[row] = failure("INVALID_ARGUMENT", f"{'.'.join(map(str, fault['loc'])) or 'event'}: {fault['msg']}")
+                field = ".".join(map(str, fault["loc"])) or "event"
+                results[row] = make_failure("INVALID_ARGUMENT", f"{field}: {fault['msg']}")
             except InvalidRequest as error:
-                results[row] = failure(error.status, str(error))
+                results[row] = make_failure(error.status, str(error))
         rows = list(events)
         for start in range(0, len(rows), CHUNK):
             part = rows[start : start + CHUNK]
@@ -87,7 +88,10 @@ class Recording:
         return results
 
     async def change(self, kind: str, record: str, columns: dict[str, Any]) -> int:
-        """Make a change of an item or user durable -> its sequence. Raises RecommenderError of the client."""
+        """Make a change of an item or user durable. Return its sequence. Raises the client's RecommenderError.
+
+        kind: "item" or "user"; record: its id as the shop writes it; columns: the changed ones by name
+        """
         record_id = self._shop.item_id(record) if kind == "item" else self._shop.user_id(record)
         return await self._recommender.upsert(kind, record_id, columns)
 
@@ -105,17 +109,17 @@ class Recording:
         )
 
     async def _send(self, events: list[Event]) -> list[Result]:
-        """Send events together; where one of them is refused, one by one."""
+        """Send events in one request. If one of them is refused, send each by itself, so that only that one fails."""
         try:
             sequences = await self._recommender.observe_many(events)
         except InvalidRequest as error:
             if len(events) == 1:
-                return [failure(error.status, str(error))]
+                return [make_failure(error.status, str(error))]
             return [result for event in events for result in await self._send([event])]
         except RecommenderError as error:
-            return [failure(error.status, str(error))] * len(events)
+            return [make_failure(error.status, str(error))] * len(events)
         return [{"sequence": sequence, "id": event.event_id} for sequence, event in zip(sequences, events, strict=True)]
 
 
-def failure(code: str, message: str) -> Result:
+def make_failure(code: str, message: str) -> Result:
     return {"error": {"code": code, "message": message}}

@@ -12,14 +12,14 @@ const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 async function showExperiment() {
   const { answer } = await call("GET", "v1/experiment");
   const { experiment, arms, looks } = answer;
-  at("settings").textContent = experiment ? describe(experiment) : "No experiment runs.";
-  at("decision").textContent = sentence(answer.decision);
-  at("decision").className = { "rolled back": "bad", promoted: "good" }[experiment?.state] ?? VERDICTS[answer.verdict];
-  at("arms").replaceChildren(...(arms.length ? tableOf(arms) : []));
-  at("interval").replaceChildren(...(experiment && experiment.mode !== "shadow" ? drawLooks(experiment, looks) : []));
+  byId("settings").textContent = experiment ? describe(experiment) : "No experiment runs.";
+  byId("decision").textContent = sentence(answer.decision);
+  byId("decision").className = { "rolled back": "bad", promoted: "good" }[experiment?.state] ?? VERDICTS[answer.verdict];
+  byId("arms").replaceChildren(...(arms.length ? tableOf(arms) : []));
+  byId("interval").replaceChildren(...(experiment && experiment.mode !== "shadow" ? drawLooks(experiment, looks) : []));
   for (const side of ["champion", "challenger"]) {
-    at(`${side}-generation`).textContent = experiment ? `(generation ${experiment[side]})` : "";
-    at(side).replaceChildren();
+    byId(`${side}-generation`).textContent = experiment ? `(generation ${experiment[side]})` : "";
+    byId(side).replaceChildren();
   }
   if (experiment && shown.user) await showBoth(experiment);
 }
@@ -42,10 +42,10 @@ function tableOf(arms) {
 }
 
 function drawing(tag, attributes, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 }
 
 // The first intervals may be far wider than the last: what is beyond four times the last one is cut off.
@@ -91,7 +91,7 @@ async function showBoth(experiment) {
     const lines = items
       ? items.map((item, place) => compareLine(item, place, lists[other], side === 1))
       : [element("li", "bad", reason.message)];
-    at(["champion", "challenger"][side]).replaceChildren(...lines);
+    byId(["champion", "challenger"][side]).replaceChildren(...lines);
   }
 }
 
@@ -100,9 +100,9 @@ function compareLine(item, place, others, isChallenger) {
   const before = others ? others.indexOf(item.id) : place;
   const climbed = before - place;
   const change = climbed > 0 ? `▲ ${climbed}` : climbed < 0 ? `▼ ${-climbed}` : "=";
-  const made = line(place + 1, item, before < 0 ? "only here" : others && isChallenger ? change : "");
-  if (before < 0) made.classList.add("new");
-  return made;
+  const node = line(place + 1, item, before < 0 ? "only here" : others && isChallenger ? change : "");
+  if (before < 0) node.classList.add("new");
+  return node;
 }
 
-at("refresh").addEventListener("click", () => attempt(showExperiment));
+byId("refresh").addEventListener("click", () => attempt(showExperiment));

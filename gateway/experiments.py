@@ -1,7 +1,8 @@
-"""Which generation answers a user while an experiment runs: assignment, interleaving, shadow questions, forced generations.
+"""Choose the generation that answers a user while an experiment runs: assignment, interleaving, shadows, forced generations.
 
-A challenger that fails costs no answer: the champion is asked instead, `degraded` says `challenger`, and the exposure log keeps
-the user in the challenger's arm. It is asked through a client of its own, so that its faults open no breaker of the champion's.
+A failed challenger costs no answer: the champion answers instead, `degraded` says `challenger`, and the exposure log keeps
+the user in the challenger's arm. The challenger has a client of its own, so that its failures open no circuit breaker of the
+champion's client.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from triton_recommender.tensors import PAD_ID
 
 log = logging.getLogger("gateway")
 
-MOST_SHADOWS = 16  # questions to a shadow at a time; more are left out, so that a slow one does not pile up
+MOST_SHADOWS = 16  # shadow requests in flight; beyond that none is sent, so that a slow challenger does not pile them up
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
 
 AskChampion = Callable[[], Awaitable[Recommendations]]
-AskChallenger = Callable[[int], Awaitable[Recommendations]]  # of a generation
+AskChallenger = Callable[[int], Awaitable[Recommendations]]  # takes a generation
 
 
 class Enrolment(NamedTuple):
-    """A request's part in an experiment. experiment: None outside of any, where arm is "".
+    """A request's part in an experiment. Outside of experiments `experiment` is None and `arm` is "".
 
-    challenger: the generation to ask, instead of the champion or beside it; None: the champion alone answers
+    challenger: the generation to ask instead of the champion, or in addition to it; None: only the champion answers
     """
 
     experiment: Experiment | None = None
@@ -47,7 +48,7 @@ class Enrolment(NamedTuple):
 
     @property
     def assignment(self) -> float:
-        """The probability with which the user met this arm; 1 outside of experiments."""
+        """The probability with which the user was assigned to this arm; 1 outside of experiments."""
         return self.experiment.assignment_of(self.arm) if self.experiment else 1.0
 
 
@@ -56,9 +57,10 @@ NO_EXPERIMENT = Enrolment()
 
 @dataclass(frozen=True)
 class Shown:
-    """An answer as it is shown. failed: the challenger gave no answer.
+    """An answer as it is shown. failed: whether the challenger gave no answer, so that the champion's is shown.
 
-    teams, drafted: of its items where two generations share it, with the probability of each item's place by the coins
+    teams:   of an interleaved answer, the team of each item (trials/interleaving.py); None for other answers
+    drafted: likewise, the probability with which the coin flips of the draft give each item its place
     """
 
     answer: Recommendations
@@ -68,14 +70,14 @@ class Shown:
 
 
 class Experiments:
-    """Follows the experiment of a live store. folder: of the store. Belongs to one event loop."""
+    """Follows the experiment of the live store in `folder`. Belongs to one event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._followed = FollowedExperiment(folder)
         self._shadows: set[asyncio.Task] = set()
 
     def current(self) -> Experiment | None:
-        """Return the experiment, None where there is none or its file cannot be read."""
+        """Return the experiment; None if there is none, or if its file cannot be read, which is logged."""
         try:
             return self._followed.current()
         except ArtifactError as error:
@@ -83,7 +85,11 @@ class Experiments:
             return None
 
     def enrol(self, user_id: int | None, forced: int | None, champion: int) -> Enrolment:
-        """Return a request's part. user_id: on the wire, None of nobody, whom no experiment takes; forced: a generation."""
+        """Return a request's part in the experiment.
+
+        user_id: int64 id on the wire; None without a user, who then takes part in no experiment
+        forced: the generation that the caller demands; None: the experiment decides. champion: the generation that answers
+        """
         if forced is not None:
             return Enrolment(challenger=None if forced == champion else forced)
         experiment = self.current()
@@ -100,36 +106,37 @@ class Experiments:
         ask_challenger: AskChallenger,
         log_shadow: Callable[[Recommendations | None, float], None],
     ) -> Shown:
-        """Return what a user is shown. Raises what the champion's client raises, and InvalidRequest for a forced generation.
+        """Return what a user is shown. Raises the errors of the champion's client.
 
-        log_shadow: keeps the answer of a shadow, None where it gave none, and its seconds
+        A forced generation that the server does not hold raises InvalidRequest.
+        log_shadow: called with the answer of a shadow (None if it failed) and its latency in seconds
         """
         if enrolment.challenger is None:
             return Shown(await ask_champion())
-        asked = ask_challenger(enrolment.challenger)
+        call = ask_challenger(enrolment.challenger)
         if not enrolment.experiment:
-            return Shown(await _forced(asked, enrolment.challenger))
+            return Shown(await _await_forced(call, enrolment.challenger))
         if enrolment.arm == CHALLENGER_ARM:
-            found = await _attempt(asked)
-            return Shown(await ask_champion(), failed=True) if found is None else Shown(found)
+            answer = await _attempt(call)
+            return Shown(await ask_champion(), failed=True) if answer is None else Shown(answer)
         if enrolment.arm == INTERLEAVED_ARM:
-            champions, challengers = await asyncio.gather(ask_champion(), _attempt(asked))
+            champions, challengers = await asyncio.gather(ask_champion(), _attempt(call))
             return Shown(champions, failed=True) if challengers is None else interleave(champions, challengers, request_id)
-        self._ask_shadow(asked, log_shadow)
+        self._ask_shadow(call, log_shadow)
         return Shown(await ask_champion())
 
     def close(self) -> None:
         for task in self._shadows:
             task.cancel()
 
-    def _ask_shadow(self, asked: Awaitable[Recommendations], log_shadow: Callable) -> None:
+    def _ask_shadow(self, call: Awaitable[Recommendations], log_shadow: Callable) -> None:
         async def ask() -> None:
             began_s = time.monotonic()
-            found = await _attempt(asked)
-            log_shadow(found, time.monotonic() - began_s)
+            answer = await _attempt(call)
+            log_shadow(answer, time.monotonic() - began_s)
 
         if len(self._shadows) >= MOST_SHADOWS:
-            asked.close()  # type: ignore[attr-defined]  # a coroutine that is never awaited
+            call.close()  # type: ignore[attr-defined]  # asyncio warns of a coroutine that is neither awaited nor closed
             return
         task = asyncio.create_task(ask())
         self._shadows.add(task)
@@ -137,14 +144,14 @@ class Experiments:
 
 
 def interleave(champions: Recommendations, challengers: Recommendations, seed: str) -> Shown:
-    """Return one list of both generations' items, each with the score that its team gave it."""
+    """Return one list drafted from both generations' items, each with its own generation's score. seed: of the coin flips"""
     length = max(len(champions), len(challengers))
     first, second = (
         np.pad(np.array(answer.item_ids, np.int64), (0, length - len(answer)), constant_values=PAD_ID)
         for answer in (champions, challengers)
     )
-    items, teams, chances = draft_teams(first, second, seed)
-    scores = [dict(found) for found in (champions, challengers)]
+    items, teams, probabilities = draft_teams(first, second, seed)
+    scores = [dict(answer) for answer in (champions, challengers)]
     drafted = [(item, team) for item, team in zip(items.tolist(), teams.tolist(), strict=True) if team != NOBODY]
     answer = replace(
         champions,
@@ -154,12 +161,12 @@ def interleave(champions: Recommendations, challengers: Recommendations, seed: s
         names=(),
         titles=(),
     )
-    return Shown(answer, [team for _, team in drafted], chances[: len(drafted)].tolist())
+    return Shown(answer, [team for _, team in drafted], probabilities[: len(drafted)].tolist())
 
 
-async def _forced(asked: Awaitable[Recommendations], generation: int) -> Recommendations:
+async def _await_forced(call: Awaitable[Recommendations], generation: int) -> Recommendations:
     try:
-        return await asked
+        return await call
     except ModelNotFound as error:
         raise InvalidRequest(
             f"generation is {generation}, which the server does not hold; expected the one that it serves, or the challenger "
@@ -167,12 +174,12 @@ async def _forced(asked: Awaitable[Recommendations], generation: int) -> Recomme
         ) from error
 
 
-async def _attempt(asked: Awaitable[Recommendations]) -> Recommendations | None:
-    """Return the challenger's answer, None where it failed. What no server could answer is raised."""
+async def _attempt(call: Awaitable[Recommendations]) -> Recommendations | None:
+    """Return the challenger's answer; None if it failed, which is logged. Raises InvalidRequest: no server can answer that."""
     try:
-        return await asked
+        return await call
     except InvalidRequest:
         raise
-    except Exception as error:  # whatever it is: the champion answers
+    except Exception as error:  # any failure: the champion answers instead
         log.warning("the challenger failed: %s", error, exc_info=not isinstance(error, RecommenderError))
         return None

@@ -1,9 +1,9 @@
-"""The door of the gateway: what a request must be before any route sees it.
+"""Check every request before a route sees it, in this order:
 
-    length and time of the body ─▶ 413, 408     bearer token ─▶ 401     requests per second of one client ─▶ 429
+    bearer token ─▶ 401   requests per second of one client ─▶ 429   headers ─▶ 431   length and time of the body ─▶ 413, 408
 
-A body is read whole before a route runs, so nothing behind the gateway ever waits for a slow caller. Bodies that are compressed
-or come in chunks are refused. Headers that never end are cut off by gateway/protocol.py.
+A body is read whole before a route runs, so no route ever waits for a slow caller. Compressed (415) and chunked (411) bodies
+are refused. gateway/protocol.py cuts off headers that never end.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.tokens import digest
 
-OPEN_PATHS = frozenset(  # nothing of the shop's is in them
+OPEN_PATHS = frozenset(  # need no token, because they show no data of the shop
     {"/healthz", "/readyz", "/", "/console.js", "/experiment.js", "/console.css"}
 )
 REQUEST_ID = "x-request-id"  # header of an answer
 REQUEST_ID_BYTES = REQUEST_ID.encode()
-REQUEST_LEVEL = logging.WARNING  # whoever sets log_requests wants them, among what is logged anyway
+REQUEST_LEVEL = logging.WARNING  # the level of `python -m gateway`; with log_requests the lines must not be filtered out
 log = logging.getLogger("gateway")
-MOST_CLIENTS = 10_000  # whose rates are remembered
+MOST_CLIENTS = 10_000  # clients whose rates are remembered
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -42,7 +42,7 @@ SECURITY_HEADERS = (
 
 
 class Refused(Exception):
-    """A request that no route sees."""
+    """A request that is answered with an error before any route sees it."""
 
     def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
         super().__init__(message)
@@ -50,14 +50,14 @@ class Refused(Exception):
 
 
 class TokenBucket:
-    """Lets a client send `burst` requests at once, and `per_s` on average."""
+    """Allows `burst` requests at once, and `per_s` requests a second on average. Times are monotonic seconds."""
 
     def __init__(self, per_s: float, burst: int, now_s: float) -> None:
         self._per_s, self._burst = per_s, burst
         self._tokens, self._seen_s = float(burst), now_s
 
     def take(self, now_s: float) -> float:
-        """Take a token -> 0, or the seconds until there is one."""
+        """Take a token and return 0, or return the seconds until there is one."""
         self._tokens = min(self._tokens + (now_s - self._seen_s) * self._per_s, self._burst)
         self._seen_s = now_s
         if self._tokens < 1.0:
@@ -67,9 +67,9 @@ class TokenBucket:
 
 
 class Guard:
-    """ASGI middleware. tokens: digest -> name; empty: everybody may ask.
+    """ASGI middleware that admits or refuses requests, and counts them all. tokens: digest -> name; empty lets everybody in.
 
-    shortcuts: path -> what answers GET there, for a path that is asked so often that routing would cost too much
+    shortcuts: path -> handler of GET, for a path that is called so often that routing would cost too much
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Guard:
                 response = await answer(scope)
                 await response(scope, receive, guarded_send)
             else:
-                await self._app(scope, _whole(body, receive), guarded_send)
+                await self._app(scope, _replay_body(body, receive), guarded_send)
         except Refused as refusal:
             content = {"error": {"code": refusal.code, "message": str(refusal)}}
             response = JSONResponse(content, refusal.status, {"connection": "close", **refusal.headers})
@@ -120,14 +120,14 @@ class Guard:
                 log.log(REQUEST_LEVEL, "request", extra={"fields": fields | ({"request_id": request_id} if request_id else {})})
 
     async def _admit(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the request's body. Raises Refused."""
+        """Return the request's body, b"" without one. Raises Refused."""
         headers = dict(scope["headers"])
-        client = self._client(scope, headers)
+        client = self._identify_client(scope, headers)
         now_s = time.monotonic()
         if client not in self._buckets:
             self._buckets[client] = TokenBucket(self._settings.requests_per_s, self._settings.burst, now_s)
         if wait_s := self._buckets[client].take(now_s):
-            message = f"More than {self._settings.requests_per_s:g} requests/s of one client. Try again in {wait_s:.3f} s."
+            message = f"More than {self._settings.requests_per_s:g} requests/s from one client. Try again in {wait_s:.3f} s."
             raise Refused(429, "RATE_LIMITED", message, **{"retry-after": str(int(wait_s) + 1)})
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._settings.header_bytes:
             raise Refused(431, "HEADERS_TOO_LARGE", f"The headers have more than {self._settings.header_bytes:,} bytes.")
@@ -135,9 +135,9 @@ class Guard:
             raise Refused(411, "LENGTH_REQUIRED", "The body comes in chunks; expected it whole, with a content-length.")
         if b"content-encoding" in headers:
             raise Refused(415, "UNSUPPORTED_ENCODING", "The body is compressed; expected it as it is.")
-        if b"content-length" not in headers:  # nor in chunks: it has no body
+        if b"content-length" not in headers:  # and it is not chunked, so there is no body
             return b""
-        if int(headers[b"content-length"]) > self._settings.body_bytes:  # llhttp has seen that it is a number
+        if int(headers[b"content-length"]) > self._settings.body_bytes:  # llhttp refuses what is not a number
             message = f"The body is larger than {self._settings.body_bytes:,} bytes. Send less at once."
             raise Refused(413, "BODY_TOO_LARGE", message)
         try:
@@ -147,13 +147,13 @@ class Guard:
             message = f"The body did not arrive within {self._settings.body_timeout_s:g} s. Send it at once."
             raise Refused(408, "SLOW_BODY", message) from None
 
-    def _client(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-        """Return who asks: the token's name, or the address. Raises Refused."""
+    def _identify_client(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
+        """Return the caller whose rate is limited: the token's name, or the address. Raises Refused for an invalid token."""
         address = scope["client"][0] if scope.get("client") else "unknown"
         if not self._tokens or scope["path"] in OPEN_PATHS:
             return address
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        # Looking a digest up takes a time that tells nothing about the tokens themselves.
+        # Comparing digests instead of tokens leaves nothing to learn from the time a look-up takes.
         name = self._tokens.get(digest(token.strip())) if kind.lower() == "bearer" else None
         if name is None:
             message = (
@@ -173,8 +173,8 @@ class Guard:
                 return b"".join(parts)
 
 
-def _whole(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that hands over the body in one piece, and then what the server says."""
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body in one message, then the messages of the server."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_whole() -> Message:

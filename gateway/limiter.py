@@ -1,13 +1,14 @@
-"""Limit the recommendations that wait for the servers at once to as many as they answer in good time.
+"""Limit how many recommendations are in flight to as many as the servers answer within a target latency.
 
     latency of the last window ─▶ above the target: the limit falls by a tenth
                               └─▶ below it, and the limit was in use: it rises by one
 
-That is AIMD, the way TCP finds a bandwidth that nobody told it. The target is a multiple of the latency without a queue, which
-is the smallest median of the last windows. Beyond the limit a request is shed at once: waiting in a queue that is too long
-helps nobody. Classes of priority may use different shares of the limit, so that a mailing gives way to a checkout.
+This is AIMD (additive increase, multiplicative decrease), as TCP uses it to find an unknown bandwidth. The target is a multiple
+of the latency without a queue, estimated as the smallest median of the last windows. Beyond the limit a request is shed at
+once, because its answer would come too late anyway. Priority classes may use different shares of the limit, so that a mailing
+gives way to a checkout.
 
-Written here because the well-known limiters are for threads or for other languages.
+Known limiters are for threads or for other languages; this one is for an event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-SHARES = {"high": 1.0, "normal": 0.8, "low": 0.4}  # of the limit; "high" may go beyond it by RESERVED
+SHARES = {"high": 1.0, "normal": 0.8, "low": 0.4}  # of the limit, by priority; "high" may exceed the limit by RESERVED requests
 RESERVED = 8
 LEAST, FIRST = 4, 16
 WINDOW_ANSWERS, WINDOW_S = 20, 0.1
@@ -25,7 +26,11 @@ BACK_OFF = 0.9
 
 
 class Limiter:
-    """Admits requests. most: the limit never rises above it; factor: of the latency without a queue, which is aimed at."""
+    """Admits requests, and adapts the limit to their latencies.
+
+    most: upper bound of the limit, in requests in flight
+    factor, least_target_s: the target latency is `factor` times the latency without a queue, and at least `least_target_s`
+    """
 
     def __init__(self, most: int, factor: float, least_target_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._most, self._factor, self._least_target_s, self._clock_s = most, factor, least_target_s, clock_s
@@ -38,21 +43,21 @@ class Limiter:
 
     @property
     def target_s(self) -> float:
-        """The latency that is aimed at."""
+        """The median latency above which the limit falls."""
         return max(self._factor * min(self._medians_s, default=0.0), self._least_target_s)
 
     def admits(self, priority: str) -> bool:
-        """Return whether a request of this class may be sent now."""
+        """Return whether a request may be sent now. priority: a key of SHARES"""
         return self.in_flight < SHARES[priority] * self.limit + RESERVED * (priority == "high")
 
     def begin(self) -> float:
-        """Count a request that is sent. Return its start, for `end`."""
+        """Count a request that is being sent. Return its start, for `end`."""
         self.in_flight += 1
         self._busiest = max(self._busiest, self.in_flight)
         return self._clock_s()
 
     def end(self, began_s: float) -> None:
-        """Count the end of a request: an answer, or a failure, whose latency counts as well."""
+        """Count the end of a request, answered or failed. began_s: what `begin` returned"""
         now_s = self._clock_s()
         self.in_flight -= 1
         self._latencies_s.append(now_s - began_s)

@@ -1,4 +1,4 @@
-"""What a gateway counts, for Prometheus."""
+"""The gateway's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ class Metrics:
         self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        if (labelled := self._labelled.get((route, status))) is None:  # finding a label costs more than counting
+        """Count a request. route: the path's template; seconds: from its arrival to the end of its answer"""
+        if (labelled := self._labelled.get((route, status))) is None:  # `labels` costs more than counting
             labelled = self._labelled[route, status] = self.requests.labels(route, str(status)), self.durations.labels(route)
         count, durations = labelled
         count.inc()
         durations.observe(seconds)
 
     def page(self) -> bytes:
+        """Return all metrics as text for Prometheus."""
         return generate_latest(self.registry)

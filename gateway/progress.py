@@ -1,7 +1,7 @@
-"""Tell how the experiment goes, for `GET /v1/experiment`.
+"""Report the progress of the experiment, for `GET /v1/experiment`.
 
-Joining answers with events is seconds of Python. A thread would hold the interpreter's lock meanwhile, and so every
-recommendation: `python -m trials progress` does it in a process of its own, at low priority, when somebody asks.
+Joining answers with events takes seconds of Python. In a thread it would hold the interpreter's lock and delay every
+recommendation, so `python -m trials progress` does it in a process of its own, at low priority, when somebody asks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from serving.contract.errors import DependencyError
 log = logging.getLogger("gateway")
 
 PROJECT = Path(__file__).parents[1]
-KEPT_S = 10.0
+KEPT_S = 10.0  # a report is not read again for so long
 NICENESS = 10
 
 
 class ExperimentReports:
-    """Belongs to one event loop."""
+    """Reads reports, one at a time, and keeps the last one. Belongs to one event loop."""
 
     def __init__(self, repo: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._repo, self._now, self._reading = repo.resolve(), now, asyncio.Lock()
@@ -33,7 +33,10 @@ class ExperimentReports:
         self._read_s = float("-inf")
 
     async def latest(self) -> bytes:
-        """Return how the latest experiment goes, at most KEPT_S old, as JSON. Raises DependencyError."""
+        """Return the report of the latest experiment as JSON (schema.ExperimentReport), at most KEPT_S old.
+
+        Raises DependencyError.
+        """
         async with self._reading:
             if self._now() - self._read_s > KEPT_S:
                 self._report = await self._read()

@@ -1,6 +1,6 @@
-"""HTTP/1.1 by uvicorn and llhttp, which refuses ambiguous requests; callers that send headers slowly, or too many, are cut off.
+"""HTTP/1.1 by uvicorn and llhttp. llhttp refuses ambiguous requests; callers whose headers are slow or too large are cut off.
 
-uvloop joins the writes of one turn of its loop, so that an answer leaves in one piece.
+The gateway runs on uvloop, which joins the writes of one iteration, so that an answer leaves in one packet.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ STOP_TIMEOUT_S = 5
 MOST_CONNECTIONS = 2_048
 
 
-def protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
+def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
     """Return uvicorn's protocol with limits on the bytes and the time that the headers of a request may take."""
 
     class LimitedProtocol(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
-        _waits = True  # for the headers of a request, or for the rest of them
+        _waits = True  # for headers of a request, or the rest of them
         _waited_bytes = 0
 
         def connection_made(self, transport) -> None:
@@ -32,7 +32,7 @@ def protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpToolsP
             self._limit_headers()
 
         def data_received(self, data: bytes) -> None:
-            for start in range(0, len(data), header_bytes):  # a part at a time: what is too long is neither parsed nor kept
+            for start in range(0, len(data), header_bytes):  # in parts, so that headers beyond the limit are not parsed or kept
                 if self.transport.is_closing():
                     return
                 part = data[start : start + header_bytes]
@@ -66,7 +66,7 @@ def protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpToolsP
     return LimitedProtocol
 
 
-def tls_options(settings: GatewaySettings) -> dict[str, Any]:
+def make_tls_options(settings: GatewaySettings) -> dict[str, Any]:
     """Return uvicorn's options for TLS; none without a certificate."""
     if settings.certificate is None:
         return {}
@@ -76,22 +76,23 @@ def tls_options(settings: GatewaySettings) -> dict[str, Any]:
     return options
 
 
-def http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
+def make_http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
+    """Return a server of an ASGI app at `port`, which `serve()` starts."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
             host=settings.host,
             port=port,
-            http=protocol_type(settings.header_bytes, settings.header_timeout_s),
+            http=make_protocol_type(settings.header_bytes, settings.header_timeout_s),
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
             limit_concurrency=MOST_CONNECTIONS,
-            proxy_headers=False,  # anybody could claim another address by a header
+            proxy_headers=False,  # they would let a caller claim any address
             server_header=False,
             access_log=False,
-            log_config=None,  # through the root logger, as our own records
+            log_config=None,  # so that uvicorn's records go through the root logger, as ours do
             log_level="warning",
-            **tls_options(settings),
+            **make_tls_options(settings),
         )
     )

@@ -1,4 +1,4 @@
-"""How each business rule moves an item: the rules are applied again, one more at a time, in the order of their passes."""
+"""Find out how each business rule moves an item: apply the rules again, one more at a time, in the order of their passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING = RulesConfig()
 
 
 class RuleMove(NamedTuple):
-    """rank_before, rank_after: from 1, None where the item is out of the list."""
+    """What one rule did to an item. rank_before, rank_after: counted from 1, None where the item is not in the list."""
 
     rule: str
     rank_before: int | None
@@ -31,26 +31,30 @@ def trace_rules(
     user_ids: np.ndarray,
     items_returned: int,
 ) -> Callable[[int], list[RuleMove]]:
-    """positions: int64 [1, M]; scores: float32 [1, M] -> column of an item -> how each rule that is set moved it.
+    """Return a function from an item's column, 0 … M - 1, to the moves of that item by each rule that is set.
 
-    A list is followed to its end, M, except that passes look at the first
-    `items_returned` places, as they do when they answer.
+    positions: int64 [1, M] item positions; scores: float32 [1, M]; user_ids: int64 [1]
+    The whole list of M items is ranked, but the passes consider the first `items_returned` places, as in an answer.
     """
     order = [("score", np.argsort(-scores[0], kind="stable")[None])]
     stored = np.array(rules.items)
-    for name, config, items in growing(rules.config, stored):
+    for name, config, items in add_rules(rules.config, stored):
         columns = Rules(config, items, generation).apply(positions, scores, user_ids, items_returned)
-        order.append((name, np.concatenate([columns[0], rest_of(columns[0], order[-1][1][0], items, positions[0])])[None]))
+        unserved = list_unserved(columns[0], order[-1][1][0], items, positions[0])
+        order.append((name, np.concatenate([columns[0], unserved])[None]))
 
-    def moves(column: int) -> list[RuleMove]:
-        ranks = [(name, rank_of(columns[0], column)) for name, columns in order]
+    def list_moves(column: int) -> list[RuleMove]:
+        ranks = [(name, find_rank(columns[0], column)) for name, columns in order]
         return [RuleMove(name, before, after) for (_, before), (name, after) in pairwise(ranks)]
 
-    return moves
+    return list_moves
 
 
-def growing(config: RulesConfig, items: np.ndarray) -> Iterator[tuple[str, RulesConfig, np.ndarray]]:
-    """Yield the rules that are set, each with those of the passes before it. items: ITEM_RULES [n_items + 1]"""
+def add_rules(config: RulesConfig, items: np.ndarray) -> Iterator[tuple[str, RulesConfig, np.ndarray]]:
+    """Yield (name, config, items) of each rule that is set: the rule together with those of the passes before it.
+
+    items: ITEM_RULES [n_items + 1]
+    """
     plain = items.copy()
     plain["zone"][:-1], plain["blocked"][:-1] = 0, False
     kept = NOTHING
@@ -72,12 +76,16 @@ def growing(config: RulesConfig, items: np.ndarray) -> Iterator[tuple[str, Rules
         yield "pinned", config, items
 
 
-def rest_of(served: np.ndarray, before: np.ndarray, items: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the columns that are not served, in the order they had, without those that a rule drops."""
-    left = before[(before >= 0) & ~np.isin(before, served)]
-    return left[~items["blocked"][positions[left]]]
+def list_unserved(served: np.ndarray, before: np.ndarray, items: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return the columns, int [N], that are not served and not blocked, in the order they had before.
+
+    served: int [K] columns, before: int [M] columns, -1 = none in both; items: ITEM_RULES; positions: int64 [M]
+    """
+    unserved = before[(before >= 0) & ~np.isin(before, served)]
+    return unserved[~items["blocked"][positions[unserved]]]
 
 
-def rank_of(columns: np.ndarray, column: int) -> int | None:
-    found = np.flatnonzero(columns[columns >= 0] == column)
-    return int(found[0]) + 1 if len(found) else None
+def find_rank(columns: np.ndarray, column: int) -> int | None:
+    """Return the rank of a column in a list, int [M], counted from 1; None if it is not in it. -1 in the list = none"""
+    places = np.flatnonzero(columns[columns >= 0] == column)
+    return int(places[0]) + 1 if len(places) else None

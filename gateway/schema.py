@@ -1,4 +1,4 @@
-"""What the answers look like, for /openapi.json. Answers are made as plain dictionaries; tests hold them to these forms."""
+"""The forms of the answers, for /openapi.json. The gateway builds plain dictionaries; tests check them against these forms."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ Id = int | str
 
 
 class Strict(BaseModel):
+    """The common base: a form without further fields."""
+
     model_config = ConfigDict(extra="forbid")
 
 
@@ -23,13 +25,13 @@ class Item(Strict):
 
 
 class Scored(Item):
-    """score: null where popular items stand in for an answer."""
+    """score: null where popular items replace the answer."""
 
     score: float | None
 
 
 class Recommendations(Strict):
-    """known: whether anything is known of the user; null without one. degraded: which parts came from a fallback."""
+    """known: whether anything is known of the user; null without a user. degraded: which parts came from a fallback."""
 
     request_id: str
     generation: int
@@ -66,6 +68,8 @@ class Changed(Strict):
 
 
 class SimilarItem(Scored):
+    """source: whether the item is bought together with the other one, or has a similar vector."""
+
     source: Literal["bought_together", "similar_vectors"]
 
 
@@ -76,7 +80,7 @@ class Similar(Strict):
 
 
 class Place(Strict):
-    """rank: from 1, null where the stage did not keep the item."""
+    """An item's place after a stage. rank: counted from 1, null where the stage dropped the item; of: items that it kept."""
 
     stage: Literal["retrieve", "rank", "rerank", "rules"]
     rank: int | None
@@ -85,20 +89,22 @@ class Place(Strict):
 
 
 class RuleMove(Strict):
-    """rank_before, rank_after: from 1, null where the item is out of the list."""
+    """What one rule did to an item. rank_before, rank_after: counted from 1, null where the item is not in the list."""
 
     rule: str
     rank_before: int | None
     rank_after: int | None
 
 
-class Speaker(Item):
-    """weight: what the item of the history adds to the retrieval score."""
+class Contributor(Item):
+    """An item of the history. weight: how much it adds to the retrieval score."""
 
     weight: float
 
 
 class Explanation(Strict):
+    """why: the reason in words; source: the retrieval sources that proposed the item; because: the history's contributors."""
+
     user: Id
     known: bool
     item: Item
@@ -108,10 +114,12 @@ class Explanation(Strict):
     places: list[Place]
     rules: list[RuleMove]
     source: list[str]
-    because: list[Speaker]
+    because: list[Contributor]
 
 
 class Seen(Item):
+    """An item of a user's history. time: of the event, ISO 8601."""
+
     time: str
 
 
@@ -123,7 +131,7 @@ class User(Strict):
 
 
 class ExperimentFacts(Strict):
-    """share: of the users, 0 … 1; champion, challenger: generations; reason: why the state is what it is."""
+    """share: of the enrolled users, 0 … 1; champion, challenger: generations; reason: why it has this state."""
 
     name: str
     mode: Literal["ab", "shadow", "interleave"]
@@ -136,7 +144,7 @@ class ExperimentFacts(Strict):
 
 
 class ArmCounts(Strict):
-    """Answers of an arm and their feedback. clicked, converted: how many answers were, by any event on a shown item."""
+    """Answers of an arm and their feedback. clicked, converted: the number of answers with such an event on a shown item."""
 
     arm: str
     answers: int
@@ -147,10 +155,10 @@ class ArmCounts(Strict):
 
 
 class Look(Strict):
-    """The answers given until `time`: challenger - champion, with an interval that holds at every look; null: not known yet.
+    """The difference, challenger - champion, over the answers until `time`. null: not known yet.
 
-    Compared are click rates; when interleaving, the share of answers whose challenger's items were clicked more, less that of
-    the champion's.
+    It is the difference of click rates; when interleaving, the share of answers in which the challenger's items got more
+    clicks, minus the share in which the champion's did. low, high: its confidence interval, which holds at every look.
     """
 
     time: str
@@ -160,7 +168,7 @@ class Look(Strict):
 
 
 class ExperimentReport(Strict):
-    """experiment: null where none was ever started; decision: the verdict, or how the experiment ended, in words."""
+    """experiment: null if none was ever started; decision: the verdict, or how the experiment ended, in words."""
 
     experiment: ExperimentFacts | None
     arms: list[ArmCounts]
@@ -169,10 +177,10 @@ class ExperimentReport(Strict):
     decision: str
 
 
-def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
+def _describe_json_body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 _EVENT = EventBody.model_json_schema()
-EVENTS_BODY = _json_body({"anyOf": [_EVENT, {"type": "array", "items": _EVENT}]})
-COLUMNS_BODY = _json_body({"type": "object"})
+EVENTS_BODY = _describe_json_body({"anyOf": [_EVENT, {"type": "array", "items": _EVENT}]})
+COLUMNS_BODY = _describe_json_body({"type": "object"})

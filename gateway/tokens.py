@@ -1,6 +1,6 @@
-"""Bearer tokens: 256 random bits each, of which a file keeps the SHA-256 alone.
+"""Bearer tokens of 256 random bits. A file keeps only their SHA-256, one line per token: `NAME SHA256`.
 
-One line per token, `NAME SHA256`. A plain hash is enough: nobody can guess 256 random bits, so nothing needs to be slow.
+A fast hash is enough: 256 random bits cannot be guessed, so a slow one would protect nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TOKEN_BYTES = 32
 
 
 def new_token(file: Path, name: str) -> str:
-    """Add a token to a file, and return it: it is kept nowhere else. Raises ConfigError."""
+    """Add a new token's hash to a file, and return the token, which is stored nowhere. Raises ConfigError."""
     if not name.isidentifier():
         raise ConfigError(f"The name {name!r} is not usable; expected letters, digits and _, such as shop.")
     if file.exists() and name in read_tokens(file).values():
@@ -29,7 +29,7 @@ def new_token(file: Path, name: str) -> str:
 
 
 def read_tokens(file: Path) -> dict[str, str]:
-    """Return digest -> name. Raises ConfigError."""
+    """Return the tokens of a file: digest -> name. Raises ConfigError if it is unreadable, malformed or empty."""
     try:
         lines = [line.split() for line in file.read_text().splitlines() if line.strip()]
     except OSError as error:
@@ -40,9 +40,10 @@ def read_tokens(file: Path) -> dict[str, str]:
                 f"{file}, line {number}: expected a name and a SHA-256. Make lines with `python -m gateway token`."
             )
     if not lines:
-        raise ConfigError(f"{file} holds no token, so nobody could be let in. Make one with `python -m gateway token`.")
+        raise ConfigError(f"{file} holds no token, so every request would be refused. Make one with `python -m gateway token`.")
     return {sha256: name for name, sha256 in lines}
 
 
 def digest(token: str) -> str:
+    """Return the SHA-256 of a token, in hex."""
     return hashlib.sha256(token.encode()).hexdigest()

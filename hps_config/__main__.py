@@ -51,12 +51,12 @@ def check(path: Annotated[Path, typer.Argument(help="a ps.json")]) -> None:
 
 
 def read_traces(path: Path, tables: tuple[TableSpec, ...]) -> dict[str, np.ndarray]:
-    """Read traces: table name -> int64 [N] keys in order of use."""
+    """Return the traces of a file: table name -> int64 [N] keys in order of use. Raises ConfigError."""
     try:
         loaded = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be read as a key trace: {error}. Expected .npy or .npz. Record it with numpy."
+            f"{path} cannot be read as a key trace: {error}. Expected .npy or .npz. Write it with np.save or np.savez."
         ) from error
     if isinstance(loaded, np.ndarray):
         if len(tables) != 1:

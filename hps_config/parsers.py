@@ -1,15 +1,16 @@
 """Models of NVIDIA's two readers of ps.json. The `hps` backend reads the file twice, and a usable file must satisfy both:
 
-    ps.json ─▶ parser A  HPS's library: databases, caches      strict types, unknown enumeration values fall back in silence
+    ps.json ─▶ parser A  HPS's library: databases, caches      strict types, unknown enumeration values silently become defaults
             └▶ parser B  the Triton backend: lookup sessions   more keys required, numbers and booleans may be strings
 
-Each `read_as_*` returns the parser's result, and findings: where it would stop ("error") or silently use another value than
-the file states ("warning"). `reader.py` combines the two.
+Each `read_as_*` returns the parser's result and findings: where it would stop ("error"), or silently use a value other than the
+file's ("warning"). `reader.py` combines the two.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
@@ -48,23 +49,29 @@ class Reading:
 
 
 class _Unreadable(Exception):
-    """A value that a parser cannot convert; the message is the expectation."""
+    """Raised for a value that a parser cannot convert. Its message is the expectation."""
 
 
 def load_json(path: Path) -> dict:
-    """Read a file as strict JSON (no comments, no NaN), as parser A requires. Raises ConfigError."""
+    """Read a file as strict JSON (no comments, no NaN, no number beyond float64), as parser A requires. Raises ConfigError."""
     try:
-        document = json.loads(path.read_text(), parse_constant=_refuse_constant)
+        document = json.loads(path.read_text(), parse_constant=_refuse_constant, parse_float=_parse_float)
     except OSError as error:
         remedy = "Correct the path, or export the repository again."
         raise ConfigError(f"{path} cannot be read ({error.strerror}). Expected a ps.json. {remedy}") from error
     except ValueError as error:
-        raise ConfigError(
-            f"{path} is not JSON: {error}. Expected strict JSON, without comments. Write it with `python -m hps_config plan`."
-        ) from error
+        remedy = "Write it with `python -m hps_config plan CONFIG --write ps.json`."
+        raise ConfigError(f"{path} is not JSON: {error}. Expected strict JSON, without comments. {remedy}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} holds a {type(document).__name__}. Expected an object with `models`. Write a ps.json.")
     return document
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond float64")
+    return value
 
 
 def _refuse_constant(name: str) -> None:
@@ -72,12 +79,12 @@ def _refuse_constant(name: str) -> None:
 
 
 def read_as_a(document: dict) -> Reading:
-    """Read `document` as HPS's library does."""
+    """Read a ps.json as HPS's library does. Never raises: faults are findings."""
     return _read(document, "A")
 
 
 def read_as_b(document: dict) -> Reading:
-    """Read `document` as the Triton backend does."""
+    """Read a ps.json as the Triton backend does. Never raises: faults are findings."""
     return _read(document, "B")
 
 
@@ -138,17 +145,17 @@ def _read_fields(reading: Reading, block: type, document: dict, prefix: str, ski
         if schema.name not in document:
             if treatment == REQUIRED or (treatment == CACHED and gpucache):
                 reading.error(where, "is missing. This parser requires it. Write the key.")
-            values[schema.name] = _absent(schema, reading.parser)
+            values[schema.name] = _default_value(schema, reading.parser)
             continue
         try:
             values[schema.name] = _convert(reading, schema, document[schema.name], where)
-        except _Unreadable as wanted:
-            reading.error(where, f"is {document[schema.name]!r}. Expected {wanted}. Correct the value.")
-            values[schema.name] = _absent(schema, reading.parser)
+        except _Unreadable as expectation:
+            reading.error(where, f"is {document[schema.name]!r}. Expected {expectation}. Correct the value.")
+            values[schema.name] = _default_value(schema, reading.parser)
     return values
 
 
-def _absent(schema: Any, parser: str) -> Any:
+def _default_value(schema: Any, parser: str) -> Any:
     if parser == "B" and "b_absent" in schema.metadata:
         return schema.metadata["b_absent"]
     assert schema.default is not MISSING
@@ -158,17 +165,17 @@ def _absent(schema: Any, parser: str) -> Any:
 def _convert(reading: Reading, schema: Any, value: Any, where: str) -> Any:
     kind = schema.type.removesuffix(" | None")
     if "names" in schema.metadata:
-        return _enumeration(reading, schema, value, where)
+        return _read_enumeration(reading, schema, value, where)
     convert = {"A": _SCALARS_A, "B": _SCALARS_B}[reading.parser]
     if not kind.startswith("tuple"):
-        return _scalar(reading, convert[kind], value, where)
+        return _read_scalar(reading, convert[kind], value, where)
     if not isinstance(value, list):
         raise _Unreadable("an array")
     element = kind.removeprefix("tuple[").removesuffix(", ...]")
-    return tuple(_scalar(reading, convert[element], each, f"{where}[{i}]") for i, each in enumerate(value))
+    return tuple(_read_scalar(reading, convert[element], each, f"{where}[{i}]") for i, each in enumerate(value))
 
 
-def _scalar(reading: Reading, convert: Any, value: Any, where: str) -> Any:
+def _read_scalar(reading: Reading, convert: Any, value: Any, where: str) -> Any:
     converted = convert(value)
     if convert is _int_a and converted != value:
         reading.warn(
@@ -177,7 +184,7 @@ def _scalar(reading: Reading, convert: Any, value: Any, where: str) -> Any:
     return converted
 
 
-def _enumeration(reading: Reading, schema: Any, value: Any, where: str) -> str:
+def _read_enumeration(reading: Reading, schema: Any, value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise _Unreadable("a string")
     names = schema.metadata["names"]
@@ -192,7 +199,7 @@ def _enumeration(reading: Reading, schema: Any, value: Any, where: str) -> str:
         raise _Unreadable(f"one of {known}")
     reading.warn(
         where,
-        f"is {value!r}; A does not know it (capitals count) and takes {schema.default!r}. Expected one of {known}. Correct it.",
+        f"is {value!r}; A does not know it (case matters) and uses {schema.default!r}. Expected one of {known}. Correct it.",
     )
     return schema.default
 

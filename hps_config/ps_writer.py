@@ -1,4 +1,4 @@
-"""Write a plan as ps.json, complete for both of NVIDIA's parsers and for our own levels."""
+"""Write a plan as a ps.json that is complete for both of NVIDIA's parsers and for our own levels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ UPDATE_FILTERS = [".+"]  # matched against the model name; HPS's own default mat
 
 
 def sparse_folder_name(table: str) -> str:
-    """Return the folder of one table below `sparse_root`."""
+    """Return the name of a table's folder below `sparse_root`."""
     return f"{table}.model"
 
 
-def ps_document(description: HpsDescription, plan: Plan) -> dict[str, Any]:
+def build_ps_document(description: HpsDescription, plan: Plan) -> dict[str, Any]:
     """Return the ps.json of a description and its plan, as a dict. Raises ConfigError when NVIDIA's parsers refuse it."""
-    document: dict[str, Any] = {"supportlonglong": True, "volatile_db": _volatile(description, plan)}
+    document: dict[str, Any] = {"supportlonglong": True, "volatile_db": _build_volatile_db(description, plan)}
     if description.budget.l3:
         document["persistent_db"] = {
             "type": "rocks_db",
@@ -30,7 +30,7 @@ def ps_document(description: HpsDescription, plan: Plan) -> dict[str, Any]:
         }
     if description.updates.brokers:
         document["update_source"] = {"type": "kafka_message_queue", "brokers": description.updates.brokers}
-    document["models"] = [_model(description, plan)]
+    document["models"] = [_build_model(description, plan)]
     _, findings = check_document(document)
     errors = [str(finding) for finding in findings if finding.level == "error"]
     if errors:
@@ -39,11 +39,11 @@ def ps_document(description: HpsDescription, plan: Plan) -> dict[str, Any]:
 
 
 def write_ps_json(path: Path, description: HpsDescription, plan: Plan) -> None:
-    """Write the ps.json of a plan; see `ps_document`."""
-    path.write_text(json.dumps(ps_document(description, plan), indent=1) + "\n")
+    """Write the ps.json of a plan. Raises ConfigError as `build_ps_document` does."""
+    path.write_text(json.dumps(build_ps_document(description, plan), indent=1) + "\n")
 
 
-def _volatile(description: HpsDescription, plan: Plan) -> dict[str, Any]:
+def _build_volatile_db(description: HpsDescription, plan: Plan) -> dict[str, Any]:
     if not description.budget.l2:
         return {"type": "disabled"}
     volatile: dict[str, Any] = {
@@ -55,7 +55,7 @@ def _volatile(description: HpsDescription, plan: Plan) -> dict[str, Any]:
         volatile["address"] = description.volatile.address
         volatile["num_node_connections"] = min(5, description.volatile.num_partitions)
     if not plan.l2_complete:
-        # evict_oldest goes by the time of the last use, which is the LRU that the hit rates are predicted for
+        # evict_oldest is LRU, by the time of the last use, for which the hit rates are predicted
         volatile |= {
             "overflow_margin": plan.overflow_margin,
             "overflow_policy": "evict_oldest",
@@ -64,7 +64,7 @@ def _volatile(description: HpsDescription, plan: Plan) -> dict[str, Any]:
     return volatile
 
 
-def _model(description: HpsDescription, plan: Plan) -> dict[str, Any]:
+def _build_model(description: HpsDescription, plan: Plan) -> dict[str, Any]:
     tables = [planned.table for planned in plan.tables]
     serving = description.serving
     return {

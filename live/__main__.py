@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from live.archive import compact as compact_log
-from live.archive import drop_segments, read_log, segments, to_table
+from live.archive import drop_segments, list_segments, read_log, to_table
 from live.consumer import EventConsumer
 from live.erase import erase_user
 from live.maintenance import DAY_MS, Retention, lock
@@ -56,7 +56,7 @@ def inspect(
             show_user(snapshot, user)
             return
         progress = snapshot.progress()
-        archived = segments(folder)
+        archived = list_segments(folder)
         facts = {
             "events ever": f"{progress.accepted:,}",
             "of these late": f"{progress.late:,}",

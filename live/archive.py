@@ -1,7 +1,7 @@
-"""The archive: the log's older part, moved out of the store into Parquet files, and the whole log read as one.
+"""Archive the older part of the log as Parquet files, and read archive and store as one log.
 
-A segment is written beside its place, made durable and renamed before its events leave the store. A crash between the two
-leaves events in both, which reading notices by their sequence.
+A segment is written to a temporary file, made durable and renamed before its events leave the store. A crash in between leaves
+events in both places; readers skip the copies by their sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from serving.live.writer import Writer
 
 EVENTS_PER_SEGMENT = 1_000_000
 EVENTS_PER_READ = 65_536
-TYPES = ("observed", "item changed", "user changed", "user evicted")  # by code
+TYPES = ("observed", "item changed", "user changed", "user evicted")  # by the type's code in HEADER
 FLAGS = {
     "positive": Flags.POSITIVE,
     "seen": Flags.SEEN,
@@ -34,12 +34,16 @@ FLAGS = {
     "kafka": Flags.KAFKA,
 }
 NUMBERS = ("user_id", "item_id", "time_ms", "received_ms", "value", "weight", "label")
-BYTES = {"event_ids": "event_id", "request_ids": "request_id", "columns": "columns"}  # of EventBatch -> of a segment
+BYTES = {
+    "event_ids": "event_id",
+    "request_ids": "request_id",
+    "columns": "columns",
+}  # EventBatch's field -> segment's column
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One closed file of the archive."""
+    """One closed file of the archive. first, last: sequences of its first and last event"""
 
     path: Path
     first: int
@@ -50,7 +54,7 @@ class Segment:
         return self.path.stat().st_size
 
 
-def segments(folder: Path) -> list[Segment]:
+def list_segments(folder: Path) -> list[Segment]:
     """Return the archive's segments in the order of the log."""
     found = []
     for path in (folder / ARCHIVE).glob("events-*.parquet"):
@@ -60,14 +64,14 @@ def segments(folder: Path) -> list[Segment]:
 
 
 def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Iterator[tuple[np.ndarray, EventBatch]]:
-    """Yield (sequences int64 [N], events) of the whole log after a sequence, archive and store, in order, each event once.
+    """Yield (sequences int64 [N], events) of archive and store after the sequence `after`, in order, each event once.
 
-    most: events at a time
+    most: the largest N
     """
     with closing(Reader(folder)) as reader:
         with reader.snapshot() as snapshot:
             names = snapshot.event_names()
-        for segment in segments(folder):
+        for segment in list_segments(folder):
             if segment.last > after:
                 yield from read_segment(segment, names, after, most)
                 after = segment.last
@@ -83,7 +87,10 @@ def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Itera
 def read_segment(
     segment: Segment, names: Sequence[str], after: int = 0, most: int = EVENTS_PER_READ
 ) -> Iterator[tuple[np.ndarray, EventBatch]]:
-    """Yield (sequences int64 [N], events) of a segment after a sequence. names: of events, by code"""
+    """Yield (sequences int64 [N], events) of a segment after the sequence `after`.
+
+    names: names of the event kinds, by code; most: the largest N
+    """
     for part in pq.ParquetFile(segment.path).iter_batches(most):
         sequences, batch = from_table(pa.Table.from_batches([part]), names)
         rows = np.flatnonzero(sequences > after)
@@ -92,7 +99,7 @@ def read_segment(
 
 
 def write_segment(folder: Path, sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> Segment:
-    """Write a closed segment, whole or not at all, and make it durable."""
+    """Write events as a closed segment, whole or not at all, and make it durable. sequences: int64 [N] ascending"""
     archive = folder / ARCHIVE
     archive.mkdir(mode=0o700, exist_ok=True)
     first, last = int(sequences[0]), int(sequences[-1])
@@ -103,24 +110,24 @@ def write_segment(folder: Path, sequences: np.ndarray, batch: EventBatch, names:
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Replace a Parquet file as a whole, readable by its owner alone."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             pq.write_table(table, file, compression="zstd")
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # the name too
+        os.fsync(descriptor)  # makes the file's name durable too
     finally:
         os.close(descriptor)
 
 
 def to_table(sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> pa.Table:
-    """Return events as people read them: names instead of codes, one column per flag."""
+    """Return events as a table for people: names instead of codes, one column per flag. sequences: int64 [N]"""
     headers = batch.headers
     observed = headers["type"] == OBSERVED
     columns: dict[str, object] = {"sequence": sequences, "type": [TYPES[code] for code in headers["type"]]}
@@ -132,7 +139,7 @@ def to_table(sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> 
 
 
 def from_table(table: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, EventBatch]:
-    """Return what `to_table` was given."""
+    """Return (sequences int64 [N], events) of a table that `to_table` made. names: names of the event kinds, by code"""
     headers = np.zeros(len(table), HEADER)
     headers["type"] = [TYPES.index(name) for name in table["type"].to_pylist()]
     headers["kind"] = [0 if name is None else names.index(name) for name in table["event"].to_pylist()]
@@ -145,23 +152,23 @@ def from_table(table: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, Event
 
 
 def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
-    """Move events that arrived before `older_than_ms` into the archive -> (how many, their segments).
+    """Move events that arrived before `older_than_ms` into the archive. Return their number and their segments.
 
-    Their event ids are forgotten: keep events for as long as callers may send them again.
+    Their event ids are forgotten, so move only events that no caller will send again.
     """
     store, moved = writer.store, 0
     written: list[Segment] = []
     with closing(Reader(store.folder)) as reader:
         while True:
-            archived = max((segment.last for segment in segments(store.folder)), default=0)
-            writer.remove_events(archived)  # what a crash left in both
+            archived = max((segment.last for segment in list_segments(store.folder)), default=0)
+            writer.remove_events(archived)  # a crash may have left them in both places
             with reader.snapshot() as snapshot:
                 names = snapshot.event_names()
                 rows = [(sequence, bytes(packed)) for sequence, packed in islice(snapshot.events(), EVENTS_PER_SEGMENT)]
             if not rows:
                 return moved, written
             batch = unpack(packed for _, packed in rows)
-            # The log is in the order of arrival, so the old ones come first.
+            # The log is in the order of arrival, so the oldest events come first.
             count = int(np.searchsorted(batch.headers["received_ms"], older_than_ms))
             if not count:
                 return moved, written
@@ -171,11 +178,14 @@ def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
 
 
 def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | None) -> list[Segment]:
-    """Remove whole segments whose events are all too old, then the oldest ones beyond a size. Return the removed ones."""
-    kept, dropped = segments(folder), []
+    """Remove segments whose events all arrived before `older_than_ms`, then the oldest until `most_bytes` are left.
+
+    None: no such bound. Returns the removed segments.
+    """
+    kept, dropped = list_segments(folder), []
     while kept:
         oldest = kept[0]
-        too_old = older_than_ms is not None and latest_arrival_ms(oldest) < older_than_ms
+        too_old = older_than_ms is not None and read_latest_arrival_ms(oldest) < older_than_ms
         too_much = most_bytes is not None and sum(segment.bytes for segment in kept) > most_bytes
         if not (too_old or too_much):
             break
@@ -184,8 +194,8 @@ def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | Non
     return dropped
 
 
-def latest_arrival_ms(segment: Segment) -> int:
-    """Return when a segment's latest event arrived, from the file's statistics."""
+def read_latest_arrival_ms(segment: Segment) -> int:
+    """Return when a segment's latest event arrived, in unix milliseconds, from the file's statistics."""
     facts = pq.ParquetFile(segment.path)
     column = facts.schema_arrow.names.index("received_ms")
     return max(facts.metadata.row_group(group).column(column).statistics.max for group in range(facts.num_row_groups))

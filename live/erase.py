@@ -1,8 +1,7 @@
-"""Erase a user: what they did and were shown, in store, archive, exposure log and Redis, and prove that nothing is left.
+"""Erase a user's events and answers from store, archive, exposure log and Redis, and prove that nothing is left.
 
-An event stays in the log as one of nobody, so that the counts of its item can be replayed: its item, its time, no user and no
-text. What a generation learned stays until the next export. LMDB uses freed pages again before the file grows; until then they
-hold old bytes that nothing points to.
+An event stays in the log without its user and texts, so that the counts of its item can be replayed. What a generation learned
+stays until the next export. LMDB reuses freed pages before the file grows; until then they hold old bytes without a reference.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from live.archive import Segment, read_log, read_segment, segments, to_table, write_table
+from live.archive import Segment, list_segments, read_log, read_segment, to_table, write_table
 from live.exposures import count_exposures, erase_exposures
 from live.maintenance import lock
 from serving.contract.errors import RecommenderError
@@ -35,7 +34,11 @@ SHARED_WITHIN_S = 10.0
 
 @dataclass(frozen=True)
 class Erasure:
-    """The proof. removed: what was removed, by place; left: what a search found afterwards; segments: name -> SHA-256 now."""
+    """The proof of an erasure.
+
+    removed, left: counts by place, as removed and as a search found them afterwards
+    segments: rewritten segments of the archive, name -> new SHA-256
+    """
 
     user_digest: str  # SHA-256 of the id as text
     erased_ms: int
@@ -45,11 +48,11 @@ class Erasure:
 
 
 def erase_user(writer: Writer, user_id: int, shared: RedisState | None = None) -> Erasure:
-    """Erase a user, search for what is left, and append the proof to erasures.jsonl. Raises RecommenderError for a remnant.
+    """Erase a user, search for what is left, and append the proof to erasures.jsonl. Raises RecommenderError if any is left.
 
-    shared: the Redis cluster in which machines share their users, if they do
+    shared: the Redis cluster in which machines share their users; None if they do not
     """
-    with lock(writer.store.folder, wait=True):  # events on their way into the archive would escape
+    with lock(writer.store.folder, wait=True):  # otherwise events that are being archived would be missed
         return _erase_user(writer, user_id, shared)
 
 
@@ -57,7 +60,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
     folder = writer.store.folder
     removed = erase_from_store(writer, user_id)
     rewritten = {}
-    for segment in segments(folder):
+    for segment in list_segments(folder):
         if count := erase_from_segment(folder, segment, user_id):
             removed["archived events"] = removed.get("archived events", 0) + count
             rewritten[segment.path.name] = hashlib.sha256(segment.path.read_bytes()).hexdigest()
@@ -70,13 +73,13 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
         file.write(json.dumps(asdict(erasure)) + "\n")
     if any(erasure.left.values()):
         raise RecommenderError(
-            f"Of user {user_id} there is still {erasure.left}: events arrived meanwhile. Stop sending them, and erase again."
+            f"User {user_id} still has {erasure.left}: events arrived meanwhile. Stop sending them, and erase again."
         )
     return erasure
 
 
 def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
-    """Make a user's events nobody's and remove their records, in one transaction. Return how many, by database."""
+    """Anonymize a user's events and remove their records, in one transaction. Return counts by database."""
     store, (key,) = writer.store, ids_as_keys(np.array([user_id]))
     change = CHANGE.pack(USER_CHANGED, user_id)
     removed = dict.fromkeys(("events", "event ids", "changes"), 0)
@@ -85,11 +88,11 @@ def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
         found = cursor.first()
         while found:
             event = unpack([cursor.value()])
-            if belongs(event, user_id)[0]:
+            if match_user(event, user_id)[0]:
                 if event.event_ids[0]:
                     removed["event ids"] += txn.delete(digest_of(event.event_ids[0]), db=store.keys)
                 removed["events"] += 1
-                cursor.replace(cursor.key(), pack(of_nobody(event, np.array([True])))[0])
+                cursor.replace(cursor.key(), pack(anonymize(event, np.array([True])))[0])
             found = cursor.next()
         cursor = txn.cursor(store.changes)
         found = cursor.first()
@@ -98,7 +101,7 @@ def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
                 found = cursor.next()
                 continue
             removed["changes"] += 1
-            cursor.delete()  # it then stands on the next one, if there is one
+            cursor.delete()  # moves the cursor to the next change, if there is one
             found = bool(cursor.key())
         removed["record"] = int(txn.delete(key, db=store.users))
         removed["first record"] = int(txn.delete(key, db=store.seeds))
@@ -108,32 +111,32 @@ def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
 
 
 def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
-    """Remove a user's hash, once Redis has the log in which the user is nobody. Return how many fields it had.
+    """Remove a user's hash once Redis has this machine's anonymized log. Return the number of its fields.
 
-    What this machine has not shared yet would bring the user back.
+    Events that this machine has not shared yet would create the hash again. Raises RecommenderError after SHARED_WITHIN_S.
     """
     deadline_s = time.monotonic() + SHARED_WITHIN_S
     last = writer.store.read_progress().last_sequence
-    while (reached := shared_sequence(writer.store, shared)) < last:
+    while (reached := read_shared_sequence(writer.store, shared)) < last:
         if time.monotonic() > deadline_s:
             raise RecommenderError(
-                f"Redis has this machine's events up to {reached} of {last}: one of user {user_id} may be on its way. "
-                "Store and archive know the user no more. Start the server, whose helper shares the rest, and erase again."
+                f"Redis has this machine's events up to {reached} of {last}: one of user {user_id} may still be shared. "
+                "Store and archive are erased. Start the server, whose helper shares the rest, and erase again."
             )
         time.sleep(0.05)
     return shared.delete(users_view(writer.layout), user_id)
 
 
-def shared_sequence(store: Store, shared: RedisState) -> int:
-    """Return the sequence up to which Redis has a machine's log; the last one where the machine shares nothing."""
+def read_shared_sequence(store: Store, shared: RedisState) -> int:
+    """Return the sequence up to which Redis has this machine's log; the last one if the machine shares nothing."""
     with closing(Reader(store.folder)) as reader, reader.snapshot() as snapshot:
         machine, last = snapshot.machine(), snapshot.progress().last_sequence
     position = shared.positions().get(machine)
     return position.shared_sequence if position else 0 if machine else last
 
 
-def of_nobody(batch: EventBatch, rows: np.ndarray) -> EventBatch:
-    """Return the events without what they say of their user, where `rows`, bool [N], says so."""
+def anonymize(batch: EventBatch, rows: np.ndarray) -> EventBatch:
+    """Return the events, those that are True in `rows`, bool [N], without their user and texts."""
     headers = batch.headers.copy()
     headers["user_id"][rows] = 0
     headers["flags"][rows] |= np.uint16(Flags.ERASED)
@@ -142,21 +145,21 @@ def of_nobody(batch: EventBatch, rows: np.ndarray) -> EventBatch:
 
 
 def erase_from_segment(folder: Path, segment: Segment, user_id: int) -> int:
-    """Write a segment of the archive again, a user's events as those of nobody. Return how many these were."""
+    """Rewrite a segment of the archive with a user's events anonymized. Return the number of these events."""
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         names = snapshot.event_names()
     tables, count = [], 0
     for sequences, batch in read_segment(segment, names):
-        own = belongs(batch, user_id)
-        count += int(own.sum())
-        tables.append(to_table(sequences, of_nobody(batch, own), names))
+        is_users = match_user(batch, user_id)
+        count += int(is_users.sum())
+        tables.append(to_table(sequences, anonymize(batch, is_users), names))
     if count:
         write_table(segment.path, pa.concat_tables(tables))
     return count
 
 
 def search_user(folder: Path, user_id: int, shared: RedisState | None = None) -> dict[str, int]:
-    """Return how much of a user is in the store, in the archive and in Redis, by place."""
+    """Return how many traces of a user are in store, archive, exposure log and Redis, by place."""
     user_ids = np.array([user_id])
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         left = {
@@ -169,11 +172,11 @@ def search_user(folder: Path, user_id: int, shared: RedisState | None = None) ->
     left["answers"] = count_exposures(folder, user_id)
     if shared:
         left["fields in Redis"] = shared.count_fields(users_view(layout), user_id)
-    left["events"] = sum(int(belongs(batch, user_id).sum()) for _, batch in read_log(folder))
+    left["events"] = sum(int(match_user(batch, user_id).sum()) for _, batch in read_log(folder))
     return left
 
 
-def belongs(batch: EventBatch, user_id: int) -> np.ndarray:
-    """Return bool [N]: is it an event or a change of this user?"""
-    of_nobody = (batch.headers["type"] == ITEM_CHANGED) | ((batch.headers["flags"] & Flags.ERASED) != 0)
-    return (batch.headers["user_id"] == user_id) & ~of_nobody
+def match_user(batch: EventBatch, user_id: int) -> np.ndarray:
+    """Return bool [N]: whether each event is an event or a change of this user."""
+    has_no_user = (batch.headers["type"] == ITEM_CHANGED) | ((batch.headers["flags"] & Flags.ERASED) != 0)
+    return (batch.headers["user_id"] == user_id) & ~has_no_user

@@ -1,4 +1,4 @@
-"""One round of maintenance: the log's older part moves into the archive, what is kept no longer goes, idle users are forgotten.
+"""Maintain a live store: archive the log's older part, remove what has expired, and forget idle users.
 
 A server runs a round every ten minutes (server/live_helpers.py), by `python -m live maintain`.
 """
@@ -20,14 +20,18 @@ from serving.live.writer import Writer
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 LOCK = "maintenance.lock"
-USERS_PER_READ = 20_000  # a long read would keep old pages from being used again
-CHANGES_LEFT = 10_000  # superseded ones that nobody clears away
+USERS_PER_READ = 20_000  # a long read would keep LMDB from reusing old pages
+CHANGES_LEFT = 10_000  # so many superseded changes are not worth a transaction
 USERS_PER_WRITE = 1_000  # a long transaction would make events wait
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Bounds on what is kept; 0 is for ever, or without a bound. key_days: events stay in the store, their ids known."""
+    """How long, and how much, is kept. 0 means for ever, or without a bound.
+
+    key_days: how long events stay in the store, and their ids are known; archive_days, archive_bytes: bounds of the archive
+    idle_days, session_hours: how long users and anonymous sessions without events are kept; most_users: their largest number
+    """
 
     key_days: float
     archive_days: float
@@ -49,9 +53,9 @@ class Round:
 
 
 def maintain(writer: Writer, retention: Retention, now_ms: int) -> Round:
-    """Do one round. Another process may write meanwhile, but not maintain (see `lock`).
+    """Do one round. Meanwhile other processes may write, but none may maintain (see `lock`). now_ms: unix milliseconds
 
-    Whole days move into the archive, so that it has few segments.
+    Only whole days move into the archive, so that it has few segments.
     """
     folder = writer.store.folder
     old_ms = now_ms - round(retention.key_days * DAY_MS)
@@ -65,12 +69,12 @@ def maintain(writer: Writer, retention: Retention, now_ms: int) -> Round:
 
 
 def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int, session_since_ms: int | None = None) -> int:
-    """Forget users whose latest event arrived before a moment, and the longest idle ones beyond a number. Return how many.
+    """Forget users whose latest event arrived before `idle_since_ms`, then the longest idle ones beyond `most_users`.
 
-    session_since_ms: the moment for anonymous sessions, where it is another one
+    session_since_ms: the bound for anonymous sessions; None: that of users. Returns the number of forgotten users.
     """
     with closing(Reader(writer.store.folder)) as reader:
-        parts = [(user_ids, arrivals_ms) for user_ids, arrivals_ms in all_arrivals(reader)]
+        parts = [(user_ids, arrivals_ms) for user_ids, arrivals_ms in read_arrivals(reader)]
     if not parts:
         return 0
     user_ids, arrivals_ms = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -86,9 +90,9 @@ def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int, sessi
 
 
 def drop_superseded(writer: Writer) -> int:
-    """Forget when items and users were changed before their latest change, where that is most of it. Return how many rows.
+    """Remove changes that a later change of the same item or user supersedes, once they are the majority. Return their number.
 
-    Readers follow changes by their sequence, and read all columns that were ever set: the latest one is enough.
+    Readers follow changes by their sequence, and then read all columns that were ever set, so the latest change is enough.
     """
     store, dropped = writer.store, 0
     with writer.transaction() as txn:
@@ -102,14 +106,14 @@ def drop_superseded(writer: Writer) -> int:
             changed = bytes(cursor.value())
             if changed in seen:
                 dropped += 1
-                cursor.delete()  # it then stands on the next one, which was looked at
+                cursor.delete()  # moves the cursor to the next change, which was examined before
             seen.add(changed)
             found = cursor.prev() if cursor.key() else cursor.last()
     return dropped
 
 
-def all_arrivals(reader: Reader) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (int64 [N] users, int64 [N] when the latest event of each arrived) of the whole store."""
+def read_arrivals(reader: Reader) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the users of the whole store, int64 [N], and when the latest event of each arrived, int64 [N] unix milliseconds."""
     last = b""
     while True:
         with reader.snapshot() as snapshot:
@@ -122,7 +126,10 @@ def all_arrivals(reader: Reader) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 @contextmanager
 def lock(folder: Path, wait: bool = False) -> Iterator[bool]:
-    """Yield whether no other process maintains the store; none can while the block runs. wait: until that is so"""
+    """Lock the store against other maintaining processes while the block runs. Yield whether that succeeded.
+
+    wait: wait for the lock, so that it always succeeds
+    """
     with open(folder / LOCK, "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

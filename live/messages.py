@@ -1,15 +1,14 @@
-"""Messages of a Kafka topic as events: one JSON object each, with the names of the tensors of `observe` or `upsert`.
+"""Decode messages of a Kafka topic: one JSON object each, with the names of the tensors of `observe` or `upsert`.
 
     {"user_id": 17850, "item_id": 22423, "event": "purchase", "timestamp_ms": 1760000000000, "value": 2, "event_id": "o-1"}
     {"kind": "item", "id": 22423, "columns": {"price": 9.5}}
 
-An object with `kind` is a change. Without `timestamp_ms` an event has the time of its message.
+An object with `kind` is a change. An event without `timestamp_ms` takes the time of its message.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,13 +20,14 @@ from serving.live.events import EventBatch
 
 CHANGE_INPUTS = live_specs()[UPSERT].inputs
 INT64 = range(-(1 << 63), 1 << 63)
+LARGEST_FP32 = int(np.finfo(np.float32).max)  # an integer: JSON has integers that no float can hold
 
 Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A message that is no event. row: its place among those that were decoded"""
+    """A message that is not a valid event. row: its place in the decoded batch"""
 
     row: int
     reason: str
@@ -35,7 +35,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class MessageDecoder:
-    """Turns messages into events, by the same rules as the models. inputs: tensors of `observe`; codes: see EventAdmission"""
+    """Turns messages into events, by the same rules as the models.
+
+    inputs: tensors of `observe`; codes: code of each event kind in the store, see EventAdmission
+    """
 
     events: EventAdmission
     changes: ChangeAdmission
@@ -45,23 +48,23 @@ class MessageDecoder:
     def decode(
         self, values: Sequence[bytes | None], times_ms: Sequence[int], now_ms: int
     ) -> tuple[EventBatch, np.ndarray, list[Refusal]]:
-        """Return the events of messages in their order, the place of each, int64 [N], and the messages that are none.
+        """Return the events of messages in their order, the place of each in the batch, int64 [N], and the refused messages.
 
-        values, times_ms: of each message
+        values: bytes of each message; times_ms: its time, unix milliseconds; now_ms: the clock
         """
         refusals: list[Refusal] = []
         observed, changed = Rows(self.inputs), Rows(CHANGE_INPUTS)
         for row, (value, time_ms) in enumerate(zip(values, times_ms, strict=True)):
             try:
-                fields = fields_of(value)
+                fields = parse_fields(value)
                 if "kind" in fields:
                     changed.add(row, fields | {"columns": json.dumps(fields.get("columns"))})
                 else:
                     observed.add(row, {"timestamp_ms": time_ms} | fields)
             except ValueError as error:
                 refusals.append(Refusal(row, str(error)))
-        event_inputs, event_rows = observed.sound(lambda inputs: self.events.faults(inputs, now_ms), refusals)
-        change_inputs, change_rows = changed.sound(self.changes.faults, refusals)
+        event_inputs, event_rows = observed.select_valid(lambda inputs: self.events.faults(inputs, now_ms), refusals)
+        change_inputs, change_rows = changed.select_valid(self.changes.faults, refusals)
         batches = [self.events.events(event_inputs, self.codes, now_ms), self.changes.events(change_inputs, now_ms)]
         rows = np.concatenate([event_rows, change_rows])
         order = np.argsort(rows)
@@ -69,7 +72,7 @@ class MessageDecoder:
 
 
 class Rows:
-    """Messages of one kind, as they are collected. tensors: those that a message may name"""
+    """Collects messages of one kind as columns. tensors: those that a message may name"""
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         self._tensors = {tensor.name: tensor for tensor in tensors}
@@ -77,16 +80,19 @@ class Rows:
         self._cells: dict[str, list] = {name: [] for name in self._tensors}
 
     def add(self, row: int, fields: Mapping[str, object]) -> None:
-        """Add a message. Raises ValueError with the reason when it does not fit."""
+        """Add a message. row: its place in the batch. Raises ValueError with the reason when it does not fit."""
         if unknown := fields.keys() - self._tensors.keys():
             raise ValueError(f"there is no field {min(unknown)[:40]!r}; expected some of {', '.join(self._tensors)}")
-        cells = {name: cell(tensor, fields.get(name)) for name, tensor in self._tensors.items()}
+        cells = {name: convert_value(tensor, fields.get(name)) for name, tensor in self._tensors.items()}
         self._rows.append(row)
         for name, value in cells.items():
             self._cells[name].append(value)
 
-    def sound(self, find_faults, refusals: list[Refusal]) -> tuple[Arrays, np.ndarray]:
-        """Return the inputs [N, 1] without faults, and the rows of their messages, int64 [N]; the others become refusals."""
+    def select_valid(self, find_faults, refusals: list[Refusal]) -> tuple[Arrays, np.ndarray]:
+        """Return the valid messages' inputs, [N, 1] by name, and their rows, int64 [N]. Append the others to `refusals`.
+
+        find_faults: inputs -> {row: reason}
+        """
         inputs = {
             name: np.array(self._cells[name], tensor.numpy_dtype).reshape(-1, 1) for name, tensor in self._tensors.items()
         }
@@ -96,19 +102,19 @@ class Rows:
         return {name: values[kept] for name, values in inputs.items()}, np.array(self._rows, np.int64)[kept]
 
 
-def fields_of(value: bytes | None) -> dict[str, object]:
-    """Return the fields of a message. Raises ValueError with the reason when it is no JSON object."""
+def parse_fields(value: bytes | None) -> dict[str, object]:
+    """Return the fields of a message. Raises ValueError with the reason when it is not a JSON object."""
     try:
         fields = json.loads(value or b"")
     except (ValueError, RecursionError) as error:
-        raise ValueError("the message is no JSON; expected an object with the fields of `observe` or `upsert`") from error
+        raise ValueError("the message is not JSON; expected an object with the fields of `observe` or `upsert`") from error
     if not isinstance(fields, dict):
-        raise ValueError("the message is no JSON object; expected the fields of `observe` or `upsert`")
+        raise ValueError("the message is not a JSON object; expected the fields of `observe` or `upsert`")
     return fields
 
 
-def cell(tensor: TensorSpec, value: object) -> object:
-    """Return a JSON value as a tensor holds it; null is a missing one. Raises ValueError with the reason."""
+def convert_value(tensor: TensorSpec, value: object) -> object:
+    """Return a JSON value as the tensor holds it; null takes the tensor's fill value. Raises ValueError with the reason."""
     if value is None:
         if not tensor.optional:
             raise ValueError(f"{tensor.name} is missing")
@@ -123,6 +129,6 @@ def cell(tensor: TensorSpec, value: object) -> object:
         if not isinstance(value, int) or value not in INT64:
             raise ValueError(f"{tensor.name} is {value!r:.40}; expected a whole number of 64 bits")
         return value
-    if not math.isfinite(value) or abs(value) > np.finfo(np.float32).max:
+    if not abs(value) <= LARGEST_FP32:  # `not`, so that NaN is refused too
         raise ValueError(f"{tensor.name} is {value!r:.40}; expected a finite number")
     return value

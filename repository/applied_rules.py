@@ -1,4 +1,4 @@
-"""Apply rules to the serving generation without training: versions that are compiled, switched to at once, and reversible."""
+"""Apply rules to the serving generation without training: versions are compiled, take effect at once, and can be reverted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ VERSION_FILE, PRICES_FILE, NAMES_FILE = "version.json", "prices.npy", "item_name
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a shop's rules. values: as they were written; generation: for which they were compiled"""
+    """One version of a shop's rules.
+
+    values: the rules as they were written; shop: name of the data set; generation: the one they were compiled for
+    applied_s: unix seconds
+    """
 
     number: int
     values: dict[str, Any]
@@ -53,7 +57,7 @@ def rules_folder(repository: Path) -> Path:
 
 
 def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
-    """Return everything that is wrong with rules for the serving generation."""
+    """Return everything that is wrong with rules for the serving generation. values: the keys of [rules]"""
     findings = []
     for key, value in values.items():
         try:
@@ -61,16 +65,17 @@ def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
         except ConfigError as error:
             findings.append(finding_of("error", key, str(error).removeprefix("rules: ")))
     if not findings:
-        catalogue = serving_catalogue(repository, pinned_generation(repository))
+        catalogue = read_catalogue(repository, pinned_generation(repository))
         messages = find_misfits(RulesConfig.from_dict(values), **catalogue)
         findings = [finding_of("error", "rules", message.removeprefix("rules: ")) for message in messages]
     return findings
 
 
 def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> Version:
-    """Compile rules against the serving generation and let them answer from now on. Return their version.
+    """Compile rules against the serving generation and put them into effect. Return their version.
 
-    The first time, what the generation was exported with becomes version 1. Raises ConfigError for rules that do not fit.
+    The first time, the rules that the generation was exported with become version 1. Raises ConfigError for rules that do not
+    fit. values: the keys of [rules]
     """
     generation, folder = pinned_generation(repository), rules_folder(repository)
     make_folder(folder.parent)
@@ -86,7 +91,7 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> 
 
 
 def revert_rules(repository: Path, number: int | None = None) -> Version:
-    """Apply an earlier version again, by default the one before the current. Raises ConfigError where there is none."""
+    """Apply an earlier version again, by default the one before the current one. Raises ConfigError if there is none."""
     folder = rules_folder(repository)
     versions = {version.number: version for version in list_versions(folder)}
     number = read_current_version(folder) - 1 if number is None else number
@@ -102,8 +107,8 @@ def list_versions(folder: Path) -> list[Version]:
     return sorted((Version.read(path) for path in folders), key=lambda version: version.number)
 
 
-def current_values(folder: Path, shop: str) -> dict[str, Any] | None:
-    """Return the applied rules of a shop as they were written; None where none were. folder: of the rules"""
+def read_current_values(folder: Path, shop: str) -> dict[str, Any] | None:
+    """Return a shop's current rules as they were written; None if none were applied. folder: what `rules_folder` returns"""
     number = read_current_version(folder)
     version = Version.read(folder / str(number)) if number else None
     return version.values if version and version.shop == shop else None
@@ -117,7 +122,7 @@ def add_version(repository: Path, folder: Path, generation: int, values: Mapping
     staging = folder / f".{number}"
     shutil.rmtree(staging, ignore_errors=True)
     compiled = staging / str(generation)
-    catalogue = serving_catalogue(repository, generation)
+    catalogue = read_catalogue(repository, generation)
     compile_rules(compiled, RulesConfig.from_dict(values), **catalogue)
     items = ItemIndex.load(stage_folder(repository, "rerank", generation) / "item_ids.npy")
     insert_rows(compiled / ITEMS_FILE, len(items.newcomers))
@@ -128,7 +133,7 @@ def add_version(repository: Path, folder: Path, generation: int, values: Mapping
 
 
 def switch_to(folder: Path, number: int) -> None:
-    """Let a version answer from now on: one rename, which running servers notice with their next request."""
+    """Put a version into effect, by one rename, which running servers notice at their next request."""
     new = folder / f".{CURRENT_FILE}"
     with new.open("w") as file:
         file.write(json.dumps({"version": number}) + "\n")
@@ -137,8 +142,8 @@ def switch_to(folder: Path, number: int) -> None:
     os.rename(new, folder / CURRENT_FILE)
 
 
-def serving_catalogue(repository: Path, generation: int) -> dict[str, Any]:
-    """Return what `compile_rules` needs to know of a generation. Raises ConfigError for one that does not say it."""
+def read_catalogue(repository: Path, generation: int) -> dict[str, Any]:
+    """Return a generation's catalogue as arguments of `compile_rules`. Raises ConfigError for a generation without it."""
     folder = stage_folder(repository, "rerank", generation)
     content, ids = Content.load(folder), ItemIndex.load(folder / "item_ids.npy").ids
     if content is None:

@@ -1,4 +1,4 @@
-"""Serve a second generation of a repository beside the pinned one, as the model `challenger`.
+"""Add a second generation of a repository, next to the pinned one, as the model `challenger`.
 
     ensemble    challenger/config.pbtxt   the ensemble again, its steps pinned to the challenger's generation
     fused       challenger/<g>            a link to recommend/<g>: the same files, in processes of its own
@@ -19,14 +19,14 @@ from repository.models import read_config, write_config
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 
 
-def challengers(repo: Path) -> tuple[int, ...]:
-    """Return the generation that is served beside the pinned one; () without one."""
+def read_challengers(repo: Path) -> tuple[int, ...]:
+    """Return the generation of the model `challenger`, as a tuple of one; () without that model."""
     path = repo / CHALLENGER / "config.pbtxt"
     return tuple(read_config(path).version_policy.specific.versions) if path.is_file() else ()
 
 
 def write_challenger(repo: Path, generation: int) -> None:
-    """Add the model `challenger` by one rename. Nothing is loaded here. The caller must hold the publication lock."""
+    """Add the model `challenger` by one rename. This loads nothing. The caller must hold the publication lock."""
     config = model_config_pb2.ModelConfig()
     config.CopyFrom(read_config(repo / ENSEMBLE / "config.pbtxt"))
     config.name = CHALLENGER
@@ -49,5 +49,5 @@ def write_challenger(repo: Path, generation: int) -> None:
 
 
 def remove_challenger(repo: Path) -> None:
-    """Remove the model. A server must have unloaded it. The caller must hold the publication lock."""
+    """Remove the model `challenger`. Servers must have unloaded it. The caller must hold the publication lock."""
     shutil.rmtree(repo / CHALLENGER, ignore_errors=True)

@@ -33,27 +33,27 @@ Check = Callable[[Path], Iterator[Finding]]
 
 
 def run_checks(repository: Path, checks: Sequence[Check], decisive: Container[Check]) -> list[Finding]:
-    """Return all findings, errors first. Stop after a decisive check if any error was found so far."""
-    found: list[Finding] = []
+    """Return all findings, errors first. Stop after a decisive check if there was any error so far."""
+    findings: list[Finding] = []
     for check in checks:
-        found += run_check(check, repository)
-        if count_errors(found) and check in decisive:
+        findings += run_check(check, repository)
+        if count_errors(findings) and check in decisive:
             break
-    return sorted(found, key=lambda finding: finding.level)
+    return sorted(findings, key=lambda finding: finding.level)
 
 
 def run_check(check: Check, repository: Path) -> list[Finding]:
     """Return the findings of one check; an unreadable artifact is a finding too."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        found += check(repository)
+        findings += check(repository)  # keeps those before an error
     except RecommenderError as error:
-        found.append(finding_of("error", str(repository), str(error)))
-    return found
+        findings.append(finding_of("error", str(repository), str(error)))
+    return findings
 
 
 def list_models_in(repository: Path) -> tuple[str, ...]:
-    """Return the models of a repository by the config of `recommend`; without that config, those of the ensemble layout."""
+    """Return the names of a repository's models, by the layout that the config of `recommend` has (default: ensemble)."""
     path = repository / ENSEMBLE / CONFIG_FILE
     return models_of(layout_of(read_config(path)) if path.is_file() else "ensemble")
 
@@ -75,7 +75,7 @@ def check_layout(repository: Path) -> Iterator[Finding]:
 
 
 def check_other_folders(repository: Path, models: Sequence[str]) -> Iterator[Finding]:
-    """Check for other folders: tritonserver treats every folder as a model, and starts only when all of them load."""
+    """Check folders that are not models of ours: tritonserver loads every folder as a model, and starts only if all load."""
     entries = sorted(repository.iterdir()) if (repository / ENSEMBLE).is_dir() else []
     remedy = "Move it out of the repository."
     for path in entries:
@@ -89,7 +89,7 @@ def check_other_folders(repository: Path, models: Sequence[str]) -> Iterator[Fin
 
 
 def check_path(repository: Path) -> Iterator[Finding]:
-    """Check that models can start from the repository's path."""
+    """Check the repository's path itself: models do not start from some paths."""
     refuse_unservable_path(repository)
     yield from ()
 
@@ -110,7 +110,7 @@ def check_edges(repository: Path) -> Iterator[Finding]:
 
 
 def check_versions(repository: Path) -> Iterator[Finding]:
-    """Check that every model has the pinned generation, and that its files are the published ones."""
+    """Check that every model has the pinned generation, and that its files are as published."""
     generation = pinned_generation(repository)
     digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("stages", {})
     stages = {name: stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)}
@@ -141,28 +141,27 @@ def check_libraries(repository: Path) -> Iterator[Finding]:
             fact = f"Version {here} is installed, the export used {exported_with[library]}"
             yield Finding("warning", library, fact, "Install the pinned version (`make setup`), or export again.")
     if int(np.__version__.split(".")[0]) >= 2:
-        yield Finding(
-            "error", "numpy", f"{np.__version__}: this server's Python stub returns empty tensors", "Pin numpy 1.26.4."
-        )
+        fact = f"Version {np.__version__} makes this server's Python stub return empty tensors"
+        yield Finding("error", "numpy", fact, "Install numpy 1.26.4 (`make setup`).")
     if sys.version_info[:2] not in {(3, minor) for minor in range(8, 14)}:
         yield Finding("error", "python", f"No Triton stub for {sys.version.split()[0]}", "Use CPython 3.8 to 3.13.")
 
 
 def check_warmup(repository: Path) -> Iterator[Finding]:
-    """Check that warm-up files are complete; otherwise their models do not load."""
+    """Check that warm-up files are complete; without them their models do not load."""
     for name in list_models_in(repository):
         for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
             for entry in warmup.inputs.values():
                 path, where = repository / name / "warmup" / entry.input_data_file, f"{name}/warmup/{entry.input_data_file}"
                 if not path.is_file():
                     yield Finding("error", where, "The file is missing", "Export again.")
-                elif path.stat().st_size < (least := least_warmup_bytes(entry)):
-                    fact = f"It holds {path.stat().st_size} bytes, a row of its tensor takes {least}"
+                elif path.stat().st_size < (least := count_row_bytes(entry)):
+                    fact = f"It has {path.stat().st_size} bytes, and one row of its tensor takes {least}"
                     yield Finding("error", where, fact, "Export again.")
 
 
-def least_warmup_bytes(entry: pb.ModelWarmup.Input) -> int:
-    """Return the bytes of one row; for strings, at least those of their lengths."""
+def count_row_bytes(entry: pb.ModelWarmup.Input) -> int:
+    """Return the least bytes of one row of a warm-up tensor. A string has at least the 4 bytes of its length."""
     width = {pb.TYPE_STRING: 4, pb.TYPE_FP32: 4, pb.TYPE_INT32: 4, pb.TYPE_UINT8: 1}.get(entry.data_type, 8)
     return width * math.prod(entry.dims)
 
@@ -182,7 +181,7 @@ def check_stages(repository: Path) -> Iterator[Finding]:
 
 
 def find_record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Yield records whose fields differ between config.pbtxt and the stage, which would then refuse to load."""
+    """Yield the records whose fields differ between config.pbtxt and the stage. The stage would then refuse to load."""
     named = {tensor.name for tensor in (*config.input, *config.output)}
     for record in spec.records:
         if record.name in named:
@@ -194,7 +193,7 @@ def find_record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]
 def check_answers(repository: Path) -> Iterator[Finding]:
     """Check that every stage loads on this machine, and that recorded requests get their recorded answers.
 
-    The generation's own code answers, as in a server: the checkout's code may behave differently.
+    The generation's own code answers, as in a server, because the checkout's code may behave differently.
     """
     generation = pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
@@ -203,7 +202,7 @@ def check_answers(repository: Path) -> Iterator[Finding]:
         remedy = "Compare the library versions in the manifest with this machine's; export again here."
         level, fact = "error", f"Recorded requests are answered differently: {difference}"
         if has_update_source(repository, generation):
-            level, fact = "warning", f"{fact}; rows that were updated since the export cause that"
+            level, fact = "warning", f"{fact}; rows that were updated since the export may cause that"
         yield Finding(level, f"{ENSEMBLE}/{generation}", fact, remedy)
 
 
@@ -222,7 +221,7 @@ def check_batching(repository: Path) -> Iterator[Finding]:
 
 
 def check_response_cache(repository: Path) -> Iterator[Finding]:
-    """Check the response cache, which has no expiry: it is right only where a generation's answers never change."""
+    """Check that the response cache is off where answers change: its entries never expire."""
     if not has_update_source(repository, pinned_generation(repository)):
         return
     for name in list_models_in(repository):

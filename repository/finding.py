@@ -1,4 +1,4 @@
-"""A finding of a check."""
+"""The findings of checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Finding:
     """One fact to act on.
 
-    level: "error" or "warning"; where: a file, or a key in it; remedy: what was expected, and what to do
+    level: "error" or "warning"; where: a file, or a key in it; fact: what is wrong, without a full stop
+    remedy: what was expected, and what to do
     parser: for ps.json, which of NVIDIA's two parsers would fail ("A", "B" or "both"); empty elsewhere
     """
 
@@ -25,7 +26,7 @@ class Finding:
 
 
 def finding_of(level: str, where: str, message: str, parser: str = "") -> Finding:
-    """Split a message of the form "fact. expectation. remedy" into a finding."""
+    """Return a finding from a message of the form "fact. expectation. remedy"."""
     fact, _, remedy = message.partition(". ")
     return Finding(level, where, fact, remedy, parser)
 

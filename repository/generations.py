@@ -5,14 +5,14 @@ Generation g is version g of every model. Two settings in the configs on disk se
     recommend/config.pbtxt      every step pinned to model_version g;  version_policy specific [g]
     <step>/config.pbtxt         version_policy specific [g]
 
-`server/generations.py` moves a running server.
+`server/generations.py` moves a running server to another generation.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from repository.challenger import challengers
+from repository.challenger import read_challengers
 from repository.lock import publication_lock
 from repository.models import Model, read_repository, write_config
 from serving.contract.errors import ConfigError
@@ -20,7 +20,7 @@ from serving.contract.tensors import ENSEMBLE, LIVE_MODELS
 
 
 def published_generations(repo: Path) -> tuple[int, ...]:
-    """Return the generations of which every model has a version folder."""
+    """Return the generations for which every model has a version folder, ascending. Raises ConfigError."""
     models = pipeline_models(read_repository(repo))
     return tuple(sorted(set.intersection(*(set(model.versions_on_disk) for model in models))))
 
@@ -33,13 +33,13 @@ def pin(repo: Path, generation: int) -> None:
 
 
 def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
-    """Write configs that pin `generation` and let the steps load it, those in `keep` and the challenger's generation.
+    """Write configs that pin `generation`, and that make the steps load it, those in `keep` and the challenger's generation.
 
-    Nothing is loaded here. The caller must hold the publication lock.
+    This loads nothing. The caller must hold the publication lock.
     """
     for model in pipeline_models(read_repository(repo)):
         config = model.config
-        challenger = () if model.name in LIVE_MODELS else challengers(repo)  # events go to the served generation alone
+        challenger = () if model.name in LIVE_MODELS else read_challengers(repo)  # only the served generation takes events
         versions = {generation} if model.name == ENSEMBLE else {generation, *keep, *challenger}
         config.version_policy.Clear()
         config.version_policy.specific.versions.extend(sorted(versions))
@@ -59,7 +59,10 @@ def require_published(repo: Path, generation: int) -> tuple[int, ...]:
 
 
 def pipeline_models(models: list[Model]) -> list[Model]:
-    """Return the ensemble's steps, the live models and the ensemble, in the order in which they must load."""
+    """Return the ensemble's steps, the live models and the ensemble, in the order in which they must load.
+
+    Raises ConfigError when the ensemble or one of its steps is missing.
+    """
     by_name = {model.name: model for model in models}
     if ENSEMBLE not in by_name:
         raise ConfigError(f"The repository has no model {ENSEMBLE}; it has {sorted(by_name)}.")

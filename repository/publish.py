@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from repository.challenger import challengers
+from repository.challenger import read_challengers
 from repository.code import copy_serving_code
 from repository.config import (
     CONFIG_FILE,
@@ -190,14 +190,14 @@ class Staging:
             self._place(specs, serving, warmup, previous)
             held = self._find_held(self.repository)
             if held is not None:  # a server that does not answer may hold any generation: the next publication prunes
-                prune(self.repository, {self.generation, previous, *held, *challengers(self.repository)})
+                prune(self.repository, {self.generation, previous, *held, *read_challengers(self.repository)})
         return self.generation
 
     def _place(
         self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray], previous: int
     ) -> None:
         rows = len(warmup["user_id"])
-        served = {previous, self.generation, *challengers(self.repository)}
+        served = {previous, self.generation, *read_challengers(self.repository)}
         for name, spec in derive_live_specs(specs).items():  # no warm-up, because its requests would be events
             folder, versions = self.repository / name, sorted({previous, self.generation})
             place_version(self.folder(name), folder)

@@ -1,6 +1,6 @@
-"""Answer requests by the code inside a generation, as a server would; it may be older or newer than the checkout.
+"""Answer requests with the code inside a generation, as a server would. That code may be older or newer than the checkout's.
 
-This needs its own process, because two versions of `serving` cannot be imported together.
+It runs in a process of its own, because two versions of `serving` cannot be imported together.
 """
 
 from __future__ import annotations
@@ -21,25 +21,30 @@ Arrays = dict[str, np.ndarray]
 
 
 def replay(repository: Path, generation: int, inputs: Arrays) -> Arrays:
-    """Return the ensemble's outputs by name, each [R, *dims]. inputs: likewise. Raises ArtifactError when it cannot run."""
+    """Return the ensemble's outputs for R requests by name, each [R, *dims].
+
+    inputs: the ensemble's inputs by name, each [R, *dims]. Raises ArtifactError when a stage does not load or the code fails.
+    """
     with tempfile.TemporaryDirectory(prefix="replay-") as folder:
-        asked, answered = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
-        np.savez(asked, **{name: array.astype(bytes) if array.dtype == object else array for name, array in inputs.items()})
+        inputs_file, outputs_file = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
+        storable = {name: array.astype(bytes) if array.dtype == object else array for name, array in inputs.items()}
+        np.savez(inputs_file, **storable)
         code = code_folder(repository, generation)
-        command = [sys.executable, "-I", replay_worker.__file__, repository.resolve(), generation, code, asked, answered]
-        ended = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-        if ended.returncode == replay_worker.REFUSED:
-            raise ArtifactError(ended.stdout.strip())
-        if ended.returncode:
-            said = (ended.stderr.strip().splitlines() or ["it ended without a message"])[-1]
-            raise ArtifactError(f"The code in {code} does not run here: {said}. {REMEDY}")
-        with np.load(answered, allow_pickle=False) as file:
+        command = [sys.executable, "-I", replay_worker.__file__, repository.resolve(), generation, code]
+        command += [inputs_file, outputs_file]
+        worker = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+        if worker.returncode == replay_worker.REFUSED:
+            raise ArtifactError(worker.stdout.strip())
+        if worker.returncode:
+            last_line = (worker.stderr.strip().splitlines() or ["it ended without a message"])[-1]
+            raise ArtifactError(f"The code in {code} does not run here: {last_line}. {REMEDY}")
+        with np.load(outputs_file, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
 
 
 def code_folder(repository: Path, generation: int) -> Path:
-    """Return the folder with the published package `serving` of a generation. Raises ArtifactError when there is none."""
+    """Return the folder that contains a generation's published package `serving`. Raises ArtifactError when there is none."""
     folder = (repository / ENSEMBLE / str(generation)).resolve()
     if not (folder / "serving" / "pipeline.py").is_file():
-        raise ArtifactError(f"{folder} holds no code to serve it with (serving/). {REMEDY}")
+        raise ArtifactError(f"{folder} lacks serving/, the code that answers for this generation. {REMEDY}")
     return folder

@@ -1,8 +1,9 @@
-"""A process of `make check` in which a generation's own code answers requests. It imports nothing of the checkout.
+"""Answer requests with a generation's own code, in a process of `make check` that imports nothing of the checkout.
 
     python -I replay_worker.py REPO GENERATION CODE INPUTS.npz OUTPUTS.npz
 
-CODE is the folder with the published `serving/`. Exit code 3, with one line on stdout, when a stage refuses to load.
+CODE is the folder that contains the published `serving/`. When a stage refuses to load, one line on stdout says why, and the
+exit code is 3.
 """
 
 import sys

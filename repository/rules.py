@@ -1,4 +1,4 @@
-"""Compile the shop's rules against its catalogue: names and ids become per-item arrays that the rerank stage opens."""
+"""Compile the shop's rules against its catalogue: names and ids become per-item arrays, which the rerank stage reads."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def compile_rules(
 ) -> None:
     """Resolve `config` against the catalogue and write rules.json and rules_items.npy into `folder`.
 
-    item_ids: i8 [n_items] sorted; category, provider: n_items names, None where unknown;
-    price: f4 [n_items], NaN where unknown (never above the price cap), or None when the data has no price;
-    popularity: [n_items], larger is more popular; items_returned: K;
-    item_names: id by name, where the shop's item ids are text.
+    item_ids: int64 [n_items] ascending; category, provider: n_items names, None where unknown
+    price: float32 [n_items], NaN where unknown (never above the price cap); None when the data has no prices
+    popularity: [n_items], larger is more popular; items_returned: K
+    item_names: name -> id, where the shop's item ids are text; None where they are numbers
     Raises ConfigError when the config names something that this catalogue does not have.
     """
     misfits = find_misfits(
@@ -56,23 +56,23 @@ def compile_rules(
     records["cap"] = NO_CAP
     records["draw_rate"] = 1.0
     items = records[:n_items]
-    items["group"][:, CATEGORY] = _codes(category)
-    items["group"][:, PROVIDER] = _codes(provider)
-    items["cap"][:, CATEGORY] = _caps(category, config.max_per_category, config.category_caps)
-    items["cap"][:, PROVIDER] = _caps(provider, config.max_per_provider, {})
+    items["group"][:, CATEGORY] = _encode_names(category)
+    items["group"][:, PROVIDER] = _encode_names(provider)
+    items["cap"][:, CATEGORY] = _list_caps(category, config.max_per_category, config.category_caps)
+    items["cap"][:, PROVIDER] = _list_caps(provider, config.max_per_provider, {})
     if config.exploration:
-        items["draw_rate"] = np.exp(_novelty(popularity) * config.exploration.novelty)
-    items["blocked"] = np.isin(item_ids, [_wire_id(item_id, item_names) for item_id in config.blocked_items])
+        items["draw_rate"] = np.exp(_compute_novelty(popularity) * config.exploration.novelty)
+    items["blocked"] = np.isin(item_ids, [_find_wire_id(item_id, item_names) for item_id in config.blocked_items])
     items["behind"] = (
         OVER_CAP if config.price_cap is None or price is None else np.where(price > config.price_cap, ABOVE_PRICE_CAP, OVER_CAP)
     )
     if config.provider_floor:
-        favoured = set(config.provider_floor.providers)
-        items["in_floor_group"] = [name in favoured for name in provider] & ~items["blocked"]
+        floor_providers = set(config.provider_floor.providers)
+        items["in_floor_group"] = [name in floor_providers for name in provider] & ~items["blocked"]
     for pin in config.pinned:
-        items["zone"][item_ids == _wire_id(pin.item_id, item_names)] = pin.slot - BLOCKED
+        items["zone"][item_ids == _find_wire_id(pin.item_id, item_names)] = pin.slot - BLOCKED
     records["blocked"][n_items] = True  # padding is never served
-    records["zone"][records["blocked"]] = BLOCKED  # also when pinned
+    records["zone"][records["blocked"]] = BLOCKED  # a blocked item is not served even when it is pinned
     records["behind"][records["blocked"]] = NEVER
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def find_misfits(
     item_names: Mapping[str, int] | None = None,
     **_: object,
 ) -> Iterator[str]:
-    """Yield a message for everything that this catalogue or this list length does not have. Arguments: as `compile_rules`."""
+    """Yield a message for everything that this catalogue or this list length does not have. Arguments as in `compile_rules`."""
     for pin in config.pinned:
         if pin.slot >= items_returned:
             yield (
@@ -114,31 +114,34 @@ def find_misfits(
     yield from _find_unknown("provider_floor.providers", providers, provider)
 
 
-def _wire_id(item_id: int | str, item_names: Mapping[str, int] | None) -> int:
-    """Return the int64 id of an item that `find_misfits` passed, or an unused id for an unknown name.
+def _find_wire_id(item_id: int | str, item_names: Mapping[str, int] | None) -> int:
+    """Return the int64 id of an item that `find_misfits` accepted; PAD_ID, which no item has, for an unknown name.
 
-    Where the shop's ids are text, a number is tried as a name first, because people write 22423 for "22423". A number that is
-    not a name is the int64 id itself, as in the client's catalogue.
+    Where the shop's ids are text, a number is looked up as a name first, because people write 22423 for "22423". A number that
+    is not a name is the int64 id itself, as in the client's catalogue.
     """
     if item_names is not None:
         return item_names.get(str(item_id), PAD_ID if isinstance(item_id, str) else int(item_id))
     return int(item_id)
 
 
-def _codes(names: Sequence[str | None]) -> np.ndarray:
-    """Return one code per name, i4 [n], in the order of the names; an item without a name gets -1 - its position."""
+def _encode_names(names: Sequence[str | None]) -> np.ndarray:
+    """Return a code per item, int32 [n]: the rank of its name in sorted order, or -1 - its position if it has no name."""
     known = {name: code for code, name in enumerate(sorted({name for name in names if name is not None}))}
-    return np.array([known[name] if name is not None else -1 - row for row, name in enumerate(names)], np.int32)
+    return np.array([known[name] if name is not None else -1 - item for item, name in enumerate(names)], np.int32)
 
 
-def _caps(names: Sequence[str | None], general: int | None, named: Mapping[str, int]) -> np.ndarray:
-    """Return the quota of each item's group, i2 [n]. An item without a group has no quota."""
+def _list_caps(names: Sequence[str | None], general: int | None, named: Mapping[str, int]) -> np.ndarray:
+    """Return the cap of each item's group, int16 [n]; NO_CAP for an item without a group.
+
+    general: the cap of groups that `named` does not list; None: no cap
+    """
     general = NO_CAP if general is None else general
     return np.array([NO_CAP if name is None else named.get(name, general) for name in names], np.int16)
 
 
-def _novelty(popularity: np.ndarray) -> np.ndarray:
-    """Return the share of items that are strictly more popular, f8 [n] in 0…1."""
+def _compute_novelty(popularity: np.ndarray) -> np.ndarray:
+    """Return the share of items that are strictly more popular, float64 [n] in 0 … 1."""
     by_popularity = np.sort(np.asarray(popularity, np.float64))
     more_popular = len(by_popularity) - np.searchsorted(by_popularity, popularity, side="right")
     return more_popular / max(len(by_popularity) - 1, 1)
@@ -154,7 +157,7 @@ def _find_unknown(key: str, wanted: Iterable[str], present: Sequence[str | None]
 
 
 def insert_rows(path: Path, count: int) -> None:
-    """Repeat an array's last row `count` times."""
+    """Append `count` copies of its last row to the array in a .npy file."""
     array = np.load(path)
     rows = np.minimum(np.arange(len(array) + count), len(array) - 1)
-    np.save(path, array[rows])  # to concatenate records would pack their fields
+    np.save(path, array[rows])  # indexing, because np.concatenate would drop the records' alignment

@@ -249,8 +249,8 @@ def _describe(state: ServerState) -> str:
     http = "no HTTP" if state.settings.get("no_http") else f"HTTP {ports.http}"
     host = state.settings.get("host", LOOPBACK)
     opened = f", open to whoever reaches {host}" if host != LOOPBACK else ""
-    helpers = f", gateway {_gateway_url(state)}" if gateway.gateways(state.tag) else ""
-    helpers += ", supervised" if launcher.supervisors(state.tag) else ""
+    helpers = f", gateway {_gateway_url(state)}" if gateway.list_gateways(state.tag) else ""
+    helpers += ", supervised" if launcher.list_supervisors(state.tag) else ""
     return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{helpers}{opened} (process {state.pid})"
 
 

@@ -1,8 +1,8 @@
-"""Load a second generation beside the one that a running server serves, and unload it, without a failed request.
+"""Load a second generation, the challenger, into a running server, and unload it, without a failed request.
 
-The steps load the challenger's version beside the champion's, then the model `challenger` is loaded. Unloading takes the
-opposite order, once the challenger has answered its requests. `recommend` is not touched. Afterwards the repository names what
-the server serves: a restart serves both, or the champion alone.
+First the steps load the challenger's version in addition to the champion's, then the model `challenger` is loaded. Unloading
+takes the opposite order, once the challenger has answered its requests. `recommend` is not touched. The repository's configs
+always state what the server serves, so that a restart serves the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from repository.challenger import challengers, remove_challenger, write_challenger
+from repository.challenger import read_challengers, remove_challenger, write_challenger
 from repository.generations import pipeline_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import Model, read_repository
@@ -25,17 +25,17 @@ from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS
 
 
 def load_challenger(grpc_url: str, repo: Path, generation: int) -> int:
-    """Serve `generation` as `challenger` beside what the server serves. Return the champion, which is now pinned as well.
+    """Serve `generation` as the model `challenger`, in addition to the served generation, the champion. Return the champion.
 
-    Raises ConfigError when it is not published or is the champion; ServerError when it does not fit or does not load: then the
-    champion is served as before.
+    The champion is pinned too. Raises ConfigError when `generation` is not published or is the champion, ServerError when it
+    does not fit into memory or does not load; the champion is then served as before.
     """
     with publication_lock(repo):
         require_published(repo, generation)
         champion = served_generation(grpc_url)
         if generation == champion:
-            raise ConfigError(f"Generation {generation} is the one that the server serves; a challenger is another one.")
-        if others := set(challengers(repo)) - {generation}:
+            raise ConfigError(f"Generation {generation} is the one that the server serves. Choose another one as challenger.")
+        if others := set(read_challengers(repo)) - {generation}:
             raise ServerError(f"Generation {others.pop()} is served as challenger. Stop its experiment first.")
         check_memory(challenger_models(repo, generation))
         write_challenger(repo, generation)
@@ -50,7 +50,7 @@ def load_challenger(grpc_url: str, repo: Path, generation: int) -> int:
                 write_pins(repo, champion)
                 _release(client, repo)
                 raise ServerError(
-                    f"The server serves generation {champion} alone, generation {generation} does not load: {error.message()}"
+                    f"Generation {generation} does not load; generation {champion} is served as before: {error.message()}"
                 ) from error
     return champion
 
@@ -61,7 +61,7 @@ def unload_challenger(grpc_url: str, repo: Path) -> int | None:
     Raises ServerError when the server does not answer.
     """
     with publication_lock(repo):
-        champion, loaded = served_generation(grpc_url), challengers(repo) or loaded_challengers(grpc_url)
+        champion, loaded = served_generation(grpc_url), read_challengers(repo) or loaded_challengers(grpc_url)
         if not loaded:
             return None
         with local_client(grpc_url) as client:
@@ -74,19 +74,22 @@ def unload_challenger(grpc_url: str, repo: Path) -> int | None:
 
 
 def loaded_challengers(grpc_url: str) -> list[int]:
-    """Return the challenger's generation of a server whose repository names none, because another server unloaded its own."""
+    """Return the generation of a server's challenger, as a list of at most one, as the server itself reports it.
+
+    The repository names no challenger once another server on it has unloaded its own.
+    """
     states = model_states(grpc_url) or {}
     return [version for (name, version), (state, _) in states.items() if name == CHALLENGER and state == "READY"]
 
 
 def step_names(repo: Path) -> list[str]:
-    """Return the models that hold both generations: the steps of the ensemble, none in the fused layout."""
+    """Return the names of the models that load both generations: the ensemble's steps; none in the fused layout."""
     models = pipeline_models(read_repository(repo))
     return [model.name for model in models if model.name not in (ENSEMBLE, *LIVE_MODELS)]
 
 
 def challenger_models(repo: Path, generation: int) -> list[Model]:
-    """Return the models as a server of the challenger alone would load them, for an estimate of its memory."""
+    """Return the models with only the challenger's version, to estimate its memory."""
     models = [model for model in pipeline_models(read_repository(repo)) if model.name not in LIVE_MODELS]
     for model in models:
         model.config.version_policy.Clear()
@@ -95,10 +98,10 @@ def challenger_models(repo: Path, generation: int) -> list[Model]:
 
 
 def _release(client: grpcclient.InferenceServerClient, repo: Path) -> None:
-    """Let the steps drop what the repository no longer names: a failure only costs memory."""
+    """Make the steps unload the versions that the repository no longer names. Raises ServerError, which only costs memory."""
     try:
         load_models(client, *step_names(repo))
     except InferenceServerException as error:
         raise ServerError(
-            f"The challenger is gone, and its stages go on taking memory until the server is started again: {error.message()}"
+            f"The challenger is unloaded, but its stages take memory until the server is restarted: {error.message()}"
         ) from error

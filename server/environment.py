@@ -1,7 +1,7 @@
-"""Find tritonserver and perf_analyzer in the Python packages, and build the environment that each needs.
+"""Find tritonserver and perf_analyzer in the Python packages, and build the environment variables that each needs.
 
-The nvidia-pytriton wheel has tritonserver, its Python backend, and one stub executable per Python version. The stub must be
-beside libtriton_python.so, so we build a backend folder of symbolic links to both.
+The nvidia-pytriton wheel has tritonserver, its Python backend, and one stub executable per Python version. The stub must be in
+the folder of libtriton_python.so, so we build a backend folder with symbolic links to both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serving.contract.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[1]
 RUN_DIR = PROJECT / ".run"
-MEASURED_DIR = RUN_DIR / "perf"  # of servers that a measurement starts and stops
+MEASURED_DIR = RUN_DIR / "perf"  # run folder of the servers that a measurement starts and stops
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -49,18 +49,18 @@ def find_wheel() -> Wheel:
     return Wheel(root / "bin" / "tritonserver", root / "backends" / "python", stub, root / "caches", libraries)
 
 
-def backend_directory(wheel: Wheel, run_dir: Path = RUN_DIR) -> Path:
-    """Return the folder for --backend-directory, built under `run_dir` and renewed when the wheel or Python changes."""
+def build_backend_directory(wheel: Wheel, run_dir: Path = RUN_DIR) -> Path:
+    """Return the folder for --backend-directory. It is built under `run_dir`, again whenever the wheel or Python changes."""
     backends = run_dir / "backends" / f"python{PYTHON_VERSION}"
     folder = backends / "python"
-    wanted = {source.name: source.resolve() for source in (*wheel.backend.iterdir(), wheel.stub) if source.is_file()}
-    if folder.is_dir() and {entry.name: entry.resolve() for entry in folder.iterdir()} == wanted:
+    sources = {source.name: source.resolve() for source in (*wheel.backend.iterdir(), wheel.stub) if source.is_file()}
+    if folder.is_dir() and {entry.name: entry.resolve() for entry in folder.iterdir()} == sources:
         return backends
-    # built aside and renamed, because two servers may start at the same time
+    # built under another name and renamed, because two servers may start at the same time
     fresh = backends.with_name(f"{backends.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     (fresh / "python").mkdir(parents=True)
-    for name, source in wanted.items():
+    for name, source in sources.items():
         (fresh / "python" / name).symlink_to(source)
     shutil.rmtree(backends, ignore_errors=True)
     try:
@@ -70,10 +70,10 @@ def backend_directory(wheel: Wheel, run_dir: Path = RUN_DIR) -> Path:
     return backends
 
 
-def libpython_directory() -> Path:
-    """Return the folder of the running interpreter's libpython.
+def find_libpython_directory() -> Path:
+    """Return the folder of the running interpreter's libpython. Raises ServerError when there is none.
 
-    The stub is linked against it by name: with another build of the same version, models fail with undefined symbols.
+    The stub loads it by name; with another build of the same version, models fail with undefined symbols.
     """
     name = f"libpython{PYTHON_VERSION}.so.1.0"
     libdir = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
@@ -84,14 +84,14 @@ def libpython_directory() -> Path:
     raise ServerError(f"Python models need {name}, which is neither in {libdir} nor in /usr/lib/{multiarch}. Run `make setup`.")
 
 
-def server_env(wheel: Wheel, threads: int = 1) -> dict[str, str]:
+def build_server_env(wheel: Wheel, threads: int = 1) -> dict[str, str]:
     """Return the environment of the server and its stubs: this virtual environment, `threads` per numeric library.
 
-    The stubs run isolated: they ignore every PYTHON… variable, but take this virtual environment's packages.
+    The stubs run isolated: they ignore every PYTHON… variable, but use this virtual environment's packages.
     """
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     bin_dir = Path(sys.prefix) / "bin"
-    libraries = (libpython_directory(), wheel.libraries, *_existing(env.get("LD_LIBRARY_PATH")))
+    libraries = (find_libpython_directory(), wheel.libraries, *_split_path(env.get("LD_LIBRARY_PATH")))
     env |= {
         "VIRTUAL_ENV": sys.prefix,
         "PATH": f"{bin_dir}{os.pathsep}{env.get('PATH', os.defpath)}",
@@ -100,17 +100,20 @@ def server_env(wheel: Wheel, threads: int = 1) -> dict[str, str]:
     return env | {name: str(threads) for name in THREAD_VARIABLES}
 
 
-def perf_analyzer_env() -> dict[str, str]:
-    """Return the environment of tritonclient's perf_analyzer, with CUDA's runtime library from its Python package."""
+def build_perf_analyzer_env() -> dict[str, str]:
+    """Return the environment of tritonclient's perf_analyzer, with CUDA's runtime library from its Python package.
+
+    Raises ServerError when that package is missing.
+    """
     spec = find_spec("nvidia.cuda_runtime")
     if spec is None or not spec.submodule_search_locations:
         raise ServerError("The package nvidia-cuda-runtime-cu12, which perf_analyzer needs, is missing. Run `make setup`.")
     cudart = Path(next(iter(spec.submodule_search_locations))) / "lib"
-    libraries = (cudart, *_existing(os.environ.get("LD_LIBRARY_PATH")))
+    libraries = (cudart, *_split_path(os.environ.get("LD_LIBRARY_PATH")))
     path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    here = {"no_proxy": "localhost,127.0.0.1"}  # only servers of this machine are measured
-    return os.environ | here | {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)), "PATH": path}
+    bypass = {"no_proxy": "localhost,127.0.0.1"}  # only servers on this machine are measured
+    return os.environ | bypass | {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)), "PATH": path}
 
 
-def _existing(library_path: str | None) -> list[str]:
+def _split_path(library_path: str | None) -> list[str]:
     return [folder for folder in (library_path or "").split(os.pathsep) if folder]

@@ -1,6 +1,6 @@
-"""The gateway of a running server (`python -m gateway`): a child that a supervisor starts again when it ends.
+"""Start and stop the gateway of a server (`python -m gateway`), under a supervisor that restarts it when it ends.
 
-Both carry the server's tag, and end with it.
+Gateway and supervisor carry the server's tag, and are stopped with the server.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from serving.contract.errors import ServerError
 MODULE = "gateway"
 START_TIMEOUT_S = 30.0
 POLL_S = 0.05
-LISTENS = "listens at"  # its message when it is ready
+LISTENS = "listens at"  # the gateway prints this when it is ready
 
 
 def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerState:
-    """Start a gateway at `port` unless it is running. Return the saved state. Raises ServerError.
+    """Start a gateway at `port` unless it runs already. Return the server's state, as saved. Raises ServerError.
 
-    config: the gateway's own settings, a TOML file; "" for the defaults
+    config: path of the gateway's own settings, a TOML file; "" for the defaults
     """
-    wanted: dict[str, int | bool | str] = {"gateway_port": port, "gateway_config": config}
-    if gateways(state.tag) and all(state.settings.get(name) == value for name, value in wanted.items()):
+    settings: dict[str, int | bool | str] = {"gateway_port": port, "gateway_config": config}
+    if list_gateways(state.tag) and all(state.settings.get(name) == value for name, value in settings.items()):
         return state
     stop(state.tag)
     if not is_free(port):
         raise ServerError(
-            f"The server answers, but has no gateway: port {port} is taken. Stop what listens there, or choose another: "
+            f"The server answers, but has no gateway: port {port} is taken. Stop what listens there, or choose another port: "
             "make serve GATEWAY_PORT=…"
         )
     process, log_path = _start(state, port, config, run_dir)
@@ -47,22 +47,22 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerS
         if process.poll() is not None or supervisor.REMARK in printed or time.monotonic() > deadline:
             stop(state.tag)
             lines = [line for line in printed.splitlines() if line.strip() and not line.startswith(supervisor.REMARK)]
-            said = lines[-1] if lines else "nothing"
-            raise ServerError(f"The server answers, but its gateway does not start: {said}. Whole log: {log_path}.")
+            last_line = lines[-1] if lines else "it printed nothing"
+            raise ServerError(f"The server answers, but its gateway does not start: {last_line}. Whole log: {log_path}.")
         time.sleep(POLL_S)
-    state = replace(state, settings=state.settings | wanted)
+    state = replace(state, settings=state.settings | settings)
     state.save(run_dir)
     return state
 
 
-def gateways(tag: str) -> list[psutil.Process]:
-    """Return the gateway of a server and its supervisor."""
+def list_gateways(tag: str) -> list[psutil.Process]:
+    """Return the processes of a server's gateway: itself and its supervisor."""
     return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
 
 
 def stop(tag: str) -> None:
-    """End the gateway of a server, when it has one."""
-    stop_all(gateways(tag))
+    """Stop the gateway of a server, if it has one."""
+    stop_all(list_gateways(tag))
 
 
 def _start(state: ServerState, port: int, config: str, run_dir: Path) -> tuple[subprocess.Popen, Path]:

@@ -28,7 +28,7 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from repository.challenger import challengers
+from repository.challenger import read_challengers
 from repository.generations import pipeline_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import read_repository
@@ -51,7 +51,7 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
     with publication_lock(repo):
         published = require_published(repo, generation)
         old = served_generation(grpc_url)
-        if old != generation and (others := challengers(repo)):
+        if old != generation and (others := read_challengers(repo)):
             raise ServerError(
                 f"Generation {others[0]} is served beside {old} as challenger. Stop the experiment before the move: "
                 "python -m server experiment stop"

@@ -1,7 +1,7 @@
-"""The guard of a server's experiment (`python -m trials guard`): it runs while the experiment does.
+"""Start and stop the guard of a server's experiment (`python -m trials guard`), which runs as long as the experiment.
 
-The server's supervisor starts it, under a supervisor of its own. Both carry the server's tag: they survive its restarts, and
-end with it. The guard also ends with the experiment.
+The server's supervisor starts the guard under a supervisor of its own. Both carry the server's tag: they survive its restarts,
+and are stopped with it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ MODULE = "trials"
 
 
 class ExperimentGuard:
-    """Keeps the guard of one server running while an experiment does."""
+    """Keeps the guard of one server running while an experiment runs."""
 
     def __init__(self, state: ServerState, run_dir: Path) -> None:
         self._state, self._run_dir = state, run_dir
         self._followed = follow_experiment(state.repo)
 
     def look(self) -> str:
-        """Start the guard where an experiment runs without one. Return what was done, "" for nothing.
+        """Start the guard if an experiment runs without one. Return what was done, "" for nothing.
 
-        Raises ArtifactError, once, for an experiment that cannot be read: no gateway takes part in it either.
+        Raises ArtifactError, once, for an experiment that cannot be read. No gateway takes part in such an experiment.
         """
         experiment = self._followed.current() if self._followed else None
-        if experiment is None or not experiment.runs or guards(self._state.tag):
+        if experiment is None or not experiment.runs or list_guards(self._state.tag):
             return ""
         path = log_path(self._run_dir, self._state)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,14 +52,14 @@ class ExperimentGuard:
         return f"experiment {experiment.name} runs: its guard is started, and logs to {path}"
 
 
-def guards(tag: str) -> list[psutil.Process]:
-    """Return the guard of a server's experiment and its supervisor."""
+def list_guards(tag: str) -> list[psutil.Process]:
+    """Return the processes of a server's guard: itself and its supervisor."""
     return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
 
 
 def stop(tag: str) -> None:
-    """End the guard of a server's experiment, when it has one."""
-    stop_all(guards(tag))
+    """Stop the guard of a server's experiment, if it has one."""
+    stop_all(list_guards(tag))
 
 
 def log_path(run_dir: Path, state: ServerState) -> Path:

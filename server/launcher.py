@@ -5,7 +5,7 @@
 
 `start` checks the repository, ports and memory, starts the process, and returns when every model is ready. On failure
 it stops everything and raises ServerError with the first failing model and its log lines. Leaving the `with` block stops the
-server. If its owner is killed, the next start in the same folder stops it.
+server. If the process that started it was killed, the next start in the same run folder stops the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import psutil
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
 from repository.registry import record_act
 from server import gateway, generations, guard, health, keys, live_helpers, log, processes, updaters
-from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
+from server.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
 from server.health import held_versions
 from server.memory import check_memory
 from server.ports import LOOPBACK, Ports, check_free, find_free_ports, listens, reachable_at
@@ -41,7 +41,7 @@ READY_TIMEOUT_S = 300.0
 STALLED_AFTER_S = 60.0
 MEMORY_RACE = "boost::interprocess::lock_exception"  # tritonserver 2.51 aborts so when it loads two versions of a model
 STOP_TIMEOUT_S = 30.0
-IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for requests it has accepted
+IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for the requests that it has accepted
 LAST_WORDS_S = 3.0  # a model's process may end a moment before the server logs why
 POLL_S = 0.1
 WATCH_MODULE = "server.watch"
@@ -50,14 +50,15 @@ ModelControl = Literal["explicit", "none"]
 
 
 class TritonServer:
-    """One server process. `threads` is per model instance and numeric library; `cache_bytes` > 0 turns the response cache on.
+    """One server process.
 
-    model_control: "explicit" loads every model at the start and lets `activate` move to another generation; "none" does not.
-    host: the address to listen at, by default loopback; "0.0.0.0" opens it to the network.
-    http: whether to answer over HTTP beside gRPC.
-    tls: of gRPC; None speaks it plainly.
-    tag: of a server that ended and is started again, so that its gateway and supervisor go on belonging to it.
-    stalled_after_s: a start that stands still for so long is begun again, once.
+    threads: per model instance and numeric library; cache_bytes: size of the response cache, 0: none
+    model_control: "explicit" lets `activate` move the server to another generation; "none" does not
+    host: the address to listen at, by default loopback; "0.0.0.0" opens it to the network
+    http: whether to serve HTTP in addition to gRPC; tls: for gRPC; None: no TLS
+    run_dir: folder of logs, state files and backends
+    tag: of a server that ended and is restarted, so that its gateway and supervisor still belong to it; "": a new server
+    stalled_after_s: a start without progress for so long is begun again, once
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class TritonServer:
 
     @classmethod
     def with_settings(cls, repo: Path, ports: Ports, settings: Mapping[str, Any], **options: Any) -> Self:
-        """Return a server with the settings of a ServerState."""
+        """Return a server with the settings of a ServerState. options: further arguments of TritonServer"""
         return cls(
             repo,
             ports,
@@ -130,7 +131,10 @@ class TritonServer:
         return self._state
 
     def start(self) -> Self:
-        """Start the server. Raises ServerError, also when only its tables' updater fails; the server then keeps answering."""
+        """Start the server. Raises ServerError.
+
+        It also raises when only a helper of the live store or the tables' updater fails; the server then keeps answering.
+        """
         refuse_unservable_path(self.run_dir)
         models = read_repository(self.repo)
         check_backends(models)
@@ -151,7 +155,7 @@ class TritonServer:
                 self._launch(models, facts)
                 self._wait_ready(deadline_s, again=False)
         except BaseException:  # also on an interrupt
-            self.stop(timeout_s=0)  # it has no requests to wait for
+            self.stop(timeout_s=0)  # there are no requests to wait for
             raise
         live_helpers.follow(self.state, self.run_dir)
         updaters.follow(self.state, self.run_dir)
@@ -182,7 +186,7 @@ class TritonServer:
         command = [
             str(wheel.server),
             f"--model-repository={self.repo}",
-            f"--backend-directory={backend_directory(wheel, self.run_dir)}",
+            f"--backend-directory={build_backend_directory(wheel, self.run_dir)}",
             f"--backend-config=python,shm-region-prefix-name={tag}",
             *(f"--{protocol}-address={self.host}" for protocol in ("grpc", "http", "metrics")),
             f"--grpc-port={self.ports.grpc}",
@@ -206,12 +210,12 @@ class TritonServer:
         log.rotate(self.log_path)
         key = keys.new_key(self.grpc_url, tag, self._tls_folder)
         with self.log_path.open("wb") as log_file:
-            # Stubs import from their working directory first, which must not be the checkout: it may be newer than the models.
-            # A new session, so that Ctrl-C in the terminal does not reach the server.
+            # cwd: stubs import from their working directory first, and the checkout may be newer than the models.
+            # start_new_session: so that Ctrl-C in the terminal does not reach the server.
             self.process = start_privately(
                 command,
                 keys.restricting_options(key),
-                server_env(wheel, self.threads),
+                build_server_env(wheel, self.threads),
                 cwd=self.run_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
@@ -222,9 +226,9 @@ class TritonServer:
         self._state.save(self.run_dir)
 
     def _wait_ready(self, deadline_s: float, again: bool) -> str:
-        """Return "" once the server is ready, or a fault that another start may not have. Raises ServerError for all others.
+        """Wait until the server is ready. Return "", or a fault that another start may not have. Raises ServerError for others.
 
-        again: whether there may be another start
+        again: whether another start is allowed; otherwise those faults are raised too
         """
         process = self.process
         assert process is not None  # launched just now
@@ -233,36 +237,37 @@ class TritonServer:
             text = self.log_path.read_text(errors="replace")
             if again and process.poll() == -signal.SIGABRT and MEMORY_RACE in text:
                 return "was ended by a race for shared memory"
-            if process.poll() is not None:  # checked first, because another server may answer at its address
-                raise ServerError(self._failed(f"ended with exit code {process.returncode}", log.explain(text)))
-            if health.is_ready(self.grpc_url) and listens(
-                self.ports.metrics, reachable_at(self.host)
-            ):  # the metrics page opens last
+            if process.poll() is not None:  # before readiness, because another server may answer at this address
+                raise ServerError(self._describe_failure(f"ended with exit code {process.returncode}", log.explain(text)))
+            # tritonserver opens its metrics page last
+            if health.is_ready(self.grpc_url) and listens(self.ports.metrics, reachable_at(self.host)):
                 return ""
             if failure := log.find_first_failure(text):
-                raise ServerError(self._failed("cannot serve this repository", failure))
+                raise ServerError(self._describe_failure("cannot serve this repository", failure))
             if dead := processes.count_dead_stubs(process.pid):
                 dead_since = min(dead_since, time.monotonic())
             if time.monotonic() - dead_since > LAST_WORDS_S:
-                raise ServerError(self._failed("lost a model's process while loading", log.find_unfinished(text, dead)))
+                raise ServerError(
+                    self._describe_failure("lost a model's process while loading", log.find_unfinished(text, dead))
+                )
             if time.monotonic() > deadline_s:
                 raise ServerError(
                     f"tritonserver is not ready after {self.ready_timeout_s:.0f} s: {health.list_unready(self.grpc_url)}. "
                     f"See {self.log_path}, or allow more time."
                 )
-            if again and watch.still_s(len(text)) > self.stalled_after_s:
-                return f"stands still for {self.stalled_after_s:.0f} s: {health.list_unready(self.grpc_url)}"
+            if again and watch.measure_still_s(len(text)) > self.stalled_after_s:
+                return f"made no progress for {self.stalled_after_s:.0f} s: {health.list_unready(self.grpc_url)}"
             time.sleep(POLL_S)
 
-    def _failed(self, what: str, failure: log.Failure) -> str:
+    def _describe_failure(self, what: str, failure: log.Failure) -> str:
         return (
             f"tritonserver {what}; {failure}\nWhole log: {self.log_path}. `make check REPO={self.repo}` may say how to fix it."
         )
 
 
 def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Stop a server found by its state file, with its stubs and shared memory; also clean up after a killed one."""
-    updaters.stop(supervisors(state.tag))  # first: it would start the server again
+    """Stop a server with its stubs and helpers, and remove its shared memory and state file; also after it was killed."""
+    updaters.stop(list_supervisors(state.tag))  # first, because a supervisor would restart the server
     gateway.stop(state.tag)
     guard.stop(state.tag)
     updaters.stop(updaters.updaters(state.tag))
@@ -273,23 +278,23 @@ def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEO
 
 
 def end_server(state: ServerState, timeout_s: float = 0.0) -> None:
-    """End tritonserver and its stubs, and leave its gateway, supervisor and updaters to the next start."""
+    """Stop tritonserver and its stubs, but leave its gateway, supervisor and updaters running for the next start."""
     processes.stop_processes(state.pid, state.tag, timeout_s, processes.server_members)
 
 
-def supervisors(tag: str) -> list[psutil.Process]:
+def list_supervisors(tag: str) -> list[psutil.Process]:
     """Return the supervisor of a server (server/watch.py), if it has one."""
     return [process for process in processes.members(tag) if processes.runs_module(process, WATCH_MODULE)]
 
 
 def running_servers(run_dir: Path, repo: Path | None = None) -> list[ServerState]:
-    """Return the servers in `run_dir` that run, of one repository or of all."""
+    """Return the running servers that `run_dir` records: those of one repository, or all."""
     states = (state for state in known_servers(run_dir) if repo is None or state.repo == repo.resolve())
     return [state for state in states if processes.is_running(state.pid, state.tag)]
 
 
 def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
-    """Return the generations that servers started here have loaded from `repo`; None when one does not answer."""
+    """Return the generations of `repo` that running servers have loaded; None when one of the servers does not answer."""
     held: set[int] = set()
     for state in running_servers(run_dir, repo):
         versions = held_versions(state.grpc_url)
@@ -300,22 +305,22 @@ def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
 
 
 def clear_stale(run_dir: Path) -> list[ServerState]:
-    """Clean up after servers that were killed, and stop those whose owner is gone. Return the latter.
+    """Clean up after servers that were killed, and stop servers whose owner has ended. Return the stopped ones.
 
-    A server with a supervisor is left to it. Stubs, shared memory and state files of both are removed.
+    A killed server with a supervisor is left to it. For all others, stubs, shared memory and state files are removed.
     """
     states = known_servers(run_dir)
     orphans = [state for state in states if state.owner and not processes.lives(state.owner)]
     for state in states:
         if state in orphans:
-            stop_server(state, run_dir, timeout_s=0)  # it may be suspended, and nobody waits for its answers
-        elif not processes.is_running(state.pid, state.tag) and not supervisors(state.tag):
+            stop_server(state, run_dir, timeout_s=0)  # without waiting: it may be suspended, and nobody needs its answers
+        elif not processes.is_running(state.pid, state.tag) and not list_supervisors(state.tag):
             stop_server(state, run_dir)
     return orphans
 
 
 def activate(state: ServerState, generation: int, run_dir: Path) -> int:
-    """Move a running server and its updater to another generation. Return the previous one. Raises ServerError."""
+    """Move a running server and its helpers to another generation. Return the previous generation. Raises ServerError."""
     before = generations.activate(state.grpc_url, state.repo, generation)
     if before != generation:
         record_act(state.repo, "activated", generation, reason=f"in place of {before}")

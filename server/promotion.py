@@ -1,4 +1,4 @@
-"""Move a server to a challenger that the guard of its experiment has promoted (trials/guard.py)."""
+"""Move a server to the challenger that the guard of its experiment has promoted (trials/guard.py)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from server.state import ServerState
 from serving.contract.errors import RecommenderError
 from serving.live.experiment import Experiment
 
-NOT_PROMOTED = "not promoted"  # in the registry
+NOT_PROMOTED = "not promoted"  # the act's name in the registry
 
 
 class Promotion:
-    """Follows the experiment of one server's repository. run_dir: of the server"""
+    """Follows the experiment of one server's repository. run_dir: the server's run folder"""
 
     def __init__(self, state: ServerState, run_dir: Path) -> None:
         self._state, self._run_dir = state, run_dir
         self._followed = follow_experiment(state.repo)
 
     def look(self) -> str:
-        """Move the server from the champion to a challenger that was promoted. Return what was done, "" for nothing.
+        """Move the server from the champion to a promoted challenger. Return what was done, "" for nothing.
 
-        It is tried once: where the challenger cannot take over, the champion goes on, and the registry says why.
+        This is tried once: if the challenger cannot take over, the champion stays, and the registry says why.
         """
         experiment = self._followed.current() if self._followed else None
         if experiment is None or not awaits_move(self._state, experiment):
@@ -36,12 +36,15 @@ class Promotion:
             activate(self._state, experiment.challenger, self._run_dir)
         except RecommenderError as error:
             record_act(self._state.repo, NOT_PROMOTED, experiment.challenger, reason=str(error))
-            return f"{promoted}; {experiment.champion} goes on, because {error}"
+            return f"{promoted}; generation {experiment.champion} stays, because {error}"
         return promoted
 
 
 def awaits_move(state: ServerState, experiment: Experiment) -> bool:
-    """Return whether a server still answers with the champion of a promoted experiment, and nobody decided that it should."""
+    """Return whether a server still serves the champion of an experiment whose challenger was promoted.
+
+    False if the registry says that the promotion failed, or that somebody activated the champion since.
+    """
     if experiment.state != "promoted" or state.generation != experiment.champion:
         return False
     later = [act for act in read_acts(state.repo) if act.time_s >= experiment.changed_ms // 1_000]

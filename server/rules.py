@@ -1,4 +1,4 @@
-"""python -m server rules apply | list | revert: change the rules of the serving generation without an export."""
+"""Change the rules of the serving generation without an export: python -m server rules apply | list | revert."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def apply(
     path: Annotated[Path, typer.Argument(help="TOML file: the keys of [rules], or that section of an export's settings")],
     repo: Repo = DEFAULT,
 ) -> None:
-    """Let the rules of a file answer from the next request on; exit code 1, and nothing changes, when one of them is wrong."""
+    """Apply the rules of a file from the next request on. If one of them is wrong, nothing changes and the exit code is 1."""
     values = read_rules(path)
     findings = find_faults(repo, values)
     for finding in findings:
@@ -32,7 +32,7 @@ def apply(
     if findings:
         raise typer.Exit(1)
     version = apply_rules(repo, values, path.name)
-    typer.echo(f"version {version.number} answers; `python -m server rules revert` goes back")
+    typer.echo(f"version {version.number} is in effect; `python -m server rules revert` goes back")
 
 
 @app.command("list")
@@ -42,13 +42,11 @@ def list_all(repo: Repo = DEFAULT) -> None:
     current = read_current_version(folder)
     for version in list_versions(folder):
         moment = datetime.fromtimestamp(version.applied_s, UTC).strftime("%Y-%m-%d %H:%M")
-        mark, rules = (
-            "*" if version.number == current else " ",
-            ", ".join(name for name, value in version.values.items() if value),
-        )
+        mark = "*" if version.number == current else " "
+        rules = ", ".join(name for name, value in version.values.items() if value)
         typer.echo(f"{mark} {version.number}  {moment} UTC  {version.note}: {rules or 'no rules'}")
     if not current:
-        typer.echo("no rules were applied: each generation answers by those it was exported with")
+        typer.echo("no rules were applied: each generation uses those that it was exported with")
 
 
 @app.command()
@@ -58,11 +56,11 @@ def revert(
 ) -> None:
     """Apply an earlier version again."""
     applied = revert_rules(repo, version)
-    typer.echo(f"version {applied.number} answers: {applied.note}")
+    typer.echo(f"version {applied.number} is in effect: {applied.note}")
 
 
 def read_rules(path: Path) -> dict:
-    """Return the rules of a TOML file. Raises ConfigError."""
+    """Return the rules of a TOML file: its section [rules], or the whole file. Raises ConfigError."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Record the servers started here, one file each under .run/servers/, so that other commands find and stop them."""
+"""Record the servers started here, one file each under .run/servers/, so that other commands can find and stop them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from serving.contract.errors import ConfigError
 
 @dataclass(frozen=True)
 class ServerState:
-    """One server that was started. tag: on the command lines of the server and its stubs, and of no other process.
+    """One server that was started.
 
+    tag: text on the command lines of the server, its stubs and helpers, and of no other process
     settings: its options, by the names of `python -m server start`
     content: SHA-256 of the manifest of the served generation, "" without one
-    generation: the one that it serves, 0 when unknown
+    generation: the served one, 0 when unknown
     fault: why its supervisor took it out of service, "" while it serves
-    owner: the process that stops it at its end (processes.py::identity), "" for a server that outlives its starter
+    owner: the process that stops it when it ends (processes.py::identity), "" for a server that outlives its starter
     """
 
     pid: int
@@ -39,22 +40,23 @@ class ServerState:
 
     @property
     def host(self) -> str:
-        """The host at which this machine reaches it."""
+        """The host at which this machine reaches the server."""
         return reachable_at(str(self.settings.get("host", LOOPBACK)))
 
     def save(self, run_dir: Path) -> None:
+        """Write the state file, as a whole."""
         path = state_path(run_dir, self.ports.grpc)
         path.parent.mkdir(parents=True, exist_ok=True)
         fields = asdict(self) | {"repo": str(self.repo), "log": str(self.log)}
-        beside = path.with_suffix(".tmp")
-        beside.write_text(json.dumps(fields, indent=1))
-        beside.replace(path)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(fields, indent=1))
+        temporary.replace(path)
 
     def forget(self, run_dir: Path) -> None:
-        """Remove its file, unless another server has its port by now."""
+        """Remove the state file, unless another server has the port by now."""
         path = state_path(run_dir, self.ports.grpc)
-        kept = read_state(path)
-        if kept is None or kept.tag == self.tag:
+        saved = read_state(path)
+        if saved is None or saved.tag == self.tag:
             path.unlink(missing_ok=True)
 
 
@@ -63,7 +65,7 @@ def state_path(run_dir: Path, grpc_port: int) -> Path:
 
 
 def read_state(path: Path) -> ServerState | None:
-    """Return the state in `path`; None when it is missing or unusable."""
+    """Return the state in a file; None when it is missing or unusable."""
     try:
         fields = json.loads(path.read_text())
         ports, settings = Ports(**fields["ports"]), dict(fields.get("settings", {}))
@@ -73,7 +75,7 @@ def read_state(path: Path) -> ServerState | None:
         state = ServerState(int(fields["pid"]), str(fields["tag"]), repo, log, ports, settings, **more)
     except (OSError, ValueError, KeyError, TypeError, ConfigError):
         return None
-    return state if state.pid > 0 and state.tag else None  # an empty tag would be found in every process
+    return state if state.pid > 0 and state.tag else None  # an empty tag would match every process
 
 
 def known_servers(run_dir: Path) -> list[ServerState]:
@@ -83,7 +85,7 @@ def known_servers(run_dir: Path) -> list[ServerState]:
 
 
 def unreadable_states(run_dir: Path) -> list[Path]:
-    """Return unreadable state files: edited by hand, or damaged."""
+    """Return the state files that cannot be read: edited by hand, or damaged."""
     return [path for path in _state_files(run_dir) if read_state(path) is None]
 
 

@@ -1,10 +1,11 @@
-"""TLS of a server's gRPC, by a folder of PEM files:
+"""Options for TLS on a server's gRPC, from a folder of PEM files:
 
-    certificate.pem, key.pem    who the server is: it must name localhost and 127.0.0.1, by which commands here ask it
-    authorities.pem             who signed that certificate and, for mutual TLS, those of all callers
-    caller.pem, caller.key      mutual TLS: who the commands of this machine and its gateway are. Without them anybody may ask
+    certificate.pem, key.pem    the server's certificate; it must name localhost and 127.0.0.1, which local commands connect to
+    authorities.pem             the authorities that signed that certificate and, for mutual TLS, those of all callers
+    caller.pem, caller.key      for mutual TLS, the certificate of local commands and the gateway. Without these two files
+                                callers need no certificate
 
-Triton's HTTP and metrics stay plain: close HTTP (`--no-http`), and leave metrics to this machine.
+Triton's HTTP and metrics have no TLS: close HTTP (`--no-http`), and keep metrics on this machine.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ CALLER, CALLER_KEY = "caller.pem", "caller.key"
 
 @dataclass(frozen=True)
 class ServerTls:
-    """folder: as above. Raises ConfigError when a file is missing."""
+    """The TLS files in `folder`. Raises ConfigError when one is missing."""
 
     folder: Path
 
     def __post_init__(self) -> None:
-        wanted = [CERTIFICATE, KEY, AUTHORITIES, *((CALLER, CALLER_KEY) if self.is_mutual else ())]
-        if missing := [name for name in wanted if not (self.folder / name).is_file()]:
+        required = [CERTIFICATE, KEY, AUTHORITIES, *((CALLER, CALLER_KEY) if self.is_mutual else ())]
+        if missing := [name for name in required if not (self.folder / name).is_file()]:
             raise ConfigError(
-                f"{self.folder} has no {', '.join(missing)}; TLS needs {', '.join(wanted)} as PEM. See docs/operating.md."
+                f"{self.folder} has no {', '.join(missing)}; TLS needs {', '.join(required)} as PEM. See docs/operating.md."
             )
 
     @property
@@ -36,21 +37,21 @@ class ServerTls:
         return (self.folder / CALLER).exists() or (self.folder / CALLER_KEY).exists()
 
     def server_options(self) -> list[str]:
-        """Return tritonserver's options."""
+        """Return tritonserver's options for TLS."""
         options = [f"--grpc-server-cert={self.folder / CERTIFICATE}", f"--grpc-server-key={self.folder / KEY}"]
         if self.is_mutual:
             return ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.folder / AUTHORITIES}", *options]
         return ["--grpc-use-ssl=true", *options]
 
     def client_options(self) -> dict[str, str | bool]:
-        """Return the options of tritonclient's gRPC client for a caller of this machine."""
+        """Return the options of tritonclient's gRPC client for a caller on this machine."""
         options: dict[str, str | bool] = {"ssl": True, "root_certificates": str(self.folder / AUTHORITIES)}
         if self.is_mutual:
             options |= {"private_key": str(self.folder / CALLER_KEY), "certificate_chain": str(self.folder / CALLER)}
         return options
 
     def gateway_options(self) -> list[str]:
-        """Return the gateway's options for asking this server."""
+        """Return the gateway's options for calling this server."""
         names = {"--server-authorities": AUTHORITIES}
         if self.is_mutual:
             names |= {"--server-certificate": CALLER, "--server-key": CALLER_KEY}

@@ -207,7 +207,7 @@ class Watch:
         port = state.settings.get("gateway_port")
         if not port:
             return
-        running = gateway.gateways(state.tag)
+        running = gateway.list_gateways(state.tag)
         for process in running:
             if _read_status(process) == psutil.STATUS_STOPPED:
                 say("its gateway was paused (SIGSTOP): ended, to be started again")
@@ -220,7 +220,7 @@ class Watch:
 
 def start_supervisor(state: ServerState, run_dir: Path) -> None:
     """Start the supervisor of a running server, unless it has one."""
-    if launcher.supervisors(state.tag):
+    if launcher.list_supervisors(state.tag):
         return
     path = log_path(run_dir, state.ports.grpc)
     path.parent.mkdir(parents=True, exist_ok=True)

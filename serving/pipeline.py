@@ -1,4 +1,4 @@
-"""Run the four stages in one process, without a server: for tests, evaluation, and as the baseline for the speed of a server.
+"""Run the four stages in one process, without a server: for tests, for evaluation, and as the baseline of a server's speed.
 
 pipeline = Pipeline.load(Path("model_repository"))
 answer = pipeline.recommend([17850, 12583])
@@ -40,7 +40,7 @@ class Pipeline:
     def load(cls, repository: Path, generation: int | None = None, live: Reader | None = None) -> Pipeline:
         """Load one generation, by default the pinned one. Raises ArtifactError when a file is missing or not as published.
 
-        live: the live store, which the caller closes; None: answers come from the generation alone
+        live: reader of the live store, which the caller closes; None: answers come from the generation alone
         """
         generation = generation or pinned_generation(repository)
         folders = {name: stage_folder(repository, name, generation) for name in STAGES}
@@ -61,14 +61,17 @@ class Pipeline:
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run one batch through the four stages.
 
-        inputs: the ensemble's tensors by name, each [B, *dims]; absent optional ones take their fill value
+        inputs: the ensemble's inputs by name, each [B, *dims]; missing optional ones take their fill value
         Returns the ensemble's outputs by name, each [B, *dims]. Raises RequestError for the first malformed row.
         """
         tensors = self.trace(inputs)
         return {tensor.name: tensors[tensor.name] for tensor in self.specs[STAGES[-1]].outputs}
 
     def trace(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run one batch and return every tensor between the stages too, by name; `lineage` is the input of the last stage."""
+        """Run one batch, and return all tensors by name: inputs, those between the stages, and outputs.
+
+        `lineage` is the one that the last stage took. Raises RequestError for the first malformed row.
+        """
         tensors = dict(inputs)
         batch = len(tensors["user_id"])
         for name in STAGES:
@@ -86,7 +89,10 @@ class Pipeline:
         exclude: Sequence[Sequence[int]] | None = None,
         context: Mapping[str, Sequence[Any]] | None = None,
     ) -> Arrays:
-        """Recommend from plain Python values; `ensemble_spec` defines the arguments. Raises RequestError."""
+        """Recommend items for B users, from plain Python values. Return the ensemble's outputs by name, each [B, *dims].
+
+        history, exclude: item ids for each user; context: column -> a value for each user. Raises RequestError.
+        """
         if not len(user_ids):
             raise RequestError("There are no user_ids. Expected at least one; an unknown user is served as a cold start.")
         inputs: Arrays = {"user_id": np.asarray(user_ids, np.int64).reshape(-1, 1)}

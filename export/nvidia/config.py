@@ -21,8 +21,8 @@ from serving.stages.parts.specs import (
     NUMKEYS,
     PREPROCESS_WORKFLOW,
     RANK_EMBEDDINGS,
-    encoded_tensor,
-    raw_tensor,
+    name_encoded_tensor,
+    name_raw_tensor,
 )
 
 TUNED_BATCHES = (8, 32)  # for engines without preferred sizes, whose batches may have any size
@@ -46,7 +46,7 @@ def make_nested_config(spec: ModelSpec, steps: Sequence[ModelSpec], generation: 
     for step in steps:
         entry = config.ensemble_scheduling.step.add(model_name=step.name, model_version=generation)
         for tensor in step.inputs:
-            entry.input_map[tensor.name] = raw_tensor(tensor.name) if step.name == PREPROCESS_WORKFLOW else tensor.name
+            entry.input_map[tensor.name] = name_raw_tensor(tensor.name) if step.name == PREPROCESS_WORKFLOW else tensor.name
         for tensor in step.outputs:
             entry.output_map[tensor.name] = _name_edge(step.name, tensor.name)
     return config
@@ -55,7 +55,7 @@ def make_nested_config(spec: ModelSpec, steps: Sequence[ModelSpec], generation: 
 def _name_edge(step: str, tensor: str) -> str:
     """Return the ensemble's name for a step's output tensor."""
     if step == PREPROCESS_WORKFLOW:  # its inputs and outputs share their names
-        return encoded_tensor(tensor)
+        return name_encoded_tensor(tensor)
     return {HPS_OUTPUT: FLAT}.get(tensor, tensor)
 
 

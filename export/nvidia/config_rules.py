@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from repository.check import least_warmup_bytes
+from repository.check import count_row_bytes
 
 MODEL_FILES = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan"}  # used where the config names none
 BUILT_LATER = frozenset({"model.plan"})  # by the start script, on the machine that serves it
@@ -65,5 +65,5 @@ def _find_file_faults(entry: pb.ModelWarmup.Input, path: Path) -> Iterator[str]:
     where = f"warmup/{entry.input_data_file}"
     if not path.is_file():
         yield f"{where}: The file is missing"
-    elif path.stat().st_size < (least := least_warmup_bytes(entry)):
+    elif path.stat().st_size < (least := count_row_bytes(entry)):
         yield f"{where} holds {path.stat().st_size} bytes, a row of its tensor takes {least}"

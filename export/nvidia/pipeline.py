@@ -146,7 +146,7 @@ def _make_stage_run(stage: Any, spec: ModelSpec) -> Run:
         if faults := stage.faults(inputs):
             raise RequestError(faults[min(faults)])
         outputs = pack_records(spec.outputs, inputs | stage(inputs))
-        return RankFeatures.for_one_request(outputs) if isinstance(stage, RankFeatures) else outputs
+        return RankFeatures.flatten_keys(outputs) if isinstance(stage, RankFeatures) else outputs
 
     return run
 

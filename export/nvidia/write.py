@@ -51,7 +51,7 @@ from serving.stages.parts.specs import (
     RETRIEVE_SEARCH,
     PartSettings,
     WorkflowColumns,
-    all_specs,
+    build_all_specs,
     keys_per_request,
     preprocess_specs,
 )
@@ -78,7 +78,7 @@ class Writer:
         self.merlin, self.serving = settings.merlin, settings.serving_of()
         self.behind_hps = self.merlin.triton == "24.03"
         self.parts = list_parts(self.merlin)
-        self.specs = all_specs(source.info["rank"], source.sizes, self.behind_hps)
+        self.specs = build_all_specs(source.info["rank"], source.sizes, self.behind_hps)
         self.first_keys: dict[str, int] = {}
         self.columns = WorkflowColumns()
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from perf.observe import Latency, between, read_counters
 from perf.report.results import Closed
-from server.environment import perf_analyzer_env
+from server.environment import build_perf_analyzer_env
 from server.keys import GRPC_HEADER, HEADER, key_of
 from server.private_arguments import start_privately
 from serving.contract.errors import ConfigError, ServerError
@@ -117,7 +117,7 @@ def run(arguments: list[str], limit_s: float, private_header: str = "") -> str:
     header = (["-H"], [private_header]) if private_header else ([], [])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
-        process = start_privately([*arguments, *header[0]], header[1], perf_analyzer_env(), **pipes)
+        process = start_privately([*arguments, *header[0]], header[1], build_perf_analyzer_env(), **pipes)
     except OSError as error:
         raise ServerError(f"perf_analyzer cannot be started: {error}. Run `make setup`.") from error
     with process:

@@ -1,7 +1,7 @@
-"""Read which generation a repository answers with, without a protobuf library, so that serving and clients need none.
+"""Read which generation a repository is pinned to, without a protobuf library, so that serving and clients need none.
 
-`recommend/config.pbtxt` states it twice, in its version policy and in the versions its steps are pinned to;
-server/generations.py writes both. A newer generation on disk may have been rolled back.
+`recommend/config.pbtxt` states it twice: in its version policy, and in the model versions of its steps. Both are written by
+repository/generations.py. The newest generation on disk may not be the pinned one, because it was rolled back.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def pinned_generation(repository: Path) -> int:
         text = COMMENT.sub("", path.read_text())
     except OSError as error:
         raise ArtifactError(
-            f"{path} cannot be read: {error.strerror}; it says which generation the repository answers with. "
-            f"Create one with `make export REPO={repository}`."
+            f"{path} cannot be read: {error.strerror}; it states the generation that the repository answers with. "
+            f"Create a repository with `make export REPO={repository}`."
         ) from error
     pins = {int(number) for pattern in PINS for found in pattern.findall(text) for number in re.findall(r"\d+", found)}
     if len(pins) != 1:

@@ -1,4 +1,4 @@
-"""Locks on files, which the kernel releases when their process dies."""
+"""Hold locks on files, which the kernel releases when the process dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLL_S = 0.5
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take an exclusive lock on an open file without waiting. Return whether it was free."""
+    """Try to take an exclusive lock on an open file, without waiting. Return whether it was taken."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -22,7 +22,7 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file at `path`, which is created if missing. Waits as long as it takes."""
+    """Hold an exclusive lock on a file, which is created if missing, while the block runs. Waits for the lock without limit."""
     with open(path, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -30,7 +30,10 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_lock_unless(path: Path, stop: threading.Event) -> Iterator[None]:
-    """Hold the lock as `hold_lock` does, or nothing if `stop` is set before the lock is free: the caller looks at `stop`."""
+    """Hold the lock as `hold_lock` does. If `stop` is set before the lock is free, the block runs without it.
+
+    The block must therefore check `stop` first.
+    """
     with open(path, "wb") as file:
         while not stop.is_set() and not try_lock(file.fileno()):
             stop.wait(POLL_S)

@@ -1,9 +1,9 @@
-"""Structured logs: one JSON object a line, for machines that gather them.
+"""Write structured logs: one JSON object a line, for log collectors.
 
     {"time": "2026-03-01T12:00:00.123Z", "level": "WARNING", "logger": "gateway", "message": "…", "request_id": "…"}
 
-Fields beside the first four come from `extra={"fields": {…}}`. Put ids of requests into them, never ids of users, titles,
-tokens or query strings: logs are kept longer, and read by more people, than the shop's data.
+Fields after the first four come from `extra={"fields": {…}}`. They may hold ids of requests, but never ids of users, titles,
+tokens or query strings, because logs are kept longer, and read by more people, than the shop's data.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 
 class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON."""
+
     def format(self, record: logging.LogRecord) -> str:
         fields = dict(getattr(record, "fields", {}))
         if record.exc_info:
@@ -24,13 +26,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def json_line(level: str, logger: str, message: str, unix_s: float, **fields: Any) -> str:
-    """Return one line of a log."""
+    """Return one line of a log. unix_s: when it happened; fields: further fields"""
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s)) + f".{int(unix_s % 1 * 1_000):03d}Z"
     return json.dumps({"time": moment, "level": level, "logger": logger, "message": message, **fields}, default=str)
 
 
 def configure_logging(level: int) -> None:
-    """Send the records of all loggers, of libraries too, to the standard output as JSON."""
+    """Send the records of all loggers, including libraries', to standard output as JSON. level: as in `logging`"""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

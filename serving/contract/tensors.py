@@ -1,12 +1,12 @@
-"""The contract: axes, tensors and models. Every module that names a tensor imports it from here.
+"""Define the contract: axes, tensors and models. Every module that names a tensor imports it from here.
 
-Axes: B requests in a batch (never written in a spec: Triton adds it), C candidates, H history, E exclusions, K items returned,
-Fu / Gu categorical and continuous columns of the user. Ids are the shop's own int64 ids.
+Axes: B requests in a batch (never part of a spec, because Triton adds it), C candidates, H history, E exclusions, K items
+returned, Fu / Gu categorical and continuous columns of the user. Ids are the shop's own int64 ids.
 
     recommend's inputs ─▶ preprocess ─[user]─▶ retrieve ─[candidates]─▶ rank ─[ranked]─▶ rerank ─▶ recommend's outputs
 
-One tensor passes between two stages, a record: its fields side by side, row by row. Stages see the fields; the adapter
-(serving/stages/adapter/triton.py) packs and unpacks records. A tensor costs a stage far more than its bytes do.
+Between two stages passes one tensor, a record, whose rows hold several fields side by side: each further tensor would cost
+Triton far more than its bytes. Stages see the fields; the adapter (serving/stages/adapter/triton.py) packs and unpacks records.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ import numpy as np
 from serving.contract.errors import RecommenderError
 
 PAD_ID = -1  # no item; the export checks that real item ids are >= 0
-FROM_STORE = -2  # fills a `history` row: the caller sent none, use the feature store's
+FROM_STORE = -2  # fills a row of `history` when the caller sent none: use the feature store's history
 FIRST_USER_ID = -(1 << 62)  # ids below it belong to sessions of visitors without a user id
 MISSING_INT = np.iinfo(np.int64).min  # an integer context value that was not sent
 
-PAD_SCORE = float(
-    np.finfo(np.float32).min
-)  # score of PAD_ID between stages: below any score, and finite because inf - inf is NaN
+# Score of PAD_ID between stages: below any real score, and finite, because inf - inf is NaN.
+PAD_SCORE = float(np.finfo(np.float32).min)
 
 PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2  # reserved rows of every category, as NVTabular 23.8 numbers them
 
@@ -38,8 +37,8 @@ RECORD = "record_"  # prefix of the parameter in config.pbtxt that states a reco
 
 STAGES = ("preprocess", "retrieve", "rank", "rerank")
 ENSEMBLE = "recommend"
-CHALLENGER = "challenger"  # another generation of `recommend`, beside it while an experiment runs
-OBSERVE, UPSERT = LIVE_MODELS = ("observe", "upsert")  # an interaction happened; an item or user is new or changed
+CHALLENGER = "challenger"  # the model of another generation of `recommend` while an experiment runs
+OBSERVE, UPSERT = LIVE_MODELS = ("observe", "upsert")  # record an interaction; add or change an item or user
 NO_SEQUENCE = -1  # as `after`: the answer need not reflect any event
 
 
@@ -54,14 +53,14 @@ NUMPY_DTYPES: dict[str, np.dtype] = {  # by Triton's name
 
 
 class Degraded(IntFlag):
-    """Bits of the `degraded` output: the stages that answered by their fallback."""
+    """Bits of the `degraded` output: the stages that answered with their fallback."""
 
     NONE = 0
     PREPROCESS = 1
     RETRIEVE = 2
     RANK = 4
     RERANK = 8
-    LIVE = 16  # live state has not reached the event that the caller named, or cannot be read
+    LIVE = 16  # live state is behind the event that the caller named in `after`, or cannot be read
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor without its batch axis. `fill` replaces an optional tensor that the caller left out."""
+    """One tensor without its batch axis. fill: the value of an optional tensor that the caller left out"""
 
     name: str
     dtype: str  # Triton's name: a key of NUMPY_DTYPES
@@ -106,9 +105,9 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RecordSpec(TensorSpec):
-    """Several tensors packed into one of bytes, UINT8 [n], each field aligned for its type.
+    """Several tensors, the fields, packed into one tensor of bytes, UINT8 [n], each field aligned for its type.
 
-    config.pbtxt states the fields in the parameter `record_<name>`; it is compared with stage.json when a model loads.
+    config.pbtxt states the fields in the parameter `record_<name>`, which is compared with stage.json when a model loads.
     """
 
     fields: tuple[TensorSpec, ...] = ()
@@ -119,10 +118,12 @@ class RecordSpec(TensorSpec):
 
     @property
     def parameter(self) -> str:
+        """Name of the parameter in config.pbtxt that states the fields."""
         return f"{RECORD}{self.name}"
 
     @property
     def stated_fields(self) -> str:
+        """The fields as that parameter states them."""
         return "; ".join(field.text for field in self.fields)
 
     @cached_property
@@ -133,7 +134,7 @@ class RecordSpec(TensorSpec):
     def pack(self, tensors: Mapping[str, np.ndarray], validated: bool = False) -> np.ndarray:
         """Return tensors by name, each [B, *dims], as one uint8 [B, n]. Raises RecommenderError when dtype or shape differ.
 
-        NumPy would silently broadcast or cast. validated: skip the check.
+        Without the check NumPy would silently broadcast or cast. validated: skip the check
         """
         batch = len(tensors[self.fields[0].name])
         rows = np.zeros(batch, self.layout)  # zeros, so that the padding between fields is deterministic
@@ -156,25 +157,26 @@ class RecordSpec(TensorSpec):
 
 
 def row_layout(fields: tuple[TensorSpec, ...]) -> np.dtype:
-    """Return the structure of one row, padded to a multiple of 8 bytes so that all rows of a batch stay aligned."""
+    """Return the NumPy structure of one row, padded so that every row of a batch is aligned."""
     return np.dtype([(field.name, field.numpy_dtype, field.dims) for field in fields], align=True)
 
 
 def record(name: str, *fields: TensorSpec) -> RecordSpec:
+    """Return the spec of a record with these fields."""
     return RecordSpec(name, "UINT8", (row_layout(fields).itemsize,), fields=fields)
 
 
-def fields_of(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Return each tensor once, with records replaced by their fields."""
-    parts = chain.from_iterable(t.fields if isinstance(t, RecordSpec) else (t,) for t in tensors)
-    return tuple({part.name: part for part in parts}.values())
+def expand_records(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Return the tensors with records replaced by their fields, each name once."""
+    fields = chain.from_iterable(t.fields if isinstance(t, RecordSpec) else (t,) for t in tensors)
+    return tuple({field.name: field for field in fields}.values())
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """One model: name, inputs, outputs. Serving settings (batching, instances) belong to the export.
 
-    inputs, outputs: the tensors on the wire; input_fields, output_fields: the same as a stage sees them, records unpacked.
+    inputs, outputs: the tensors on the wire; input_fields, output_fields: the same with records unpacked, as a stage sees them
     """
 
     name: str
@@ -183,11 +185,11 @@ class ModelSpec:
 
     @cached_property
     def input_fields(self) -> tuple[TensorSpec, ...]:
-        return fields_of(self.inputs)
+        return expand_records(self.inputs)
 
     @cached_property
     def output_fields(self) -> tuple[TensorSpec, ...]:
-        return fields_of(self.outputs)
+        return expand_records(self.outputs)
 
     @property
     def records(self) -> tuple[RecordSpec, ...]:
@@ -202,7 +204,7 @@ def pack_records(
 
 
 def unpack_records(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the fields of the tensors of `specs` by name. A field of two records comes from the later one."""
+    """Return the tensors of `specs` by name, records unpacked. A field that two records hold comes from the later one."""
     fields: dict[str, np.ndarray] = {}
     for tensor in specs:
         fields |= tensor.unpack(tensors[tensor.name]) if isinstance(tensor, RecordSpec) else {tensor.name: tensors[tensor.name]}
@@ -217,6 +219,7 @@ class ContextColumn:
     kind: str
 
     def tensor(self) -> TensorSpec:
+        """Return the spec of the column's optional input tensor."""
         kinds: dict[str, tuple[str, int | float | bytes]] = {
             "integer": ("INT64", MISSING_INT),
             "string": ("BYTES", b""),
@@ -233,7 +236,7 @@ LINEAGE = TensorSpec("lineage", "INT64", (2,))  # passed from stage to stage: th
 
 
 def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str, ModelSpec]:
-    """Return the specs of the four stages by name, in order."""
+    """Return the specs of the four stages by name, in order. context: the data set's context columns"""
     after = TensorSpec("after", "INT64", (1,), optional=True, fill=NO_SEQUENCE)
     exclude = TensorSpec("exclude", "INT64", (axes.exclusions,), optional=True, fill=PAD_ID)
     history = TensorSpec("history", "INT64", (axes.history,), optional=True, fill=FROM_STORE)
@@ -285,7 +288,7 @@ def live_specs(context: tuple[TensorSpec, ...] = ()) -> dict[str, ModelSpec]:
 
 
 def ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
-    """Return the spec of `recommend`: inputs that no stage produces, outputs of the last stage."""
+    """Return the spec of `recommend`: the inputs that no stage produces, and the outputs of the last stage."""
     produced = {t.name for spec in stages.values() for t in spec.outputs}
     inputs = {t.name: t for spec in stages.values() for t in spec.inputs if t.name not in produced}
     return ModelSpec(ENSEMBLE, tuple(inputs.values()), stages[STAGES[-1]].outputs)
@@ -302,17 +305,17 @@ def new_lineage(batch: int, generation: int, degraded: int | np.ndarray = Degrad
 
 
 def mark_degraded(lineage: np.ndarray, rows: np.ndarray, stage: Degraded) -> np.ndarray:
-    """Return the lineage, int64 [B, 2], with the stage's degraded bit set in the rows that are True in `rows`, bool [B]."""
-    if not np.count_nonzero(rows):  # five times as fast as `any`
+    """Return the lineage, int64 [B, 2], with a degraded bit set in the rows that are True in `rows`, bool [B]."""
+    if not np.count_nonzero(rows):  # five times as fast as `any`, in every stage of every batch
         return lineage
     return lineage | np.outer(rows, (0, int(stage)))
 
 
-def generation_faults(lineage: np.ndarray, own: int) -> dict[int, str]:
-    """Return a message per row of the lineage, int64 [B, 2], whose generation is not this stage's."""
+def find_generation_faults(lineage: np.ndarray, stage_generation: int) -> dict[int, str]:
+    """Return a message for each row of the lineage, int64 [B, 2], whose generation is not the stage's, by row."""
     generations = lineage[:, 0].tolist()
     return {
-        row: f"generation is {generation}, this stage serves {own}; send requests through the ensemble"
+        row: f"generation is {generation}, this stage serves {stage_generation}; send requests through the ensemble"
         for row, generation in enumerate(generations)
-        if generation not in (own, ANY_GENERATION)
+        if generation not in (stage_generation, ANY_GENERATION)
     }

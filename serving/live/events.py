@@ -1,6 +1,6 @@
-"""Events as the log keeps them: a packed header of fixed size, then the texts that belong to it.
+"""Pack events for the log: a header of fixed size, then the event's texts.
 
-A header states what was decided when the event came in (positive? weight? late?), so that replaying the log needs no settings.
+The header states what was decided when the event arrived (positive? weight? late?), so that a replay needs no settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serving.contract.errors import ConfigError
 
 HEADER = np.dtype(
     [
-        ("type", "<u1"),  # OBSERVED, what was changed by `upsert`, or USER_EVICTED
+        ("type", "<u1"),  # OBSERVED, ITEM_CHANGED or USER_CHANGED (both by `upsert`), or USER_EVICTED
         ("kind", "<u1"),  # code of the event's name
         ("flags", "<u2"),  # Flags
         ("event_id_bytes", "<u2"),
@@ -27,7 +27,7 @@ HEADER = np.dtype(
         ("time_ms", "<i8"),
         ("received_ms", "<i8"),
         ("value", "<f4"),  # as it was sent; NaN without one
-        ("weight", "<f4"),  # what the event counts
+        ("weight", "<f4"),  # how much the event counts
         ("label", "<f4"),  # NaN without one
         ("columns_bytes", "<u4"),  # JSON: request-time context, or what `upsert` changed
     ]
@@ -37,21 +37,22 @@ MAX_KINDS = 256
 
 
 class Flags(IntFlag):
-    """What was decided when an event came in."""
+    """What was decided when an event arrived."""
 
     POSITIVE = 1
     SEEN = 2  # the item is not recommended to this user again
-    LATE = 4  # older than the watermark was
-    ERASED = 16  # the user was erased: the event counts for its item only, and says nothing else
-    KAFKA = 32  # came by Kafka, which every machine reads
-    COUNTED = 8  # of the kind that the interaction log holds, from which generations learn
+    LATE = 4  # older than the watermark at its arrival
+    COUNTED = 8  # its kind is in the interaction log, from which generations learn
+    ERASED = 16  # the user was erased: the event counts only for its item, and says nothing else
+    KAFKA = 32  # arrived by Kafka, which every machine reads
 
 
 @dataclass(frozen=True)
 class EventKind:
-    """A name of the data set's `[events]`: what such an event counts, and whether it is a positive.
+    """A name of the data set's `[events]`: how much such an event counts, and whether it is a positive.
 
-    positive_at: with a label, an event is positive where its value is at least this
+    positive_at: where values are labels, an event is positive if its value is at least this, or missing
+    seen: an item with such an event is not recommended to the user again
     """
 
     name: str
@@ -67,9 +68,9 @@ class EventKind:
 
 @dataclass(frozen=True)
 class EventKinds:
-    """All names an event may have. Their place is their code.
+    """All kinds that an event may have. A kind's place is its code.
 
-    value_is: what `value` means in this data set: "label" (a rating), "weight" (a quantity) or "" (kept, not interpreted)
+    value_is: what `value` means in this data set: "label" (a rating), "weight" (a quantity) or "" (stored, not interpreted)
     """
 
     kinds: tuple[EventKind, ...] = (EventKind("purchase", positive=True, seen=True),)
@@ -87,7 +88,7 @@ class EventKinds:
 
     @cached_property
     def default(self) -> int:
-        """Code of an event without a name: the first positive one."""
+        """Code of an event without a name: the first kind that can be positive."""
         return next(code for code, kind in enumerate(self.kinds) if kind.counted)
 
     @cached_property
@@ -95,11 +96,11 @@ class EventKinds:
         return {name.encode(): code for code, name in enumerate(self.names)} | {b"": self.default}
 
     def code(self, name: bytes) -> int | None:
-        """Return the code of a name, that of the default for an empty one, None for an unknown one."""
+        """Return the code of a name; the default's for an empty name, None for an unknown one."""
         return self._codes.get(name)
 
     def decide(self, headers: np.ndarray) -> None:
-        """Fill weight, label and flags of HEADER [N] from kind and value."""
+        """Fill weight, label and flags of HEADER [N] in place, from kind and value."""
         codes = set(headers["kind"].tobytes())  # one byte each
         for code in codes:
             kind, rows = self.kinds[code], headers["kind"] == code if len(codes) > 1 else slice(None)
@@ -119,7 +120,7 @@ class EventKinds:
 
 @dataclass(frozen=True)
 class EventBatch:
-    """N events. headers: HEADER [N]; the texts: one per event."""
+    """N events. headers: HEADER [N]; event_ids, request_ids, columns: N texts each, b"" where an event has none."""
 
     headers: np.ndarray
     event_ids: Sequence[bytes]
@@ -130,7 +131,7 @@ class EventBatch:
         return len(self.headers)
 
     def take(self, rows: np.ndarray) -> EventBatch:
-        """Return the events of some rows, int [M]."""
+        """Return the events at some rows, int [M]."""
         texts = ([texts[row] for row in rows] for texts in (self.event_ids, self.request_ids, self.columns))
         return EventBatch(self.headers[rows], *texts)
 
@@ -147,7 +148,7 @@ TEXT_SIZES = ("event_id_bytes", "request_id_bytes", "columns_bytes")
 
 
 def pack(batch: EventBatch) -> list[bytes]:
-    """Return each event as the log keeps it; the sizes of its texts are filled in."""
+    """Return each event packed for the log. Fills the sizes of the texts in `batch.headers`."""
     headers = batch.headers
     for size, texts in zip(TEXT_SIZES, (batch.event_ids, batch.request_ids, batch.columns), strict=True):
         headers[size] = [len(text) for text in texts]
@@ -158,7 +159,7 @@ def pack(batch: EventBatch) -> list[bytes]:
 
 
 def unpack(values: Iterable[bytes | memoryview]) -> EventBatch:
-    """Return the events that `pack` packed."""
+    """Return the events of values that `pack` returned."""
     rows = [bytes(value) for value in values]
     headers = np.frombuffer(b"".join(row[: HEADER.itemsize] for row in rows), HEADER).copy()
     texts: tuple[list[bytes], ...] = ([], [], [])

@@ -1,9 +1,9 @@
-"""The experiment that runs on a shop: two generations, and which users meet the challenger.
+"""Describe the experiment that runs on a shop: two generations, and which users are assigned to the challenger.
 
     <live store>/experiment.json     the only file; replaced by one rename, so that every process reads it whole
 
-A user's place depends on the user and the experiment's name alone, so it is the same in every gateway and after a restart.
-Users whose place is below `share` are enrolled: a larger share keeps all who were enrolled before, a smaller one adds nobody.
+A hash of the experiment's name and the user gives each user a number in 0 … 1, the same in every gateway and after a restart.
+Users whose number is below `share` are enrolled, so a larger share keeps everybody enrolled, and a smaller one adds nobody.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from serving.contract.errors import ArtifactError
 EXPERIMENT_FILE = "experiment.json"
 Mode = Literal["ab", "shadow", "interleave"]
 State = Literal["running", "stopped", "rolled back", "promoted"]
-# Arms, as the exposure log names them. "interleaved": both generations in one answer; "shadow": asked and never shown.
+# Arms, as the exposure log names them. "interleaved": both generations in one answer; "shadow": requested but never shown.
 CHAMPION_ARM, CHALLENGER_ARM, INTERLEAVED_ARM, SHADOW_ARM = "champion", "challenger", "interleaved", "shadow"
 ARM_OF_MODE = {"ab": CHALLENGER_ARM, "shadow": CHAMPION_ARM, "interleave": INTERLEAVED_ARM}
 
 
 def hash_share(text: str) -> float:
-    """Return a number in [0, 1] that depends on the text alone, uniform over texts."""
+    """Return a number in 0 … 1 that depends only on the text, uniform over texts."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64
 
 
@@ -33,11 +33,11 @@ def hash_share(text: str) -> float:
 class Experiment:
     """One version of an experiment's settings.
 
-    name: also the seed of the assignment; champion, challenger: generations; share: of users, 0 … 1
-    mode: enrolled users are answered by the challenger ("ab"), by both ("interleave"), or by the champion while the challenger
-        is asked as well ("shadow")
-    reason: why the state is what it is; version: counts the changes; started_ms, changed_ms: unix milliseconds
-    promotes: whether the challenger takes over by itself once it is better beyond doubt
+    name: also the seed of the assignment; champion, challenger: generations; share: of users that are enrolled, 0 … 1
+    mode: enrolled users get the challenger's answer ("ab"), one of both generations ("interleave"), or the champion's, while
+        the challenger answers too and is not shown ("shadow")
+    reason: why it has this state; version: number of changes; started_ms, changed_ms: unix milliseconds
+    promotes: whether the challenger takes over automatically once it is significantly better
     """
 
     name: str
@@ -73,7 +73,7 @@ class Experiment:
         return self.state == "running"
 
     def enrols(self, user_id: int) -> bool:
-        """Return whether a user meets the challenger. user_id: on the wire; of a session, its id there."""
+        """Return whether a user is enrolled. user_id: int64 id on the wire, of a user or of a session"""
         return self.runs and hash_share(f"{self.name}/{user_id}") < self.share
 
     def arm_of(self, user_id: int) -> str:
@@ -83,7 +83,7 @@ class Experiment:
         return ARM_OF_MODE[self.mode] if self.enrols(user_id) else CHAMPION_ARM
 
     def assignment_of(self, arm: str) -> float:
-        """Return the probability with which a user meets an arm: the share of the users whose hash gives them to it."""
+        """Return the probability with which a user is assigned to an arm."""
         if arm == CHAMPION_ARM:
             return 1.0 if self.mode == "shadow" else 1.0 - self.share
         return self.share
@@ -93,11 +93,11 @@ class Experiment:
 
 
 def read_experiment(folder: Path) -> Experiment | None:
-    """Return the experiment of a live store, None where none was ever started. Raises ArtifactError."""
+    """Return the experiment of a live store; None if none was ever started. Raises ArtifactError."""
     path = folder / EXPERIMENT_FILE
     try:
         stated, known = json.loads(path.read_text()), {each.name for each in fields(Experiment)}
-        return Experiment(**{name: value for name, value in stated.items() if name in known})  # a newer version may know more
+        return Experiment(**{name: value for name, value in stated.items() if name in known})  # newer versions may add keys
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -106,7 +106,7 @@ def read_experiment(folder: Path) -> Experiment | None:
 
 @dataclass
 class FollowedExperiment:
-    """Follows a live store's experiment. folder: of the store."""
+    """Follows the experiment of the live store in `folder`."""
 
     folder: Path
     _stamp: tuple[int, int] = field(default=(0, 0), init=False)

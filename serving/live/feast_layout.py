@@ -1,4 +1,4 @@
-"""Feast's own layout of features in Redis: keys, fields and values, byte for byte (checked by `make check-feast`).
+"""Encode features as Feast stores them in Redis: keys, fields and values, byte for byte (checked by `make check-feast`).
 
 key     serialised entity key, version 3, then the name of the project
 hash    field: 4 bytes, murmur3 of "view:feature", little-endian  ->  value: a protobuf message `feast.types.Value`
@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-STRING, INT64 = 2, 4  # of Feast's ValueType
+STRING, INT64 = 2, 4  # numbers in Feast's ValueType
 Field = descriptor_pb2.FieldDescriptorProto
 SCALARS = {  # type of a feature -> (field of Value, its protobuf type)
     "bytes": (1, Field.TYPE_BYTES),
@@ -33,7 +33,7 @@ Scalar = bytes | int | float
 FeatureValue = Scalar | Sequence
 
 
-def value_class() -> type[Message]:
+def make_value_class() -> type[Message]:
     """Return a message class with the fields of Feast's `Value` that are used here."""
     file = descriptor_pb2.FileDescriptorProto(name="feast_value.proto", package="feast_layout", syntax="proto3")
     value = file.message_type.add(name="Value")
@@ -50,11 +50,11 @@ def value_class() -> type[Message]:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("feast_layout.Value"))
 
 
-VALUE = value_class()
+VALUE = make_value_class()
 
 
 def entity_key(project: str, join_key: str, entity_id: int) -> bytes:
-    """Return the key of the hash of one entity with an int64 id."""
+    """Return the Redis key of the hash of one entity with an int64 id."""
     name = join_key.encode()
     head = struct.pack("<III", 1, STRING, len(name))
     return head + name + struct.pack("<IIq", INT64, 8, entity_id) + project.encode()
@@ -71,26 +71,26 @@ def time_field(view: str) -> bytes:
 
 
 def encode_time(time_ms: int) -> bytes:
-    """Return a moment in unix milliseconds as Feast stores event times."""
+    """Return an event time, unix milliseconds, as Feast stores it."""
     return Timestamp(seconds=time_ms // 1000, nanos=time_ms % 1000 * 1_000_000).SerializeToString(deterministic=True)
 
 
 def encode_value(kind: str, value: FeatureValue) -> bytes:
-    """Return a value as Feast stores a feature of this type: a key of SCALARS or LISTS."""
+    """Return a value as Feast stores it. kind: the feature's type, a key of SCALARS or LISTS"""
     message = VALUE()
     if kind in SCALARS:
         setattr(message, kind, value)
     else:
         listed = getattr(message, kind)
-        listed.SetInParent()  # an empty list is no missing value
+        listed.SetInParent()  # so that an empty list is not a missing value
         listed.val.extend(value)
     return message.SerializeToString(deterministic=True)
 
 
 def decode_value(kind: str, stored: bytes | None) -> FeatureValue | None:
-    """Return a feature's value, None where it is missing or of another type.
+    """Return a feature's value; None if it is missing or of another type than `kind`.
 
-    Raises google.protobuf.message.DecodeError for other bytes.
+    Raises google.protobuf.message.DecodeError for bytes that are not Feast's.
     """
     if not stored:
         return None

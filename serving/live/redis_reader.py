@@ -1,4 +1,4 @@
-"""The reading side where machines share the state of users: users from Redis, items from this machine's store."""
+"""Read live state where machines share their users: users from Redis, items from this machine's store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT_STEP_S = 0.002  # between two looks at Redis while an event is waited for
 
 @dataclass(frozen=True)
 class RedisSnapshot:
-    """What `Snapshot` says of users, read from Redis. local: of this machine's store"""
+    """The users' part of `Snapshot`, read from Redis. local: snapshot of this machine's store; machine: this machine's name"""
 
     state: RedisState
     local: Snapshot
@@ -31,13 +31,13 @@ class RedisSnapshot:
     layout: Layout
 
     def progress(self) -> Progress:
-        """Return where the shared state stands: the clock of all machines, and the sequence of this one."""
+        """Return the progress of the shared state: the clock of all machines, and how much of this machine's log it has."""
         positions, local = self.state.positions(), self.local.progress()
         if not positions:
             return local._replace(last_sequence=0)
-        own = positions.get(self.machine)
+        this_machine = positions.get(self.machine)
         return local._replace(
-            last_sequence=own.shared_sequence if own else 0,
+            last_sequence=this_machine.shared_sequence if this_machine else 0,
             latest_ms=max(position.latest_ms for position in positions.values()),
             watermark_ms=max(position.watermark_ms for position in positions.values()),
             first_ms=min((position.first_ms for position in positions.values() if position.first_ms), default=0),
@@ -48,11 +48,11 @@ class RedisSnapshot:
         return self.local.pauses_ms()
 
     def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
-        """Return what `upsert` set of users, as `Snapshot.user_columns`: on this machine."""
+        """Return the columns of users that `upsert` set on this machine, as `Snapshot.user_columns` does."""
         return self.local.user_columns(user_ids)
 
     def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
-        """int64 [B] -> rows [M] that have a record, and these records [M]."""
+        """Return the rows of `user_ids`, int64 [B], that have a record, [M], and these records, [M]."""
         entities = self.state.read(users_view(self.layout), user_ids)
         rows = [row for row, entity in enumerate(entities) if entity.values]
         records, names = self.layout.empty_users(len(rows)), self.local.event_names()
@@ -61,11 +61,15 @@ class RedisSnapshot:
         return rows, records
 
     def seen(self, user_ids: np.ndarray) -> np.ndarray:
-        """int64 [B] distinct ids -> PAIR [P]: what is not recommended to them again, the pairs of a user together."""
-        items = self.state.read_feature(users_view(self.layout), "seen_ids", user_ids)
-        pairs = np.empty(sum(len(own or ()) for own in items), PAIR)
-        pairs["user_id"] = np.repeat(user_ids, [len(own or ()) for own in items])
-        pairs["item_id"] = [item for own in items for item in own or ()]
+        """Return the items that are not recommended to users again, PAIR [P], the pairs of a user together.
+
+        user_ids: int64 [B], distinct
+        """
+        items_of_users = self.state.read_feature(users_view(self.layout), "seen_ids", user_ids)
+        counts = [len(items or ()) for items in items_of_users]
+        pairs = np.empty(sum(counts), PAIR)
+        pairs["user_id"] = np.repeat(user_ids, counts)
+        pairs["item_id"] = [item for items in items_of_users for item in items or ()]
         return pairs
 
 
@@ -86,20 +90,21 @@ class RedisUsers:
             yield RedisSnapshot(self.state, local, local.machine(), local.layout)
 
     def wait_for(self, sequences: np.ndarray, timeout_s: float) -> np.ndarray:
-        """Return which sequences are reflected here, bool [B], once all that can be are or the time is over.
+        """Wait until sequences, int64 [B], are reflected here, or for `timeout_s`. Return which ones are, bool [B].
 
-        Events of any machine that Redis has, and what `upsert` changed on this one; what it changed elsewhere never is.
+        An event of any machine is reflected once Redis has it. A change by `upsert` is reflected on its own machine at once,
+        and never on others.
         """
         with self.local.snapshot() as local:
-            own = hash_machine(local.machine())
+            own_number = hash_machine(local.machine())
         origins = {sequence: unpack_sequence(sequence) for sequence in sequences.tolist() if sequence != NO_SEQUENCE}
         is_reached = {NO_SEQUENCE: True} | {
-            sequence: not origin.shared and origin.machine == own for sequence, origin in origins.items()
+            sequence: not origin.shared and origin.machine == own_number for sequence, origin in origins.items()
         }
         awaited = [sequence for sequence, origin in origins.items() if origin.shared or origin.machine == 0]
         deadline_s = time.monotonic() + timeout_s
         while True:
-            places = places_by_number(self.state.positions(), own)
+            places = find_places(self.state.positions(), own_number)
             for sequence in awaited:
                 is_reached[sequence] = origins[sequence].place <= places.get(origins[sequence].machine, 0)
             if all(map(is_reached.get, awaited)) or time.monotonic() >= deadline_s:
@@ -107,16 +112,16 @@ class RedisUsers:
             time.sleep(WAIT_STEP_S)
 
 
-def places_by_number(positions: dict[str, Position], own: int) -> dict[int, int]:
-    """Return how much of each machine's log Redis has, by the machine's number; of those with one number, the least.
+def find_places(positions: dict[str, Position], own_number: int) -> dict[int, int]:
+    """Return the sequence up to which Redis has each machine's log, by the machine's number.
 
-    own: number of this machine, which is also meant by 0
+    Where machines share a number, it is the least of theirs. own_number: of this machine, which the number 0 stands for too
     """
     places: dict[int, int] = {}
     for machine, position in positions.items():
         number = hash_machine(machine)
         places[number] = min(position.shared_sequence, places.get(number, position.shared_sequence))
-    return places | {0: places.get(own, 0)}
+    return places | {0: places.get(own_number, 0)}
 
 
 class RedisReader(Reader):

@@ -1,4 +1,4 @@
-"""First records of users: they begin with what the published generation knows of a user."""
+"""Make the first live record of a user: it starts with what the published generation knows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serving.live.layout import LATEST_SECOND, Layout
 
 
 class KnownUsers(Protocol):
-    """A generation's store of users; `lookup` returns a UserState."""
+    """A generation's store of users. `lookup` returns the UserState of users, int64 [B]."""
 
     def lookup(self, user_ids: np.ndarray): ...
 
@@ -23,7 +23,7 @@ class GenerationSeeds:
     users: KnownUsers
 
     def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
-        """Return records [N] of int64 [N] users, empty ones for users unknown to the generation."""
+        """Return the records, [N], of users, int64 [N]; empty ones for users that the generation does not know."""
         state, records = self.users.lookup(user_ids), layout.empty_users(len(user_ids))
         width = min(layout.history, state.history_ids.shape[1])
         records["history_ids"][:, :width] = state.history_ids[:, :width]

@@ -1,16 +1,16 @@
-"""Open the LMDB environment of a shop's live store: its folder, its databases, and its metadata.
+"""Open the LMDB environment of a shop's live store, and read its metadata. Its databases:
 
     events   sequence (big-endian)     -> packed event         the log
     users    user id                   -> record (layout.py)
-    seeds    user id                   -> record, as it began: what the generation knew
+    seeds    user id                   -> the first record: what the generation knew (seeds.py)
     items    item id                   -> record
-    seen     user id                   -> item ids, each once  that are not recommended again
+    seen     user id                   -> item ids, each once  the items that are not recommended again
     keys     digest of an event id     -> sequence, arrival    idempotency
-    columns  kind and id               -> JSON of columns that `upsert` set
-    changes  sequence (big-endian)     -> kind and id          what `upsert` changed, in order
+    columns  type and id               -> JSON of the columns that `upsert` set
+    changes  sequence (big-endian)     -> type and id          what `upsert` changed, in order
     meta     layout, kinds, progress
 
-A process opens an environment only once and shares it, because LMDB forbids opening it twice.
+All users of a folder in one process share one environment, because LMDB forbids opening it twice.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ import numpy as np
 from serving.contract.errors import ConfigError, DependencyError
 from serving.live.layout import Layout
 
-ID = np.dtype("<i8")  # of users and items, as keys hold them
-CHANGE = struct.Struct("<Bq")  # key of what `upsert` set: type of the entity, id
+ID = np.dtype("<i8")  # ids of users and items in keys
+CHANGE = struct.Struct("<Bq")  # type (ITEM_CHANGED or USER_CHANGED) and id: key of `columns`, value of `changes`
 DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
-SETS = ("seen",)  # databases with many values of one size under a key
+SETS = ("seen",)  # databases with many values of one size per key
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
 COUNTERS, MACHINE = b"counters", b"machine"
 ARCHIVE = "archive"  # folder of the log's older part (live/archive.py)
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
 MAX_READERS = 512  # threads of all processes that read at the same time
-SPARE_TRANSACTIONS = 8  # kept by each process, so that a read begins without an allocation
+SPARE_TRANSACTIONS = 8  # LMDB keeps them for reuse, so that a read begins without an allocation
 
 
 PROGRESS_FORMAT = struct.Struct("<QqqQQQQQqQ")
 
 
 class Progress(NamedTuple):
-    """The end of a store's log, its clock, and counters. Times are unix milliseconds."""
+    """How far a store's log and clock are, and counters. Times are unix milliseconds."""
 
     last_sequence: int = 0  # of the log; 0 before the first event
     latest_ms: int = 0  # latest event time accepted
@@ -68,7 +68,7 @@ class Progress(NamedTuple):
 
 
 class Store:
-    """An open environment. Use `open_store`; every `open_store` needs a `close`."""
+    """An open environment. Get it by `open_store`, and call `close` once for each `open_store`."""
 
     def __init__(self, folder: Path, store_bytes: int) -> None:
         """Open the folder's environment. Raises ConfigError or DependencyError."""
@@ -90,7 +90,7 @@ class Store:
             ) from error
 
     def open_databases(self, create: bool) -> None:
-        """Open all databases. Raises DependencyError when the writer has not made them yet."""
+        """Open all databases. create: make missing ones. Raises DependencyError when the writer has not made them yet."""
         try:
             dbs = {
                 name: self.env.open_db(name.encode(), create=create, dupsort=name in SETS, dupfixed=name in SETS)
@@ -102,7 +102,7 @@ class Store:
         self.keys, self.columns, self.changes, self.meta, self.seeds = (dbs[name] for name in DATABASES[4:])
 
     def read_layout(self) -> Layout:
-        """Return the layout of the records. Raises ConfigError for another schema, DependencyError without one."""
+        """Return the layout of the records. Raises ConfigError for another schema, DependencyError if there is none yet."""
         with self.env.begin() as txn:
             text = txn.get(LAYOUT, db=self.meta)
         if text is None:
@@ -110,7 +110,7 @@ class Store:
         return Layout.from_json(text)
 
     def read_shop(self) -> str:
-        """Return the name of the data set whose events these are, "" where none was stated."""
+        """Return the name of the data set that the events belong to, "" where none was stated."""
         with self.env.begin() as txn:
             return (txn.get(SHOP, db=self.meta) or b"").decode()
 
@@ -120,12 +120,12 @@ class Store:
             return Progress.unpack(txn.get(PROGRESS, db=self.meta))
 
     def read_counters(self) -> dict[str, float]:
-        """Return the counters of a store's helpers, by name. A missing name was never counted."""
+        """Return the counters of the store's helpers (live/), by name. A counter without a count is missing."""
         with self.env.begin() as txn:
             return json.loads(bytes(txn.get(COUNTERS, db=self.meta) or b"{}"))
 
     def archive_bytes(self) -> int:
-        """Return the size of the log's older part."""
+        """Return the size of the archive, which holds the log's older part."""
         return sum(path.stat().st_size for path in (self.folder / ARCHIVE).glob("*.parquet"))
 
     def size_bytes(self) -> int:
@@ -133,7 +133,7 @@ class Store:
         return (self.folder / DATA_FILE).stat().st_size
 
     def close(self) -> None:
-        """Release the environment. The last of its users in this process closes it."""
+        """Release the environment. The last release in this process closes it."""
         with _OPENING:
             self.n_users -= 1
             if not self.n_users:
@@ -146,9 +146,9 @@ _OPEN: dict[Path, Store] = {}
 
 
 def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = False) -> Store:
-    """Return the store of a folder, the one this process has already opened if there is one.
+    """Return the store of a folder; if this process has it open already, the same one.
 
-    create: make folder and databases where they are missing
+    store_bytes: size at which the store is full; create: make folder and databases if they are missing
     Raises ConfigError for a folder that is not ours, DependencyError for a store that cannot be opened.
     """
     folder = Path(os.path.abspath(folder))
@@ -171,15 +171,15 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
 
 
 def live_folder(repository: Path, stated: str = "") -> Path:
-    """Return the folder of a repository's store: the stated one, or the one beside the repository."""
+    """Return the folder of a repository's store: the stated one, or by default `<repository>.live`."""
     repository = repository.resolve()
     return Path(stated) if stated else repository.with_name(f"{repository.name}.live")
 
 
 def set_aside(folder: Path, shop: str) -> Path | None:
-    """Rename a store of another shop, so that equal ids of two shops are not mixed up. Return its new path, None if kept.
+    """Rename the store if it belongs to another shop, so that equal ids of two shops are not mixed up. Return its new path.
 
-    Nothing that reads it may be running. Raises DependencyError when the store cannot be opened.
+    Returns None if the store stays. No process may be reading it. Raises DependencyError when the store cannot be opened.
     """
     if not (folder / DATA_FILE).exists():
         return None
@@ -213,7 +213,7 @@ def refuse_foreign(folder: Path) -> None:
     """Raise ConfigError unless the folder is ours and closed to everybody else."""
     facts = os.lstat(folder)
     if not stat.S_ISDIR(facts.st_mode):
-        raise ConfigError(f"The live store's folder {folder} is no directory. Move it away, or choose another folder.")
+        raise ConfigError(f"The live store's folder {folder} is not a directory. Move it away, or choose another folder.")
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
         raise ConfigError(
             f"The live store's folder {folder} has owner {facts.st_uid} and mode {stat.S_IMODE(facts.st_mode):o}; expected "
@@ -222,24 +222,24 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def ids_as_keys(ids) -> list[bytes]:
-    """Return the keys of int64 ids, [N]."""
+    """Return the keys of ids, int64 [N]."""
     packed = ids.astype(ID, copy=False).tobytes()
     return [packed[start : start + 8] for start in range(0, len(packed), 8)]
 
 
 def sequence_key(sequence: int) -> bytes:
-    """Return the key of a place in the log; keys sort as sequences do."""
+    """Return the key of a sequence; keys sort as sequences do."""
     return sequence.to_bytes(8, "big")
 
 
 def read_records(txn: lmdb.Transaction, db, keys: list[bytes], dtype: np.dtype) -> tuple[list[int], np.ndarray]:
-    """Return the rows of `keys` [N] that the store has, [M], and their records [M], read-only."""
+    """Return the rows of `keys`, [N], that the store has, [M], and their records, dtype [M], read-only."""
     values = [txn.get(key, db=db) for key in keys]
     rows = [row for row, value in enumerate(values) if value is not None]
     return rows, np.frombuffer(b"".join([value for value in values if value is not None]), dtype)
 
 
 def write_records(txn: lmdb.Transaction[bytes], db, keys: list[bytes], records: np.ndarray) -> None:
-    """Write [N] records under their keys."""
+    """Write records, [N], under their keys, [N]."""
     packed, size = records.tobytes(), records.dtype.itemsize
     txn.cursor(db).putmulti([(key, packed[row * size : (row + 1) * size]) for row, key in enumerate(keys)])

@@ -1,4 +1,4 @@
-"""Prefetch rows into the processor's cache: memory serves many requests in the time of one, if they are issued together."""
+"""Prefetch rows into the processor's cache: memory serves many reads in the time of one if they are issued together."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def prefetch(typing_context, array, offset):
     def generate(context, builder, signature, arguments):
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        place = builder.gep(builder.bitcast(data, byte), [arguments[1]])
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        ask = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        reading, second_level, of_data = 0, 2, 1
-        builder.call(ask, [place, *(ir.Constant(word, number) for number in (reading, second_level, of_data))])
+        address = builder.gep(builder.bitcast(data, byte), [arguments[1]])
+        signature_type = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        llvm_prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature_type)
+        read, locality_l2, data_cache = 0, 2, 1  # arguments of llvm.prefetch
+        builder.call(llvm_prefetch, [address, *(ir.Constant(word, number) for number in (read, locality_l2, data_cache))])
         return context.get_dummy_value()
 
     return types.void(array, types.int64), generate

@@ -1,4 +1,4 @@
-"""Third stage: score every candidate of a batch with the DLRM, in one run of the network or a few.
+"""Third stage: score every candidate of a batch with the DLRM, in a few runs of the network.
 
 history, candidates ─▶ cross features ─┐
 rows of the user ─▶ tables ────────────┼─▶ network ─▶ logits (+ blend * standardised retrieval score) ─▶ rank_scores
@@ -25,7 +25,7 @@ from serving.contract.artifacts import (
 )
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.measurements import Measurement
-from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, generation_faults, mark_degraded
+from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.drift import DriftWindow
@@ -47,17 +47,18 @@ Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK = "tables", "rank"
 OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that depend on the request
-PAIRS_AT_ONCE = (
-    4_096  # (request, candidate) pairs; larger runs leave the processor's caches (64,000: 1.6 times the time per pair)
-)
+# (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
+PAIRS_AT_ONCE = 4_096
 
 
 @dataclass(frozen=True)
 class RankSettings:
-    """`settings` of stage.json. blend: weight of the retrieval score beside the logits; threads: of the network.
+    """`settings` of stage.json.
 
+    user_tables, item_tables: a table name per categorical column; blend: weight of the retrieval score that is added to logits
+    threads: of the network's runs
     first_cold: table -> its first cold key, where rows have two widths (serving/tables/store/mixed_widths.py)
-    as_of_s: clock of the item statistics, which live sales move on; 0: they stay
+    as_of_s: clock of the item statistics, unix seconds, from which live sales go on; 0: no live sales
     """
 
     user_tables: tuple[str, ...]
@@ -74,7 +75,7 @@ class RankSettings:
 
 @dataclass(frozen=True)
 class RankInputs:
-    """The network's inputs other than table rows, and the keys of these rows. Every layout of the stage holds one.
+    """Computes the network's inputs other than table rows, and the keys of these rows, in every layout of the stage.
 
     item_rows: int32 [n_items + 1, Si] keys; item_numbers: float32 [n_items + 1, Gi]
     """
@@ -97,23 +98,26 @@ class RankInputs:
         return cls(settings, items, rows, numbers, statistics)
 
     def row_keys(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys of the user's rows, int64 [B, Fu], and of the candidates', int [B, C, Si]."""
+        """Return the keys of the user's rows, int64 [B, Fu], and of the candidates' rows, int [B, C, Si].
+
+        candidates: int [B, C] item positions
+        """
         return inputs["user_categorical"], self.item_rows.take(candidates, axis=0)
 
     def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
-        """Return the numbers of the items, then the cross features, float32 [B, C, Gp]. candidates: int [B, C] positions."""
+        """Return the candidates' numbers, then the cross features, float32 [B, C, Gp]. candidates: int [B, C] item positions"""
         history = self.items.positions(inputs["history_ids"])
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
         return pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
 
     def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
-        """Return the standardised retrieval score, one of the cross features, float32 [B, C]."""
+        """Return one of the cross features, float32 [B, C]: the standardised retrieval score. pair_numbers: [B, C, Gp]"""
         return pair_numbers[..., self.item_numbers.shape[1] + SCORE]
 
 
 @dataclass(frozen=True)
 class EmbeddingRows:
-    """The embedding rows of users and candidates, from our own tables. Layouts with NVIDIA's `hps` backend have none."""
+    """Reads the embedding rows of users and candidates from our own tables. Layouts with NVIDIA's `hps` backend have none."""
 
     settings: RankSettings
     tables: LeveledTables
@@ -121,7 +125,7 @@ class EmbeddingRows:
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, inputs: RankInputs) -> EmbeddingRows:
-        """Open the tables, which processes share, for the keys of `inputs`. Raises ArtifactError when they disagree."""
+        """Open the tables, which processes share. Raises ArtifactError when they do not fit the keys of `inputs`."""
         settings = inputs.settings
         widths = MixedWidths.load(folder, settings.first_cold)
         names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
@@ -138,19 +142,22 @@ class EmbeddingRows:
             for name, column in zip(settings.item_tables, inputs.item_rows.T, strict=True):
                 check_range(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
             return cls(settings, tables, widths)
-        except BaseException:  # nobody else could close the tables
+        except BaseException:  # also an interrupt: nobody else could close the tables
             tables.close()
             raise
 
     def read(self, user_keys: np.ndarray, item_keys: np.ndarray) -> Arrays:
-        """Return user_rows float32 [B, Fu, D] and item_rows [B, C, Si, D]. Raises DependencyError when they cannot be read."""
+        """Return {"user_rows": float32 [B, Fu, D], "item_rows": float32 [B, C, Si, D]}.
+
+        user_keys: int64 [B, Fu]; item_keys: int [B, C, Si]. Raises DependencyError when the rows cannot be read.
+        """
         user_rows, item_rows = self.widths.gather(
             self.tables, (self.settings.user_tables, user_keys), (self.settings.item_tables, item_keys)
         )
         return {"user_rows": user_rows, "item_rows": item_rows}
 
     def mark_degraded(self, lineage: np.ndarray) -> np.ndarray:
-        """Return the lineage, marked where a needed level is down and rows may be defaults or exported ones."""
+        """Return the lineage, int64 [B, 2], marked as degraded if a level was down, so that rows may be defaults or stale."""
         if self.tables.degraded:
             return mark_degraded(lineage, np.ones(len(lineage), bool), Degraded.RANK)
         return lineage
@@ -158,14 +165,14 @@ class EmbeddingRows:
 
 @dataclass(frozen=True)
 class RankOutputs:
-    """Turns the network's logits into scores. Every layout of the stage holds one."""
+    """Computes the scores from the network's logits, in every layout of the stage."""
 
     blend: float
 
     def scores(self, inputs: Arrays, logits: np.ndarray, retrieval_part: np.ndarray) -> Arrays:
-        """Return the outputs of `rank`; scores are logits + blend * retrieval_part, both float32 [B, C].
+        """Return the outputs of `rank` by name. logits, retrieval_part: float32 [B, C]; scores: logits + blend * retrieval_part
 
-        A request with a non-finite score keeps the order of retrieval and is marked degraded.
+        A request with a non-finite score keeps its retrieval scores and is marked as degraded.
         """
         rank_scores, broken = np.empty(logits.shape, np.float32), np.zeros(len(logits), bool)
         candidates = (inputs["candidate_ids"], inputs["retrieval_scores"])
@@ -175,7 +182,7 @@ class RankOutputs:
 
 @dataclass(frozen=True)
 class Rank:
-    """The stage in one process: inputs and rows, the network, outputs."""
+    """The whole stage in one process."""
 
     info: StageInfo
     inputs: RankInputs
@@ -185,7 +192,7 @@ class Rank:
     content: Content | None = None
     item_plan: Plan | None = None
     learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
-    drift: DriftWindow | None = None  # of the best score of each request
+    drift: DriftWindow | None = None  # watches the best score of each request
     live_items: LiveItems | None = None
 
     @classmethod
@@ -201,35 +208,35 @@ class Rank:
         return cls(info, inputs, rows, network, outputs, Content.load(folder), plan, load_learned_sales(folder), drift)
 
     def with_live(self, reader: Reader) -> Rank:
-        """Return the stage as it answers with a live store."""
+        """Return the stage with a live store attached, whose new and changed items it ranks."""
         if self.content is None:
             return self
         inputs = self.inputs
-        of_items = (inputs.item_rows, inputs.item_numbers)
-        features = ItemFeatures(self.item_plan, *of_items) if self.item_plan else None
-        arrays = RankedItems(self.content, *of_items, inputs.statistics, features)
+        item_arrays = (inputs.item_rows, inputs.item_numbers)
+        features = ItemFeatures(self.item_plan, *item_arrays) if self.item_plan else None
+        arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features)
         as_of_s = inputs.settings.as_of_s
         sales = LiveSales(inputs.items, as_of_s, self.learned) if as_of_s else None
         return replace(self, live_items=LiveItems(reader, inputs.items, self.content, arrays, sales))
 
     @property
     def tables(self) -> LeveledTables:
-        """The levels that rows are read from, for measurements."""
+        """The tables that rows are read from."""
         return self.rows.tables
 
     def close(self) -> None:
-        """Release the tables, which other instances share. The stage cannot be called afterwards."""
+        """Release the tables, which instances share. The stage cannot be called afterwards."""
         self.tables.close()
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the counters of the tables' levels, and how far the latest scores are from the export's."""
+        """Yield the counters of the tables' levels, and the drift of scores since the export."""
         yield from measurements(self.tables.metrics())
         if self.drift:
             yield from self.drift.measurements()
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Return a message for each request of another generation, by row."""
-        return generation_faults(inputs["lineage"], self.info.generation)
+        """Return a message for each row of another generation, by row."""
+        return find_generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `rank` (serving/contract/tensors.py)."""
@@ -237,49 +244,52 @@ class Rank:
             self.live_items.refresh()
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
         try:
-            logits, retrieval_part = self._logits(inputs, candidates)
+            logits, retrieval_part = self._compute_logits(inputs, candidates)
         except DependencyError:  # the tables cannot be read
             logits = retrieval_part = np.full(candidates.shape, np.nan, np.float32)
         outputs = self.outputs.scores(inputs, logits, retrieval_part)
         if self.drift:
-            self.drift.add(np.empty((len(logits), 0), np.int64), best_scores(outputs["rank_scores"]))
+            self.drift.add(np.empty((len(logits), 0), np.int64), find_best_scores(outputs["rank_scores"]))
         outputs["lineage"] = self.rows.mark_degraded(outputs["lineage"])
         return outputs
 
-    def _logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _compute_logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (logits, retrieval_part), float32 [B, C]. candidates: int [B, C] positions.
 
-        Rows are looked up for the whole batch, so that a slow level is asked once. The network runs on as many requests at a
-        time as fit the processor's cache.
+        Table rows are looked up for the whole batch, so that a slow level is read once. The network runs on as many requests at
+        a time as fit the processor's caches.
         """
-        given = {name: inputs[name] for name in OF_REQUESTS} | self.rows.read(*self.inputs.row_keys(inputs, candidates))
-        at_once = evenly(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
+        tensors = {name: inputs[name] for name in OF_REQUESTS} | self.rows.read(*self.inputs.row_keys(inputs, candidates))
+        at_once = choose_chunk_size(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
         logits, retrieval_part = np.empty(candidates.shape, np.float32), np.empty(candidates.shape, np.float32)
         for first in range(0, len(candidates), at_once):
             part = slice(first, first + at_once)
-            own = {name: values[part] for name, values in given.items()}
-            pairs = self.inputs.pair_numbers(own, candidates[part])
-            feeds = {"user_numbers": own["user_continuous"], "pair_numbers": pairs}
-            feeds |= {name: own[name] for name in ("user_rows", "item_rows")}
+            chunk = {name: values[part] for name, values in tensors.items()}
+            pairs = self.inputs.pair_numbers(chunk, candidates[part])
+            feeds = {"user_numbers": chunk["user_continuous"], "pair_numbers": pairs}
+            feeds |= {name: chunk[name] for name in ("user_rows", "item_rows")}
             logits[part] = self.network.run(["logits"], feeds)[0]
             retrieval_part[part] = self.inputs.retrieval_part(pairs)
         return logits, retrieval_part
 
 
-def best_scores(rank_scores: np.ndarray) -> np.ndarray:
-    """Return the score of each request's best candidate, float32 [B, 1], of float32 [B, C]."""
+def find_best_scores(rank_scores: np.ndarray) -> np.ndarray:
+    """Return the score of each request's best candidate, float32 [B, 1]. rank_scores: float32 [B, C]"""
     return rank_scores.max(axis=1, keepdims=True)
 
 
-def evenly(count: int, most: int) -> int:
-    """Return a chunk size of 1 to `most` for `count` rows, so that the last chunk is not much smaller than the others."""
+def choose_chunk_size(count: int, most: int) -> int:
+    """Return the size, 1 … `most`, of chunks of `count` rows, such that the last chunk is not much smaller than the others."""
     n_parts = max(1, -(-count // most))
     return max(1, -(-count // n_parts))
 
 
 @compiled
 def write_ranked(candidate_ids, retrieval_scores, logits, retrieval_part, blend, rank_scores, broken):
-    """Blend the scores, request by request. Written: rank_scores float32 [B, C]; broken bool [B], all False before."""
+    """Write rank_scores, float32 [B, C], and broken, bool [B], which must be all False: the requests with a non-finite score.
+
+    candidate_ids: int64 [B, C]; retrieval_scores, logits, retrieval_part: float32 [B, C]; blend: float
+    """
     for row in range(len(logits)):
         for place in range(logits.shape[1]):
             score = logits[row, place] + np.float32(blend) * retrieval_part[row, place]

@@ -13,7 +13,7 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, StageInfo, open_checked_array, open_network, read_stage, stage_settings
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import PAD_ID, Degraded, generation_faults, mark_degraded
+from serving.contract.tensors import PAD_ID, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.loops.ordering import falling, sort_stably
@@ -179,7 +179,7 @@ class Rerank:
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""
-        return generation_faults(inputs["lineage"], self.info.generation)
+        return find_generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `rerank` (serving/contract/tensors.py)."""

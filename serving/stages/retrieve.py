@@ -25,13 +25,13 @@ from serving.contract.artifacts import (
     stage_settings,
 )
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import PAD_SCORE, Axes, Degraded, generation_faults, mark_degraded
+from serving.contract.tensors import PAD_SCORE, Axes, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
 from serving.stages.features.sequence import SequenceSource
-from serving.stages.features.user_store import SeenItems, seen_range
+from serving.stages.features.user_store import SeenItems, find_seen_range
 from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.content import Content
 from serving.stages.live.content_tower import ContentTower
@@ -215,7 +215,7 @@ class Retrieve:
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""
-        return generation_faults(inputs["lineage"], self.info.generation)
+        return find_generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `retrieve` (serving/contract/tensors.py)."""
@@ -230,7 +230,7 @@ class Retrieve:
         vectors = self.network.run(["user_vectors"], feeds)[0][: len(history)]
         if self.sequence is None:
             return vectors
-        return np.concatenate([self.sequence.vectors(history, inputs["history_age_days"]), vectors], axis=1)
+        return np.concatenate([self.sequence.compute_vectors(history, inputs["history_age_days"]), vectors], axis=1)
 
 
 @compiled
@@ -249,7 +249,7 @@ def collect_blocked_positions(
     ranges = np.zeros((batch, 2), np.int64)
     if filter_seen:
         for row in range(batch):
-            ranges[row] = seen_range(user_ids[row], seen_users, seen_offsets)
+            ranges[row] = find_seen_range(user_ids[row], seen_users, seen_offsets)
     positions = np.empty(exclude.size + history.size + len(since_ids) + (ranges[:, 1] - ranges[:, 0]).sum(), np.int64)
     starts = np.zeros(batch + 1, np.int64)
     count = 0

@@ -1,4 +1,4 @@
-"""`python -m serving.tables <levels.json>`: apply live updates on this machine until SIGTERM or SIGINT."""
+"""Apply live updates of the tables on this machine until SIGTERM or SIGINT: `python -m serving.tables <levels.json>`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import threading
 from pathlib import Path
 
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, run_program
 from serving.contract.logs import configure_logging
 from serving.tables.config import read_config
 from serving.tables.updates.updater import Updater
@@ -17,10 +17,11 @@ from serving.tables.updates.updater import Updater
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m serving.tables", description=__doc__)
     parser.add_argument("config", type=Path, help="levels.json of a rank model's version folder")
-    parser.add_argument("--tag", help="tag of its server, by which the server finds it")
+    parser.add_argument("--tag", help="tag of the server that this process belongs to; only its command line is used")
     config = read_config(parser.parse_args().config)
     if config.updates is None:
-        raise ConfigError(f"model {config.model} names no update source. Expected `updates` with brokers. Export it with one.")
+        remedy = "Set brokers in [tables] of the export's settings, and export again."
+        raise ConfigError(f"model {config.model} names no update source. Expected `updates` with brokers. {remedy}")
     configure_logging(logging.INFO)
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -33,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

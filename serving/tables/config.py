@@ -1,7 +1,7 @@
-"""The settings of one model's tables: their sizes, the rows that each level holds, and where the levels are.
+"""Read and check the settings of one model's tables: sizes, the rows that each level holds, and where the levels are.
 
-The export writes them as JSON; every instance and the updater read them. Names and meanings follow ps.json: L1 is the cache
-(`gpucache`), L2 the volatile database, L3 the persistent database.
+The export writes them as levels.json; every instance and the updater read them. Names and meanings follow ps.json: L1 is the
+cache (`gpucache`), L2 the volatile database, L3 the persistent database.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from serving.tables.formats.names import check_name
 
 T = TypeVar("T")
 
-EXACT = 1.1  # a hit-rate threshold above 1 waits for every miss
+EXACT = 1.1  # with a hit-rate threshold above 1, lookups wait for every miss
 
 
 @dataclass(frozen=True)
 class TableConfig:
-    """One table. Dense tables have the keys 0 … rows - 1; others any int64 keys but -1 and 2^63 - 1."""
+    """One table. A dense table has the keys 0 … rows - 1; others have any int64 keys except -1 and 2^63 - 1."""
 
     name: str
     rows: int
     width: int  # values per row
-    row_format: str = "fp32"  # of L2; L1 holds decoded rows, L3 and Redis hold fp32 as HPS does
+    row_format: str = "fp32"  # of L2; L1 holds decoded rows, and L3 and Redis hold fp32, as in HPS
     dense: bool = True
     l1_rows: int = 0  # per process; 0: no L1, lookups go straight to L2 (HPS: gpucache false)
-    l2_rows: int = 0  # per machine; at least `rows` of a dense table: the whole table; 0: no L2 in shared memory
+    l2_rows: int = 0  # per machine; at least `rows` holds a dense table completely; 0: no L2 in shared memory
     default: float | tuple[float, ...] = 0.0  # for keys without a row: one value for all columns, or one per column
 
     def __post_init__(self) -> None:
@@ -50,29 +50,29 @@ class TableConfig:
 
     @property
     def complete(self) -> bool:
-        """Whether L2 holds the whole table."""
+        """Whether L2 holds the table completely."""
         return self.dense and self.l2_rows >= self.rows
 
 
 @dataclass(frozen=True)
 class RedisConfig:
-    """L2 in a Redis cluster, shared by many machines (`volatile_db` of type redis_cluster)."""
+    """L2 in a Redis cluster that many machines share (`volatile_db` of type redis_cluster)."""
 
-    address: str = "127.0.0.1:7000"  # host:port,… of nodes; any one of them knows the others
+    address: str = "127.0.0.1:7000"  # host:port,… of some nodes; any of them knows all others
     num_partitions: int = 16  # fixed once data is written
     user_name: str = "default"
     password: str = ""
-    timeout_ms: int = 20  # per node that does not answer, once per pause of the breaker
+    timeout_ms: int = 20  # a lookup waits so long for a node that does not answer, once per pause of the circuit breaker
 
 
 @dataclass(frozen=True)
 class RocksConfig:
-    """L3 (`persistent_db`). `path` is outside the repository, because updates change it."""
+    """L3 in RocksDB (`persistent_db`). `path` is outside of the repository, because updates change the database."""
 
     path: str
-    read_threads: int = 16  # of one wave of reads
+    read_threads: int = 16  # per wave of reads
     direct_reads: bool = False  # bypass the page cache
-    read_only: bool = False  # updates do not change it
+    read_only: bool = False  # updates do not change the database
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class UpdateConfig:
 
 @dataclass(frozen=True)
 class LevelsConfig:
-    """All settings of one model. `arena` names the rows in shared memory: instances of one name share one copy."""
+    """All settings of one model. arena: name of the rows in shared memory; instances with the same name share one copy"""
 
     model: str
     tables: tuple[TableConfig, ...]
@@ -114,14 +114,14 @@ class LevelsConfig:
         lacking = [table.name for table in self.tables if not table.complete]
         if lacking and not (self.redis or self.rocksdb or self.source):
             raise ConfigError(
-                f"model {self.model}: {', '.join(lacking)} fit L2 only in part, and there is no L3. Expected a complete level. "
-                "Add `rocksdb`, or raise l2_rows to the tables' rows."
+                f"model {self.model}: L2 holds only part of {', '.join(lacking)}, and there is no L3. "
+                "Expected a complete level. Add `rocksdb`, or raise l2_rows to the tables' rows."
             )
 
         if lacking and self.updates and (not self.rocksdb or self.rocksdb.read_only):
             raise ConfigError(
-                f"model {self.model}: updates of {', '.join(lacking)} would be lost on leaving L2. Expected RocksDB below, "
-                "to be written. Add `rocksdb` without read_only, or raise l2_rows to the tables' rows."
+                f"model {self.model}: updates of {', '.join(lacking)} would be lost when L2 evicts them. Expected a writable "
+                "RocksDB below L2. Add `rocksdb` without read_only, or raise l2_rows to the tables' rows."
             )
 
     @property
@@ -146,17 +146,19 @@ class LevelsConfig:
 
     def _require(self, name: str, setting: T | None) -> T:
         if setting is None:
-            raise ConfigError(f"model {self.model} has no `{name}`. Expected it for what was called. Add `{name}`.")
+            raise ConfigError(f"model {self.model} has no `{name}` in its levels.json, which this call needs. Add `{name}`.")
         return setting
 
     def write(self, path: Path) -> None:
+        """Write the settings as JSON."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
 def read_config(path: Path) -> LevelsConfig:
     """Read levels.json. Raises ConfigError when the file is unreadable or has an unknown setting.
 
-    A relative `source` is relative to the file, so that a repository can be moved; a relative RocksDB path to the temp folder.
+    A relative `source` is resolved from the file's folder, so that a repository can be moved; a relative RocksDB path from the
+    system's folder for temporary files.
     """
     try:
         raw = json.loads(path.read_text())

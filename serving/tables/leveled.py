@@ -1,11 +1,11 @@
-"""The tables of one model over three levels: hot rows of the process, RAM of the machine, all rows on SSD.
+"""Look up rows of one model's tables over three levels: hot rows of the process, RAM of the machine, all rows on SSD.
 
-    keys ─▶ L1 (or L2, where a table has no L1) ─▶ all found: done
+    keys ─▶ L1 (or L2, if a table has no L1) ─▶ all found: done
                  └─ missing: hit rate of the distinct keys
                       below the threshold: wait. L2, then one wave of L3 reads for all tables; then the default vector
                       at or above it:      default vectors now; a background thread fetches the rows for later
 
-The semantics are HPS's. A threshold above 1 waits for every miss: answers equal those of a dictionary, bit for bit.
+The semantics are HPS's. With a threshold above 1, lookups wait for every miss, and answers equal a dictionary's, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from serving.tables.store.side_by_side import SideBySide
 from serving.tables.store.table import LeveledTable, l1_sections, l2_sections
 
 CONFIG_FILE = "levels.json"
-WARM_ROWS = 4096  # at a time, so that writers of the table wait for one part only
-ROOM_PER_ROW = 32  # rows of a cache per row that is inserted with others: four sets
-UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter: 0.3 ms for 500 updated rows, 1.5 ms for 2,500
+WARM_ROWS = 4096  # rows inserted at a time, so that writers of the table wait only briefly
+CACHE_ROWS_PER_INSERTED = 32  # rows of a cache, four sets, per row that is inserted together with others
+UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter's lock: 0.3 ms for 500 updated rows, 1.5 ms for 2,500
 INT64 = np.dtype(np.int64)
 FIRST, ONCE = np.zeros(1, np.int64), np.ones(1, np.int64)
 NO_UPDATER = UpdaterState(0, 0, 0, 0.0, 0, False, False)
@@ -40,20 +40,20 @@ class _Miss:
     """The misses of one table's first level."""
 
     table: LeveledTable
-    asked: np.ndarray  # int64 [N] all keys of the request
+    request_keys: np.ndarray  # int64 [N] all keys of the request
     vectors: np.ndarray  # float32 [N, D] the answer so far
-    places: np.ndarray  # int64 [M] rows of it that are missing
+    places: np.ndarray  # int64 [M] rows of `vectors` that are missing
     keys: np.ndarray  # int64 [U] distinct keys of the missing rows
     inverse: np.ndarray  # int64 [M] position in `keys` of each missing row
     counts: np.ndarray  # int64 [U] missing rows of each key
 
 
 class LeveledTables:
-    """The levels of one model's tables. Look-ups are for one thread at a time; any number of processes may share an arena."""
+    """The levels of one model's tables. One thread at a time may look up; any number of processes may share an arena."""
 
     def __init__(self, config: LevelsConfig, warm: bool = True) -> None:
         self.config = config
-        self.degraded = False  # a level that the latest look-up needed is down
+        self.degraded = False  # whether a level was down that the latest look-up needed
         self._tables = {table.name: LeveledTable(table) for table in config.tables}
         self.lower = LowerLevels(config, self._tables)
         self._side_by_side: dict[tuple[str, ...], SideBySide] = {}
@@ -74,12 +74,13 @@ class LeveledTables:
 
     # --- looking up ---------------------------------------------------------------------------------------------------------
     def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the rows of keys, int [...], as float32 [..., D], in `out` (C-contiguous) when passed. Sets `degraded`.
+        """Return the rows of one table as float32 [..., D]. Sets `degraded`.
 
+        rows: int [...] keys; out: C-contiguous float32 [..., D] to write into
         Raises RequestError for an unknown table, and for an `out` of another shape or dtype.
         """
         self.degraded = False
-        table = self._tables.get(name) or self._table(name)
+        table = self._tables.get(name) or self._find_table(name)
         keys = asarray(rows, INT64, "C")
         if out is not None or keys.ndim != 1:
             vectors, miss = self._read_top(name, rows, out)
@@ -88,15 +89,16 @@ class LeveledTables:
             if missing is None:
                 table.hits += keys.size
                 return vectors
-            miss = self._miss(table, keys, vectors, missing.nonzero()[0])
+            miss = self._make_miss(table, keys, vectors, missing.nonzero()[0])
         if miss is not None:
             self._resolve([miss])
         return vectors
 
     def lookup_many(self, wanted: dict[str, np.ndarray], outs: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """Return float32 [..., D] by table of {table: int [...] keys}. Misses of all tables are read in one wave.
+        """Return the rows of several tables by name, float32 [..., D] each. Misses of all tables are read in one wave.
 
-        outs: C-contiguous float32 arrays of those shapes to write into, which saves large answers new pages.
+        wanted: table -> keys, int [...]; outs: table -> C-contiguous float32 [..., D] to write into, so that large answers need
+        no new memory pages. Raises RequestError as `lookup` does.
         """
         self.degraded = False
         read = {name: self._read_top(name, rows, outs[name] if outs else None) for name, rows in wanted.items()}
@@ -106,9 +108,10 @@ class LeveledTables:
         return {name: vectors for name, (vectors, _) in read.items()}
 
     def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
-        """Return float32 [..., S, D] for each (S table names of one width, int [..., S] keys).
+        """Return one array, float32 [..., S, D], for each pair of S table names of one width and their keys, int [..., S].
 
-        Tables that L2 holds whole are read in one pass. Misses of all tables are read in one wave; a table may be named once.
+        Tables that L2 holds completely are read in one pass. Misses of all tables are read in one wave. A table may be named
+        only once.
         """
         self.degraded = False
         side_by_side = [self._read_side_by_side(names, keys) for names, keys in wanted]
@@ -121,12 +124,12 @@ class LeveledTables:
         ]
 
     def _read_side_by_side(self, names: tuple[str, ...], keys: np.ndarray) -> np.ndarray | None:
-        """Return the rows, or None where the tables are not stored side by side or a row is missing."""
-        reader = self._side_by_side.get(names) or self._reader(names)
+        """Return the rows, float32 [..., S, D]; None if the tables are not stored side by side, or a row is missing."""
+        reader = self._side_by_side.get(names) or self._find_reader(names)
         return None if reader is None else reader.read(keys)
 
-    def _reader(self, names: tuple[str, ...]) -> SideBySide | None:
-        tables = [self._table(name) for name in names]
+    def _find_reader(self, names: tuple[str, ...]) -> SideBySide | None:
+        tables = [self._find_table(name) for name in names]
         shared = [table.shared for table in tables if table.shared is not None and not table.l1]
         block = shared[0].side_by_side if shared else None
         if block is None or len(shared) < len(tables) or any(each.side_by_side is not block for each in shared):
@@ -135,8 +138,8 @@ class LeveledTables:
         return self._side_by_side[names]
 
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
-        """Return float32 [..., D] and the misses, None without any."""
-        table = self._tables.get(name) or self._table(name)
+        """Return the rows of the first level, float32 [..., D], and the misses, None if there are none."""
+        table = self._tables.get(name) or self._find_table(name)
         keys = asarray(rows, INT64, "C")
         if out is not None:
             self._check_out(out, (*rows.shape, table.config.width))
@@ -148,7 +151,7 @@ class LeveledTables:
         if missing is None:
             table.hits += len(keys)
             return vectors, None
-        return vectors, self._miss(table, keys, vectors, missing.nonzero()[0])
+        return vectors, self._make_miss(table, keys, vectors, missing.nonzero()[0])
 
     @staticmethod
     def _check_out(out: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -160,7 +163,7 @@ class LeveledTables:
                 f"{list(shape)}: one row a key. Pass np.empty of that shape, or none."
             )
 
-    def _table(self, name: str) -> LeveledTable:
+    def _find_table(self, name: str) -> LeveledTable:
         try:
             return self._tables[name]
         except KeyError:
@@ -169,9 +172,9 @@ class LeveledTables:
             ) from None
 
     @staticmethod
-    def _miss(table: LeveledTable, keys: np.ndarray, vectors: np.ndarray, places: np.ndarray) -> _Miss:
+    def _make_miss(table: LeveledTable, keys: np.ndarray, vectors: np.ndarray, places: np.ndarray) -> _Miss:
         lacking = keys[places]
-        if len(lacking) == 1:  # the usual miss where most rows hit; `unique` costs a quarter of a read
+        if len(lacking) == 1:  # the most frequent case; `unique` would cost a quarter of a read
             distinct, inverse, counts = lacking, FIRST, ONCE
         else:
             distinct, inverse, counts = np.unique(lacking, return_inverse=True, return_counts=True)
@@ -180,11 +183,11 @@ class LeveledTables:
         return _Miss(table, keys, vectors, places, distinct, inverse, counts)
 
     def _resolve(self, misses: list[_Miss]) -> None:
-        """Wait for the rows, or answer with defaults and fetch them in the background."""
+        """Fill the missing rows: wait for them, or use default vectors and fetch them in the background."""
         waiting = {}
         for miss in misses:
             name = miss.table.config.name
-            if self._waits(miss):
+            if self._must_wait(miss):
                 waiting[name] = miss
             else:
                 miss.vectors[miss.places] = miss.table.default
@@ -198,15 +201,15 @@ class LeveledTables:
             self._misses.add(int((time.perf_counter() - started_s) * 1e6))
             self._enqueue(fetched)
 
-    def _waits(self, miss: _Miss) -> bool:
-        """Return whether to wait, by HPS's rule: 1 - missing / distinct keys is below the threshold.
+    def _must_wait(self, miss: _Miss) -> bool:
+        """Return whether to wait for missing rows: always without a cache, else by HPS's rule.
 
-        Without a cache, always.
+        HPS waits if 1 - missing / distinct keys is below the threshold.
         """
         threshold = self.config.hit_rate_threshold
         if threshold > 1 or miss.table.l1 is None:
             return True
-        return 1 - len(miss.keys) / len(np.unique(miss.asked)) < threshold
+        return 1 - len(miss.keys) / len(np.unique(miss.request_keys)) < threshold
 
     def _fetch(self, wanted: dict[str, np.ndarray]) -> dict[str, Fetched]:
         fetched, intact = self.lower.fetch(wanted)
@@ -228,7 +231,7 @@ class LeveledTables:
         counts.perhaps_old += int(by_level[PERHAPS_OLD])
         counts.unknown += int(by_level[NOWHERE])
 
-    # --- behind the answer --------------------------------------------------------------------------------------------------
+    # --- in the background --------------------------------------------------------------------------------------------------
     def _enqueue(self, piece: Mapping[str, Fetched | np.ndarray], soon: bool = False) -> None:
         """Queue {table: fetched rows to insert, or int64 [U] keys to fetch} for the background."""
         self._misses.insertions_dropped += not self._background.submit(piece, soon)
@@ -246,13 +249,13 @@ class LeveledTables:
                 self._keep({name: part})
 
     def _rows_per_insertion(self, name: str) -> int:
-        """Return how many rows of several requests to insert at once: few relative to the sets, so that new rows rarely share
-        one.
+        """Return how many rows of several requests to insert at once: few relative to the cache's sets.
 
-        In a shared set each would evict another resident; one after the other, the last evicts the one before.
+        Rows that are inserted together into one set each evict a resident row. Inserted one after the other, the later evicts
+        the earlier, and the residents stay.
         """
         table = self._tables[name].config
-        return min((rows for rows in (table.l1_rows, table.l2_rows) if rows), default=0) // ROOM_PER_ROW
+        return min((rows for rows in (table.l1_rows, table.l2_rows) if rows), default=0) // CACHE_ROWS_PER_INSERTED
 
     def _keep(self, fetched: dict[str, Fetched]) -> None:
         """Insert rows of a lower level into the levels above it."""
@@ -261,15 +264,15 @@ class LeveledTables:
             l1 = self._tables[name].l1
             if l1 is None:
                 continue
-            found = np.isin(rows.level, (IN_L2, IN_L3))
-            if found.any():
-                l1.insert(rows.keys[found], rows.vectors[found], rows.position)
+            is_found = np.isin(rows.level, (IN_L2, IN_L3))
+            if is_found.any():
+                l1.insert(rows.keys[is_found], rows.vectors[is_found], rows.position)
 
     def _upkeep(self) -> None:
         self.lower.attach()
         if self.lower.l3 is not None and self.lower.l3.store is not None and not self._all_in_l2:
             self.lower.check()
-            self.lower.catch_up()  # holds the interpreter, so not for tables that never read L3
+            self.lower.catch_up()  # holds the interpreter's lock, so only for tables that read L3
 
     @property
     def _all_in_l2(self) -> bool:
@@ -281,7 +284,7 @@ class LeveledTables:
             return
         count = min(max(table.l2_rows, table.l1_rows), table.rows)
         for start in range(0, count, WARM_ROWS):
-            keys = self.lower.first_keys(table.name, start, start + WARM_ROWS)  # more than fit: sets fill unevenly
+            keys = self.lower.first_keys(table.name, start, start + WARM_ROWS)  # up to `count` and more: sets fill unevenly
             if len(keys):
                 self._keep(self.lower.fetch_first(table.name, keys))
 
@@ -289,12 +292,12 @@ class LeveledTables:
         """Wait until the background work submitted so far is done."""
         self._background.settle()
 
-    # --- what happened ------------------------------------------------------------------------------------------------------
+    # --- metrics ------------------------------------------------------------------------------------------------------------
     def metrics(self) -> Metrics:
-        """Return a snapshot; cheap enough for every few seconds."""
+        """Return a snapshot of all metrics. It is cheap enough for every few seconds."""
         levels = self.lower.levels
         at_once = dict.fromkeys(self._tables, 0)
-        for names, reader in list(self._side_by_side.items()):  # metrics are published from another thread
+        for names, reader in list(self._side_by_side.items()):  # a copy: metrics are published from another thread
             for name in names:
                 at_once[name] += reader.reads
         return Metrics(
@@ -306,7 +309,7 @@ class LeveledTables:
 
     @staticmethod
     def _table_metrics(table: LeveledTable, at_once: int) -> TableMetrics:
-        """Return the metrics of one table. at_once: rows that were read together with other tables, all from L2."""
+        """Return the metrics of one table. at_once: number of rows that were read side by side with other tables, from L2"""
         slots = table.shared.slots if table.shared else None
         return TableMetrics(
             counts=table.sum_counts(at_once),
@@ -318,7 +321,7 @@ class LeveledTables:
         )
 
     def close(self) -> None:
-        """Leave the arena; the last process to leave removes it."""
+        """Leave the arena. The last process that leaves removes it."""
         self._background.close()
         self._side_by_side.clear()
         self.lower.close()

@@ -19,7 +19,7 @@ from serving.contract.tensors import (
     Axes,
     ContextColumn,
     RecordSpec,
-    generation_faults,
+    find_generation_faults,
     new_lineage,
     pack_records,
     stage_specs,
@@ -290,7 +290,7 @@ class Half(Next):
     """A rank stage whose scores are half of retrieval's."""
 
     def faults(self, inputs):
-        return generation_faults(inputs["lineage"], 7)
+        return find_generation_faults(inputs["lineage"], 7)
 
     def __call__(self, inputs):
         self.seen.append(inputs)

@@ -70,7 +70,7 @@ def test_a_generation_without_code(repository):
     shutil.rmtree(repository / "recommend" / "1" / "serving")
     reseal(repository)
     (message,) = errors(repository)
-    assert "holds no code to serve it with" in message
+    assert "lacks serving/, the code that answers for this generation" in message
 
 
 def change_an_answer(repository):

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import tritonclient.grpc as grpcclient
 
-from repository.challenger import challengers
+from repository.challenger import read_challengers
 from repository.generations import pin
 from server.challenger import load_challenger, unload_challenger
 from server.generations import activate, served_generation
@@ -89,7 +89,7 @@ def test_a_challenger_that_does_not_load_leaves_the_champion_alone(repo, launch)
         load_challenger(server.grpc_url, repo, 2)
     assert load.failures == []
     assert set(load.answers) == {("recommend", 1, 1)}
-    assert challengers(repo) == ()
+    assert read_challengers(repo) == ()
     assert is_ready(server.grpc_url)
 
 

@@ -99,7 +99,7 @@ def test_a_click_changes_the_list_and_says_how_fast(page):
 
 def test_an_unknown_user_is_shown_as_such(page):
     page.open(999_999)
-    assert "Nobody knows this user" in page.text("known")
+    assert "This user is unknown" in page.text("known")
     assert page.items("history") == []
 
 

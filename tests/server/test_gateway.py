@@ -104,7 +104,9 @@ def test_slow_headers_are_cut_off(served, begun):
 
 
 def test_a_gateway_that_is_killed_comes_back(served):
-    workers = [process for process in gateway.gateways(served.server.state.tag) if "server.supervisor" not in process.cmdline()]
+    workers = [
+        process for process in gateway.list_gateways(served.server.state.tag) if "server.supervisor" not in process.cmdline()
+    ]
     os.kill(workers[0].pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
     while True:

@@ -82,7 +82,7 @@ def test_models_see_the_threads_they_were_given_and_not_the_checkout(repo, launc
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("time.sleep(900)", "The start stands still for 4 s"),
+        ("time.sleep(900)", "The start made no progress for 4 s"),
         (
             f"print('{MEMORY_RACE}', flush=True); os.kill(os.getppid(), 6); time.sleep(900)",
             "The start was ended by a race for shared memory",

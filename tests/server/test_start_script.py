@@ -15,7 +15,7 @@ from export.nvidia.source import Source
 from export.settings import Settings
 from repository.recorded import RECORDED_FILE, read_recorded
 from server import health
-from server.environment import backend_directory, find_wheel, server_env
+from server.environment import build_backend_directory, build_server_env, find_wheel
 from server.ports import find_free_ports
 from serving.contract.tensors import ENSEMBLE
 from tests.server.requests import infer
@@ -34,14 +34,14 @@ def served(repository, tmp_path):
     source = Source.open(find_stage_folders(repository))
     publish_merlin(source, tmp_path / "models", Settings(merlin={"triton": "modern", "precision": "fp16"}))
     wheel, ports, run = find_wheel(), find_free_ports(), tmp_path / "run"
-    backends = backend_directory(wheel, run)
+    backends = build_backend_directory(wheel, run)
     options = [f"--backend-directory={backends}", f"--backend-config=python,shm-region-prefix-name=start_{ports.grpc}_"]
     options += [f"--grpc-port={ports.grpc}", f"--http-port={ports.http}", f"--metrics-port={ports.metrics}"]
     program = run / "bin" / "tritonserver"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{wheel.server}" {" ".join(options)} "$@"\n')
     program.chmod(0o755)
-    env = server_env(wheel)
+    env = build_server_env(wheel)
     env |= {"PATH": f"{program.parent}:{env['PATH']}", "MODELS": str(tmp_path / "models")}
     env |= {"ENGINES": str(tmp_path / "engines"), "BACKENDS": str(backends)}
     log = tmp_path / "log"

@@ -56,7 +56,7 @@ def test_what_is_paused_fails_readiness_and_is_started_again(shop, victim):
 
 
 def test_a_gateway_that_is_paused_is_ended_and_comes_back(shop):
-    worker = next(process for process in gateway.gateways(shop.state.tag) if "server.supervisor" not in process.cmdline())
+    worker = next(process for process in gateway.list_gateways(shop.state.tag) if "server.supervisor" not in process.cmdline())
     worker.suspend()
     worker.wait(RECOVERS_S)
     deadline_s = time.monotonic() + RECOVERS_S
@@ -72,17 +72,17 @@ def test_a_gateway_that_is_paused_is_ended_and_comes_back(shop):
 def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
     """Generation 2 is not loaded: every user of its share gets the champion's answer, and the log says why."""
     start_experiment(shop.repo, Experiment("spring", 1, 2, 0.0))
-    shop.wait(lambda: len(guard.guards(shop.state.tag)) == 2)  # with its supervisor
-    guards, before = guard.guards(shop.state.tag), shop.state
+    shop.wait(lambda: len(guard.list_guards(shop.state.tag)) == 2)  # with its supervisor
+    guards, before = guard.list_guards(shop.state.tag), shop.state
     psutil.Process(before.pid).kill()
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
-    assert guard.guards(shop.state.tag) == guards
+    assert guard.list_guards(shop.state.tag) == guards
     change_share(shop.repo, 1.0)
     shop.wait(lambda: read_acts(shop.repo)[-1].action == "rolled back")
     assert "it failed in" in read_acts(shop.repo)[-1].reason
     shop.recover()
-    shop.wait(lambda: guard.guards(shop.state.tag) == [])
+    shop.wait(lambda: guard.list_guards(shop.state.tag) == [])
 
 
 def test_a_changed_artifact_is_not_served(shop):

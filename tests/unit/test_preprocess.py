@@ -158,10 +158,10 @@ def test_a_missing_file_is_refused(exported, tmp_path, lost):
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("event_offsets", lambda array: array + 10**12, "does not say whose"),
-        ("event_offsets", lambda array: array + 1, "does not say whose"),  # the last event is nobody's
-        ("event_offsets", lambda array: array - 1, "does not say whose"),
-        ("event_offsets", lambda array: array[::-1], "does not say whose"),
+        ("event_offsets", lambda array: array + 10**12, "does not divide the"),
+        ("event_offsets", lambda array: array + 1, "does not divide the"),  # the last event is nobody's
+        ("event_offsets", lambda array: array - 1, "does not divide the"),
+        ("event_offsets", lambda array: array[::-1], "does not divide the"),
         ("event_offsets", lambda array: array[:-1], r"holds int64 .*; expected int64 \[\d+\]"),
         ("event_ids", lambda array: array[:5], r"event_times\.npy holds int64 .*; expected int64 \[5\]"),
         ("event_categories", lambda array: array[:5], r"event_categories\.npy holds int32 \[5\]"),

@@ -180,7 +180,7 @@ def test_a_row_that_no_table_has_is_the_callers_fault(tmp_path, row):
     write_folder(tmp_path)
     inputs = requests()
     inputs["user_categorical"][2, 1] = row
-    said = f"row {row} of the embedding table 'user_1' was asked for; it has the rows 0 to {N_USER_ROWS - 1}.*`recommend`"
+    said = f"row {row} of the embedding table 'user_1', which has the rows 0 to {N_USER_ROWS - 1}.*`recommend`"
     with pytest.raises(RequestError, match=said):
         Retrieve.load(tmp_path)(inputs)
 

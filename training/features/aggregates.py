@@ -28,7 +28,7 @@ from serving.live.aggregations import (
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import USER
 from serving.stages.features.ranking import aggregate_numbers
-from serving.stages.features.user_store import by_name
+from serving.stages.features.user_store import name_features
 from training.dataset.dataset import Dataset
 
 INSTANTS_AT_ONCE = 1 << 21
@@ -125,7 +125,7 @@ class LogAggregates:
         if USER not in self.plans:
             return {}
         keys = entity_keys(USER, user_ids, user_ids, {})
-        return by_name(self.plans[USER], self.compute_at(USER, Instants(keys, 1_000 * clocks_s, sequences)))
+        return name_features(self.plans[USER], self.compute_at(USER, Instants(keys, 1_000 * clocks_s, sequences)))
 
     @property
     def item_names(self) -> tuple[str, ...]:

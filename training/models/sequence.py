@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from serving.stages.features.sequence import oldest_first
+from serving.stages.features.sequence import make_feeds
 from training.features.build import Examples
 
 PER_DAY_BUCKETS, TIME_BUCKETS = 1_440.0, 24  # bucket of a time difference: the base-2 logarithm of its minutes
@@ -136,7 +136,7 @@ class SequenceModel(nn.Module):
         vectors = []
         for start in range(0, len(users.history_positions), USERS_PER_BLOCK):
             block = slice(start, start + USERS_PER_BLOCK)
-            feeds = oldest_first(
+            feeds = make_feeds(
                 self.item_vectors, users.history_positions[block], users.history_age_days[block], self.encoder.shape.length
             )
             vectors.append(self.encoder(*map(torch.from_numpy, feeds.values())).numpy())

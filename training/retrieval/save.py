@@ -10,7 +10,7 @@ import faiss
 import numpy as np
 
 from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
-from serving.stages.features.sequence import oldest_first
+from serving.stages.features.sequence import make_feeds
 from serving.stages.retrieve import HISTORY_TABLE, NETWORK, TABLES_FOLDER, RetrieveSettings
 from serving.stages.search.search import INDEX_FILE
 from training.features.build import Examples, Features
@@ -74,8 +74,8 @@ def save_retriever(
 
 
 def save_sequence(folder: Path, model: SequenceModel, history: np.ndarray, age_days: np.ndarray) -> Parity:
-    """Write the sequence network, and compare it with the trained one on histories [N, H], as `oldest_first` takes them."""
-    feeds = oldest_first(model.item_vectors, history, age_days, model.encoder.shape.length)
+    """Write the sequence network, and compare it with the trained one on histories [N, H], as `make_feeds` takes them."""
+    feeds = make_feeds(model.item_vectors, history, age_days, model.encoder.shape.length)
     dynamic = {name: {0: "requests"} for name in (*feeds, "sequence_vector")}
     return export_network(model.encoder, dict(feeds), "sequence_vector", folder / f"{SEQUENCE_NETWORK}.onnx", dynamic)
 

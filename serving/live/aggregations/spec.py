@@ -1,4 +1,4 @@
-"""`[[aggregations]]` of a `dataset.toml`: parsed, checked and explained.
+"""Parse and check `[[aggregations]]` of a `dataset.toml`.
 
     [[aggregations]]
     name = "item_sales_24h"
@@ -7,12 +7,12 @@
     function = "count"           # count, sum, mean, last or distinct
     window = "24h"               # or half_life = "3d", or session_gap = "30min"
     events = ["purchase"]        # optional: names of [events]; default: all
-    ranker = true                # optional: the models learn from it; else it is declared and checked only
+    ranker = true                # optional: the models learn from it; false: it is only declared and checked
 
 value       of an event                           count, sum, mean                    last (n = 3: three columns)
 count       its weight                            events, weights, mean weight        days since each of the last n events
 amount      its quantity, rating or amount        of the events that have one         the last n amounts, newest first
-price       the price of its item                 likewise                            likewise
+price       the price of its item                 of the events whose item has one    the last n prices, newest first
 distinct    its item (or its user, if the entity is an item or a category): only with function = "distinct" and a window
 """
 
@@ -55,14 +55,14 @@ class Aggregation:
         for key in (*REQUIRED, *SPANS):
             self._require(isinstance(getattr(self, key), str), f"{key} is {getattr(self, key)!r}", "a text")
         self._require(self.name.isidentifier(), f"name is {self.name!r}", "letters, digits and _, not beginning with a digit")
-        self._require(self.value in VALUES, f"value is {self.value!r}", one_of(VALUES, self.value))
-        self._require(self.function in FUNCTIONS, f"function is {self.function!r}", one_of(FUNCTIONS, self.function))
-        listed = isinstance(self.events, list | tuple) and all(isinstance(name, str) for name in self.events)
-        self._require(listed, f"events is {self.events!r}", 'a list of names of [events], such as ["purchase"]')
+        self._require(self.value in VALUES, f"value is {self.value!r}", list_choices(VALUES, self.value))
+        self._require(self.function in FUNCTIONS, f"function is {self.function!r}", list_choices(FUNCTIONS, self.function))
+        are_names = isinstance(self.events, list | tuple) and all(isinstance(name, str) for name in self.events)
+        self._require(are_names, f"events is {self.events!r}", 'a list of names of [events], such as ["purchase"]')
         object.__setattr__(self, "events", tuple(self.events))
         self._require(type(self.ranker) is bool, f"ranker is {self.ranker!r}", "true or false")
         crossed = self.ranker and self.entity.startswith(CROSS)
-        self._require(not crossed, f"ranker is true of {self.entity!r}", "ranker = true of users, items or categories only")
+        self._require(not crossed, f"ranker is true for {self.entity!r}", "ranker = true only for users, items or categories")
         self._check_span()
         self._check_last()
         self._check_distinct()
@@ -72,41 +72,41 @@ class Aggregation:
         if self.function == "last":
             self._require(given in ([], ["window"]), f"last is combined with {' and '.join(given)}", "window or none")
         else:
-            told = " and ".join(given) or "none"
-            self._require(len(given) == 1, f"of window, half_life and session_gap it has {told}", "exactly one")
+            stated = " and ".join(given) or "none"
+            self._require(len(given) == 1, f"of window, half_life and session_gap it has {stated}", "exactly one")
         for key in given:
-            length_ms = duration_ms(getattr(self, key))
+            length_ms = parse_duration_ms(getattr(self, key))
             self._require(length_ms > 0, f"{key} is {getattr(self, key)!r}", 'a time such as "10min", "24h" or "7d"')
             long_enough = key != "window" or length_ms >= SHORTEST_WINDOW_MS
             self._require(long_enough, f"window is {self.window!r}", "at least 10min")
 
     def _check_last(self) -> None:
         if self.function == "last":
-            known = type(self.n) is int and 1 <= self.n <= MOST_LAST
-            self._require(known, f"n is {self.n!r}", f'a whole number from 1 to {MOST_LAST}: function = "last" needs it')
+            is_count = type(self.n) is int and 1 <= self.n <= MOST_LAST
+            self._require(is_count, f"n is {self.n!r}", f'a whole number from 1 to {MOST_LAST}: function = "last" needs it')
         else:
-            told = f"n = {self.n!r} is given with function = {self.function!r}"
-            self._require(self.n == 0, told, 'function = "last", or no n')
+            fact = f"n = {self.n!r} is given with function = {self.function!r}"
+            self._require(self.n == 0, fact, 'function = "last", or no n')
 
     def _check_distinct(self) -> None:
         if "distinct" in (self.value, self.function):
-            whole = self.value == self.function and bool(self.window)
-            told = f"value = {self.value!r} is combined with function = {self.function!r}"
-            self._require(whole, told, "distinct for both, with a window")
+            fits = self.value == self.function and bool(self.window)
+            fact = f"value = {self.value!r} is combined with function = {self.function!r}"
+            self._require(fits, fact, "distinct for both, with a window")
 
     def _require(self, holds: bool, fact: str, expectation: str) -> None:
         if not holds:
-            raise ConfigError(f"[[aggregations]] {self.name!r}: {fact}. Expected {expectation}. Mend it in dataset.toml.")
+            raise ConfigError(f"[[aggregations]] {self.name!r}: {fact}. Expected {expectation}. Correct it in dataset.toml.")
 
     @property
     def span(self) -> tuple[str, int]:
-        """-> (which of SPANS is given, its length in milliseconds); ("", 0) for `last` without a window."""
+        """(the given key of SPANS, its length in milliseconds); ("", 0) for `last` without a window."""
         key = next((key for key in SPANS if getattr(self, key)), "")
-        return key, duration_ms(getattr(self, key)) if key else 0
+        return key, parse_duration_ms(getattr(self, key)) if key else 0
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the columns it gives: its own, or `name_1` (newest) to `name_n` for `last`."""
+        """Names of the resulting columns: `name`, or for `last` `name_1` (newest) to `name_n`."""
         if self.function == "last":
             return tuple(f"{self.name}_{place}" for place in range(1, self.n + 1))
         return (self.name,)
@@ -118,7 +118,7 @@ def parse_aggregations(
     """Return the aggregations that the tables of `[[aggregations]]` declare.
 
     category_columns: category columns of the items; event_names: names of `[events]`
-    Raises ConfigError: an unknown key with the keys that exist, a value with what was expected.
+    Raises ConfigError for an unknown key, naming the known ones, and for a wrong value, naming what was expected.
     """
     parsed = tuple(_parse(table, number) for number, table in enumerate(tables, start=1))
     names: set[str] = set()
@@ -128,9 +128,9 @@ def parse_aggregations(
         names |= set(aggregation.feature_names)
         entities = (USER, ITEM, *category_columns, *(CROSS + column for column in category_columns))
         known = aggregation.entity in entities
-        aggregation._require(known, f"entity is {aggregation.entity!r}", one_of(entities, aggregation.entity))
+        aggregation._require(known, f"entity is {aggregation.entity!r}", list_choices(entities, aggregation.entity))
         for event in aggregation.events:
-            aggregation._require(event in event_names, f"events names {event!r}", one_of(event_names, event))
+            aggregation._require(event in event_names, f"events names {event!r}", list_choices(event_names, event))
     return parsed
 
 
@@ -139,21 +139,23 @@ def _parse(table: Mapping[str, Any], number: int) -> Aggregation:
     where = f"[[aggregations]] number {number}, {table.get('name', 'without a name')!r},"
     for key in table:
         if key not in known:
-            raise ConfigError(f"{where} has the unknown key {key!r}. Expected {one_of(known, key)}. Mend it in dataset.toml.")
+            raise ConfigError(
+                f"{where} has the unknown key {key!r}. Expected {list_choices(known, key)}. Correct it in dataset.toml."
+            )
     for key in REQUIRED:
         if key not in table:
             raise ConfigError(f"{where} lacks the key {key!r}. Expected {', '.join(REQUIRED)}. Add it in dataset.toml.")
     return Aggregation(**table)
 
 
-def one_of(choices: Sequence[str], given: str) -> str:
-    """Return the choices as text, and the one that was probably meant."""
+def list_choices(choices: Sequence[str], given: str) -> str:
+    """Return the choices as text for a message, with the one that was probably meant."""
     listed = f"one of {', '.join(choices)}" if choices else "nothing: none is declared"
     close = difflib.get_close_matches(given, choices, n=1) if isinstance(given, str) else []
     return f"{listed} (did you mean {close[0]!r}?)" if close else listed
 
 
-def duration_ms(text: str) -> int:
-    """Return the milliseconds of a time such as "10min", "24h" or "7d"; 0 if it is none."""
+def parse_duration_ms(text: str) -> int:
+    """Return the milliseconds of a duration such as "10min", "24h" or "7d"; 0 if the text is not one."""
     match = re.fullmatch(r"([1-9]\d{0,5}) ?(min|h|d)", text)
     return int(match[1]) * UNITS_MS[match[2]] if match else 0

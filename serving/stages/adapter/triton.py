@@ -1,11 +1,11 @@
-"""The adapter between Triton's Python backend and the stages.
+"""Adapt stages to Triton's Python backend.
 
     requests ─▶ join (one array per tensor) ─▶ unpack ─▶ faults? ─▶ one stage call ─▶ pack ─▶ split ─▶ responses
 
 A published `model.py` is `TritonPythonModel = triton_model(Rank)`. In the fused layout it is
 `triton_model(Preprocess, Retrieve, Rank, Rerank)`: one stage after another on the same arrays, without a server in between.
-No other module of `stages/` knows Triton.
-A malformed request gets an error of its own; the rest of its batch is answered.
+A malformed request gets an error of its own; the rest of its batch is answered. In `stages/` only the adapters know Triton:
+this one, parts/triton.py and live/triton.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from serving.stages.adapter.deadlines import DeadlineCheck
 Arrays = dict[str, np.ndarray]
 
 
-# Names instead of values: the backend fills its module only after this file was imported.
+# Names instead of values, because the backend fills pb_utils only after this file was imported.
 ERROR_CODES = {
     "INVALID_ARGUMENT": "INVALID_ARG",
     "UNAVAILABLE": "UNAVAILABLE",
@@ -66,7 +66,7 @@ class StageModel:
     """A Triton model of one stage, or of all stages in a chain."""
 
     stage_types: tuple[Any, ...]
-    report_every_s = 1.0  # measurements
+    report_every_s = 1.0  # period of the Reporter
 
     def initialize(self, args: dict[str, str]) -> None:
         folder = Path(args["model_repository"]) / args["model_version"]
@@ -87,7 +87,7 @@ class StageModel:
         self.reporter = Reporter(sources, self.report_every_s)
 
     def finalize(self) -> None:
-        """Release what the stages share with other processes, when the server unloads this version."""
+        """Release what the stages share with other processes. The server calls this when it unloads the version."""
         self.reporter.close()
         for link in self.chain:
             if hasattr(link.stage, "close"):
@@ -104,11 +104,11 @@ class StageModel:
         late = self.deadlines.refuse_late(requests) if self.deadlines else {}
         if len(late) == len(requests):
             return [self._refuse(late[i]) for i in range(len(requests))]
-        tensors, rows = join(self.spec, requests)
+        tensors, rows = join_requests(self.spec, requests)
         inputs = unpack_records(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
         if faults := self.first.stage.faults(inputs):  # only the first stage sees untrusted input
-            errors = {request: invalid_argument(message) for request, message in by_request(faults, rows).items()}
+            errors = {request: invalid_argument(message) for request, message in group_by_request(faults, rows).items()}
             self.first.metrics.rejected += len(errors)
         errors |= {place: unavailable(message) for place, message in late.items()}
         self.first.metrics.late += len(late)
@@ -129,19 +129,22 @@ class StageModel:
     def _answer(
         self, requests: list[Any], inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]
     ) -> dict[int, Arrays]:
-        """Return outputs by request: one call for all, or, if that fails, one each, so that only the bad request fails."""
+        """Return the outputs of the healthy requests by request, and add the errors of those that fail to `errors`.
+
+        One call answers all of them; if it fails, each is called alone, so that only the bad request fails.
+        """
         try:
             outputs = self._call(take(inputs, rows, healthy))
         except Exception as error:
             if len(healthy) > 1:
                 alone = (self._answer(requests, inputs, rows, [i], errors) for i in healthy)
                 return {i: outputs for answer in alone for i, outputs in answer.items()}
-            errors[healthy[0]] = error_for_caller(self.spec.name, error, requests[healthy[0]].request_id())
+            errors[healthy[0]] = make_caller_error(self.spec.name, error, requests[healthy[0]].request_id())
             return {}
         return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
 
     def _call(self, inputs: Arrays) -> Arrays:
-        """Return the output tensors of a batch."""
+        """Return the output tensors of a batch by name, each [B, *dims]. inputs: the first stage's fields, each [B, *dims]"""
         tensors, batch = dict(inputs), len(next(iter(inputs.values())))
         call_started_s = time.perf_counter()
         for link in self.chain:
@@ -149,7 +152,7 @@ class StageModel:
             outputs = link.stage({tensor.name: tensors[tensor.name] for tensor in link.spec.input_fields})
             tensors.update(outputs)
             check_outputs(link.spec, tensors, batch)
-            link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
+            link.metrics.count(read_degraded(outputs), time.perf_counter() - started_s)
         if self.deadlines:
             self.deadlines.count(time.perf_counter() - call_started_s)
         return pack_records(self.spec.outputs, tensors, validated=True)
@@ -160,14 +163,14 @@ def with_live(stage: Any, live: Reader) -> Any:
     return stage.with_live(live) if hasattr(stage, "with_live") else stage
 
 
-def degraded_of(outputs: Arrays) -> np.ndarray:
-    """Return the Degraded bits in a stage's outputs, int [B, 1]. The last stage has a tensor of its own for them."""
+def read_degraded(outputs: Arrays) -> np.ndarray:
+    """Return the Degraded bits in a stage's outputs, int [B, 1]: the last stage's own tensor, or a column of the lineage."""
     return outputs["degraded"] if "degraded" in outputs else outputs["lineage"][:, 1:]
 
 
 @dataclass
 class Metrics:
-    """Totals of one stage in this process that Triton does not count. The Reporter publishes them."""
+    """Totals of one stage in this process, which Triton itself does not count. The Reporter publishes them."""
 
     stage: str
     calls: int = 0
@@ -201,7 +204,10 @@ Source = tuple[Callable[[], Iterable[Measurement]], dict[str, str]]  # measureme
 
 
 class Reporter:
-    """Publishes measurements from a thread: every changed value is a message to the server, as expensive as a hop."""
+    """Publishes measurements to the server's metrics from a thread of its own, so that requests do not wait for it.
+
+    Every changed value is a message to the server, as expensive as the hop of a request between two models.
+    """
 
     def __init__(self, sources: list[Source], every_s: float) -> None:
         self._sources, self._every_s = sources, every_s
@@ -241,7 +247,7 @@ class Reporter:
         self._values[key] = measured.value
 
     def _family(self, measured: Measurement) -> Any:
-        """Return the metric family and keep it: the backend deletes a metric together with its family."""
+        """Return the family of a measurement, which is kept, because the backend deletes metrics together with their family."""
         if measured.name not in self._families:
             kind = pb_utils.MetricFamily.COUNTER if measured.kind == COUNTER else pb_utils.MetricFamily.GAUGE
             self._families[measured.name] = pb_utils.MetricFamily(measured.name, measured.description, kind)
@@ -269,10 +275,10 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
             raise ArtifactError(f"config.pbtxt and stage.json disagree about {side}s ({facts}). Export the repository again.")
 
 
-def join(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int]]:
-    """Return the requests' inputs by tensor, each [sum of rows, *dims], and the rows of each request.
+def join_requests(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int]]:
+    """Return the requests' inputs by name, each [sum of rows, *dims], and each request's number of rows.
 
-    Absent optional tensors take their fill value.
+    Missing optional tensors take their fill value.
     """
     given = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
     rows = [len(next(iter(tensors.values()))) for tensors in given]
@@ -287,7 +293,10 @@ def join(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int]]:
 
 
 def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
-    """Return the rows of some requests, in order; the arrays themselves when these are all requests."""
+    """Return the inputs of some requests, in order; the same arrays when these are all requests.
+
+    rows: number of rows of each request in `inputs`; requests: places of the wanted ones
+    """
     if len(requests) == len(rows):
         return inputs
     keep = np.zeros(len(rows), bool)
@@ -297,7 +306,7 @@ def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
 
 
 def split(outputs: Arrays, rows: list[int]) -> list[Arrays]:
-    """Return one dict of arrays per request, views of the joined outputs."""
+    """Return the outputs of each request, as views of the joined arrays. rows: number of rows of each request"""
     if len(rows) == 1:
         return [outputs]
     return [
@@ -305,13 +314,13 @@ def split(outputs: Arrays, rows: list[int]) -> list[Arrays]:
     ]
 
 
-def by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:
-    """Return the first fault of each request, from faults by row."""
+def group_by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:
+    """Return the first fault of each faulty request, from faults by row. rows: number of rows of each request"""
     request_of_row = np.repeat(np.arange(len(rows)), rows)
-    found: dict[int, str] = {}
+    first_faults: dict[int, str] = {}
     for row in sorted(faults):
-        found.setdefault(int(request_of_row[row]), faults[row])
-    return found
+        first_faults.setdefault(int(request_of_row[row]), faults[row])
+    return first_faults
 
 
 def respond(spec: ModelSpec, outputs: Arrays) -> Any:
@@ -337,8 +346,8 @@ def unavailable(message: str) -> Any:
     return pb_utils.TritonError(message, pb_utils.TritonError.UNAVAILABLE)
 
 
-def error_for_caller(stage: str, error: Exception, request_id: str) -> Any:
-    """Return the error for the caller: our own errors in full, others without traceback, which goes to the log."""
+def make_caller_error(stage: str, error: Exception, request_id: str) -> Any:
+    """Return the error for the caller: our own errors in full; of others only the type, and the traceback goes to the log."""
     if isinstance(error, RecommenderError):
         return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, ERROR_CODES[error.status]))
     fields = {"stage": stage, "request_id": request_id, "exception": traceback.format_exc()}

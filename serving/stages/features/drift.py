@@ -1,7 +1,7 @@
-"""Watch whether the features and the scores of requests still have the distribution that the export saw.
+"""Measure how far the features and scores of requests have drifted from their distribution at the export.
 
-A request costs a copy of its row. When a window is full, the thread that reports metrics compares it with the references; until
-then later requests are not counted.
+A request only costs a copy of its row into a window. The thread that reports metrics compares a full window with the references
+and empties it; requests that arrive in between are not counted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import numpy as np
 from serving.contract.distributions import Reference, kl, psi, read_references
 from serving.contract.measurements import COUNTER, GAUGE, Measurement
 
-WINDOW_ROWS = 2_000  # requests of one process that are compared together
+WINDOW_ROWS = 2_000  # requests of one process in a window
 
 
 class DriftWindow:
-    """The latest values of one process. references: of the categorical columns, then of the numbers; watched: what they are."""
+    """The latest values in one process.
+
+    references: those of the categorical columns, then those of the numbers; categorical: the number of categorical columns
+    watched: label of the metrics, "features" or "scores"
+    """
 
     def __init__(self, references: list[Reference], categorical: int, watched: str = "features") -> None:
         self._references, self._watched = references, watched
@@ -30,12 +34,12 @@ class DriftWindow:
 
     @classmethod
     def load(cls, folder: Path, categorical: int, watched: str = "features") -> DriftWindow | None:
-        """Load the references of a version folder; None where it has none. Raises ArtifactError."""
+        """Return a window with the references of a version folder; None if it has none. Raises ArtifactError."""
         references = read_references(folder)
         return cls(references, categorical, watched) if references else None
 
     def add(self, categories: np.ndarray, numbers: np.ndarray) -> None:
-        """Keep the values of a batch, int64 [B, categorical] and float32 [B, numbers], as far as the window has room."""
+        """Add the values of a batch, int64 [B, categorical] and float32 [B, numbers], until the window is full."""
         first = self._rows
         last = min(first + len(categories), WINDOW_ROWS)
         if first < last:
@@ -44,7 +48,7 @@ class DriftWindow:
             self._rows = last
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield PSI and KL divergence of each feature in the last full window, the PSI's bound, and the number of windows."""
+        """Yield the number of windows and, of each feature in the last full one, PSI, KL divergence and the PSI's bound."""
         if self._rows == WINDOW_ROWS:
             columns = [*self._categories.T, *self._numbers.T]
             pairs = [
@@ -56,9 +60,11 @@ class DriftWindow:
             self._rows = 0
         text, watched = "Windows of requests compared with the export's", {"watched": self._watched}
         yield Measurement("recommender_drift_windows_total", text, COUNTER, watched, self._windows)
-        for reference, (of_psi, of_kl) in zip(self._references, self._divergences, strict=False):
+        for reference, (window_psi, window_kl) in zip(self._references, self._divergences, strict=False):
             labels = {"feature": reference.name}
-            yield Measurement("recommender_drift_psi", "Population stability index of the last window", GAUGE, labels, of_psi)
-            yield Measurement("recommender_drift_kl", "Kullback-Leibler divergence of the last window", GAUGE, labels, of_kl)
+            text = "Population stability index of the last window"
+            yield Measurement("recommender_drift_psi", text, GAUGE, labels, window_psi)
+            text = "Kullback-Leibler divergence of the last window"
+            yield Measurement("recommender_drift_kl", text, GAUGE, labels, window_kl)
             text = "PSI above which chance does not explain the difference"
             yield Measurement("recommender_drift_psi_bound", text, GAUGE, labels, reference.psi_bound)

@@ -1,4 +1,4 @@
-"""The sequence network: a user's history, from the oldest event to the newest, becomes a vector that says what comes next."""
+"""Run the sequence network: from a user's history, oldest event first, it predicts a vector of what comes next."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ NETWORK = "sequence"
 
 @dataclass(frozen=True)
 class SequenceSource:
-    """item_vectors: float32 [n_items, S], which the history is read from too, so that new items have theirs; length: L."""
+    """The network as a source of user vectors for retrieval.
+
+    item_vectors: float32 [n_items, S], updated for new items; the network reads the history's vectors from it, too
+    weight: factor of the user vectors; length: number of newest events that the network reads
+    """
 
     network: Any
     item_vectors: np.ndarray
     weight: float
     length: int
 
-    def vectors(self, history: np.ndarray, age_days: np.ndarray) -> np.ndarray:
-        """Return user vectors, float32 [B, S]; arguments as in `oldest_first`."""
-        feeds = oldest_first(self.item_vectors, history, age_days, self.length)
+    def compute_vectors(self, history: np.ndarray, age_days: np.ndarray) -> np.ndarray:
+        """Return user vectors, float32 [B, S]. Arguments as in `make_feeds`."""
+        feeds = make_feeds(self.item_vectors, history, age_days, self.length)
         return self.network.run(["sequence_vector"], feeds)[0] * np.float32(self.weight)
 
 
-def oldest_first(item_vectors: np.ndarray, history: np.ndarray, age_days: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
-    """Return the network's inputs by name, in the order that it takes them.
+def make_feeds(item_vectors: np.ndarray, history: np.ndarray, age_days: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
+    """Return the network's inputs by name, in its own order: events from the oldest to the newest.
 
-    item_vectors: float32 [n_items, S]; history: int [B, H] positions, newest first, n_items padded; age_days: float32 [B, H]
-    length: the newest events that the network reads
+    item_vectors: float32 [n_items, S]; history: int [B, H] item positions, newest first, padded with n_items
+    age_days: float32 [B, H]; length: number of newest events that the network reads
     """
     history, age_days = history[:, length - 1 :: -1], age_days[:, length - 1 :: -1]
     known = history < len(item_vectors)

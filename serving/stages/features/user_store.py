@@ -1,6 +1,6 @@
-"""Look up what is stored of users: their events, totals and profile, and the items that they have seen.
+"""Look up stored users: their events, totals and profile, and the items that they have seen.
 
-Written by `training/features/store.py`; turned into raw columns by `derive` (user_state.py).
+`training/features/store.py` writes the files. `derive` (user_state.py) computes raw columns from the looked-up state.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class FeatureStore(Protocol):
     """A source of user state. `lookup` raises DependencyError when the store is down or late."""
 
     def lookup(self, user_ids: np.ndarray) -> UserState:
-        """Return the state of users, int64 [B] of any value; unknown users get the empty state."""
+        """Return the state of users, int64 [B]; unknown users get the empty state."""
 
 
 class ProfileColumn(NamedTuple):
-    """One column of the user table. values: int64, float64 or, with texts, codes [U + 1]; the last row is the missing value.
+    """One column of the user table.
 
-    texts: object [1 + n_texts], None first: code 0 is missing
+    values: int64 or float64 [U + 1], codes if there are texts; the last row is the missing value
+    texts: object [1 + n_texts], by code; the first is None, because code 0 means missing
     """
 
     values: np.ndarray
@@ -47,18 +48,22 @@ class Profiles:
         self.user_ids, self.columns = user_ids, columns
 
     def of(self, users: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the columns by name, each [B], of users by position, int64 [B], U for an unknown user."""
-        taken = {name: column.values[users] for name, column in self.columns.items()}
+        """Return the columns of users by name, each [B]. users: int64 [B] positions, U for an unknown user"""
+        columns = {name: column.values[users] for name, column in self.columns.items()}
         return {
-            name: values if (texts := self.columns[name].texts) is None else texts[values] for name, values in taken.items()
+            name: values if (texts := self.columns[name].texts) is None else texts[values] for name, values in columns.items()
         }
 
     def positions(self, user_ids: np.ndarray) -> np.ndarray:
+        """Return the positions of users, int64 [B]; U for an unknown user."""
         return find_positions(self.user_ids, user_ids)
 
 
 def find_positions(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return the index of each id, int64 [B], in an ascending int64 [U]; U for ids that are not in it."""
+    """Return the index of each id in sorted_ids, int64 [B]; U for ids that are not in it.
+
+    sorted_ids: int64 [U] ascending; ids: int64 [B]
+    """
     positions = np.empty(len(ids), np.int64)
     places_in(sorted_ids, ids, positions)
     return positions
@@ -68,11 +73,11 @@ class UserStore:
     """The embedded store: `.npy` arrays opened by mmap, shared by all instances of the machine.
 
     user_ids.npy            int64 [U] ascending
-    event_offsets.npy       int64 [U + 1]: the kept events of user u are rows event_offsets[u] : event_offsets[u + 1]
+    event_offsets.npy       int64 [U + 1]: the stored events of user u are rows event_offsets[u] : event_offsets[u + 1]
     event_ids / event_times / event_categories.npy   int64, int64, int32 [N + 1] oldest first; at most H per user. The last
                             event belongs to no user, so that row 0 always exists
     event_count, sum_weight, sum_label, first_time, last_time .npy   [U + 1], the last row is the unknown user's
-    profile.<n>.npy         [U + 1] values, or codes of the texts beside them; the last row is the unknown user's
+    profile.<n>.npy         [U + 1] values, or codes of the strings in profile.<n>.texts; the last row is the unknown user's
     aggregates.npy          records [U + 1] of the aggregations that store.json lists; only where it lists any
     """
 
@@ -95,7 +100,7 @@ class UserStore:
         categories = open_checked_array(folder, "event_categories", "int32", len(ids))
         if (np.diff(self._offsets) < 0).any() or not 0 <= self._offsets[0] <= self._offsets[-1] < len(ids):
             raise ArtifactError(
-                f"{folder / 'event_offsets.npy'} does not say whose the {len(ids) - 1} events of {len(user_ids)} users are; "
+                f"{folder / 'event_offsets.npy'} does not divide the {len(ids) - 1} events among the {len(user_ids)} users; "
                 f"expected int64 [users + 1], ascending, from 0 to at most {len(ids) - 1}. {REMEDY}"
             )
         self._events = Events(ids, times, categories if settings["has_categories"] else None)
@@ -109,30 +114,31 @@ class UserStore:
 
     @property
     def user_ids(self) -> np.ndarray:
-        """int64 [U], ascending."""
+        """The ids of all stored users, int64 [U] ascending."""
         return self._profiles.user_ids
 
     def lookup(self, user_ids: np.ndarray) -> UserState:
+        """Return the state of users, int64 [B]; unknown users get the empty state."""
         return self._state(user_ids, self._profiles.positions(user_ids))
 
     def empty(self, user_ids: np.ndarray) -> UserState:
-        """Return the state of users without events, int64 [B]: the fallback when the store cannot answer."""
+        """Return the empty state for users, int64 [B]: the fallback when the store cannot answer."""
         return self._state(user_ids, np.full(len(user_ids), len(self.user_ids)))
 
     def _state(self, user_ids: np.ndarray, users: np.ndarray) -> UserState:
-        """Return the state at positions of users, int64 [B], U for an unknown user, whose event range is empty."""
+        """Return the state of users. users: int64 [B] positions, U for an unknown user, who has no events"""
         starts, ends, *totals = _read_totals(users, self._offsets, *self._totals)
         totals = dict(zip(self.TOTALS, totals, strict=True))
         state = build_state(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
         if self._aggregates is None:
             return state
         plan, records = self._aggregates
-        return replace(state, aggregates=by_name(plan, plan.read(records[users], 1_000 * self.as_of_s)))
+        return replace(state, aggregates=name_features(plan, plan.read(records[users], 1_000 * self.as_of_s)))
 
 
 @compiled
 def _read_totals(users, offsets, event_count, sum_weight, sum_label, first_time, last_time):
-    """Return start and end of each user's events, and the totals, at positions int64 [B]."""
+    """Return (start, end, *totals), each [B]: where users' events begin and end, and totals. users: int64 [B] positions"""
     ends = offsets[np.minimum(users + 1, len(offsets) - 1)]
     return (
         *(offsets[users], ends),
@@ -140,13 +146,13 @@ def _read_totals(users, offsets, event_count, sum_weight, sum_label, first_time,
     )
 
 
-def by_name(plan: EntityPlan, features: np.ndarray) -> dict[str, np.ndarray]:
-    """Return `UserState.aggregates` of features float32 [B, F]."""
+def name_features(plan: EntityPlan, features: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the columns of features, float32 [B, F], by name, as `UserState.aggregates` holds them."""
     return dict(zip(plan.names, features.T, strict=True))
 
 
 def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> tuple[EntityPlan, np.ndarray] | None:
-    """Return (plan, records [U + 1]), or None when store.json lists no aggregation. Raises ArtifactError."""
+    """Return (plan, records [U + 1]); None when store.json lists no aggregation. Raises ArtifactError."""
     if not settings.get("aggregations"):
         return None
     try:
@@ -178,31 +184,36 @@ def _check_ascending(path: Path, ids: np.ndarray) -> None:
 
 
 class SeenItems:
-    """All items that each user had any event with: user_ids int64 [U], offsets int64 [U + 1], item_ids int64 [N]."""
+    """All items that each user had any event with.
+
+    user_ids: int64 [U] ascending; item_ids: int64 [N]; those of user u are item_ids[offsets[u] : offsets[u + 1]]
+    offsets: int64 [U + 1]
+    """
 
     def __init__(self, user_ids: np.ndarray, offsets: np.ndarray, item_ids: np.ndarray):
         self.user_ids, self.offsets, self.item_ids = user_ids, offsets, item_ids
 
     def save(self, folder: Path) -> None:
+        """Write `seen.*.npy` into a stage's folder."""
         for name in ("user_ids", "offsets", "item_ids"):
             np.save(folder / f"seen.{name}.npy", getattr(self, name))
 
     @classmethod
     def load(cls, folder: Path) -> SeenItems:
-        """Open `seen.*.npy` by mmap. Raises ArtifactError when one is missing or they disagree."""
+        """Open `seen.*.npy`, memory-mapped. Raises ArtifactError when one is missing or they disagree."""
         seen = cls(*(open_checked_array(folder, f"seen.{name}", "int64", None) for name in ("user_ids", "offsets", "item_ids")))
         _check_ascending(folder / "seen.user_ids.npy", seen.user_ids)
         rises = len(seen.offsets) == len(seen.user_ids) + 1 and (np.diff(seen.offsets) >= 0).all()
         if not rises or seen.offsets[0] != 0 or seen.offsets[-1] != len(seen.item_ids):
             raise ArtifactError(
-                f"{folder / 'seen.offsets.npy'} does not say whose the {len(seen.item_ids)} item ids of {len(seen.user_ids)} "
-                f"users are; expected int64 [users + 1] from 0 to the number of item ids. {REMEDY}"
+                f"{folder / 'seen.offsets.npy'} does not divide the {len(seen.item_ids)} item ids among the "
+                f"{len(seen.user_ids)} users; expected int64 [users + 1], ascending, from 0 to the number of item ids. {REMEDY}"
             )
         return seen
 
 
 @compiled
-def seen_range(user_id, user_ids, offsets):
-    """Return where a user's part of `SeenItems.item_ids` begins and ends; user_ids, offsets: those of SeenItems."""
+def find_seen_range(user_id, user_ids, offsets):
+    """Return where a user's items begin and end in `SeenItems.item_ids`. user_ids, offsets: those of SeenItems"""
     user = place_in(user_ids, user_id)
     return offsets[user], offsets[min(user + 1, len(user_ids))]

@@ -57,7 +57,7 @@ class SearchedItems:
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Compute the vectors of a new item from its columns, and follow the availability of any item."""
         if self.tower and np.any(self.newcomers == position):
-            vectors, width = self.tower.vectors(columns), self.search.item_vectors.shape[1]
+            vectors, width = self.tower.compute_vectors(columns), self.search.item_vectors.shape[1]
             writable(self.search.item_vectors)[position] = vectors[:width]
             writable(self.history)[position] = vectors[width:]
         if "available" in columns:

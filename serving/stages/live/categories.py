@@ -24,5 +24,5 @@ class ItemCategories:
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         if "category" in columns:
-            alike = self.content.item_of_group(0, columns["category"])
+            alike = self.content.find_item_of_group(0, columns["category"])
             writable(self.item_category)[position] = NO_CATEGORY if alike is None else self.item_category[alike]

@@ -1,8 +1,8 @@
-"""Describe items by tokens, to find the items that a new one is most like.
+"""Describe items by tokens, to find the items that are most like a new one.
 
     title, category, provider, feature columns ─▶ tokens ─▶ items that share the rarest of them
 
-A new item has no history. Until the next export the models treat it like the most similar items.
+A new item has no history. Until the next export, models use the values of the items most like it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from serving.stages.features.encode import load_strings, save_strings
 FOLDER = "content"
 GROUPS = ("category", "provider")
 TITLE = "title"
-NOT_OF_CONTENT = ("available", "price")
+NOT_OF_CONTENT = ("available", "price")  # columns that do not say what an item is
 WORD = re.compile(r"\w{3,}")
 NO_GROUP = -1
 
 
 def compute_tokens(columns: Mapping[str, object]) -> set[int]:
-    """Return the tokens of an item's columns: words of its title, and every text value together with its column."""
+    """Return the tokens of an item: int64 hashes of the words of its title, and of each text value with its column's name."""
     texts: set[str] = set()
     for name, value in columns.items():
         if value is None or name in NOT_OF_CONTENT:
@@ -44,6 +44,7 @@ def compute_tokens(columns: Mapping[str, object]) -> set[int]:
 
 
 def get_text(value: object) -> str | None:
+    """Return a value if it is text, else None."""
     return value if isinstance(value, str) else None
 
 
@@ -51,9 +52,10 @@ def get_text(value: object) -> str | None:
 class Content:
     """The catalogue's tokens and groups.
 
-    tokens   int64 [T], those of item i are tokens[offsets[i] : offsets[i + 1]]; offsets: int64 [n_known + 1]
-    names    of the categories, and of the providers
-    codes    int32 [2, n_known], index of each item's category and provider in `names`, NO_GROUP = none
+    tokens   int64 [T]: those of item i are tokens[offsets[i] : offsets[i + 1]]
+    offsets  int64 [n_known + 1]
+    names    the names of the categories, and those of the providers
+    codes    int32 [2, n_known]: index of each item's category and provider in `names`, NO_GROUP = none
     """
 
     tokens: np.ndarray
@@ -63,18 +65,18 @@ class Content:
 
     @classmethod
     def of(cls, items: Sequence[Mapping[str, object]]) -> Content:
-        """Build it from the columns of each item, in the order of item positions."""
+        """Return the content of items: their columns by name, in the order of item positions."""
         tokens = [sorted(compute_tokens(columns)) for columns in items]
         offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
         groups = [[get_text(columns.get(role)) for columns in items] for role in GROUPS]
         names = [sorted({text for text in texts if text is not None}) for texts in groups]
-        places: list[dict[str | None, int]] = [{text: code for code, text in enumerate(known)} for known in names]
-        codes = [[place.get(text, NO_GROUP) for text in texts] for place, texts in zip(places, groups, strict=True)]
-        flat = np.array([token for own in tokens for token in own], np.int64)
-        return cls(flat, offsets, (names[0], names[1]), np.array(codes, np.int32).reshape(2, len(items)))
+        code_of: list[dict[str | None, int]] = [{text: code for code, text in enumerate(known)} for known in names]
+        codes = [[known.get(text, NO_GROUP) for text in texts] for known, texts in zip(code_of, groups, strict=True)]
+        all_tokens = np.array([token for item_tokens in tokens for token in item_tokens], np.int64)
+        return cls(all_tokens, offsets, (names[0], names[1]), np.array(codes, np.int32).reshape(2, len(items)))
 
     def save(self, folder: Path) -> None:
-        """Write it into a stage's folder."""
+        """Write the content into a stage's folder."""
         folder = folder / FOLDER
         folder.mkdir(exist_ok=True)
         for name in ("tokens", "offsets", "codes"):
@@ -84,39 +86,37 @@ class Content:
 
     @classmethod
     def load(cls, folder: Path) -> Content | None:
-        """Read it from a stage's folder; None where the stage was published without it. Raises ArtifactError."""
+        """Read the content from a stage's folder; None if the stage was published without it. Raises ArtifactError."""
         folder = folder / FOLDER
         if not folder.is_dir():
             return None
         offsets = open_checked_array(folder, "offsets", "int64", None)
-        tokens, codes = (
-            open_checked_array(folder, "tokens", "int64", None),
-            open_checked_array(folder, "codes", "int32", 2, len(offsets) - 1),
-        )
+        tokens = open_checked_array(folder, "tokens", "int64", None)
+        codes = open_checked_array(folder, "codes", "int32", 2, len(offsets) - 1)
         if (np.diff(offsets) < 0).any() or offsets[0] != 0 or offsets[-1] != len(tokens):
             raise ArtifactError(f"{folder / 'offsets'}.npy does not divide the {len(tokens)} tokens among the items. {REMEDY}")
         category, provider = (load_strings(folder, role) for role in GROUPS)
-        for row, names in enumerate((category, provider)):
-            check_range(folder / "codes.npy", codes[row], len(names) - 1, first=NO_GROUP)
+        for role, names in enumerate((category, provider)):
+            check_range(folder / "codes.npy", codes[role], len(names) - 1, first=NO_GROUP)
         return cls(tokens, offsets, (category, provider), codes)
 
     @cached_property
     def _places(self) -> dict[int, np.ndarray]:
-        """The positions of the items that have a token, by token."""
+        """The positions of the items that have a token, int64 [N], by token."""
         owners = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
         order = np.argsort(self.tokens, kind="stable")
         tokens, starts = np.unique(self.tokens[order], return_index=True)
         return dict(zip(tokens.tolist(), np.split(owners[order], starts[1:]), strict=True))
 
     def find_most_alike(self, columns: Mapping[str, object], count: int) -> np.ndarray:
-        """Return int64 [count or fewer] positions of the items that share the rarest tokens, the most alike first.
+        """Return the positions of the items that share the rarest tokens, the most alike first, int64 [count or fewer].
 
-        For an item that shares no token with any other, the items are spread evenly over the catalogue.
+        For an item that shares no token with any other, they are positions spread evenly over the catalogue.
         """
-        return self.most_alike_by_tokens(compute_tokens(columns), count)
+        return self.find_most_alike_by_tokens(compute_tokens(columns), count)
 
-    def most_alike_by_tokens(self, tokens: Iterable[int], count: int) -> np.ndarray:
-        """Do the same as `find_most_alike` for an item with these tokens."""
+    def find_most_alike_by_tokens(self, tokens: Iterable[int], count: int) -> np.ndarray:
+        """Return what `find_most_alike` returns, for an item with these tokens."""
         n_items = len(self.offsets) - 1
         shared = np.zeros(n_items)
         for token in tokens:
@@ -128,8 +128,8 @@ class Content:
         best = np.argsort(-shared, kind="stable")[:count]
         return best[shared[best] > 0]
 
-    def item_of_group(self, role: int, name: object) -> int | None:
-        """Return the position of any item with this category (role 0) or provider (role 1), None where there is none."""
+    def find_item_of_group(self, role: int, name: object) -> int | None:
+        """Return the position of any item with a category (role 0) or provider (role 1); None if there is none."""
         if name not in self.names[role]:
             return None
         return int(np.flatnonzero(self.codes[role] == self.names[role].index(name))[0])

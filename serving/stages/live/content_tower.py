@@ -1,7 +1,7 @@
-"""Vectors of new items from what they are: the sum of a bias and of one vector for each of an item's tokens (content.py).
+"""Compute vectors of new items from their content: a bias plus one vector for each of an item's tokens (content.py).
 
-`training/retrieval/content_tower.py` fits it to the vectors of the catalogue. A generation in which it predicts the vectors of
-items that it was not fitted to worse than the mean of the items most like them is published without one.
+`training/retrieval/content_tower.py` fits these to the catalogue's vectors. If, on held-out items, the result is worse than the
+mean vector of the items most like them, the generation is published without a content tower.
 """
 
 from __future__ import annotations
@@ -20,26 +20,30 @@ FOLDER = "content_tower"
 
 @dataclass(frozen=True)
 class ContentTower:
-    """tokens: int64 [T] ascending; weights: float32 [T + 1, W], the bias last. W holds the item vector, then the history's."""
+    """The fitted vectors. tokens: int64 [T] ascending; weights: float32 [T + 1, W], one row per token, then the bias.
+
+    A row of W values holds the item vector of retrieval, then the vector that the item has in a history.
+    """
 
     tokens: np.ndarray
     weights: np.ndarray
 
-    def vectors(self, columns: Mapping[str, object]) -> np.ndarray:
-        """Return the vectors of an item, float32 [W]."""
-        wanted = np.array(sorted(compute_tokens(columns)), np.int64)
-        known = self.tokens[np.minimum(np.searchsorted(self.tokens, wanted), len(self.tokens) - 1)] == wanted
-        places = np.searchsorted(self.tokens, wanted[known])
+    def compute_vectors(self, columns: Mapping[str, object]) -> np.ndarray:
+        """Return the vectors of an item, float32 [W]. columns: by name"""
+        item_tokens = np.array(sorted(compute_tokens(columns)), np.int64)
+        known = self.tokens[np.minimum(np.searchsorted(self.tokens, item_tokens), len(self.tokens) - 1)] == item_tokens
+        places = np.searchsorted(self.tokens, item_tokens[known])
         return self.weights[-1] + self.weights[places].sum(axis=0)
 
     def save(self, folder: Path) -> None:
+        """Write the tower into the retrieve stage's folder."""
         (folder / FOLDER).mkdir(exist_ok=True)
         for name in ("tokens", "weights"):
             np.save(folder / FOLDER / f"{name}.npy", getattr(self, name))
 
     @classmethod
     def load(cls, folder: Path) -> ContentTower | None:
-        """Read it from the retrieve stage's folder; None where there is none. Raises ArtifactError."""
+        """Read the tower from the retrieve stage's folder; None if there is none. Raises ArtifactError."""
         folder = folder / FOLDER
         if not folder.is_dir():
             return None

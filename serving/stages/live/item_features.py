@@ -1,4 +1,4 @@
-"""Features of new and changed items: `upsert`'s columns encoded as the exported catalogue was, by the same plan."""
+"""Encode the features of new and changed items from `upsert`'s columns, with the plan that encoded the exported catalogue."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from serving.stages.live.users import parse_whole_number
 
 FOLDER = "item_plan"
 FIRST_SLOT = 1  # slot 0 is the item's own id
-NEVER_SOLD = {"item_event_count": 0.0}  # statistics of an item without sales; others are missing
+NEVER_SOLD = {"item_event_count": 0.0}  # statistics of an item without sales; all others are missing
 
 
 @dataclass(frozen=True)
 class ItemFeatures:
-    """rows: int32 [n_items + 1, Si]; numbers: float32 [n_items + 1, Gi], whose first columns are those of the plan"""
+    """Writes items' features into the ranker's arrays.
+
+    rows: int32 [n_items + 1, Si] category rows; numbers: float32 [n_items + 1, Gi], whose first columns are the plan's
+    """
 
     plan: Plan
     rows: np.ndarray
@@ -29,13 +32,13 @@ class ItemFeatures:
 
     @cached_property
     def _columns(self) -> list[tuple[np.ndarray, int, str, Plan]]:
-        """Return each column's array, place in it, source, and a plan of it alone."""
+        """(array, column in it, name of the source column, plan of this column alone) of each feature column."""
         return [*self._categories(), *self._numbers()]
 
     def _categories(self) -> Iterator[tuple[np.ndarray, int, str, Plan]]:
         for slot, column in enumerate(self.plan.categorical):
             if slot >= FIRST_SLOT and column.kind != "hash":
-                vocabularies = {name: own for name, own in self.plan.vocabularies.items() if name == column.name}
+                vocabularies = {name: values for name, values in self.plan.vocabularies.items() if name == column.name}
                 yield writable(self.rows), slot, column.source, Plan((column,), (), (), vocabularies)
 
     def _numbers(self) -> Iterator[tuple[np.ndarray, int, str, Plan]]:
@@ -43,27 +46,27 @@ class ItemFeatures:
             yield writable(self.numbers), place, column.source, Plan((), (column,))
 
     def begin(self, position: int) -> None:
-        """Describe a new item of which nothing is known, and which was never sold."""
+        """Write the features of a new item without known columns and without sales. position: of the item"""
         for array, place, source, plan in self._columns:
-            array[position, place] = encoded(plan, source, NEVER_SOLD.get(source))
+            array[position, place] = encode_value(plan, source, NEVER_SOLD.get(source))
 
     def change(self, position: int, columns: Mapping[str, object]) -> None:
-        """Let columns of an item take effect; those that are no feature are ignored. Lists stay as they were exported."""
+        """Write the features of an item's changed columns; others are ignored. Lists keep their exported values."""
         sources = {raw_name("catalogue", name): value for name, value in columns.items()}
         for array, place, source, plan in self._columns:
             if source in sources:
-                array[position, place] = encoded(plan, source, sources[source])
+                array[position, place] = encode_value(plan, source, sources[source])
 
 
-def encoded(plan: Plan, source: str, value: object) -> np.ndarray:
-    """Return one value as the plan of its column encodes it, [1]; None is missing."""
-    read: tuple[CategoryColumn | NumberColumn, ...] = (*plan.categorical, *plan.continuous)
-    kind = getattr(read[0], "kind", "number")
+def encode_value(plan: Plan, source: str, value: object) -> np.ndarray:
+    """Return one value as its column's plan encodes it, a scalar. plan: of one column; value: None is missing"""
+    columns: tuple[CategoryColumn | NumberColumn, ...] = (*plan.categorical, *plan.continuous)
+    kind = getattr(columns[0], "kind", "number")
     if kind == "strings":
         column = np.array([value], object)
     elif kind == "integers":
         column = np.array([MISSING_INT if value is None else parse_whole_number(value)])
     else:
         column = np.array([value if isinstance(value, int | float) else np.nan], np.float64)
-    done = plan({source: column})
-    return (done.categorical if plan.categorical else done.continuous)[0, 0]
+    features = plan({source: column})
+    return (features.categorical if plan.categorical else features.continuous)[0, 0]

@@ -16,12 +16,12 @@ from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, NEVER, NO_CAP,
 from serving.stages.rules.passes import uniform
 from serving.stages.rules.rules import Rules
 
-EXPLORE_DRAW = 0  # in place of an item, in the draw that decides whether a list explores
+EXPLORE_DRAW = 0  # takes the place of an item's position in the draw that decides whether a list explores
 
 
 @dataclass(frozen=True)
 class ListedItems:
-    """The arrays of the re-ranker with one row per item. item_vectors: float32 [n_items + 1, D]"""
+    """The re-ranker's arrays with one row per item. item_vectors: float32 [n_items + 1, D]"""
 
     content: Content
     item_vectors: np.ndarray
@@ -29,11 +29,12 @@ class ListedItems:
     items: ItemIndex
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
+        """Write the rows of a new item. templates: int64 [T] positions of the items most like it"""
         writable(self.item_vectors)[position] = self.item_vectors[templates].mean(axis=0)
         self._begin_record(position)
 
     def use_rules(self, rules: Rules) -> None:
-        """Use other rules. Changes by `upsert` must be applied to them again."""
+        """Use other rules. The caller must apply all changes by `upsert` again."""
         self.rules.replace_by(rules)
         for position in self.items.positions(self.items.newcomers[self.items.newcomers != PAD_ID]):
             self._begin_record(position)
@@ -49,12 +50,13 @@ class ListedItems:
         record["blocked"], record["behind"], record["in_floor_group"] = is_blocked, NEVER if is_blocked else OVER_CAP, False
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
+        """Write what changed columns of an item mean for the rules: its category, provider and price."""
         items = self.rules.items
         record = writable(items)[position : position + 1]
         for role, name in enumerate(GROUPS):
             if name not in columns:
                 continue
-            alike = self.content.item_of_group(role, columns[name])
+            alike = self.content.find_item_of_group(role, columns[name])
             record["group"][:, role] = -1 - position if alike is None else items["group"][alike, role]
             record["cap"][:, role] = NO_CAP if alike is None else items["cap"][alike, role]
             if name == "provider" and not record["blocked"][0]:
@@ -66,9 +68,9 @@ class ListedItems:
 
 @compiled
 def keep_newcomers(columns, is_newcomer):
-    """Put new items into the last places of each list.
+    """Put new items into the last places of each list, so that they are re-ranked too.
 
-    columns: int64 [B, M] of the candidates, written; is_newcomer: bool [B, C]
+    columns: int64 [B, M] columns of the candidates, changed in place; is_newcomer: bool [B, C]
     """
     for row in range(len(columns)):
         last = columns.shape[1] - 1
@@ -84,10 +86,10 @@ def keep_newcomers(columns, is_newcomer):
 
 @compiled
 def explore_newcomers(columns, positions, first, end, blocked, user_ids, seed, share, place):
-    """Put a new item at `place` of a share of the lists, unless one is there or before. A user always gets the same item.
+    """Put a new item at `place` of a `share` of the lists, unless one is there or earlier. A user always gets the same item.
 
-    columns: int64 [B, K] of the list, -1 = none, written; positions: int64 [B, M]; new items are at first … end - 1
-    blocked: bool [n_items + 1] by the rules
+    columns: int64 [B, K] columns of the served items, -1 = none, changed in place; positions: int64 [B, M] item positions
+    first, end: new items have the positions first … end - 1; blocked: bool [n_items + 1], by the rules
     """
     for row in range(len(columns)):
         list_columns, best, least = columns[row], -1, 2.0

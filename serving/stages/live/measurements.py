@@ -1,4 +1,4 @@
-"""What the live loop reports on the server's metrics page."""
+"""Measure the live loop, for the server's metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.live.store import Store
 PREFIX = "recommender_live"
 SHARES = (0.5, 0.99)
 ACKNOWLEDGEMENT, VISIBLE, REFUSED = "acknowledgement_seconds", "visible_seconds", "refused_events_total"
-STORE = {  # name -> what it is
+STORE = {  # name -> description
     "events_total": "Events of the log, ever",
     "late_events_total": "Events older than the watermark, ever",
     "repeated_events_total": "Events whose id had come before, ever",
@@ -21,17 +21,17 @@ STORE = {  # name -> what it is
     "store_limit_bytes": "Size at which the live store is full",
     "archive_bytes": "Size of the log's older part",
 }
-COUNTED = {  # by the store's helpers (live/)
+COUNTED = {  # counters of the store's helpers (live/)
     "evicted_users": "Idle users that were forgotten, ever",
     "kafka_messages": "Messages that were read, ever",
     "kafka_refused": "Messages that are no events, ever",
     "kafka_lost": "Messages that the brokers removed unread, ever",
 }
-STATED = {  # by the same, as they are now
+STATED = {  # current values that the helpers state
     "kafka_lag": "Messages that are waiting in the topic",
     "kafka_broker_down": "1 while no broker answers",
     "redis_lag": "Events of this machine that Redis does not have yet",
-    "redis_down": "1 while Redis does not answer the process that shares",
+    "redis_down": "1 while Redis does not answer the process that shares events",
 }
 SILENT = "kafka_silent_seconds"
 TIMES = {
@@ -41,17 +41,18 @@ TIMES = {
 
 
 class RecentTimes:
-    """The latest times of one kind, in seconds."""
+    """The latest `size` times of one kind, in seconds."""
 
     def __init__(self, size: int = 1_024) -> None:
         self._seconds, self._count = np.zeros(size), 0
 
     def add(self, seconds: float) -> None:
+        """Add a time, in place of the oldest one."""
         self._seconds[self._count % len(self._seconds)] = seconds
         self._count += 1
 
     def measurements(self, name: str, **labels: str) -> Iterator[Measurement]:
-        """Yield a quantile each, once there are times."""
+        """Yield one measurement per quantile of SHARES, once there are times. name: a key of TIMES"""
         known = self._seconds[: self._count]
         for share in SHARES if len(known) else ():
             value = float(np.quantile(known, share))
@@ -59,13 +60,16 @@ class RecentTimes:
 
 
 def measure_model(model: str, times: RecentTimes, refused: int) -> Iterator[Measurement]:
-    """Yield what one of the models that write did. refused: malformed events so far"""
+    """Yield the measurements of `observe` or `upsert`. refused: malformed events so far"""
     yield Measurement(f"{PREFIX}_{REFUSED}", "Events refused as malformed", COUNTER, {"model": model}, float(refused))
     yield from times.measurements(ACKNOWLEDGEMENT, model=model)
 
 
 def measure_store(store: Store, now_ms: int, limit_bytes: int) -> Iterator[Measurement]:
-    """Yield where the log stands, and how large it is."""
+    """Yield the measurements of the store: its log's progress, its sizes, and its helpers' counters.
+
+    now_ms: unix milliseconds; limit_bytes: size at which the store is full
+    """
     progress, counters = store.read_progress(), store.read_counters()
     values: dict[str, float] = {
         "events_total": progress.accepted,
@@ -84,5 +88,5 @@ def measure_store(store: Store, now_ms: int, limit_bytes: int) -> Iterator[Measu
     for name, description in STATED.items():
         yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, float(counters.get(name, 0)))
     if seen_ms := counters.get("kafka_seen_ms"):
-        description = "How long ago the consumer last stated its lag: it is down where this grows"
+        description = "How long ago the consumer last stated its lag: if this grows, the consumer is down"
         yield Measurement(f"{PREFIX}_{SILENT}", description, GAUGE, {}, max(now_ms - seen_ms, 0) / 1000)

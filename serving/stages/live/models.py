@@ -1,7 +1,7 @@
-"""`observe` and `upsert`: the two models that write the live store.
+"""Serve `observe` and `upsert`, the two models that write the live store.
 
-Both append to the same log. Each is a model with one instance, and LMDB lets one of them write at a time. The dynamic batcher
-collects what arrives while the last batch becomes durable: group commit.
+Both append to the same log. Each has one instance, and LMDB lets one of them write at a time. While a batch becomes durable,
+the dynamic batcher collects the next one: group commit.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ Model = TypeVar("Model", bound="LiveModel")
 class LiveSettings:
     """`settings` of stage.json, the same for both models.
 
-    kinds: fields of EventKind, in the order of their codes
-    columns: kind -> column -> its type, what `upsert` may change
-    roles: role of an item's feature column, such as price -> its name in the data
+    kinds: the fields of each EventKind, in the order of their codes
+    columns: "item" or "user" -> column that `upsert` may change -> its type
+    lateness_s: how far the watermark is behind the latest event; ahead_s: how far an event may be ahead of the clock
+    key_days, archive_days, archive_bytes, idle_days, most_users, session_hours: see live/maintenance.py
+    roles: role of an item's feature column, such as "price" -> the column's name in the data
     """
 
     kinds: tuple[Mapping[str, Any], ...]
@@ -63,9 +65,9 @@ class LiveSettings:
 
 @dataclass
 class LiveModel:
-    """The common base of both models: a writer. machine: its name where machines share their users by Redis"""
+    """The common base of both models. machine: this machine's name if machines share their users by Redis, else "" """
 
-    is_shared: ClassVar[bool]  # do other machines get what this model appends?
+    is_shared: ClassVar[bool]  # whether other machines get what this model appends
 
     info: StageInfo
     writer: Writer
@@ -79,7 +81,7 @@ class LiveModel:
     def load(cls: type[Model], folder: Path, store: Path | None = None) -> Model:
         """Load the model from its version folder. Raises ArtifactError, ConfigError or DependencyError.
 
-        store: folder of a live store other than the repository's own
+        store: folder of a live store to use instead of the repository's own
         """
         info = read_stage(folder)
         settings = stage_settings(folder, info, LiveSettings)
@@ -101,11 +103,11 @@ class LiveModel:
 
     @classmethod
     def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds | None:
-        """Return what a generation knows of users, where the model's events are of users."""
+        """Return a generation's first records of users; None for a model that writes no events of users."""
         return None
 
     def append(self, batch: EventBatch) -> Arrays:
-        """Make events durable and return their `sequence`, int64 [N, 1]."""
+        """Make events durable. Return {"sequence": int64 [N, 1]}."""
         started_s = time.perf_counter()
         sequences = self.writer.append(batch)
         self.times.add(time.perf_counter() - started_s)
@@ -114,12 +116,12 @@ class LiveModel:
         return {"sequence": sequences.reshape(-1, 1)}
 
     def count_refused(self, faults: dict[int, str]) -> dict[int, str]:
-        """Return the faults, which are counted."""
+        """Count faults as refused, and return them."""
         self.refused += len(faults)
         return faults
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield what this model did."""
+        """Yield the model's measurements."""
         yield from measure_model(self.info.stage, self.times, self.refused)
 
     def close(self) -> None:
@@ -127,13 +129,15 @@ class LiveModel:
 
 
 class Observe(LiveModel):
-    """`observe`: an interaction happened."""
+    """The model `observe`: record interactions."""
 
     is_shared = True
 
     @classmethod
     def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds:
-        from serving.stages.features.user_store import UserStore  # with the compiler, whose 50 MB `upsert` does without
+        from serving.stages.features.user_store import (
+            UserStore,  # here, because it loads the compiler: 50 MB that `upsert` saves
+        )
 
         return GenerationSeeds(UserStore(stage_folder(repository, STAGES[0], generation) / "store"))
 
@@ -150,13 +154,13 @@ class Observe(LiveModel):
         return self.append(self.admission.events(inputs, self.writer.codes, self.now_ms()))
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield what this model did, the store's size and its positions."""
+        """Yield the model's measurements, and those of the store."""
         yield from super().measurements()
         yield from measure_store(self.writer.store, self.now_ms(), self.settings.store_bytes)
 
 
 class Upsert(LiveModel):
-    """`upsert`: an item or a user is new or changed."""
+    """The model `upsert`: add or change items and users."""
 
     is_shared = False
 

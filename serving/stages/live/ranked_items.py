@@ -1,4 +1,4 @@
-"""New and changed items, as the ranker reads them."""
+"""Keep the ranker's arrays up to date with new and changed items, and with sales."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ from serving.stages.live.sales import LiveSales
 
 @dataclass(frozen=True)
 class RankedItems:
-    """item_rows: int32 [n_items + 1, Si], the row of the item's own id first; item_numbers: float32 [n_items + 1, Gi]"""
+    """The ranker's arrays with one row per item.
+
+    item_rows: int32 [n_items + 1, Si], the row of the item's own id first; item_numbers: float32 [n_items + 1, Gi]
+    features: None if the generation was published without the plan of the items' features
+    """
 
     content: Content
     item_rows: np.ndarray
     item_numbers: np.ndarray
     statistics: ItemStatistics
-    features: ItemFeatures | None = None  # None where a generation was published without the plan
+    features: ItemFeatures | None = None
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
-        """It is unknown by its own id, and never sold. Lists and neighbours, and features without a plan, are those of the
-        item most like it."""
+        """Write the rows of a new item: its id is out of vocabulary, and it was never sold.
+
+        Lists, neighbours and, without a plan, all features are copied from the item most like it, the first of `templates`.
+        """
         like, statistics = templates[0], self.statistics
         for array in (self.item_rows, self.item_numbers, statistics.neighbours, statistics.neighbour_weights):
             writable(array)[position] = array[like]
@@ -42,22 +48,26 @@ class RankedItems:
         writable(statistics.groups)[position] = NO_CATEGORY
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
+        """Write what changed columns of an item mean for the ranker: its features, category and provider."""
         if self.features:
             self.features.change(position, columns)
         groups = self.statistics.groups
         for role, name in enumerate(GROUPS):
             if name in columns:
-                alike = self.content.item_of_group(role, columns[name])
+                alike = self.content.find_item_of_group(role, columns[name])
                 writable(groups)[position, role] = NO_CATEGORY if alike is None else groups[alike, role]
 
     @cached_property
     def _exported(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of the generation's counts, float32 [n_items + 1, 1 + horizons], and sold_days."""
+        """Copies of the generation's counts, float32 [n_items + 1, 1 + horizons], and sold_days, float32 [n_items + 1, 2]."""
         statistics = self.statistics
         return np.expm1(statistics.popularity / np.float32(SCALE)), np.array(statistics.sold_days)
 
     def update_sales(self, sales: LiveSales, positions: np.ndarray | None) -> None:
-        """Write popularity and the days since the first and latest sale as of now; what they mean is in ItemStatistics."""
+        """Write popularity, and days since the first and latest sale, as of now, as ItemStatistics defines them.
+
+        positions: int64 [N] items to update; None: all
+        """
         counts, sold_days = self._exported
         rows = np.arange(len(counts)) if positions is None else positions
         statistics, live, elapsed_days = self.statistics, sales.counts[rows], sales.elapsed_days

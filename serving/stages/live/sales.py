@@ -1,12 +1,12 @@
-"""Sales as of now: what a generation counted of each item, decayed, and the live events since.
+"""Count each item's sales as of now: the generation's count, decayed, plus the live events since.
 
     count(item) = exported · exp(-(now - exported at) / horizon) + live · exp(-(now - latest sale) / horizon)
 
-Training computes the same numbers from a whole log (training/models/item_statistics.py). Now is the watermark in steps of an
-hour of event time: at a step all items are computed again, in between those with new events.
+Training computes the same numbers from a whole log (training/models/item_statistics.py). "Now" is the watermark, rounded down
+to an hour of event time. When it moves on, all items are computed again; in between, only those with new events.
 
-The live store counts every live event there ever was. A generation that learned from some of them publishes what these were
-(LEARNED_SALES), which is subtracted: no sale counts twice.
+The live store counts all live events. A generation that learned from some of them publishes their counts (LEARNED_SALES), which
+are subtracted here, so that no sale counts twice.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ STEP_S = 3_600
 SECONDS_PER_DAY = 86_400.0
 HORIZONS_S = np.array(HORIZONS_DAYS) * SECONDS_PER_DAY
 FIELDS = ("positive_count", "decayed", "first_ms", "last_ms")
-LEARNED_SALES = "learned_sales"  # name of the file, which is missing where nothing live was learned from
-LEARNED_SALE = np.dtype(  # of one item; sorted by item_id
+LEARNED_SALES = "learned_sales"  # name of the file; missing if the generation learned from no live events
+LEARNED_SALE = np.dtype(  # one item's live sales; files are sorted by item_id
     [("item_id", "<i8"), ("positive_count", "<i8"), ("decayed", "<f8", (len(HORIZONS_DAYS),)), ("last_ms", "<i8")]
 )
 
 
 def load_learned_sales(folder: Path) -> np.ndarray:
-    """Return LEARNED_SALE [L] of a stage's folder: the live sales that its generation learned from. Raises ArtifactError."""
+    """Return the live sales that a stage's generation learned from, LEARNED_SALE [L]. Raises ArtifactError."""
     if not (folder / f"{LEARNED_SALES}.npy").exists():
         return np.empty(0, LEARNED_SALE)
     return open_checked_array(folder, LEARNED_SALES, LEARNED_SALE, None)
@@ -42,10 +42,11 @@ def load_learned_sales(folder: Path) -> np.ndarray:
 
 @dataclass
 class LiveSales:
-    """The live positive events of each item, by position; the last row is padding.
+    """The live positive events of each item, by item position; the last row is padding.
 
     items: the catalogue; as_of_s: the generation's clock; learned: LEARNED_SALE [L] of the generation
-    counts: int64 [n_items + 1]; decayed: float64 [n_items + 1, horizons], as of last_s; first_s, last_s: int64 [n_items + 1]
+    counts: int64 [n_items + 1]; decayed: float64 [n_items + 1, horizons], the counts decayed as of last_s
+    first_s, last_s: int64 [n_items + 1], first and latest event; clock_s: now. All times are feature time (timeline.py)
     """
 
     items: ItemIndex
@@ -56,7 +57,7 @@ class LiveSales:
     first_s: np.ndarray = field(init=False)
     last_s: np.ndarray = field(init=False)
     clock_s: int = field(init=False)
-    sequence: int = field(default=0, init=False)  # of the latest event that is counted
+    sequence: int = field(default=0, init=False)  # the latest counted event's
 
     def __post_init__(self) -> None:
         n_rows = self.items.n_items + 1
@@ -69,13 +70,13 @@ class LiveSales:
         return (self.clock_s - self.as_of_s) / SECONDS_PER_DAY
 
     def days_since(self, moments_s: np.ndarray) -> np.ndarray:
-        """Return the days from moments, int64 [N], to now; 0 for those of the step that has just begun."""
+        """Return the days from moments, int64 [N], to now; 0 for moments after the rounded clock."""
         return np.maximum(self.clock_s - moments_s, 0) / SECONDS_PER_DAY
 
     def read(self, snapshot: Snapshot, progress: Progress, changed_ids: list[int]) -> np.ndarray | None:
-        """Read what was sold since the last call. Return the positions that changed, int64 [N]; None for all, at a step.
+        """Read the sales since the last call. Return the positions of the changed items, int64 [N]; None for all items.
 
-        changed_ids: items that may have got a position since, with sales that were read before
+        changed_ids: new items, which may have got a position after their sales were read
         """
         pauses_ms = snapshot.pauses_ms() if progress.n_pauses else []
         timeline = Timeline.of(pauses_ms, progress.first_ms, 1_000 * self.as_of_s)
@@ -95,16 +96,16 @@ class LiveSales:
 
     @property
     def fading(self) -> np.ndarray:
-        """What is left by now of the generation's counts, float64 [horizons]."""
+        """The share of the generation's counts that decay has left by now, float64 [horizons]."""
         return np.exp(-(self.clock_s - self.as_of_s) / HORIZONS_S)
 
     def live_counts(self, positions: np.ndarray) -> np.ndarray:
-        """Return the decayed counts of live events as of now, float64 [N, horizons]. positions: int64 [N]"""
+        """Return the counts of live events, decayed as of now, float64 [N, horizons]. positions: int64 [N]"""
         since_s = (self.clock_s - self.last_s[positions])[:, None]
         return self.decayed[positions] * np.exp(-since_s / HORIZONS_S)
 
     def _keep(self, ids: np.ndarray, records: np.ndarray, timeline: Timeline) -> np.ndarray:
-        """Keep records [N] of items. Return the positions, int64 [M], of those that the catalogue has."""
+        """Store the records, [N], of items, int64 [N]. Return the positions, int64 [M], of those that the catalogue has."""
         positions = self.items.positions(np.ascontiguousarray(ids))
         known = (positions < self.items.n_items) & (records["positive_count"] > 0)
         positions = positions[known]
@@ -118,7 +119,7 @@ class LiveSales:
     def _subtract_learned(
         self, ids: np.ndarray, counts: np.ndarray, decayed: np.ndarray, last_ms: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return counts int64 [N] and decayed float64 [N, horizons] of items without what the generation learned of them."""
+        """Return counts int64 [N] and decayed float64 [N, horizons] of items, minus what the generation learned from."""
         if not len(self.learned):
             return counts, decayed
         places = np.minimum(np.searchsorted(self.learned["item_id"], ids), len(self.learned) - 1)

@@ -1,4 +1,4 @@
-"""The parts of a stage that run in Python. Each loads from its own version folder and holds objects of the whole stage."""
+"""Run the parts of a stage that are in Python. Each loads from its own version folder, and uses classes of the whole stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from serving.contract.artifacts import StageInfo, read_stage, stage_settings
 from serving.contract.errors import DependencyError
 from serving.contract.measurements import Measurement
-from serving.contract.tensors import ModelSpec, generation_faults
+from serving.contract.tensors import ModelSpec, find_generation_faults
 from serving.live.reader import Reader
 from serving.stages.features.ids import ItemIndex
 from serving.stages.parts.gpu_index import on_gpu
@@ -54,8 +54,8 @@ class StagePart:
         return part_specs(self.info, Sizes(**self.part.sizes))[self.part.name]
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Return a message for each request of another generation, by row."""
-        return generation_faults(inputs["lineage"], self.info.generation)
+        """Return a message for each row of another generation, by row."""
+        return find_generation_faults(inputs["lineage"], self.info.generation)
 
 
 def read_part(folder: Path) -> tuple[StageInfo, PartSettings]:
@@ -98,7 +98,7 @@ class RetrieveSearch(StagePart):
         return replace(self, outputs=self.outputs.with_live(reader))
 
     def to_gpu(self, gpu: int | None) -> None:
-        """Move the index to a GPU where Faiss supports it. None: the GPU that the repository was exported for."""
+        """Move the index to a GPU, if Faiss supports that. gpu: its number; None: that of the export's settings"""
         search = self.outputs.search
         search.index = on_gpu(search.index, self.part.gpu if gpu is None else gpu)
 
@@ -108,7 +108,10 @@ class RetrieveSearch(StagePart):
 
 
 def pair_tensors(rank: RankInputs, inputs: Arrays, candidates: np.ndarray) -> Arrays:
-    """Return the inputs of `rank_dense` and `rank_scores` other than rows. candidates: int [B, C] positions."""
+    """Return the inputs of `rank_dense` and `rank_scores` other than table rows, by name, each [B, …].
+
+    candidates: int [B, C] item positions
+    """
     pairs = rank.pair_numbers(inputs, candidates)
     return {
         "user_numbers": inputs["user_continuous"],
@@ -119,7 +122,7 @@ def pair_tensors(rank: RankInputs, inputs: Arrays, candidates: np.ndarray) -> Ar
 
 @dataclass(frozen=True)
 class RankFeatures(StagePart):
-    """Compute the numbers of each pair, and the keys of the network's rows: the user's, then each candidate's."""
+    """Compute the numbers of each (user, candidate) pair, and the keys of the table rows: the user's, then each candidate's."""
 
     inputs: RankInputs
 
@@ -130,31 +133,31 @@ class RankFeatures(StagePart):
 
     def __call__(self, inputs: Arrays) -> Arrays:
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
-        keys = self.hps_keys(*self.inputs.row_keys(inputs, candidates))
+        keys = self.make_hps_keys(*self.inputs.row_keys(inputs, candidates))
         numkeys = np.full((len(keys), 1), keys.shape[1], np.int32)
         pairs = pair_tensors(self.inputs, inputs, candidates)
         return {KEYS: keys, NUMKEYS: numkeys, **pairs, "lineage": inputs["lineage"]}
 
-    def hps_keys(self, user_keys: np.ndarray, item_keys: np.ndarray) -> np.ndarray:
-        """Return int64 [B, Fu + C * Si] keys from int64 [B, Fu] and int [B, C, Si].
+    def make_hps_keys(self, user_keys: np.ndarray, item_keys: np.ndarray) -> np.ndarray:
+        """Return the keys for HPS, int64 [B, Fu + C * Si]. user_keys: int64 [B, Fu]; item_keys: int [B, C, Si]
 
-        HPS has one table: key = first key + row.
+        HPS holds all tables as one: key = first key of the table + row.
         """
         settings, first = self.inputs.settings, self.part.first_keys
-        of_user = user_keys + np.array([first[name] for name in settings.user_tables], np.int64)
-        of_items = item_keys + np.array([first[name] for name in settings.item_tables], np.int64)
-        return np.concatenate([of_user, of_items.reshape(len(of_items), -1)], axis=1)
+        hps_user_keys = user_keys + np.array([first[name] for name in settings.user_tables], np.int64)
+        hps_item_keys = item_keys + np.array([first[name] for name in settings.item_tables], np.int64)
+        return np.concatenate([hps_user_keys, hps_item_keys.reshape(len(hps_item_keys), -1)], axis=1)
 
     @staticmethod
-    def for_one_request(outputs: Arrays) -> Arrays:
-        """Return the outputs of one request [b, …] as the `hps` backend takes them: one row of keys, and their number."""
+    def flatten_keys(outputs: Arrays) -> Arrays:
+        """Return the outputs of one request as the `hps` backend takes them: the keys of all rows in one, and their number."""
         keys = outputs[KEYS].reshape(1, -1)
         return outputs | {KEYS: keys, NUMKEYS: np.array([[keys.size]], np.int32)}
 
 
 @dataclass(frozen=True)
 class RankRows(StagePart):
-    """Compute the numbers of each pair and read the rows from our own tables, where there is no `hps` backend."""
+    """Compute the numbers of each pair, and read the table rows from our own tables, where there is no `hps` backend."""
 
     inputs: RankInputs
     rows: EmbeddingRows
@@ -166,7 +169,7 @@ class RankRows(StagePart):
         return cls(info, part, inputs, EmbeddingRows.load(folder, info, inputs))
 
     def close(self) -> None:
-        """Release the tables, which other instances share."""
+        """Release the tables, which instances share."""
         self.rows.tables.close()
 
     def measurements(self) -> Iterator[Measurement]:
@@ -177,7 +180,7 @@ class RankRows(StagePart):
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
         try:
             rows = self.rows.read(*self.inputs.row_keys(inputs, candidates))
-        except DependencyError:  # scores of unreadable rows are not finite, so `rank_scores` falls back
+        except DependencyError:  # NaN rows give non-finite scores, for which `rank_scores` falls back
             rows = {
                 tensor.name: np.full((len(candidates), *tensor.dims), np.nan, np.float32)
                 for tensor in self.spec.outputs
@@ -189,7 +192,7 @@ class RankRows(StagePart):
 
 @dataclass(frozen=True)
 class RankScores(StagePart):
-    """Turn logits into rank scores."""
+    """Compute rank scores from logits."""
 
     outputs: RankOutputs
 

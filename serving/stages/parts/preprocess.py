@@ -1,6 +1,6 @@
-"""Preprocess in parts around NVTabular itself: state and raw columns before it, the contract's tensors after it.
+"""Run preprocess in two parts around NVTabular itself: raw columns before it, the contract's tensors after it.
 
-The compiled plan (serving/stages/features/encode.py) does the same in one pass; `export/nvidia/publish.py` compares the two.
+The compiled plan (serving/stages/features/encode.py) does the same in one pass. `export/nvidia/publish.py` compares the two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from serving.contract.artifacts import StageInfo, read_stage
 from serving.contract.tensors import ModelSpec, new_lineage
 from serving.live.reader import Reader
-from serving.stages.parts.specs import PartSettings, WorkflowColumns, encoded_tensor, preprocess_specs, raw_tensor
+from serving.stages.parts.specs import PartSettings, WorkflowColumns, name_encoded_tensor, name_raw_tensor, preprocess_specs
 from serving.stages.preprocess import PreprocessInputs, history_tensors
 
 Arrays = dict[str, np.ndarray]
@@ -39,7 +39,7 @@ class PreprocessPart:
 
 @dataclass(frozen=True)
 class PreprocessFeatures(PreprocessPart):
-    """Compute the users' raw columns, as the workflow's tensors, and their history."""
+    """Compute the users' raw columns, as the workflow's input tensors, and their history."""
 
     inputs: PreprocessInputs
 
@@ -57,18 +57,18 @@ class PreprocessFeatures(PreprocessPart):
     def __call__(self, inputs: Arrays) -> Arrays:
         state, clock_s, degraded = self.inputs.read_state(inputs)
         raw = self.inputs.derive_columns(state, inputs, clock_s)
-        bits = np.empty((len(state.user_ids), 1), np.int32)
-        bits[:, 0] = degraded
+        degraded_bits = np.empty((len(state.user_ids), 1), np.int32)
+        degraded_bits[:, 0] = degraded
         return {
-            **{raw_tensor(name): as_tensor(raw[name]) for name in self.columns.raw},
+            **{name_raw_tensor(name): make_tensor(raw[name]) for name in self.columns.raw},
             **history_tensors(state, clock_s),
-            "store_degraded": bits,
+            "store_degraded": degraded_bits,
         }
 
 
 @dataclass(frozen=True)
 class PreprocessTensors(PreprocessPart):
-    """Turn the workflow's columns into the tensors of the contract."""
+    """Build the contract's tensors from the workflow's output columns."""
 
     @classmethod
     def load(cls, folder: Path) -> PreprocessTensors:
@@ -80,8 +80,8 @@ class PreprocessTensors(PreprocessPart):
 
     def __call__(self, inputs: Arrays) -> Arrays:
         degraded = inputs["store_degraded"]
-        rows = [inputs[encoded_tensor(name)] + first for name, first in self.columns.categorical.items()]
-        numbers = [inputs[encoded_tensor(name)] for name in self.columns.continuous]
+        rows = [inputs[name_encoded_tensor(name)] + first for name, first in self.columns.categorical.items()]
+        numbers = [inputs[name_encoded_tensor(name)] for name in self.columns.continuous]
         return {
             "user_categorical": np.concatenate(rows, axis=1, dtype=np.int64),
             "user_continuous": np.concatenate(numbers, axis=1, dtype=np.float32),
@@ -89,10 +89,10 @@ class PreprocessTensors(PreprocessPart):
         }
 
 
-def as_tensor(column: np.ndarray) -> np.ndarray:
-    """Return [B] as [B, 1].
+def make_tensor(column: np.ndarray) -> np.ndarray:
+    """Return a column, [B], as a tensor, [B, 1].
 
-    Texts (str, bytes or None) are percent-encoded, as merlin-systems 23.8 reads only ASCII; None is "".
+    Texts (str, bytes or None) are percent-encoded, because merlin-systems 23.8 reads only ASCII. None becomes "".
     """
     if column.dtype == object:
         column = np.array([quote(text or b"").encode() for text in column], object)

@@ -1,6 +1,6 @@
-"""Names and tensors of the parts of a stage, without the batch axis.
+"""Define the names and tensors of the parts of a stage, without the batch axis.
 
-Axes as in serving/contract/tensors.py; also Gp numbers of a (user, candidate) pair, Si item tables, W width of their rows,
+Axes as in serving/contract/tensors.py, and Gp numbers of a (user, candidate) pair, Si item tables, W width of table rows,
 M length of the re-ranked list, S = Fu + C * Si table rows per request.
 """
 
@@ -29,7 +29,7 @@ RANK_FEATURES, RANK_ROWS, RANK_EMBEDDINGS, RANK_DENSE, RANK_SCORES = (
 RERANK_LIST, RERANK_NETWORK, RERANK_RULES = "rerank_list", "rerank_network", "rerank_rules"
 
 KEYS, NUMKEYS, HPS_OUTPUT = "KEYS", "NUMKEYS", "OUTPUT0"  # the hps backend's own names
-FREE = -1
+FREE = -1  # Triton's dim of any size
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class WorkflowColumns:
-    """Inputs and outputs of NVTabular's user workflow, by column.
+    """Inputs and outputs of NVTabular's user workflow.
 
-    raw, encoded: Triton types; categorical: offset from NVTabular's number to the category row, in the order of
-    user_categorical; continuous: in the order of user_continuous
+    raw, encoded: input or output column -> Triton type
+    categorical: column -> offset from NVTabular's number to the category row, in the order of user_categorical
+    continuous: columns in the order of user_continuous
     """
 
     raw: dict[str, str] = field(default_factory=dict)
@@ -65,8 +66,8 @@ class WorkflowColumns:
 class PartSettings:
     """`settings` of a part's stage.json.
 
-    stage: settings of its stage; first_keys: table -> its first key; columns: WorkflowColumns; gpu: number of the GPU that it
-    was exported for
+    stage: settings of the whole stage; first_keys: table -> its first key in HPS; columns: fields of WorkflowColumns
+    gpu: number of the GPU that the repository was exported for
     """
 
     name: str
@@ -82,24 +83,24 @@ class PartSettings:
 
 
 def part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
-    """Return the specs of all parts but `rank_embeddings`, by name; `rank_dense` as with our own tables. See `behind_hps`."""
+    """Return the specs of all parts but `rank_embeddings`, by name, with our own tables; for HPS see `put_behind_hps`."""
     stages = stage_specs(info.axes, info.context)
     known = {
         t.name: t for spec in stages.values() for t in (*spec.input_fields, *spec.output_fields, *spec.inputs, *spec.outputs)
     }
-    for tensor in _between(info, sizes):
+    for tensor in _list_inner_tensors(info, sizes):
         known[tensor.name] = tensor
 
     def spec(name: str, inputs: str, outputs: str) -> ModelSpec:
         return ModelSpec(name, *(tuple(known[tensor] for tensor in side.split()) for side in (inputs, outputs)))
 
-    of_pairs = "user_numbers pair_numbers retrieval_part lineage"
+    numbers = "user_numbers pair_numbers retrieval_part lineage"
     specs = (
         spec(RETRIEVE_FEATURES, "user", "history_vectors history_weights user_embeddings user_continuous"),
         spec(TOWERS_USER, "history_vectors history_weights user_embeddings user_continuous", "user_vectors"),
         spec(RETRIEVE_SEARCH, "user exclude user_vectors", "candidates"),
-        spec(RANK_FEATURES, "user candidates", f"{KEYS} {NUMKEYS} {of_pairs}"),
-        spec(RANK_ROWS, "user candidates", f"user_rows item_rows {of_pairs}"),
+        spec(RANK_FEATURES, "user candidates", f"{KEYS} {NUMKEYS} {numbers}"),
+        spec(RANK_ROWS, "user candidates", f"user_rows item_rows {numbers}"),
         spec(RANK_DENSE, "user_numbers user_rows pair_numbers item_rows", "logits"),
         spec(RANK_SCORES, "user candidates logits retrieval_part lineage", "ranked"),
         spec(RERANK_LIST, "ranked", "features vectors valid"),
@@ -109,7 +110,7 @@ def part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
     return {spec.name: spec for spec in specs}
 
 
-def _between(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]:
+def _list_inner_tensors(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]:
     """Return the tensors between the parts of a stage."""
     axes = info.axes
     candidates, listed = axes.candidates, min(sizes.list_length, axes.candidates)
@@ -134,12 +135,12 @@ def _between(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]:
 
 
 def keys_per_request(info: StageInfo, sizes: Sizes) -> int:
-    """Return S: the user's rows plus those of all candidates."""
+    """Return S, the table rows per request: the user's, and those of all candidates."""
     return info.axes.user_categorical + info.axes.candidates * sizes.item_tables
 
 
-def all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
-    """Return the specs of every part by name, with the `hps` backend (then with `rank_embeddings`) or without it."""
+def build_all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
+    """Return the specs of every part by name. hps: whether the `hps` backend serves the tables, as `rank_embeddings`"""
     specs = part_specs(info, sizes)
     if hps:
         keys, numkeys = (TensorSpec(name, dtype, (FREE, FREE)) for name, dtype in ((KEYS, "INT64"), (NUMKEYS, "INT32")))
@@ -149,9 +150,9 @@ def all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
 
 
 def put_behind_hps(dense: ModelSpec) -> ModelSpec:
-    """Return the spec of `rank_dense` after the `hps` backend, which gives flat rows and has no batch axis.
+    """Return the spec of `rank_dense` behind the `hps` backend, whose output is flat and has no batch axis.
 
-    The dims include the batch axis: other tensors begin with the requests, `embeddings` holds S * W values of each.
+    So the dims include the batch axis B. `embeddings` is [B * S * W]; all other tensors begin with B.
     """
     kept = [TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.inputs if t.name not in ("user_rows", "item_rows")]
     outputs = tuple(TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.outputs)
@@ -159,12 +160,15 @@ def put_behind_hps(dense: ModelSpec) -> ModelSpec:
 
 
 def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, ModelSpec]:
-    """Return the parts of preprocess with NVTabular itself, whose model names raw and encoded columns alike."""
+    """Return the specs of the parts of preprocess with NVTabular itself, by name.
+
+    NVTabular's model may use one name for a raw and an encoded column, so between the parts they have prefixes.
+    """
     stage = stage_specs(info.axes, info.context)["preprocess"]
     known = {tensor.name: tensor for tensor in stage.output_fields}
     raw, encoded = (
         {name: TensorSpec(side(name), dtype, (1,)) for name, dtype in types.items()}
-        for side, types in ((raw_tensor, columns.raw), (encoded_tensor, columns.encoded))
+        for side, types in ((name_raw_tensor, columns.raw), (name_encoded_tensor, columns.encoded))
     )
     bare = (tuple(TensorSpec(name, t.dtype, t.dims) for name, t in types.items()) for types in (raw, encoded))
     degraded = TensorSpec("store_degraded", "INT32", (1,))
@@ -177,10 +181,11 @@ def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, Mod
     return {spec.name: spec for spec in specs}
 
 
-def raw_tensor(column: str) -> str:
-    """Return the name of a raw column between the parts of preprocess."""
+def name_raw_tensor(column: str) -> str:
+    """Return the name of a raw column's tensor between the parts of preprocess."""
     return f"raw_{column}"
 
 
-def encoded_tensor(column: str) -> str:
+def name_encoded_tensor(column: str) -> str:
+    """Return the name of an encoded column's tensor between the parts of preprocess."""
     return f"encoded_{column}"

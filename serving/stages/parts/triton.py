@@ -1,4 +1,4 @@
-"""The Triton adapter for parts of a stage: `TritonPythonModel = part_model(RankFeatures)`."""
+"""Adapt the parts of a stage to Triton: `TritonPythonModel = part_model(RankFeatures)`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import pack_records
-from serving.stages.adapter.triton import Link, Metrics, StageModel, degraded_of, respond, with_live
+from serving.stages.adapter.triton import Link, Metrics, StageModel, read_degraded, respond, with_live
 from serving.stages.parts.models import RankFeatures, RetrieveSearch
 
 Arrays = dict[str, np.ndarray]
@@ -26,7 +26,7 @@ def part_model(part_class: type) -> type:
 
 
 class PartModel(StageModel):
-    """A Triton model of one part. The last part counts for the whole stage, because it knows which answers are fallbacks."""
+    """A Triton model of one part. Only a stage's last part counts calls, because it knows which answers are fallbacks."""
 
     def initialize(self, args: dict[str, str]) -> None:
         self.gpu = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
@@ -43,10 +43,10 @@ class PartModel(StageModel):
         started_s = time.perf_counter()
         outputs = self.first.stage(inputs)
         if self.is_last:
-            self.first.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
+            self.first.metrics.count(read_degraded(outputs), time.perf_counter() - started_s)
         return pack_records(self.spec.outputs, inputs | outputs)
 
     def _respond(self, outputs: Arrays) -> Any:
         if self.stage_types == (RankFeatures,):
-            outputs = RankFeatures.for_one_request(outputs)
+            outputs = RankFeatures.flatten_keys(outputs)
         return respond(self.spec, outputs)

@@ -1,9 +1,9 @@
-"""HPS's update messages. Topic = the table's tag, message key empty, payload:
+"""Encode and decode HPS's update messages. The topic is the table's tag, the message key is empty, and the payload is
 
     b"HCTR"  u32 value_size  { i64 key  float32[value_size / 4] } ...
 
-A payload of only the header is a beacon. There is no delete; null payloads are ignored. NVIDIA's consumer does not check
-bounds; our reader and writer do. Updates of one key always go to one Kafka partition, which keeps their order.
+A payload of only the header is a beacon. Rows cannot be deleted; null payloads are ignored. NVIDIA's consumer does not check
+bounds; our reader and writer do. All updates of a key go to the same Kafka partition, which keeps their order.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ Group = TypeVar("Group", int, np.ndarray)
 MAGIC = b"HCTR"
 HEADER_BYTES = 8
 MAX_MESSAGE_BYTES = 256 * 1024
-KEY_GROUPS = 8
+KEY_GROUPS = 8  # groups of keys, by `partition_of`; a group's updates stay in order
 
 
 def topic(model: str, table: str) -> str:
-    """Return the topic of one table's updates: its tag."""
+    """Return the name of the topic of one table's updates: the table's tag."""
     return tag_name(model, table)
 
 
 def subscription(update_filters: list[str]) -> list[str]:
-    """Return the regular expressions to subscribe to: each filter matches the *model* part of the topic."""
+    """Return the regular expressions to subscribe to. Each filter is matched against the model's part of the topic."""
     return [rf"^{TAG_PREFIX}\.{update_filter}\..+$" for update_filter in update_filters]
 
 
 def is_subscribed(update_filters: list[str], model: str, table: str) -> bool:
-    """Return whether a consumer with these filters sees the table's updates."""
+    """Return whether a consumer with these filters receives the table's updates."""
     return any(re.search(pattern, topic(model, table)) for pattern in subscription(update_filters))
 
 
 def consumer_group(database: str, shared: bool, hostname: str) -> str:
-    """Return the consumer group of the "volatile" or "persistent" database; machines share only a volatile one."""
+    """Return the consumer group of a database. database: "volatile" or "persistent"; shared: whether machines share it
+
+    Only a volatile database can be shared.
+    """
     return "hps.volatile" if database == "volatile" and shared else f"hps.{database}.{hostname}"
 
 
@@ -58,7 +61,7 @@ def _header(width: int) -> bytes:
 
 
 def rows_per_message(width: int, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the number of rows that fit a message of at most `max_bytes`. Raises ConfigError when none does."""
+    """Return the number of rows that fit into a message of at most `max_bytes`. Raises ConfigError when none fits."""
     rows = (max_bytes - HEADER_BYTES) // _row_dtype(width).itemsize
     if rows < 1:
         raise ConfigError(
@@ -69,7 +72,10 @@ def rows_per_message(width: int, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
 
 
 def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
-    """Return int64 [N] keys and float32 [N, D] vectors as one payload. Raises DataError on reserved keys or unequal lengths."""
+    """Return keys, int64 [N], and vectors, float32 [N, D], as one payload.
+
+    Raises DataError for reserved keys, and for numbers of keys and vectors that differ.
+    """
     vectors = np.asarray(vectors, np.float32)
     keys = check_keys(keys, "update")
     if vectors.ndim != 2 or len(vectors) != len(keys) or vectors.shape[1] < 1:
@@ -85,11 +91,11 @@ def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
 def encode_updates(
     keys: np.ndarray, vectors: np.ndarray, max_bytes: int = MAX_MESSAGE_BYTES, partition_count: int = KEY_GROUPS
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (Kafka partition, payload of at most `max_bytes`); within a partition the rows keep their order.
+    """Yield (Kafka partition, payload of at most `max_bytes`). Within a partition the rows keep their order.
 
-    A key's group, 0 … 7, decides its partition (`kafka_partition`); with 8 and more they are the same. Groups of
-    one partition share its messages, because a message costs its reader more than a row. keys int64 [N], vectors float32 [N,
-    D].
+    keys: int64 [N]; vectors: float32 [N, D]; partition_count: of the topic
+    A key's group, 0 … 7, decides its partition (`kafka_partition`). With fewer than 8 partitions, several groups share one, and
+    its messages hold rows of all of them, because reading a message costs more than reading a row.
     """
     keys, vectors = np.asarray(keys), np.asarray(vectors, np.float32)
     per_message = rows_per_message(vectors.shape[1], max_bytes)
@@ -107,9 +113,9 @@ def kafka_partition(group: Group, partition_count: int) -> Group:
 
 
 def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys int64 [N] and vectors float32 [N, D] of a payload; a beacon or a null payload gives N = 0.
+    """Return the keys, int64 [N], and vectors, float32 [N, D], of a payload; N = 0 for a beacon or a null payload.
 
-    Raises DataError for anything that is not exactly rows of width `width` with ordinary keys.
+    Raises DataError for anything other than complete rows of `width` values with keys that are not reserved.
     """
     if payload is None:
         return np.empty(0, np.int64), np.empty((0, width), np.float32)
@@ -119,7 +125,7 @@ def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.nd
             "Something other than an HPS publisher writes to this topic: stop it."
         )
     value_size = struct.unpack_from("<I", payload, 4)[0]
-    if len(payload) > HEADER_BYTES and value_size != 4 * width:  # NVIDIA's beacons carry a value size of their own
+    if len(payload) > HEADER_BYTES and value_size != 4 * width:  # a beacon of NVIDIA's may have any value size
         raise DataError(
             f"message carries vectors of {value_size} bytes. Expected {4 * width} for width {width}. "
             "Publish rows of the width the serving generation was exported with."
@@ -135,13 +141,13 @@ def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.nd
 
 
 def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return keys int64 [N] and vectors float32 [N, D] of M payloads in order, and the rows of each payload, int64 [M].
+    """Return the keys, int64 [N], and vectors, float32 [N, D], of M payloads in order, and the rows of each, int64 [M].
 
-    Raises as `decode_message` does.
+    Raises DataError as `decode_message` does.
     """
     header, row = _header(width), _row_dtype(width)
     sound = [body for body in payloads if body and body[:HEADER_BYTES] == header and len(body) % row.itemsize == HEADER_BYTES]
-    if len(sound) < len(payloads):
+    if len(sound) < len(payloads):  # one by one, for beacons and for the error of a malformed payload
         keys, vectors = zip(*(decode_message(payload, width) for payload in payloads), strict=True)
         return np.concatenate(keys), np.concatenate(vectors), np.array([len(part) for part in keys])
     rows = np.frombuffer(b"".join([body[HEADER_BYTES:] for body in sound]), row)

@@ -1,4 +1,4 @@
-"""HPS's key mixer: spreads keys over partitions. It decides the partition of a row in Redis and its update group.
+"""Mix keys as HPS does, to spread them over partitions: those of Redis, and the groups of updates.
 
 The public-domain bit mixer "rrxmrrxmsx_0", modulo 2^64:
 x ^= ror(x,25) ^ ror(x,50); x *= A; x ^= ror(x,24) ^ ror(x,49); x *= B; x ^ (x >> 28).
@@ -12,11 +12,12 @@ A, B = np.uint64(0xA24BAED4963EE407), np.uint64(0x9FB21C651E98DF25)
 
 
 def _ror(x: np.ndarray, bits: int) -> np.ndarray:
+    """Return uint64 values rotated right."""
     return (x >> np.uint64(bits)) | (x << np.uint64(64 - bits))
 
 
 def mix_keys(keys: np.ndarray) -> np.ndarray:
-    """Return the mixed keys, uint64, in the shape of int64 or uint64 keys."""
+    """Return the mixed keys, uint64 in the shape of `keys`, which are int64 or uint64."""
     x = np.ascontiguousarray(keys)
     x = x.view(np.uint64) if x.dtype == np.int64 else x.astype(np.uint64)
     x = (x ^ _ror(x, 25) ^ _ror(x, 50)) * A
@@ -25,7 +26,7 @@ def mix_keys(keys: np.ndarray) -> np.ndarray:
 
 
 def partition_of(keys: np.ndarray, n_partitions: int) -> np.ndarray:
-    """Return the partitions, int64 [N] of 0 … n_partitions - 1, of int64 [N] keys."""
+    """Return the partition of each key, int64 [N] in 0 … n_partitions - 1. keys: int64 [N]"""
     if n_partitions == 1:
         return np.zeros(np.shape(keys), np.int64)
     return (mix_keys(keys) % np.uint64(n_partitions)).astype(np.int64)

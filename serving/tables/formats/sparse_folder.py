@@ -1,6 +1,6 @@
-"""HPS sparse model folders: `key` (n int64), `emb_vector` (n rows of D float32), little-endian, no header, same row order.
+"""Read and write HPS's folders of sparse models: `key` (n int64) and `emb_vector` (n rows of D float32) in the same order.
 
-Order matters for speed: caches are prefilled from the start of the file, so the hottest keys come first.
+Both are little-endian and without a header. Caches are prefilled from the start of the files, so the hottest keys come first.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import numpy as np
 from serving.contract.errors import ArtifactError, DataError
 from serving.tables.formats.names import check_keys
 
-CHUNK_ROWS = 1 << 18  # rows written at a time, to bound the memory of a permuted write
+CHUNK_ROWS = 1 << 18  # rows written at a time: reordering copies them
 
 
 @dataclass(frozen=True)
 class SparseTable:
-    """A table on disk, memory-mapped: instances share the pages."""
+    """A table on disk, memory-mapped, so that instances share its pages."""
 
     keys: np.ndarray  # int64 [N], hottest first
     vectors: np.ndarray  # float32 [N, D]
 
 
 def write_sparse_folder(folder: Path, keys: np.ndarray, vectors: np.ndarray, use_counts: np.ndarray | None = None) -> None:
-    """Write one table. keys int64 [N], vectors float32 [N, D]; with use_counts [N] rows are ordered hottest first.
+    """Write one table. keys: int64 [N]; vectors: float32 [N, D]
 
-    Equal counts keep their order, as do all rows when there are no counts. Raises DataError on reserved or repeated keys, on
-    an empty table and on lengths that differ.
+    use_counts: [N], by which rows are sorted, the most used first; None: rows keep their order, as do those of equal counts
+    Raises DataError for reserved or repeated keys, an empty table, and lengths that differ.
     """
     keys = check_keys(keys, str(folder))
     _check_rows(folder, keys, vectors, use_counts)
@@ -63,7 +63,7 @@ def _first_repeated(keys: np.ndarray) -> int | None:
 
 
 def read_sparse_folder(folder: Path, width: int) -> SparseTable:
-    """Map one table of `width` values per row. Raises ArtifactError on missing, truncated or mismatched files or bad keys."""
+    """Map one table of `width` values per row. Raises ArtifactError for missing, truncated or mismatched files and bad keys."""
     sizes = {}
     for name in ("key", "emb_vector"):
         path = folder / name
@@ -74,7 +74,7 @@ def read_sparse_folder(folder: Path, width: int) -> SparseTable:
     if sizes["key"] % 8 or sizes["emb_vector"] != n_rows * 4 * width:
         raise ArtifactError(
             f"{folder}: key has {sizes['key']} bytes, emb_vector {sizes['emb_vector']}. Expected 8·n and {4 * width}·n "
-            f"for width {width}. The files were cut or belong to another width: export the repository again."
+            f"for width {width}. The files are truncated or have another width: export the repository again."
         )
     keys = np.memmap(folder / "key", "<i8", "r")
     try:

@@ -1,4 +1,4 @@
-"""A circuit breaker: a level that fails is skipped for a while, so that requests do not each wait for it."""
+"""Skip a level that fails for a while (circuit breaker), so that not every request waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class Breaker:
-    """Closed: the level is used. After a failure it opens for a pause that doubles from 0.1 s to 5 s; then one call tries."""
+    """A circuit breaker. While it is closed, the level is used.
+
+    A failure opens it for a pause, after which one call tries again. The pause doubles with every failure, from 0.1 s to 5 s.
+    """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -22,7 +25,7 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Return whether to use the level now."""
+        """Whether to use the level now."""
         return self.last_error is None or self._clock_s() >= self._open_until_s
 
     def record_success(self) -> None:

@@ -234,7 +234,7 @@ class LowerLevels:
                 len(rows.lacking)
                 and shared is not None
                 and shared.ring.head != caught_up
-                and shared.ring.changed(rows.keys[rows.lacking], caught_up).any()
+                and shared.ring.find_changed(rows.keys[rows.lacking], caught_up).any()
             ):
                 return True
         return False
@@ -267,7 +267,7 @@ class LowerLevels:
         reached, known = self.l3.use(lambda store: (store.read_offsets(name), True))  # before the ring is read
         if not known:
             return False
-        fresh = places if shared is None else places[~shared.ring.changed(rows.keys[places], rows.position)]
+        fresh = places if shared is None else places[~shared.ring.find_changed(rows.keys[places], rows.position)]
         filled, _ = self.redis.use(lambda store: (store.fill(name, rows.keys[fresh], rows.exact[fresh], reached), True))
         return filled is not False
 

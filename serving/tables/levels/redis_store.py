@@ -1,4 +1,4 @@
-"""L2 in a Redis cluster that machines share, in HPS's layout: one hash of rows per table and partition."""
+"""Store L2 in a Redis cluster that machines share, in HPS's layout: one hash of rows per table and partition."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vect
 from serving.tables.levels.level import Found
 from serving.tables.store.batch import PARTITIONS, Batch
 
-BEGUN = b"begun"  # a field of the log's hash, beside the partitions
+BEGUN = b"begun"  # a field in the hash of offsets, next to the partitions: this hash has had offsets
 FAR = np.iinfo(np.int64).max
 
-# Scripts make rows and offsets change atomically. KEYS: the two hashes of a partition. Machines share Redis, and each writes
-# the whole log: an update that is older than the stored offset changes nothing.
+# The scripts change rows and offsets atomically. KEYS: the two hashes of a partition, rows and offsets. Machines share Redis,
+# and each writes the whole log, so an update that is older than the stored offset changes nothing.
 #
-# BEGIN. ARGV: partitions of the log, each with this writer's offset. They count only where Redis has no offsets at all:
-# afterwards a partition without an offset counts as unread.
+# BEGIN. ARGV: partitions of the log, each followed by this writer's offset. They are stored only if Redis has no offsets yet.
+# From then on, a partition without an offset counts as unread.
 BEGIN = """
 if redis.call('HSETNX', KEYS[2], 'begun', 0) == 0 then return end
 for i = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) end"""
 # UPDATE. ARGV: for each partition of the log its number, this writer's offset before and after these rows, the number of rows,
-# and the rows. Returns how many partitions lack earlier rows, as after a failover or with an older snapshot; nothing of those
+# and the rows. Returns how many partitions lack earlier rows, as after a failover or with an older snapshot. For those nothing
 # is written.
 UPDATE = """
 local lacking, at, begun = 0, 1, redis.call('HEXISTS', KEYS[2], 'begun') == 1
@@ -44,13 +44,13 @@ while at <= #ARGV do
   at = last + 1
 end
 return lacking"""
-# SET. ARGV: a partition of the log, and its least offset; 0: unread.
+# SET. ARGV: a partition of the log, and the offset to raise it to; 0 marks it as unread.
 SET = """
 local log, reached = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0), tonumber(ARGV[2])
 if reached == 0 or reached > log then redis.call('HSET', KEYS[2], ARGV[1], ARGV[2]) end"""
-# FILL. ARGV: the number of partitions that this machine's L3 has read, each with its offset; then the rows. A machine that is
-# behind another writes nothing, because its rows may be stale. Where Redis has no offsets, an updater must first BEGIN, unless
-# there never was an update.
+# FILL. ARGV: the number of partitions that this machine's L3 has read; each partition with its offset; then the rows. A machine
+# that is behind Redis writes nothing, because its rows may be stale. If Redis has no offsets, an updater must BEGIN first,
+# unless there never was an update.
 FILL = """
 local own, first, log = {}, 2 + 2 * tonumber(ARGV[1]), redis.call('HGETALL', KEYS[2])
 for i = 2, first - 1, 2 do own[ARGV[i]] = tonumber(ARGV[i + 1]) end
@@ -61,18 +61,21 @@ for i = first, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) e
 
 
 class NoRoomError(DependencyError):
-    """Redis is at its maxmemory and does not evict."""
+    """Raised when Redis has reached its maxmemory and does not evict."""
 
 
 class RedisStore:
-    """Rows of one model's tables, `widths` values each. Connects when first used; every failure is a DependencyError."""
+    """Rows of one model's tables. widths: table -> values per row
+
+    It connects at its first use. Every failure is a DependencyError.
+    """
 
     def __init__(self, config: RedisConfig, model: str, widths: dict[str, int]) -> None:
         self._config, self._model, self._widths = config, model, widths
         self._cluster: RedisCluster | None = None
 
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
-        """Return (`Found`, True) for {table: int64 [N] keys}, by one pipeline for all tables."""
+        """Return (the rows found, True), in one pipeline for all tables. wanted: table -> keys, int64 [N]"""
         parts = [(table, positions) for table, keys in wanted.items() for positions in self._by_partition(keys)]
         replies = self._run(
             [("HMGET", self._hashes(table, wanted[table][at])[0], *encode_keys(wanted[table][at])) for table, at in parts]
@@ -84,17 +87,18 @@ class RedisStore:
         try:
             return {table: decode_vectors(rows, self._widths[table]) for table, rows in values.items()}, True
         except DataError as error:
-            raise DependencyError(f"Redis at {self._config.address} holds rows of another shape: {error}") from error
+            raise DependencyError(f"Redis at {self._config.address} has rows of another shape: {error}") from error
 
     def begin(self, table: str, reached: np.ndarray) -> None:
-        """Store the offsets, int64 [PARTITIONS], where Redis is empty and has none."""
-        log = _positions(reached)
+        """Store the offsets, int64 [PARTITIONS], in the hashes that have none."""
+        log = _flatten_offsets(reached)
         self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
 
     def read_offsets(self, table: str) -> np.ndarray:
-        """Return the least offset of all hashes, int64 [PARTITIONS], as UPDATE sees it.
+        """Return the least offset over all hashes, by partition of the log, int64 [PARTITIONS].
 
-        A hash without offsets (evicted or lost) does not count for the partitions that it does not name.
+        A hash that never had offsets, or lost them, counts only for the partitions that it names. In other hashes a missing
+        partition counts as 0, unread.
         """
         least = np.full(PARTITIONS, FAR)
         for log in self._run([("HGETALL", of_log) for _, of_log in self._all_hashes(table)]):
@@ -106,35 +110,35 @@ class RedisStore:
         return least
 
     def update(self, table: str, batch: Batch, since: np.ndarray) -> bool:
-        """Write rows of the log that are newer than the stored offsets. since: this writer's offsets before, int64
-        [PARTITIONS].
+        """Write the rows that are newer than the stored offsets. since: this writer's offsets before them, int64 [PARTITIONS]
 
-        Returns whether earlier rows are missing in some partitions; nothing of those is written.
+        Returns whether Redis lacks earlier rows of some partitions of the log; for those nothing is written.
         """
         rows, reached = batch.latest, batch.reached
         fields, values = encode_keys(rows.keys), encode_vectors(rows.vectors)
         at = {int(partition_of(rows.keys[at[:1]], self._config.num_partitions)[0]): at for at in self._by_partition(rows.keys)}
         commands = []
-        for part, names in enumerate(self._all_hashes(table)):  # all of them, because each stores the offsets
+        for part, names in enumerate(self._all_hashes(table)):  # also those without new rows, because each stores the offsets
             positions = at.get(part, np.empty(0, np.int64))
             arguments: list[bytes | int] = []
             for partition in np.flatnonzero(reached):
-                own = positions[rows.partitions[positions] == partition]
-                log = [int(partition), int(since[partition]), int(reached[partition]), len(own)]
-                arguments += [*log, *_alternating(fields, values, own)]
+                of_partition = positions[rows.partitions[positions] == partition]
+                log = [int(partition), int(since[partition]), int(reached[partition]), len(of_partition)]
+                arguments += [*log, *_alternate(fields, values, of_partition)]
             commands.append(("EVAL", UPDATE, 2, *names, *arguments))
         return any(self._run(commands))
 
     def fill(self, table: str, keys: np.ndarray, vectors: np.ndarray, reached: np.ndarray) -> bool:
-        """Insert rows (int64 [N], float32 [N, D]) that Redis lacks. Return False when Redis is full.
+        """Insert rows that Redis lacks. Return False when Redis is full.
 
-        reached: offsets of the rows' origin, int64 [PARTITIONS]. When Redis is further, nothing is written.
+        keys: int64 [N]; vectors: float32 [N, D]
+        reached: offsets up to which their source has read the log, int64 [PARTITIONS]. If Redis is ahead, nothing is written.
         """
-        fields, values, log = encode_keys(keys), encode_vectors(vectors), _positions(reached)
+        fields, values, log = encode_keys(keys), encode_vectors(vectors), _flatten_offsets(reached)
         try:
             self._run(
                 [
-                    ("EVAL", FILL, 2, *self._hashes(table, keys[at]), len(log) // 2, *log, *_alternating(fields, values, at))
+                    ("EVAL", FILL, 2, *self._hashes(table, keys[at]), len(log) // 2, *log, *_alternate(fields, values, at))
                     for at in self._by_partition(keys)
                 ]
             )
@@ -143,27 +147,28 @@ class RedisStore:
         return True
 
     def set_offset(self, table: str, partition: int, reached: int) -> None:
-        """Raise the applied offset of a partition to at least `reached`; 0 resets it, so that the partition is read again."""
+        """Raise the offset of a partition of the log to at least `reached`; 0 resets it, so that all of it is read again."""
         self._run([("EVAL", SET, 2, *names, partition, reached) for names in self._all_hashes(table)])
 
     def _by_partition(self, keys: np.ndarray) -> list[np.ndarray]:
-        """Return the positions of the keys of each partition that has any."""
+        """Return the positions in `keys`, int64 [N], of each Redis partition's keys; partitions without keys are left out."""
         partitions = partition_of(keys, self._config.num_partitions)
         order = np.argsort(partitions, kind="stable")
         starts = np.flatnonzero(np.diff(partitions[order], prepend=-1))
         return np.split(order, starts[1:]) if len(keys) else []
 
     def _hashes(self, table: str, keys: np.ndarray) -> tuple[str, str]:
-        """Return the two hashes of one partition: rows, and offsets."""
+        """Return the names of the two hashes, rows and offsets, of the partition that the keys belong to."""
         partition = int(partition_of(keys[:1], self._config.num_partitions)[0])
         return value_hash(self._model, table, partition), log_hash(self._model, table, partition)
 
     def _all_hashes(self, table: str) -> list[tuple[str, str]]:
-        """Return the two hashes of every partition."""
+        """Return the names of the two hashes, rows and offsets, of every partition."""
         parts = range(self._config.num_partitions)
         return [(value_hash(self._model, table, part), log_hash(self._model, table, part)) for part in parts]
 
     def _run(self, commands: list[tuple]) -> list:
+        """Return the replies to commands, sent in one pipeline. Raises NoRoomError or DependencyError."""
         try:
             cluster = self._cluster or self._connect()
             self._cluster = cluster
@@ -173,7 +178,7 @@ class RedisStore:
             return pipeline.execute()
         except OutOfMemoryError as error:
             raise NoRoomError(
-                f"Redis at {self._config.address} is full. Expected room for the tables' rows below maxmemory. "
+                f"Redis at {self._config.address} is full. Expected memory for the tables' rows below maxmemory. "
                 "Raise maxmemory, or set maxmemory-policy allkeys-lru."
             ) from error
         except (RedisError, RedisClusterException, OSError) as error:
@@ -184,10 +189,10 @@ class RedisStore:
             ) from error
 
     def _connect(self) -> RedisCluster:
-        places = [address.strip().rsplit(":", 1) for address in self._config.address.split(",")]
+        addresses = [address.strip().rsplit(":", 1) for address in self._config.address.split(",")]
         timeout_s = self._config.timeout_ms / 1e3
         return RedisCluster(
-            startup_nodes=[ClusterNode(host, int(port)) for host, port in places],
+            startup_nodes=[ClusterNode(host, int(port)) for host, port in addresses],
             username=self._config.user_name if self._config.password else None,
             password=self._config.password or None,
             socket_timeout=timeout_s,
@@ -196,16 +201,16 @@ class RedisStore:
         )
 
     def close(self) -> None:
-        """Release the connections; a call in another thread finishes first."""
+        """Release the connections, once a call in another thread has finished."""
         self._cluster = None
 
 
-def _positions(reached: np.ndarray) -> list[int]:
-    """Return partition, offset, partition, offset, … of the partitions with an offset."""
+def _flatten_offsets(reached: np.ndarray) -> list[int]:
+    """Return partition, offset, partition, offset, … of the partitions that have an offset. reached: int64 [PARTITIONS]"""
     read = np.flatnonzero(reached)
     return np.column_stack([read, reached[read]]).ravel().tolist()
 
 
-def _alternating(fields: list[bytes], values: list[bytes], at: np.ndarray) -> list[bytes]:
-    """Return field, value, field, value, … of these positions."""
-    return [part for i in at.tolist() for part in (fields[i], values[i])]
+def _alternate(fields: list[bytes], values: list[bytes], positions: np.ndarray) -> list[bytes]:
+    """Return field, value, field, value, … at these positions, int64 [M]."""
+    return [part for i in positions.tolist() for part in (fields[i], values[i])]

@@ -1,7 +1,7 @@
-"""Updated rows of one table with their offsets in the log (Kafka), so that a level applies each at most once.
+"""Hold updated rows of one table with their offsets in the log (Kafka), so that a level applies each at most once.
 
-Every level stores its offset in each partition of the log (`reached`, int64 [PARTITIONS]: the first message that it lacks). So
-a consumer that restarts, rewinds or lags never changes a row back to an older one.
+Every level stores an offset for each partition of the log (`reached`, int64 [PARTITIONS]: the first message that it lacks). So
+a consumer that restarts, rewinds or lags never replaces a row by an older one.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from functools import cached_property
 
 import numpy as np
 
-PARTITIONS = 1024  # of a topic, at most: fixes the size in shared memory
+PARTITIONS = 1024  # most partitions of a topic: it fixes the size of offsets in shared memory
 
 
 def zero_offsets() -> np.ndarray:
+    """Return the offsets of a level that has read nothing, int64 [PARTITIONS]."""
     return np.zeros(PARTITIONS, np.int64)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of their updates. Derived arrays are computed once for all levels."""
+    """Updated rows, in order. Derived arrays are computed once for all levels."""
 
     keys: np.ndarray  # int64 [N]
     vectors: np.ndarray  # float32 [N, D]
-    partitions: np.ndarray  # int64 [N]
-    offsets: np.ndarray  # int64 [N], of each row's message
+    partitions: np.ndarray  # int64 [N] partition of each row's message
+    offsets: np.ndarray  # int64 [N] offset of each row's message
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -39,7 +40,7 @@ class Batch:
         return reached
 
     def drop_applied(self, reached: np.ndarray) -> Batch:
-        """Return the rows that are new to a level at these offsets."""
+        """Return the rows that are new to a level with the offsets `reached`."""
         new = self.offsets >= reached[self.partitions]
         return self if new.all() else self.select(new)
 
@@ -49,7 +50,7 @@ class Batch:
         return self.select(last_of_each(self.keys))
 
     def parts(self, most_rows: int) -> Iterator[Batch]:
-        """Yield parts in order, cut between messages; only a single large message exceeds `most_rows`."""
+        """Yield parts of at most `most_rows` rows, in order. A message is never divided, so a larger one exceeds that."""
         if len(self) <= most_rows:
             yield self
             return
@@ -61,12 +62,12 @@ class Batch:
             yield self.select(slice(start, stop))
             start = stop
 
-    def select(self, at: np.ndarray | slice) -> Batch:
-        """Return the rows at positions, a mask or a slice."""
-        return Batch(self.keys[at], self.vectors[at], self.partitions[at], self.offsets[at])
+    def select(self, rows: np.ndarray | slice) -> Batch:
+        """Return some rows. rows: int [M], bool [N] or a slice"""
+        return Batch(self.keys[rows], self.vectors[rows], self.partitions[rows], self.offsets[rows])
 
 
 def last_of_each(keys: np.ndarray) -> np.ndarray:
-    """Return the positions of the last occurrence of every key, in ascending order of key."""
+    """Return the positions of the last occurrence of every key, int64 [U], in ascending order of key. keys: int64 [N]"""
     _, first_from_the_end = np.unique(keys[::-1], return_index=True)
     return len(keys) - 1 - first_from_the_end

@@ -1,11 +1,11 @@
-"""A ring buffer of one table's latest updates in shared memory, which every instance's L1 follows.
+"""Keep one table's latest updates in a ring buffer in shared memory, from which every instance's L1 takes them.
 
-One writer at a time (it holds the lock of the table's block) appends rows; readers remember their position. A reader that was
-lapped must drop what it cached. The block also holds the updater's counters and offsets (batch.py).
+One writer at a time, which holds the lock of the table's block, appends rows. Every reader remembers its position. A reader
+that was lapped must drop its cached rows. The block also holds the updater's counters and offsets (batch.py).
 
     claimed ─▶ rows and keys ─▶ head          a reader copies up to `head`, then checks whether `claimed` lapped it
 
-Rows from `stored` on may be missing in a store that is down: readers look here before they read the store.
+Rows from `stored` on may be missing in a store that is down, so readers look here before they read the store.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from serving.tables.store.row_formats import RowCodec
 CLAIMED, HEAD, APPLIED, REJECTED, LAG_US, HEARTBEAT_MS, BROKER_DOWN, STORE_DOWN, STORED, LOST = range(10)
 N_WORDS = 16
 MAX_ROWS = 16_384
-UNKNOWN = -(1 << 62)  # of `stored`: a store lost unknown rows; further back than any ring holds
+UNKNOWN = -(1 << 62)  # as `stored`: a store lost rows, nobody knows which; it is further back than any ring holds
 
 
 class UpdateRing:
-    """Positions count all rows ever published; the row at position p is at p modulo the ring's size.
+    """The ring of one table. Positions count all rows ever published; position p is at index p modulo the ring's size.
 
-    begun, reached, stored_reached: offsets, int64 [PARTITIONS], of what the updater began to publish, of what it published,
-    and of what all stores had when `stored` was last set.
+    begun, reached: offsets, int64 [PARTITIONS], up to which the updater has begun to publish, and has published
+    stored_reached: offsets up to which all stores had the log when `stored` was last set
     """
 
     def __init__(self, sections: Sections, base: memoryview) -> None:
@@ -40,7 +40,7 @@ class UpdateRing:
 
     @staticmethod
     def sections(n_rows: int, codec: RowCodec) -> Sections:
-        """Return the sections for a table of `n_rows` rows."""
+        """Return the sections of shared memory for a table of `n_rows` rows."""
         size = min(MAX_ROWS, max(n_rows, 64))
         return Sections(
             {
@@ -58,16 +58,19 @@ class UpdateRing:
 
     @property
     def stored(self) -> int:
-        """The position before which every store has the rows."""
+        """The position before which every store has all rows."""
         return self.words[STORED]
 
-    def all_stored(self) -> None:
+    def mark_all_stored(self) -> None:
         """Record that every store has all published rows."""
         np.copyto(self.stored_reached, self.reached)
         self.words[STORED] = self.words[HEAD]
 
     def publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
-        """Append rows (int64 [N], stored [N, columns]). The caller holds the block's lock."""
+        """Append rows, and let readers see them. The caller holds the block's lock.
+
+        keys: int64 [N]; stored: encoded rows, [N, columns] (row_formats.py)
+        """
         most = self.most_staged
         for start in range(0, len(keys), most):
             self.stage(keys[start : start + most], stored[start : start + most])
@@ -75,7 +78,7 @@ class UpdateRing:
 
     @property
     def most_staged(self) -> int:
-        """The most rows for one `stage`; more would lap every reader."""
+        """The largest number of rows for one `stage`. More would lap every reader."""
         return self.size // 2
 
     def stage(self, keys: np.ndarray, stored: np.ndarray) -> None:
@@ -83,20 +86,25 @@ class UpdateRing:
         head = self.words[HEAD]
         places = np.arange(head, head + len(keys)) % self.size
         self._staged = head + len(keys)
-        self.words[CLAIMED] = max(self._staged, self.words[CLAIMED])  # of a writer that died: its overwritten rows stay lost
+        # A writer that died may have claimed more: the rows that it overwrote stay lost.
+        self.words[CLAIMED] = max(self._staged, self.words[CLAIMED])
         self._keys[places] = keys
         self._rows[places] = stored
 
     def show(self) -> None:
+        """Let readers see the staged rows."""
         self.words[HEAD] = self._staged
 
     def lap(self) -> None:
-        """Lap every reader, so that it drops its cached rows."""
+        """Lap every reader, so that all of them drop their cached rows."""
         self.words[CLAIMED] = self.words[HEAD] + 2 * self.size
         self.words[HEAD] = self.words[CLAIMED]
 
     def read_since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
-        """Return (keys, stored rows, next position) with the last row of each key; None when the reader was lapped."""
+        """Return (keys, encoded rows, next position) of the rows since `position`; None when the reader was lapped.
+
+        Of each key only the last row is returned: keys int64 [U], encoded rows [U, columns].
+        """
         head = self.words[HEAD]
         places = self._places(position, head)
         keys, stored = self._keys[places], self._rows[places]
@@ -105,8 +113,8 @@ class UpdateRing:
         latest = last_of_each(keys)
         return keys[latest], stored[latest], head
 
-    def changed(self, keys: np.ndarray, position: int) -> np.ndarray:
-        """Return which keys were, or may have been, updated since `position`, bool [N]."""
+    def find_changed(self, keys: np.ndarray, position: int) -> np.ndarray:
+        """Return which keys, int64 [N], were or may have been updated since `position`, bool [N]."""
         head = self.words[HEAD]
         if head == position:
             return np.zeros(len(keys), bool)
@@ -118,13 +126,15 @@ class UpdateRing:
         return np.arange(position, max(head, position) if head - position <= self.size else position) % self.size
 
     def _lapped(self, position: int) -> bool:
-        """Return whether a row since `position` was or is being overwritten, or the position belongs to an earlier ring."""
+        """Return whether rows since `position` were or are being overwritten, or the position belongs to an earlier ring."""
         return not 0 <= self.words[CLAIMED] - position <= self.size
 
     def add(self, word: int, amount: int) -> None:
+        """Add to a counter of the updater. word: such as APPLIED"""
         self.words[word] += amount
 
     def set(self, word: int, value: int) -> None:
+        """Set a value of the updater. word: such as LAG_US"""
         self.words[word] = value
 
     @property

@@ -1,8 +1,8 @@
-"""Row formats of L1 and L2: fp32, fp16, int8 and int4, encoded on the way in and decoded on the way out.
+"""Encode and decode rows in the formats of L1 and L2: fp32, fp16, int8 and int4.
 
 An int8 or int4 row is its codes, then a float16 scale and a float16 offset of its own: value = code · scale + offset.
-The offset is rounded down and the scale up, so that the codes cover the row's whole range and errors stay within half a step.
-Re-encoding a decoded row is lossless only for fp32 and fp16; so a row is encoded once, from the fp32 row of L3 or of an update.
+The offset is rounded down and the scale up, so that the codes cover the row's whole range and errors are at most half a step.
+Encoding a decoded row again is lossless only for fp32 and fp16, so a row is encoded once, from the fp32 row of L3 or an update.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import numpy as np
 from serving.contract.errors import ConfigError, DataError
 
 FP16_MAX = float(np.finfo(np.float16).max)
-LEVELS = {"int8": 255, "int4": 15}  # highest code
+HIGHEST_CODES = {"int8": 255, "int4": 15}
 SCALE_BYTES = 4  # float16 scale, float16 offset
 
 
 class RowCodec:
-    """Rows of one width in one format. A stored row has `columns` values of `dtype`, `row_bytes` bytes in all."""
+    """Encodes and decodes rows of one width in one format. An encoded row has `columns` values of `dtype`, `row_bytes` bytes.
+
+    Raises ConfigError for an unknown format.
+    """
 
     def __init__(self, row_format: str, width: int) -> None:
         shapes = {
@@ -35,19 +38,19 @@ class RowCodec:
         self.row_bytes = self.columns * self.dtype.itemsize
 
     def encode(self, vectors: np.ndarray) -> np.ndarray:
-        """Return stored rows [N, columns] of float32 [N, width]. Raises DataError on values that the format cannot hold."""
+        """Return rows, float32 [N, width], encoded, [N, columns]. Raises DataError for values that the format cannot hold."""
         if self.row_format == "fp32":
             return np.ascontiguousarray(vectors, np.float32)
         self._check_range(vectors)
         if self.row_format == "fp16":
             return vectors.astype(np.float16)
-        codes, scale, offset = quantize(vectors, LEVELS[self.row_format])
+        codes, scale, offset = quantize(vectors, HIGHEST_CODES[self.row_format])
         if self.row_format == "int4":
             codes = pack_nibbles(codes)
         return np.concatenate([codes, scale[:, None].view(np.uint8), offset[:, None].view(np.uint8)], axis=1)
 
     def decode(self, stored: np.ndarray) -> np.ndarray:
-        """Return float32 [N, width] of stored rows [N, columns]. fp32 rows are not copied."""
+        """Return encoded rows, [N, columns], decoded, float32 [N, width]. fp32 rows are not copied."""
         if self.row_format == "fp32":
             return stored
         if self.row_format == "fp16":
@@ -61,38 +64,38 @@ class RowCodec:
         return vectors
 
     def plain(self, stored: np.ndarray) -> np.ndarray:
-        """Return a view of stored rows [N, columns] in a dtype that compiled loops read: uint16 instead of float16."""
+        """Return a view of encoded rows, [N, columns], in a dtype that compiled loops can read: uint16 instead of float16."""
         return stored.view(np.uint16) if self.row_format == "fp16" else stored
 
     def roundtrip(self, vectors: np.ndarray) -> np.ndarray:
-        """Return these fp32 rows as a look-up returns them, whichever level holds them."""
+        """Return fp32 rows, [N, width], as a look-up returns them, whichever level holds them."""
         return vectors if self.row_format == "fp32" else self.decode(self.encode(vectors))
 
     def _check_range(self, vectors: np.ndarray) -> None:
-        bad = ~(np.abs(vectors) <= FP16_MAX / 2)  # also true for NaN; half, so that a row's range fits float16 too
-        if bad.any():
-            row, column = np.argwhere(bad)[0]
+        is_bad = ~(np.abs(vectors) <= FP16_MAX / 2)  # NaN is bad too; half, so that a row's range also fits float16
+        if is_bad.any():
+            row, column = np.argwhere(is_bad)[0]
             raise DataError(
                 f"row {row}, value {column} is {vectors[row, column]}. {self.row_format} rows hold finite values up to "
                 f"{FP16_MAX / 2:.0f}. Keep this table in fp32, or fix the training that produced the value."
             )
 
 
-def quantize(vectors: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return codes uint8 [N, D] of 0 … levels, scale float16 [N] and offset float16 [N] of float32 [N, D]."""
+def quantize(vectors: np.ndarray, highest_code: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return codes, uint8 [N, D] in 0 … highest_code, scales, float16 [N], and offsets, float16 [N], of float32 [N, D]."""
     low, high = vectors.min(axis=1), vectors.max(axis=1)
     offset = low.astype(np.float16)
     offset = np.where(offset > low, np.nextafter(offset, np.float16(-np.inf)), offset)
-    exact_scale = (high - offset.astype(np.float32)) / np.float32(levels)
+    exact_scale = (high - offset.astype(np.float32)) / np.float32(highest_code)
     scale = exact_scale.astype(np.float16)
     scale = np.where(scale < exact_scale, np.nextafter(scale, np.float16(np.inf)), scale)
     divisor = np.where(scale > 0, scale, np.float16(1)).astype(np.float32)
     codes = np.rint((vectors - offset.astype(np.float32)[:, None]) / divisor[:, None])
-    return np.clip(codes, 0, levels).astype(np.uint8), scale, offset
+    return np.clip(codes, 0, highest_code).astype(np.uint8), scale, offset
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """Return codes uint8 [N, D] of 0 … 15 packed to uint8 [N, ceil(D / 2)]; the first of two codes is the low half."""
+    """Return codes, uint8 [N, D] in 0 … 15, packed to uint8 [N, ceil(D / 2)]; the first of two codes is the low half."""
     if codes.shape[1] % 2:
         codes = np.pad(codes, ((0, 0), (0, 1)))
     return codes[:, 0::2] | (codes[:, 1::2] << 4)

@@ -1,9 +1,9 @@
-"""Complete tables of one width and row format with their rows end to end: one read for all features of a request.
+"""Store complete tables of one width and row format end to end, so that one read serves all features of a request.
 
     keys [..., S] + first row of each table ─▶ one pass ─▶ [..., S, D]
 
-Every table keeps its own lock, marks and update ring; only the rows are stored together. A read is valid when no table was
-written meanwhile (slots.py); otherwise, and for missing rows, the caller reads table by table.
+Every table has its own lock, marks and update ring; only the rows are stored together. A read is valid if no table was written
+meanwhile (slots.py). Otherwise, and for missing rows, the caller reads table by table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serving.tables.store.slots import EPOCH, HOLES, CompleteTable
 
 
 class SharedRows:
-    """Stored rows of all tables, [sum of rows, columns], in shared memory. `n_rows`: rows by table, in order."""
+    """Encoded rows of all tables, [sum of rows, columns], in shared memory. n_rows: table -> number of rows, in order"""
 
     def __init__(self, folder: Path, codec: RowCodec, n_rows: Mapping[str, int]) -> None:
         self.codec, self._n_rows, total = codec, dict(n_rows), sum(n_rows.values())
@@ -34,7 +34,7 @@ class SharedRows:
         self.rows = np.frombuffer(block.view, codec.dtype).reshape(total, codec.columns)
 
     def rows_of(self, table: str) -> np.ndarray:
-        """Return the stored rows of one table, [rows, columns]."""
+        """Return the encoded rows of one table, [rows, columns]."""
         start = self._starts[table]
         return self.rows[start : start + self._n_rows[table]]
 
@@ -44,17 +44,20 @@ class SharedRows:
 
 
 class SideBySide:
-    """Reads S of these tables at once."""
+    """Reads S of the tables in `rows` at once. names: of the tables; tables: their slots, in the same order"""
 
     def __init__(self, rows: SharedRows, names: Sequence[str], tables: Sequence[CompleteTable]) -> None:
         self._stored, self._width = rows.codec.plain(rows.rows), rows.codec.width
         self._headers = [table.header for table in tables]
         self._starts = rows.starts(names)
         self._n_rows = np.array([table.capacity for table in tables], np.uint64)
-        self.reads = 0  # rows per table that `read` returned
+        self.reads = 0  # rows that `read` has returned of each table
 
     def read(self, keys: np.ndarray) -> np.ndarray | None:
-        """Return float32 [..., S, D] of one key per table, int [..., S]; None when the tables must be read one by one."""
+        """Return the rows of one key per table, float32 [..., S, D]; None when the tables must be read one by one.
+
+        keys: int [..., S]
+        """
         epochs = [header[EPOCH] for header in self._headers]
         for header, epoch in zip(self._headers, epochs, strict=True):
             if epoch & 1 or header[HOLES]:
@@ -72,9 +75,9 @@ class SideBySide:
 
 @compiled
 def write_places(keys, starts, n_rows, places):
-    """Write the rows of keys, int [N, S], to places, int64 [N, S]. Return whether all exist.
+    """Write the indices of the keys' rows into `places`, int64 [N, S]. Return whether all keys exist.
 
-    starts: int64 [S]; n_rows: uint64 [S].
+    keys: int [N, S]; starts: int64 [S] first row of each table; n_rows: uint64 [S]
     """
     for row in range(len(keys)):
         for slot in range(len(starts)):

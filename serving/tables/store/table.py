@@ -127,7 +127,7 @@ class SharedTable:
         if (slots := self.slots) is None:
             return
         with slots.writing():
-            fresh = ~self.ring.changed(keys, position)
+            fresh = ~self.ring.find_changed(keys, position)
             slots.insert(keys[fresh], self.codec.encode(vectors[fresh]))
 
     def update(self, batch: Batch) -> None:
@@ -194,7 +194,7 @@ class HotRows:
         """Insert decoded rows read at ring position `position`, unless they were updated since."""
         slots = self.slots
         with slots.writing():
-            fresh = ~self._shared.ring.changed(keys, position)
+            fresh = ~self._shared.ring.find_changed(keys, position)
             slots.insert(keys[fresh], vectors[fresh])
 
 

@@ -1,4 +1,4 @@
-"""Embedding tables as plain float32 arrays, memory-mapped so that all instances of a machine share their pages.
+"""Read embedding tables as plain float32 arrays, memory-mapped, so that all instances of a machine share their pages.
 
 <folder>/<table>.npy   float32 [rows, D]
 """
@@ -18,14 +18,14 @@ from serving.loops.compiled import compiled
 
 @dataclass(frozen=True)
 class EmbeddingTables:
-    """All tables of one stage: name -> float32 [rows, D]. Replaces `LeveledTables` in a stage, as its exact, slow twin."""
+    """All tables of one stage. tables: name -> float32 [rows, D]. It can replace `LeveledTables`, as an exact, slower twin."""
 
     tables: Mapping[str, np.ndarray]
     degraded = False  # no level can be down
 
     @classmethod
     def load(cls, folder: Path) -> EmbeddingTables:
-        """Open the tables. Raises ArtifactError when there is none, or one is not float32 [rows, D]."""
+        """Open the tables of a folder. Raises ArtifactError when there is none, or one is not float32 [rows, D]."""
         names = sorted(path.stem for path in folder.glob("*.npy"))
         if not names:
             raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")
@@ -35,49 +35,49 @@ class EmbeddingTables:
                 raise ArtifactError(
                     f"{folder / name}.npy is {table.dtype} {list(table.shape)}; expected float32 [rows, D]. {REMEDY}"
                 )
-        # A plain view of the same pages: numpy's memmap class costs microseconds per lookup.
+        # Plain views of the same pages, because numpy's memmap class costs microseconds per lookup.
         return cls({name: table.view(np.ndarray) for name, table in tables.items()})
 
     def lookup(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return the rows, int [...], of table `name` as float32 [..., D].
-
-        Rows must exist: the plan that sized the table gives them.
-        """
+        """Return rows of the table `name`, float32 [..., D]. rows: int [...], which the caller must know to exist"""
         return self.tables[name].take(rows, axis=0)
 
     def side_by_side(self, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
-        """Return one row of each of `names`, int64 [B, S], as float32 [B, sum of D]. Raises RequestError for a missing row."""
+        """Return one row of each of S tables per request, concatenated, float32 [B, sum of D]. rows: int64 [B, S]
+
+        Raises RequestError for a row that does not exist.
+        """
         tables = [self.tables[name] for name in names]
         vectors, start = np.empty((len(rows), sum(table.shape[1] for table in tables)), np.float32), 0
         try:
-            for slot, table in enumerate(tables):  # one by one: unpacking a tuple costs numba 60 us per call
+            for slot, table in enumerate(tables):  # one call each: passing a tuple of arrays to numba costs 60 us
                 put_rows(table, rows, slot, vectors, start)
                 start += table.shape[1]
         except IndexError:
-            raise no_such_row(names[slot], rows[:, slot], len(table)) from None
+            raise make_row_error(names[slot], rows[:, slot], len(table)) from None
         return vectors
 
     def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
-        """Return float32 [..., S, D] for each (S table names of one width, int [..., S] rows)."""
+        """Return one array, float32 [..., S, D], for each pair of S table names of one width and their rows, int [..., S]."""
         return [
             np.stack([self.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2) for names, rows in wanted
         ]
 
 
-def no_such_row(name: str, rows: np.ndarray, n_rows: int) -> RequestError:
-    """Return the error for rows, int [B], of which some are beyond the n_rows of table `name`."""
-    wrong = rows[(rows < 0) | (rows >= n_rows)][0]
+def make_row_error(name: str, rows: np.ndarray, n_rows: int) -> RequestError:
+    """Return the error for rows, int [B], some of which are not in the table `name` of n_rows rows."""
+    missing = rows[(rows < 0) | (rows >= n_rows)][0]
     return RequestError(
-        f"row {wrong} of the embedding table {name!r} was asked for; it has the rows 0 to {n_rows - 1}. "
+        f"The request needs row {missing} of the embedding table {name!r}, which has the rows 0 to {n_rows - 1}. "
         "Send the user_categorical that `preprocess` of this generation gives, or call `recommend`."
     )
 
 
 @compiled
 def put_rows(table, rows, slot, vectors, start):
-    """Copy the rows in column `slot` of rows, int64 [B, S], to vectors, float32 [B, …], from `start`.
+    """Copy the table's rows named by column `slot` of `rows` into the columns of `vectors` from `start` on.
 
-    table: float32 [rows, D].
+    table: float32 [n_rows, D]; rows: int64 [B, S]; vectors: float32 [B, …]. Raises IndexError for a row that does not exist.
     """
     for request in range(len(rows)):
         row = rows[request, slot]

@@ -1,7 +1,7 @@
 """Run a wave of blocking reads in parallel, on a few threads and the calling one.
 
-An SSD read takes about 80 us and releases the interpreter; waking a thread takes about 10 us. The futures and the queue of a
-ThreadPoolExecutor take three times that, which is much for a request that waits for ten rows.
+An SSD read takes about 80 us and releases the interpreter's lock. Waking one of these threads takes about 10 us; a
+ThreadPoolExecutor with its futures and queue takes about 30 us, which is much for a request that waits for ten rows.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 
 class Wave:
-    """`n_threads` threads beside the callers of `run`. Concurrent callers share the idle threads."""
+    """Threads that help the callers of `run`. Concurrent callers share the idle ones."""
 
     def __init__(self, n_threads: int) -> None:
         self._idle = deque(_Reader() for _ in range(n_threads))
         self._all = tuple(self._idle)
 
     def run(self, action: Callable[..., Any], parts: Sequence[tuple]) -> list[Any]:
-        """Return [action(*part) for part in parts], run in parallel. Raises the error of one of them after all have ended."""
+        """Return [action(*part) for part in parts], run in parallel. Raises the error of one of them once all have ended."""
         if len(parts) <= 1:
             return [action(*part) for part in parts]
         todo, results, failures = deque(enumerate(parts)), [None] * len(parts), []
@@ -45,7 +45,7 @@ class Wave:
         for _ in parts[1:]:
             try:
                 reader = self._idle.pop()
-            except IndexError:  # the other threads have taken all parts
+            except IndexError:  # no thread is idle
                 break
             reader.start(work, self._idle)
         work()
@@ -69,10 +69,11 @@ class _Reader:
         self._thread.start()
 
     def start(self, work: Callable[[], None], idle: deque[_Reader]) -> None:
-        """Wake the thread to run `work`, then put it back among the idle ones."""
+        """Wake the thread to run `work`. Afterwards it adds itself to `idle`."""
         self._jobs.put((work, idle))
 
     def end(self) -> None:
+        """End the thread, and wait for that."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -80,5 +81,5 @@ class _Reader:
         while job := self._jobs.get():
             work, idle = job
             work()
-            del job, work  # and the arrays that they reference
+            del job, work  # so that the arrays that they reference are freed
             idle.append(self)

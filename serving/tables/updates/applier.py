@@ -1,6 +1,6 @@
-"""Apply updated rows to every level of the machine; each level skips what it has applied already.
+"""Apply updated rows to every level of the machine. Each level skips the rows that it has applied already.
 
-    batch ─▶ L2 + ring (at once) ─▶ RocksDB, Redis ─▶ `stored`, when all of them have it
+    batch ─▶ L2 + ring (immediately) ─▶ RocksDB, Redis ─▶ `stored`, once all of them have it
 
 Until then, readers of the stores take these rows from the ring, so that all readers see a new row at the same time. A store
 that is down does not stop the others: its rows wait in a backlog.
@@ -23,16 +23,16 @@ from serving.tables.store.memory import SharedFolder
 from serving.tables.store.ring import STORED, UNKNOWN
 from serving.tables.store.table import open_shared, shared_root
 
-DRAINED_ROWS = 8_192  # of a backlog, at a time
+DRAINED_ROWS = 8_192  # rows of a backlog that are written at a time
 
 
 class Backlog:
-    """One store's writes: written through while it is up; while it is down, the last row of each key waits.
+    """Writes to one store. While the store is down, the last row of each key waits here.
 
-    adopt: called with this backlog and each store that `level` opens, before its use; lost: called with both when the store
-    has lost data, to correct `reached` and `lose` the backlog
-    reached: by table, the offsets up to which the store has everything, int64 [PARTITIONS]
-    lost_rows: the store has lost data and accepts nothing before `restart`
+    adopt: called with this backlog and each store that `level` opens, before its first use
+    lost: called with both when the store has lost data; it must correct `reached` and call `lose`
+    reached: table -> offsets up to which the store has the log, int64 [PARTITIONS]
+    lost_rows: whether the store has lost data; it then accepts nothing until `restart`
     """
 
     def __init__(
@@ -44,40 +44,37 @@ class Backlog:
     ) -> None:
         self.level, self._adopt, self._lost = level, adopt, lost
         self._adopted: RocksStore | RedisStore | None = None
-        self._to_set: dict[tuple[str, int], int] = {}  # by table and partition of the log
+        self._to_set: dict[tuple[str, int], int] = {}  # offsets to set in the store, by table and partition of the log
         self.restart({table: zero_offsets() for table in tables})
 
     def restart(self, reached: dict[str, np.ndarray]) -> None:
-        """Start over at these offsets; all rows from there on are replayed."""
+        """Start over at these offsets. The caller replays all rows from there on."""
         self.reached = {table: positions.copy() for table, positions in reached.items()}
         self.lost_rows = False
-        self._waiting: dict[str, dict[int, tuple[np.ndarray, int, int]]] = {}  # by key: row, partition, offset
-        self._waits_for: dict[str, np.ndarray] = {}  # offsets after these rows
+        self._waiting: dict[str, dict[int, tuple[np.ndarray, int, int]]] = {}  # table -> key -> (row, partition, offset)
+        self._waits_for: dict[str, np.ndarray] = {}  # table -> offsets after these rows, int64 [PARTITIONS]
 
     def lose(self) -> None:
-        """Drop the backlog, which will be replayed."""
+        """Drop the backlog, because the store lost data and all rows will be replayed."""
         self.restart(self.reached)
         self.lost_rows = True
 
     def set_offset(self, table: str, partition: int, reached: int) -> None:
-        """Set the least applied offset of a partition; 0: unread.
-
-        The store is updated before its next write.
-        """
+        """Set the offset of a partition of the log; 0: unread. The store itself is changed before its next write."""
         self._to_set[table, partition] = reached
         self.reached[table][partition] = reached
 
     def open(self, look: Callable[[Any], None] = lambda _: None) -> bool:
-        """Return whether the store is available. look: called with the store when it is."""
+        """Return whether the store is available. look: called with the store if it is"""
 
         def take(store: RocksStore | RedisStore) -> tuple[None, bool]:
-            self._take(store)
+            self._prepare(store)
             look(store)
             return None, True
 
         return self.level.use(take)[1]
 
-    def _take(self, store: RocksStore | RedisStore) -> None:
+    def _prepare(self, store: RocksStore | RedisStore) -> None:
         for (table, partition), reached in list(self._to_set.items()):
             store.set_offset(table, partition, reached)
             del self._to_set[table, partition]
@@ -86,7 +83,7 @@ class Backlog:
             self._adopted = store
 
     def write(self, table: str, batch: Batch) -> None:
-        """Write rows, after those that are waiting already."""
+        """Write rows to the store, or let them wait if it is down or others wait already."""
         if self._waiting or not self._store(table, batch):
             if self.lost_rows:
                 return
@@ -96,7 +93,7 @@ class Backlog:
             np.maximum(waits_for, batch.reached, out=waits_for)
 
     def drain(self) -> None:
-        """Write the backlog, as far as the store accepts it."""
+        """Write the backlog, table by table, until the store refuses."""
         for table, rows in list(self._waiting.items()):
             vectors, partitions, offsets = map(np.array, zip(*rows.values(), strict=True))
             in_order = np.lexsort((offsets, partitions))
@@ -113,7 +110,7 @@ class Backlog:
         return True
 
     def _update(self, store: RocksStore | RedisStore, table: str, batch: Batch) -> tuple[None, bool]:
-        self._take(store)
+        self._prepare(store)
         if self.lost_rows:
             return None, False
         lacking = store.update(table, batch, self.reached[table])
@@ -122,19 +119,20 @@ class Backlog:
         return None, not lacking
 
     def has(self, table: str, reached: np.ndarray) -> bool:
-        """Return whether the store is open and has the log up to these offsets. A closed one may be replaced."""
+        """Return whether the store is open, because a closed one may be replaced, and has the log up to these offsets."""
         is_open = self.level.store is not None and self.level.store is self._adopted
         return is_open and table not in self._waiting and not self.lost_rows and bool((self.reached[table] >= reached).all())
 
     @property
     def rows(self) -> int:
+        """The number of waiting rows."""
         return sum(map(len, self._waiting.values()))
 
 
 class Start(NamedTuple):
-    """Offsets to start reading from, by table, int64 [PARTITIONS].
+    """Offsets to start reading from: table -> int64 [PARTITIONS].
 
-    wanted: the first message that some store lacks; offsets: the same, or the low watermark where that is later
+    wanted: the first message that some store lacks; offsets: the same, or the low watermark if that is later
     """
 
     wanted: dict[str, np.ndarray]
@@ -142,7 +140,7 @@ class Start(NamedTuple):
 
 
 class Applier:
-    """Writes rows to every level of the machine. It is the one writer of RocksDB."""
+    """Writes rows to every level of the machine. It is the only writer of RocksDB."""
 
     def __init__(self, config: LevelsConfig) -> None:
         self._config = config
@@ -157,30 +155,30 @@ class Applier:
             self.rocksdb = Backlog(rocksdb, self.shared, self._adopt_rocksdb)
         if config.redis:
             redis = Level("redis", lambda: RedisStore(config.cluster, config.model, self._widths))
-            self.redis = Backlog(redis, self.shared, self._adopt_redis, self._redis_lost)
+            self.redis = Backlog(redis, self.shared, self._adopt_redis, self._handle_redis_loss)
         self._stores = [store for store in (self.rocksdb, self.redis) if store is not None]
 
     def _adopt_rocksdb(self, backlog: Backlog, store: RocksStore) -> None:
-        """Compare the store's offsets with those that it had, in this process and before."""
+        """Take over the offsets of a RocksDB that was opened, and notice if they are older than those that it had before."""
         mark_updated(self._config)
         for table, shared in self.shared.items():
-            ring, theirs = shared.ring, store.read_offsets(table)
-            new = ring.begun == 0  # nothing was published since this memory was created: it was filled from RocksDB
-            ring.begun[new], ring.reached[new], ring.stored_reached[new] = theirs[new], theirs[new], theirs[new]
-            if (theirs < np.maximum(backlog.reached[table], ring.stored_reached)).any():
+            ring, offsets = shared.ring, store.read_offsets(table)
+            new = ring.begun == 0  # nothing was published since this shared memory was created: it was filled from RocksDB
+            ring.begun[new], ring.reached[new], ring.stored_reached[new] = offsets[new], offsets[new], offsets[new]
+            if (offsets < np.maximum(backlog.reached[table], ring.stored_reached)).any():
                 ring.set(STORED, UNKNOWN)
-            if (theirs < backlog.reached[table]).any():
+            if (offsets < backlog.reached[table]).any():
                 backlog.lose()
-            backlog.reached[table] = theirs
+            backlog.reached[table] = offsets
 
-    def _redis_lost(self, backlog: Backlog, store: RedisStore) -> None:
-        """Invalidate what readers have read and cached from a Redis that lost data."""
-        # before anything is changed, because Redis may go away
-        every = {table: store.read_offsets(table) for table in self.shared}
-        for table, theirs in every.items():
+    def _handle_redis_loss(self, backlog: Backlog, store: RedisStore) -> None:
+        """Make readers drop the rows that they cached from a Redis that lost data, and drop the backlog."""
+        # All offsets are read before anything is changed, because Redis may fail meanwhile.
+        offsets_by_table = {table: store.read_offsets(table) for table in self.shared}
+        for table, offsets in offsets_by_table.items():
             ring, reached = self.shared[table].ring, backlog.reached[table]
-            np.minimum(reached, theirs, out=reached)
-            np.minimum(ring.stored_reached, theirs, out=ring.stored_reached)
+            np.minimum(reached, offsets, out=reached)
+            np.minimum(ring.stored_reached, offsets, out=ring.stored_reached)
             ring.set(STORED, UNKNOWN)
             ring.lap()
         backlog.lose()
@@ -189,24 +187,23 @@ class Applier:
         for table, reached in backlog.reached.items():
             store.begin(table, reached)
 
-    def look_at_redis(self) -> None:
-        """Check whether Redis lost writes. Where it is empty, store the offsets; otherwise no instance could fill it before
-        the next update."""
+    def check_redis(self) -> None:
+        """Notice if Redis lost writes. If it is empty, store the offsets, so that instances can fill it before an update."""
         if (backlog := self.redis) is not None and not backlog.lost_rows:
             backlog.open(lambda store: self._compare_redis(backlog, store))
 
     def _compare_redis(self, backlog: Backlog, store: RedisStore) -> None:
         for table, shared in self.shared.items():
-            had = np.maximum(backlog.reached[table], shared.ring.stored_reached)  # of this process and its predecessors
-            # messages without rows advance no offset
-            if (store.read_offsets(table) < np.minimum(had, shared.ring.begun)).any():
-                self._redis_lost(backlog, store)
+            known = np.maximum(backlog.reached[table], shared.ring.stored_reached)  # by this process and its predecessors
+            # At most `begun`, because messages without rows advance no offset in Redis.
+            if (store.read_offsets(table) < np.minimum(known, shared.ring.begun)).any():
+                self._handle_redis_loss(backlog, store)
                 return
         self._adopt_redis(backlog, store)
 
     @property
     def lost_rows(self) -> bool:
-        """Whether a store lost data (refilled, or an older snapshot), so that the log must be replayed from `start`."""
+        """Whether a store lost data (it was refilled, or is an older snapshot), so that `start` must replay the log."""
         return any(store.lost_rows for store in self._stores)
 
     def highest_offset(self, table: str, partition: int) -> int:
@@ -218,7 +215,8 @@ class Applier:
     def start(self, committed: dict[str, np.ndarray], lows: dict[str, np.ndarray]) -> Start:
         """Return where to start: at the committed offset, or earlier if a store lost data.
 
-        committed, lows: by table, int64 [PARTITIONS]. lows: low watermarks; messages below them cannot be recovered
+        committed: table -> committed offsets, int64 [PARTITIONS]
+        lows: table -> low watermarks, int64 [PARTITIONS]; messages below them cannot be recovered
         """
         start = {table: positions.copy() for table, positions in committed.items()}
         for store in self._stores:
@@ -241,7 +239,7 @@ class Applier:
         ring = self.shared[table].ring
         self.shared[table].codec.encode(batch.vectors)
         begun = batch.offsets < ring.begun[batch.partitions]
-        if begun.any():  # begun by an updater that died: apply at once, as it did
+        if begun.any():  # an updater that died began these rows: apply them in one piece, as it did
             self._apply(table, batch.select(begun))
             batch = batch.select(~begun)
         for part in batch.parts(ring.most_staged):  # larger parts would lap readers of the ring
@@ -254,10 +252,10 @@ class Applier:
         self.shared[table].update(batch)
         for store in self._stores:
             store.write(table, batch)
-        self._tell_stored(table)
+        self._advance_stored(table)
 
     def drain(self) -> None:
-        """Write backlogs to stores that are back, and notice damage that an instance found in RocksDB."""
+        """Write backlogs to stores that are up again, and notice damage that an instance found in RocksDB."""
         if self.rocksdb is not None:
             self.rocksdb.level.use(lambda store: (store.check(), True))
             self.rocksdb.open()
@@ -266,14 +264,16 @@ class Applier:
                 store.drain()
         for table, shared in self.shared.items():
             if shared.ring.stored != shared.ring.head:
-                self._tell_stored(table)
+                self._advance_stored(table)
 
-    def _tell_stored(self, table: str) -> None:
-        """Publish `stored` once all stores have `begun`; not `reached`, because a dead updater may have shown rows that
-        no store has."""
+    def _advance_stored(self, table: str) -> None:
+        """Advance the ring's `stored` once all stores have the log up to `begun`.
+
+        Not up to `reached`, because an updater that died may have shown rows that no store has.
+        """
         ring = self.shared[table].ring
         if self._stores and all(store.has(table, ring.begun) for store in self._stores):
-            ring.all_stored()
+            ring.mark_all_stored()
 
     def forget_log(self, table: str, partition: int) -> None:
         """Restart a partition of the log at 0, after its topic was created again."""
@@ -286,7 +286,7 @@ class Applier:
 
     @property
     def l3_open(self) -> bool:
-        """Return whether RocksDB, if configured, is open and accepts rows."""
+        """Whether RocksDB is open and accepts rows; True without RocksDB."""
         return self.rocksdb is None or (self.rocksdb.level.store is not None and not self.lost_rows)
 
     @property
@@ -294,9 +294,9 @@ class Applier:
         """The number of rows that some store still lacks."""
         return max((store.rows for store in self._stores), default=0)
 
-    def durable(self) -> bool:
+    def is_durable(self) -> bool:
         """Return whether everything applied is on disk, so that its offsets may be committed."""
-        if self.behind or self.lost_rows or not self._stores:  # without a store, rows are in shared memory only: always replay
+        if self.behind or self.lost_rows or not self._stores:  # without a store, rows are only in shared memory: always replay
             return False
         return self.rocksdb is None or self.rocksdb.level.use(lambda store: (store.sync(), True))[1]
 

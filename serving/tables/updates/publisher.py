@@ -1,4 +1,4 @@
-"""Send updated rows to the serving machines in HPS's format: a topic per table, each key always in the same partition."""
+"""Send updated rows to the serving machines in HPS's format: one topic per table, and each key always in the same partition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from serving.tables.formats.kafka import MAX_MESSAGE_BYTES, encode_updates, topi
 
 
 class Publisher:
-    """Publishes rows of one model's tables, `widths` values each. brokers: a comma-separated list of host:port."""
+    """Publishes rows of one model's tables.
+
+    brokers: host:port, separated by commas; widths: table -> values per row; timeout_s: for brokers to answer
+    """
 
     def __init__(self, brokers: str, model: str, widths: dict[str, int], timeout_s: float = 10.0) -> None:
         self._brokers, self._model, self._widths, self._timeout_s = brokers, model, widths, timeout_s
@@ -29,9 +32,9 @@ class Publisher:
         self._undelivered: list[str] = []
 
     def publish(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
-        """Queue int64 [N] keys and float32 [N, D] rows. They are durable only after `flush`.
+        """Queue rows of one table: keys, int64 [N], and vectors, float32 [N, D]. They are durable only after `flush`.
 
-        Raises DataError when the rows are not of the table's width, DependencyError when no broker answers.
+        Raises DataError when the rows do not have the table's width, DependencyError when no broker answers.
         """
         if vectors.shape != (len(keys), self._widths[table]):
             raise DataError(
@@ -48,7 +51,7 @@ class Publisher:
                 self._producer.produce(name, payload, partition=partition, on_delivery=self._delivered)
                 self._producer.poll(0)
                 return
-            except BufferError:  # its queue is full: wait until it has sent some
+            except BufferError:  # the producer's queue is full: wait until it has sent some messages
                 self._producer.poll(0.1)
 
     def _delivered(self, error, _message) -> None:
@@ -60,20 +63,20 @@ class Publisher:
             try:
                 metadata = self._producer.list_topics(name, self._timeout_s).topics[name]
             except KafkaException as error:
-                raise self._failed(str(error)) from error
+                raise self._make_error(str(error)) from error
             if not metadata.partitions:
-                raise self._failed(f"topic {name} has no partitions: {metadata.error}")
+                raise self._make_error(f"topic {name} has no partitions: {metadata.error}")
             self._partitions[name] = len(metadata.partitions)
         return self._partitions[name]
 
     def flush(self) -> None:
-        """Wait until the brokers have acknowledged everything published so far. Raises DependencyError otherwise."""
+        """Wait until the brokers have acknowledged all rows published so far. Raises DependencyError if they do not."""
         left = self._producer.flush(self._timeout_s)
         failed, self._undelivered = self._undelivered, []
         if left or failed:
-            raise self._failed(f"{left + len(failed)} messages were not acknowledged{': ' + failed[0] if failed else ''}")
+            raise self._make_error(f"{left + len(failed)} messages were not acknowledged{': ' + failed[0] if failed else ''}")
 
-    def _failed(self, fact: str) -> DependencyError:
+    def _make_error(self, fact: str) -> DependencyError:
         return DependencyError(
             f"Kafka at {self._brokers}: {fact}. Expected an acknowledgement within {self._timeout_s:g} s. Check the brokers, "
             "and that topics may be created, then publish the rows again: repeating them does no harm."

@@ -112,7 +112,7 @@ class Updater:
             return
         self._publish(BROKER_DOWN, 0)
         if self._assigned:
-            self.applier.look_at_redis()
+            self.applier.check_redis()
 
     def _partitions(self) -> set[TopicPartition]:
         topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
@@ -262,7 +262,7 @@ class Updater:
 
     def _commit(self, wait: bool = False) -> None:
         """Commit the offsets of messages that are on disk; asynchronously unless `wait`."""
-        if self._uncommitted and not self._held and self.applier.durable():
+        if self._uncommitted and not self._held and self.applier.is_durable():
             try:
                 # Offsets applied by now; more may be consumed before the request is sent.
                 applied = [partition for partition in self._consumer.position(list(self._assigned)) if partition.offset >= 0]

@@ -220,7 +220,9 @@ class TestRows:
         reseal(repository, EMBEDDINGS)
         assert fact in errors(repository)
 
-    @pytest.mark.parametrize(("file", "fact"), [("key", "The files were cut or belong"), ("emb_vector", "The files were cut")])
+    @pytest.mark.parametrize(
+        ("file", "fact"), [("key", "The files are truncated or have"), ("emb_vector", "The files are truncated")]
+    )
     def test_cut_files(self, repository, folder, file, fact):
         (folder / file).write_bytes((folder / file).read_bytes()[:-4])
         reseal(repository, EMBEDDINGS)

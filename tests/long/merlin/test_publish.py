@@ -147,7 +147,7 @@ class TestSteps:
 
     def test_one_request_is_one_row_of_keys(self):
         outputs = {"KEYS": np.arange(6).reshape(2, 3), "NUMKEYS": np.full((2, 1), 3, np.int32), "other": np.zeros(2)}
-        sent = RankFeatures.for_one_request(outputs)
+        sent = RankFeatures.flatten_keys(outputs)
         assert (sent["KEYS"].tolist(), sent["NUMKEYS"].tolist()) == ([[0, 1, 2, 3, 4, 5]], [[6]])
         assert sent["NUMKEYS"].dtype == np.int32
 

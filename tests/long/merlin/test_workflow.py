@@ -23,7 +23,7 @@ from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import FIRST_ROW
-from serving.stages.parts.preprocess import as_tensor
+from serving.stages.parts.preprocess import make_tensor
 from serving.stages.preprocess import Preprocess
 from tests.contract import fake_backend
 from tests.long.merlin.conftest import source_of
@@ -84,7 +84,7 @@ def test_missing_values_and_any_text_reach_it(tmp_path):
     save_for_serving(workflow, tmp_path / "1" / "workflow")
     run = make_workflow_run(tmp_path / "1")
     for rows in (slice(None), *(slice(row, row + 1) for row in range(len(texts)))):
-        got = run({name: as_tensor(values[rows]) for name, values in columns.items()})
+        got = run({name: make_tensor(values[rows]) for name, values in columns.items()})
         expected = plan({name: values[rows] for name, values in columns.items()})
         names = [column.name for column in plan.categorical]
         first = [FIRST_ROW if column.kind == "hash" else 0 for column in plan.categorical]

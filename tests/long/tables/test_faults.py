@@ -142,7 +142,7 @@ def _fill_disk(config: LevelsConfig, path: str) -> None:
     applier.apply("items", log.batch(np.array([1]), np.full((1, WIDTH), 1, np.float32)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     applier.apply("items", log.batch(np.array([2]), np.full((1, WIDTH), 2, np.float32)))
-    waiting, durable = applier.behind, applier.durable()
+    waiting, durable = applier.behind, applier.is_durable()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
     def drained() -> bool:
@@ -150,7 +150,7 @@ def _fill_disk(config: LevelsConfig, path: str) -> None:
         return applier.behind == 0
 
     until(drained)
-    Path(path).write_text(f"{waiting} {durable} {applier.durable()}")
+    Path(path).write_text(f"{waiting} {durable} {applier.is_durable()}")
     applier.close()
 
 
@@ -355,7 +355,7 @@ def test_source_of_another_shape_is_refused(source):
         ((PARTIAL,), {}, "no L3"),
         ((), {}, "one or more tables"),
         ((PARTIAL, PARTIAL), {"source": "x"}, "unique names"),
-        ((PARTIAL,), {"source": "x", "updates": UpdateConfig()}, "lost on leaving L2"),
+        ((PARTIAL,), {"source": "x", "updates": UpdateConfig()}, "lost when L2 evicts them"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tables, more, message):

@@ -10,12 +10,12 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 
 
 @pytest.fixture(scope="module")
-def reference_faults():
+def find_reference_faults():
     """`make check-deploy` runs these files in an environment of its own; they are no package."""
     spec = importlib.util.spec_from_file_location("references", DEPLOY / "references.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return lambda documents: list(module.reference_faults(documents))
+    return lambda documents: list(module.find_reference_faults(documents))
 
 
 LOCKED = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -74,8 +74,8 @@ def documents():
     )
 
 
-def test_what_is_sound_passes(reference_faults, documents):
-    assert reference_faults(documents) == []
+def test_what_is_sound_passes(find_reference_faults, documents):
+    assert find_reference_faults(documents) == []
 
 
 def pod(documents):
@@ -116,6 +116,6 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_each_fault_is_named(reference_faults, documents, message):
+def test_each_fault_is_named(find_reference_faults, documents, message):
     BROKEN[message](documents)
-    assert [fault for fault in reference_faults(documents) if message in fault]
+    assert [fault for fault in find_reference_faults(documents) if message in fault]

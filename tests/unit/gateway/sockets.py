@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gateway.protocol import http_server
+from gateway.protocol import make_http_server
 from gateway.settings import GatewaySettings
 from server.ports import find_free_port
 
@@ -15,7 +15,7 @@ from server.ports import find_free_port
 @contextmanager
 def listening(app: Callable, settings: GatewaySettings) -> Iterator[str]:
     port = find_free_port()
-    server = http_server(app, settings, port)
+    server = make_http_server(app, settings, port)
     thread = threading.Thread(target=server.run)
     thread.start()
     deadline_s = time.monotonic() + 30

@@ -9,9 +9,9 @@ import hps_config
 from hps_config.__main__ import app, read_traces
 from hps_config.description import parse_bytes, read_description
 from hps_config.planning import plan_levels
-from hps_config.ps_writer import ps_document, write_ps_json
+from hps_config.ps_writer import build_ps_document, write_ps_json
 from hps_config.reader import check_document, read_ps_json
-from hps_config.report import human_bytes
+from hps_config.report import format_bytes
 from serving.contract.errors import ConfigError, run_program
 from serving.tables.formats.kafka import is_subscribed
 
@@ -42,7 +42,7 @@ def test_bytes_that_are_none(text):
 
 
 def test_human_bytes():
-    assert [human_bytes(n) for n in (0, 1023, 1536, 5 * 2**20, 2**40, 2**50)] == [
+    assert [format_bytes(n) for n in (0, 1023, 1536, 5 * 2**20, 2**40, 2**50)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",
@@ -81,7 +81,7 @@ def test_a_missing_description(tmp_path):
 def test_the_written_file_satisfies_both_parsers(tmp_path):
     description = read_description(changed(tmp_path, ('brokers = ""', 'brokers = "a:9092,b:9092"')))
     plan = plan_levels(description.specs, description.budgets)
-    document = ps_document(description, plan)
+    document = build_ps_document(description, plan)
     assert check_document(document)[1] == []
     write_ps_json(tmp_path / "ps.json", description, plan)
     assert json.loads((tmp_path / "ps.json").read_text()) == document
@@ -104,23 +104,23 @@ def test_the_written_file_satisfies_both_parsers(tmp_path):
 def test_a_partial_l2_caches_what_it_missed(tmp_path):
     description = read_description(changed(tmp_path, ('l2 = "1 GiB"', 'l2 = "10 MiB"')))
     plan = plan_levels(description.specs, description.budgets)
-    volatile = ps_document(description, plan)["volatile_db"]
+    volatile = build_ps_document(description, plan)["volatile_db"]
     assert volatile["overflow_margin"] == plan.overflow_margin < 1_000_000
     assert (volatile["overflow_policy"], volatile["cache_missed_embeddings"]) == ("evict_oldest", True)
 
 
 def test_without_l2_or_l3(tmp_path):
     without_l2 = read_description(changed(tmp_path, ('l2 = "1 GiB"', "l2 = 0")))
-    document = ps_document(without_l2, plan_levels(without_l2.specs, without_l2.budgets))
+    document = build_ps_document(without_l2, plan_levels(without_l2.specs, without_l2.budgets))
     assert document["volatile_db"] == {"type": "disabled"}
     without_l3 = read_description(changed(tmp_path, ('l3 = "8 GiB"', "l3 = 0")))
-    document = ps_document(without_l3, plan_levels(without_l3.specs, without_l3.budgets))
+    document = build_ps_document(without_l3, plan_levels(without_l3.specs, without_l3.budgets))
     assert "persistent_db" not in document
 
 
 def test_redis(tmp_path):
     description = read_description(changed(tmp_path, ('type = "parallel_hash_map"', 'type = "redis_cluster"')))
-    volatile = ps_document(description, plan_levels(description.specs, description.budgets))["volatile_db"]
+    volatile = build_ps_document(description, plan_levels(description.specs, description.budgets))["volatile_db"]
     assert (volatile["type"], volatile["address"], volatile["num_node_connections"]) == ("redis_cluster", "127.0.0.1:7000", 5)
 
 

@@ -214,7 +214,7 @@ def test_unknown_names_fall_back_in_a_and_stop_b(block, key, fallback):
     a, b = read_as_a(changed), read_as_b(changed)
     assert getattr(getattr(a.config, block), key) == fallback
     assert (errors(a.findings), warnings(a.findings)) == ([], [f"{block}.{key}"])
-    assert f"takes '{fallback}'" in str(a.findings[0])
+    assert f"uses '{fallback}'" in str(a.findings[0])
     assert errors(b.findings) == [f"{block}.{key}"]
 
 
@@ -303,9 +303,9 @@ def test_blocks_and_models_that_are_no_objects():
         assert errors(read(document({"models": [3]})).findings) == ["models[0]"]
 
 
-def test_comments_and_nan_are_no_json(tmp_path):
+def test_comments_nan_and_numbers_beyond_float64_are_no_json(tmp_path):
     path = tmp_path / "ps.json"
-    for text in ('{"models": [] // none\n}', '{"gpucacheper": NaN}', "", "[1]"):
+    for text in ('{"models": [] // none\n}', '{"gpucacheper": NaN}', '{"max_batch_size": 1e999}', "", "[1]"):
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"not JSON|holds a list"):
             load_json(path)

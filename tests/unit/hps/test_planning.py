@@ -9,7 +9,7 @@ from rich.console import Console
 from hps_config.memory import l1_bytes, l1_rows, l2_bytes, l3_bytes, l3_memory_bytes
 from hps_config.planning import SHARE_STEPS, Budgets, plan_levels, predict
 from hps_config.ps_config import NO_MARGIN
-from hps_config.report import human_bytes, print_plan
+from hps_config.report import format_bytes, print_plan
 from hps_config.tables import ROW_FORMATS, TableSpec
 from serving.contract.errors import ConfigError
 from serving.tables.config import RocksConfig
@@ -65,7 +65,7 @@ def test_the_plan_says_what_our_own_levels_do_without():
     assert plan.spared_bytes == plan.tables[0].l1_bytes > 0
     said = Console(record=True, width=120, file=io.StringIO())
     print_plan(plan, {}, said)
-    own = [human_bytes(size) for size in (plan.process_bytes - plan.spared_bytes, plan.machine_bytes - 2 * plan.spared_bytes)]
+    own = [format_bytes(size) for size in (plan.process_bytes - plan.spared_bytes, plan.machine_bytes - 2 * plan.spared_bytes)]
     lines = [line for line in said.export_text().splitlines() if "the same in our own levels" in line]
     assert [size in line for size, line in zip(own, lines, strict=True)] == [True, True]
 

@@ -65,7 +65,7 @@ def test_missing_and_empty_files(tmp_path, name):
 def test_cut_files(tmp_path, name, kept):
     write_sparse_folder(tmp_path, KEYS, VECTORS)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:kept])
-    with pytest.raises(ArtifactError, match=r"The files were cut or belong to another width"):
+    with pytest.raises(ArtifactError, match=r"The files are truncated or have another width"):
         read_sparse_folder(tmp_path, 3)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from repository.applied_rules import apply_rules, current_values, find_faults, list_versions, revert_rules, rules_folder
+from repository.applied_rules import apply_rules, find_faults, list_versions, read_current_values, revert_rules, rules_folder
 from server.rules import app
 from serving.contract.errors import ConfigError
 from serving.pipeline import Pipeline
@@ -35,8 +35,8 @@ def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(r
         "version 2 again",
         "version 1 again",
     ]
-    assert current_values(rules_folder(repository), "small")["price_cap"] == 50.0
-    assert current_values(rules_folder(repository), "another shop") is None
+    assert read_current_values(rules_folder(repository), "small")["price_cap"] == 50.0
+    assert read_current_values(rules_folder(repository), "another shop") is None
 
 
 def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repository, reader, upsert):

@@ -113,10 +113,10 @@ def test_messages_become_events_and_changes_in_their_order(consumer, folder):
 
 
 REFUSED = {
-    b"": "is no JSON;",
-    b"\xff{": "is no JSON;",
-    b"[" * 100_000: "is no JSON;",
-    b"[1]": "is no JSON object",
+    b"": "is not JSON;",
+    b"\xff{": "is not JSON;",
+    b"[" * 100_000: "is not JSON;",
+    b"[1]": "is not a JSON object",
     b'{"user_id": 1}': "item_id is missing",
     b'{"user_id": "a", "item_id": 2}': "user_id is 'a'; expected a number",
     b'{"user_id": true, "item_id": 2}': "user_id is True; expected a number",
@@ -127,6 +127,8 @@ REFUSED = {
     b'{"user_id": 1, "item_id": 2, "event": 3}': "event is 3; expected a text",
     b'{"user_id": 1, "item_id": 2, "value": 1e39}': "expected a finite number",
     b'{"user_id": 1, "item_id": 2, "value": Infinity}': "expected a finite number",
+    b'{"user_id": 1, "item_id": 2, "value": NaN}': "expected a finite number",
+    b'{"user_id": 1, "item_id": 2, "value": 1%s}' % (b"0" * 400): "expected a finite number",
     b'{"user_id": 1, "item_id": 2, "timestamp_ms": 99999999999999}': "ahead of this server's clock",
     b'{"user_id": 1, "item_id": 2, "colour": "red"}': "there is no field 'colour'",
     b'{"kind": "item", "id": 3}': "columns is not an object",

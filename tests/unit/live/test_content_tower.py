@@ -34,7 +34,7 @@ def test_a_tower_predicts_vectors_that_are_sums_of_words(tmp_path):
     assert judgement.tower_error < judgement.stand_in_error / 3
     tower.save(tmp_path)
     row = next(row for row, item in enumerate(items) if item["title"] == NEW)
-    np.testing.assert_allclose(ContentTower.load(tmp_path).vectors({"title": NEW}), vectors[row], atol=0.4)
+    np.testing.assert_allclose(ContentTower.load(tmp_path).compute_vectors({"title": NEW}), vectors[row], atol=0.4)
     assert ContentTower.load(tmp_path / "nowhere") is None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from live.archive import read_log, segments
+from live.archive import list_segments, read_log
 from live.erase import erase_user
 from live.maintenance import Retention, lock, maintain
 from live.replay import replay
@@ -73,8 +73,8 @@ def test_whole_days_move_into_parquet_segments_and_old_ones_go(writer, folder, c
     assert pq.read_table(done.written[0].path)["user_id"].to_pylist() == list(range(8))
     clock.ms += DAY_MS
     maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms)
-    assert [(s.first, s.last) for s in segments(folder)] == [(1, 8), (9, 9)]
-    assert writer.store.archive_bytes() == sum(s.bytes for s in segments(folder))
+    assert [(s.first, s.last) for s in list_segments(folder)] == [(1, 8), (9, 9)]
+    assert writer.store.archive_bytes() == sum(s.bytes for s in list_segments(folder))
     assert [s.first for s in maintain(writer, Retention(2, 3.6, 0, 0, 0), clock.ms).dropped] == [1]
     assert [s.first for s in maintain(writer, Retention(2, 0, 1, 0, 0), clock.ms).dropped] == [9]
     assert np.concatenate([sequences for sequences, _ in read_log(folder)]).tolist() == [10]

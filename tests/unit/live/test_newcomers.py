@@ -102,9 +102,9 @@ def test_the_items_most_alike_share_the_rarest_words(tmp_path):
     assert content.find_most_alike({"title": "paper lamp, RED", "category": "light"}, 4).tolist() == [2, 0, 3]
     assert content.find_most_alike({"tags": ["b"]}, 4).tolist() == [1]
     assert content.find_most_alike({"title": "unheard of", "price": 3.0}, 2).tolist() == [0, 3]
-    assert content.item_of_group(0, "vase") == 1
-    assert content.item_of_group(0, "bag") is None
-    assert content.item_of_group(1, "anybody") is None
+    assert content.find_item_of_group(0, "vase") == 1
+    assert content.find_item_of_group(0, "bag") is None
+    assert content.find_item_of_group(1, "anybody") is None
 
 
 def test_a_stage_that_was_published_without_content_has_none(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from live.__main__ import app
-from live.archive import compact, drop_segments, from_table, read_log, segments, to_table
+from live.archive import compact, drop_segments, from_table, list_segments, read_log, to_table
 from live.erase import erase_user
 from live.replay import replay
 from serving.contract.errors import RecommenderError
@@ -83,9 +83,9 @@ def test_segments_are_dropped_by_age_and_by_size(writer, folder, clock):
     fill(writer, clock, days=4)
     for day in (1, 2, 3):
         compact(writer, older_than_ms=START_MS + day * DAY_MS)
-    assert [(s.first, s.last) for s in segments(folder)] == [(1, 50), (51, 100), (101, 150)]
+    assert [(s.first, s.last) for s in list_segments(folder)] == [(1, 50), (51, 100), (101, 150)]
     assert [s.first for s in drop_segments(folder, START_MS + DAY_MS, None)] == [1]
-    assert [s.first for s in drop_segments(folder, None, segments(folder)[-1].bytes)] == [51]
+    assert [s.first for s in drop_segments(folder, None, list_segments(folder)[-1].bytes)] == [51]
     assert whole_log(folder)[0] == list(range(101, 201))
 
 

@@ -174,7 +174,7 @@ def test_a_folder_that_others_can_read_is_refused(folder):
 def test_a_link_instead_of_a_folder_is_refused(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="no directory"):
+    with pytest.raises(ConfigError, match="is not a directory"):
         Writer(folder, Layout(), KINDS.names)
 
 

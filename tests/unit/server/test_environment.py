@@ -12,7 +12,7 @@ from serving.contract.errors import ServerError
 
 def test_the_stub_lies_beside_the_backend_and_is_for_this_python(tmp_path):
     wheel = environment.find_wheel()
-    folder = environment.backend_directory(wheel, tmp_path) / "python"
+    folder = environment.build_backend_directory(wheel, tmp_path) / "python"
     assert {entry.name for entry in folder.iterdir()} == {
         "libtriton_python.so",
         "triton_python_backend_utils.py",
@@ -24,20 +24,20 @@ def test_the_stub_lies_beside_the_backend_and_is_for_this_python(tmp_path):
 
 def test_the_backend_folder_is_reused_and_renewed_when_the_wheel_moved(tmp_path):
     wheel = environment.find_wheel()
-    folder = environment.backend_directory(wheel, tmp_path) / "python"
+    folder = environment.build_backend_directory(wheel, tmp_path) / "python"
     inode = folder.stat().st_ino
-    assert (environment.backend_directory(wheel, tmp_path) / "python").stat().st_ino == inode
+    assert (environment.build_backend_directory(wheel, tmp_path) / "python").stat().st_ino == inode
     stub = folder / "triton_python_backend_stub"
     stub.unlink()
     stub.symlink_to(tmp_path / "an-older-wheel")
-    assert (environment.backend_directory(wheel, tmp_path) / "python" / stub.name).resolve() == wheel.stub.resolve()
+    assert (environment.build_backend_directory(wheel, tmp_path) / "python" / stub.name).resolve() == wheel.stub.resolve()
 
 
 def test_server_environment_puts_libpython_first_and_ignores_the_callers_python(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
     wheel = environment.find_wheel()
-    env = environment.server_env(wheel, threads=2)
+    env = environment.build_server_env(wheel, threads=2)
     first, second, *rest = env["LD_LIBRARY_PATH"].split(":")
     assert (Path(first) / f"libpython{environment.PYTHON_VERSION}.so.1.0").exists()
     assert (Path(second), rest) == (wheel.libraries, ["/mine"])
@@ -51,7 +51,9 @@ def test_perf_analyzer_runs():
         ctypes.CDLL("libb64.so.0d")
     except OSError:
         pytest.skip("perf_analyzer needs libb64-0d, which make setup could not install with apt here")
-    told = subprocess.run(["perf_analyzer", "--version"], env=environment.perf_analyzer_env(), capture_output=True, text=True)
+    told = subprocess.run(
+        ["perf_analyzer", "--version"], env=environment.build_perf_analyzer_env(), capture_output=True, text=True
+    )
     assert "2.51.0" in told.stdout + told.stderr
 
 
@@ -60,7 +62,7 @@ def test_missing_packages_are_named(monkeypatch):
     with pytest.raises(ServerError, match=r"nvidia-pytriton, which carries tritonserver, is not installed. Run `make setup`"):
         environment.find_wheel()
     with pytest.raises(ServerError, match="nvidia-cuda-runtime-cu12, which perf_analyzer needs, is missing"):
-        environment.perf_analyzer_env()
+        environment.build_perf_analyzer_env()
 
 
 def test_a_wheel_without_a_stub_for_this_python(monkeypatch, tmp_path):
@@ -74,4 +76,4 @@ def test_a_wheel_without_a_stub_for_this_python(monkeypatch, tmp_path):
 def test_no_libpython(monkeypatch):
     monkeypatch.setattr(environment, "PYTHON_VERSION", "3.99")
     with pytest.raises(ServerError, match=r"need libpython3\.99\.so\.1\.0, which is neither in"):
-        environment.libpython_directory()
+        environment.find_libpython_directory()

@@ -27,27 +27,27 @@ def state(tmp_path) -> Iterator[ServerState]:
     state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
     guard.stop(state.tag)
-    assert guard.guards(state.tag) == []
+    assert guard.list_guards(state.tag) == []
 
 
 def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, tmp_path):
     keeper, log = ExperimentGuard(state, tmp_path), guard.log_path(tmp_path, state)
     assert keeper.look() == ""
-    assert guard.guards(state.tag) == []
+    assert guard.list_guards(state.tag) == []
     experiment = start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
     assert "experiment spring runs: its guard is started" in keeper.look()
     until(lambda: log.exists() and "guards experiment spring: generation 2 beside 1" in log.read_text())
-    running = guard.guards(state.tag)
+    running = guard.list_guards(state.tag)
     assert len(running) == 2  # with its supervisor
     launcher.end_server(state)  # as a restart does
     assert ExperimentGuard(state, tmp_path).look() == ""  # of the restarted server: it has a guard
-    assert guard.guards(state.tag) == running
+    assert guard.list_guards(state.tag) == running
     exposures = ExposureLog(experiment_folder(state.repo), 1.0, keep_days=1, keep_bytes=1 << 30)
     for number in range(FAILED):
         shown = (f"a{number}", experiment.changed_ms + 1, number, 1, [1], [1.0])
         exposures.add(Exposure(*shown, ["challenger"], "spring", "challenger"))
     exposures.close()
-    until(lambda: guard.guards(state.tag) == [], log.read_text)
+    until(lambda: guard.list_guards(state.tag) == [], log.read_text)
     reason = f"it failed in {FAILED} of {FAILED} answers"
     assert f"experiment spring is rolled back, because {reason}" in log.read_text()
     assert (read_experiment(experiment_folder(state.repo)).state, read_acts(state.repo)[-1].action) == ("rolled back",) * 2
@@ -58,9 +58,9 @@ def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, t
 def test_the_guard_ends_with_its_server(state, tmp_path):
     start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
     ExperimentGuard(state, tmp_path).look()
-    assert guard.guards(state.tag)
+    assert guard.list_guards(state.tag)
     guard.stop(state.tag)
-    assert guard.guards(state.tag) == []
+    assert guard.list_guards(state.tag) == []
 
 
 def test_an_experiment_that_is_over_needs_no_guard(state, tmp_path):

@@ -53,6 +53,6 @@ def test_what_ended_otherwise_moves_nothing(state, ended, tmp_path):
 def test_a_move_that_fails_is_tried_once_and_recorded(state, tmp_path):
     promote(state)
     promotion = Promotion(state, tmp_path)
-    assert "generation 2 is promoted, because more clicks; 1 goes on, because" in promotion.look()
+    assert "generation 2 is promoted, because more clicks; generation 1 stays, because" in promotion.look()
     assert (read_acts(state.repo)[-1].action, read_acts(state.repo)[-1].generation) == ("not promoted", 2)
     assert promotion.look() == Promotion(state, tmp_path).look() == ""

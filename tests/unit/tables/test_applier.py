@@ -164,10 +164,10 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
         for version in (1, 2):
             applier.apply("items", log.batch(np.arange(10), versions(np.arange(10), version)))
         assert applier.behind == 10
-        assert not applier.durable()
+        assert not applier.is_durable()
         np.testing.assert_array_equal(tiers.lookup("items", np.arange(10)), versions(np.arange(10), 2))
     until(lambda: applier.drain() or applier.behind == 0)
-    assert applier.durable()
+    assert applier.is_durable()
     np.testing.assert_array_equal(rocksdb_rows(config, np.arange(10)), versions(np.arange(10), 2))
     applier.close()
 

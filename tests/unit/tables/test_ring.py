@@ -34,20 +34,20 @@ def test_a_reader_gets_the_last_row_of_each_key_or_knows_that_it_was_lapped(batc
     assert ring.head == len(published)
     if len(published) - position > ring.size:
         assert recent is None
-        assert ring.changed(np.arange(10), position).all()
+        assert ring.find_changed(np.arange(10), position).all()
         return
     keys, stored, head = recent
     last = {key: float(i) for i, key in enumerate(published) if i >= position}
     assert dict(zip(keys.tolist(), stored[:, 0].tolist(), strict=True)) == last
     assert head == len(published)
-    assert ring.changed(np.arange(10), position).tolist() == [key in last for key in range(10)]
+    assert ring.find_changed(np.arange(10), position).tolist() == [key in last for key in range(10)]
 
 
 def test_a_position_beyond_the_ring_counts_as_lapped():
     """Left over from an arena that is gone: nothing is known, so everything may have changed."""
     ring = ring_of()
     assert ring.read_since(5) is None
-    assert ring.changed(np.arange(3), 5).all()
+    assert ring.find_changed(np.arange(3), 5).all()
 
 
 def test_a_publisher_that_dies_shows_nothing_and_blocks_nobody():
@@ -68,7 +68,7 @@ def test_what_a_dead_publisher_overwrote_stays_overwritten():
     ring.stage(100 + np.arange(staged), rows_of([7] * staged))  # and dies
     ring.publish(np.array([3]), rows_of([9]))
     assert ring.read_since(2) is None
-    assert ring.changed(np.array([5]), 2).all()
+    assert ring.find_changed(np.array([5]), 2).all()
     keys, stored, head = ring.read_since(ring.size)
     assert (keys.tolist(), stored[:, 0].tolist(), head) == ([3], [9.0], ring.size + 1)
 
@@ -78,7 +78,7 @@ def test_a_lap_makes_every_reader_forget():
     ring.publish(np.array([1, 2]), rows_of([1, 2]))
     ring.lap()
     assert all(ring.read_since(position) is None for position in range(3))
-    assert ring.changed(np.array([5]), 2).all()
+    assert ring.find_changed(np.array([5]), 2).all()
     position = ring.head
     assert ring.read_since(position)[0].tolist() == []
     ring.publish(np.array([4]), rows_of([4]))

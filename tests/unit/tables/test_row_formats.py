@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from serving.contract.errors import ConfigError, DataError
-from serving.tables.store.row_formats import LEVELS, RowCodec, pack_nibbles, unpack_nibbles
+from serving.tables.store.row_formats import HIGHEST_CODES, RowCodec, pack_nibbles, unpack_nibbles
 
 FORMATS = ("fp32", "fp16", "int8", "int4")
 values = st.floats(-30_000, 30_000, width=32)
@@ -48,7 +48,7 @@ def error_bound(row_format: str, vectors: np.ndarray) -> np.ndarray:
     if row_format == "fp16":
         return largest * 2.0**-11 + 2.0**-25
     ulp = 2.0**-10  # of a float16, relative; its smallest step is 2^-24
-    step = ((high - low) + np.abs(low) * ulp + 2.0**-24) / LEVELS[row_format] * (1 + ulp) + 2.0**-24
+    step = ((high - low) + np.abs(low) * ulp + 2.0**-24) / HIGHEST_CODES[row_format] * (1 + ulp) + 2.0**-24
     return step / 2 + largest * 2.0**-22  # half a step, plus the float32 rounding of decoding
 
 

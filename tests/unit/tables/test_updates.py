@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -15,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from serving.contract.errors import DataError, DependencyError
-from serving.tables.config import LevelsConfig, UpdateConfig
+from serving.tables.config import LevelsConfig, TableConfig, UpdateConfig
 from serving.tables.formats.kafka import encode_message
 from serving.tables.store import memory
 from serving.tables.updates import updater as updater_module
@@ -290,3 +292,13 @@ def test_a_publisher_refuses_rows_of_another_width(broker):
     publisher = Publisher(broker.address, "rank", {"items": WIDTH})
     with pytest.raises(DataError, match=r"Expected \[3, 4\]"):
         publisher.publish("items", np.arange(3), np.zeros((3, 5), np.float32))
+
+
+def test_the_updater_of_tables_without_an_update_source_ends_with_the_remedy_alone(tmp_path):
+    LevelsConfig("rank", (TableConfig("items", 8, 4, l2_rows=8),), "arena").write(tmp_path / "levels.json")
+    command = [sys.executable, "-m", "serving.tables", str(tmp_path / "levels.json")]
+    updater = subprocess.run(command, capture_output=True, text=True)
+    assert updater.returncode == 1
+    assert updater.stderr.startswith("error: model")
+    assert "Set brokers in [tables]" in updater.stderr
+    assert "Traceback" not in updater.stderr

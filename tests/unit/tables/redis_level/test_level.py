@@ -117,7 +117,7 @@ def test_updates_go_to_redis_and_wait_for_it_when_it_is_gone(config, tiers, serv
     rows[:20] = 8
     applier.apply("items", log.batch(np.arange(20), rows[:20]))
     assert applier.behind == 20
-    assert not applier.durable()
+    assert not applier.is_durable()
     assert right(tiers, rows)  # from RocksDB
     server.start()
 
@@ -126,7 +126,7 @@ def test_updates_go_to_redis_and_wait_for_it_when_it_is_gone(config, tiers, serv
         return applier.behind == 0
 
     until(drained)
-    assert applier.durable()
+    assert applier.is_durable()
     until(lambda: right(tiers, rows) and not tiers.degraded)
     applier.close()
 

@@ -75,13 +75,13 @@ def test_a_redis_that_lost_writes_is_found_out_without_an_update_and_what_was_ke
     batches = [log.batch(keys, version(number)) for number in range(2)]
     for batch in batches:
         applier.apply("items", batch)
-    applier.look_at_redis()
+    applier.check_redis()
     assert not applier.lost_rows
     lose_all_but(batches[0], config, "items")
     late = LeveledTables(config)
     assert right(late, version(0))  # nobody knows yet
     late.settle()
-    applier.look_at_redis()
+    applier.check_redis()
     assert applier.lost_rows
     late.lookup("items", keys)
     assert late.degraded
@@ -103,7 +103,7 @@ def test_a_log_hash_that_redis_threw_out_is_no_loss(config, server):
     for partition in range(8):
         server.client.delete(f"hps_et{{hps_et.rank.items/p{partition}}}log")
     applier.apply("items", logs[1].batch(keys, version(2)))
-    applier.look_at_redis()
+    applier.check_redis()
     assert not applier.lost_rows
     applier.close()
 
@@ -115,7 +115,7 @@ def test_messages_without_rows_are_no_loss(config):
     applier.close()
     again, committed = Applier(config), np.where(np.arange(PARTITIONS) == 0, 3, 0)
     again.start({"items": committed}, {"items": zero_offsets()})
-    again.look_at_redis()
+    again.check_redis()
     assert not again.lost_rows
     again.close()
 
@@ -130,10 +130,10 @@ def test_a_new_updater_finds_out_what_redis_lost_of_what_was_not_yet_committed(c
     lose_all_but(batches[0], config, "items")
     again, nothing = Applier(config), {"items": zero_offsets()}
     again.start(nothing, nothing)
-    again.look_at_redis()
+    again.check_redis()
     assert again.lost_rows
     again.start(nothing, nothing)
-    again.look_at_redis()
+    again.check_redis()
     assert not again.lost_rows
     for batch in batches:
         again.apply("items", batch)
@@ -161,12 +161,12 @@ def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config
         return read_offsets(store, table)
 
     monkeypatch.setattr(RedisStore, "read_offsets", gone_in_the_middle)
-    applier.look_at_redis()
+    applier.check_redis()
     assert list(asked) == []
     assert not applier.lost_rows
     assert [int(positions[0]) for positions in applier.redis.reached.values()] == [2, 2]
     monkeypatch.undo()
-    until(lambda: applier.look_at_redis() or applier.lost_rows)
+    until(lambda: applier.check_redis() or applier.lost_rows)
     assert [int(positions[0]) for positions in applier.redis.reached.values()] == [1, 1]
     applier.close()
 

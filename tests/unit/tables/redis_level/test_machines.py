@@ -64,7 +64,7 @@ def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_en
     assert right(behind)  # as exported
     behind.settle()
     newest = log.batch(keys[:1], version(9)[:1])  # the rows of the first batches are not among these
-    first.look_at_redis() if found_out_by == "a look" else first.apply("items", newest)
+    first.check_redis() if found_out_by == "a look" else first.apply("items", newest)
     assert first.lost_rows  # it believes nothing of what it wrote before
     for batch in (*batches, newest):
         second.apply("items", batch)

@@ -15,7 +15,7 @@ from serving.stages.features.user_state import (
     history_age_days,
     override_history,
 )
-from serving.stages.features.user_store import SeenItems, seen_range
+from serving.stages.features.user_store import SeenItems, find_seen_range
 
 DAY = 86_400
 ITEMS = ItemIndex(np.array([10, 20, 30]))
@@ -122,17 +122,17 @@ def test_seen_items_equal_a_dict(tmp_path):
     seen = SeenItems.load(tmp_path)
     asked = np.array([9, 777, -4, 9, 2**62, 2**50, MISSING_INT])
     for user in asked.tolist():
-        start, end = seen_range(user, seen.user_ids, seen.offsets)
+        start, end = find_seen_range(user, seen.user_ids, seen.offsets)
         assert seen.item_ids[start:end].tolist() == table.get(user, [])
 
 
 def test_nobody_has_seen_anything_of_an_empty_log():
     seen = SeenItems(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int64))
-    assert seen_range(1, seen.user_ids, seen.offsets) == (0, 0)
+    assert find_seen_range(1, seen.user_ids, seen.offsets) == (0, 0)
 
 
 @pytest.mark.parametrize("offsets", [[0, 2], [0, 2, 4], [0, 3, 2], [1, 2, 3], [2, 2, 3]])
 def test_seen_items_that_do_not_fit_together_are_refused(offsets, tmp_path):
     SeenItems(np.array([4, 5]), np.array(offsets), np.array([10, 20, 30])).save(tmp_path)
-    with pytest.raises(ArtifactError, match="does not say whose"):
+    with pytest.raises(ArtifactError, match="does not divide the"):
         SeenItems.load(tmp_path)

@@ -84,8 +84,8 @@ def test_it_is_served_as_it_was_trained_and_whoever_else_asks(trained, tmp_path)
     users = users_of(history, [[0.5, 1, 4, 0, 0, 0], [0] * 6, [1, 2, 3, 4, 5, 6]])
     assert save_sequence(tmp_path, trained, users.history_positions, users.history_age_days).max_rel < 1e-5
     source = SequenceSource(open_network(tmp_path, NETWORK), trained.item_vectors, 0.5, LENGTH)
-    served = source.vectors(users.history_positions, users.history_age_days)
+    served = source.compute_vectors(users.history_positions, users.history_age_days)
     np.testing.assert_allclose(served, 0.5 * trained.user_vectors(users), atol=1e-5)
     for row in range(len(history)):
-        alone = source.vectors(users.history_positions[row, None], users.history_age_days[row, None])
+        alone = source.compute_vectors(users.history_positions[row, None], users.history_age_days[row, None])
         np.testing.assert_array_equal(alone[0], served[row])

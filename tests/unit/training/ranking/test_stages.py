@@ -133,7 +133,7 @@ def test_a_batch_that_fills_the_cache_is_scored_in_parts(trained, monkeypatch):
     ("count", "most", "taken"), [(0, 20, 1), (1, 20, 1), (16, 15, 8), (64, 20, 16), (32, 3, 3), (7, 7, 7), (5, 1, 1)]
 )
 def test_parts_are_of_like_size(count, most, taken):
-    assert rank_stage.evenly(count, most) == taken
+    assert rank_stage.choose_chunk_size(count, most) == taken
 
 
 def test_short_empty_and_unknown_lists_are_served_as_far_as_they_go(trained):
