@@ -13,12 +13,15 @@ from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from export.relayout import relayout
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, experiment_folder, start_experiment
 from server.challenger import load_challenger
 from serving.live.experiment import Experiment
+from serving.stages.rules.config import RulesConfig
+from tests.repositories import small_repository
 from tests.server.gateways import USER, Served, served_gateway
-from tests.unit.small_shops import CONTEXT, export, shop
+from tests.server.test_publication import with_rules
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WAIT_S = 180
@@ -158,38 +161,37 @@ def test_without_an_experiment_the_page_says_so(page):
     assert not page.browser.find_element(By.ID, "list").is_displayed()
 
 
-def test_an_experiment_shows_both_lists_the_interval_and_the_decision(browser, tmp_path):
-    with served_gateway(tmp_path) as served:
-        first, *_ = (item["id"] for item in served.recommend()["items"])
-        data = shop(tmp_path / "data", users=12, items=30, events=60, more=CONTEXT)
-        repo = export(tmp_path, data, rules={"blocked_items": [first]})  # generation 2, beside the one that is served
-        load_challenger(served.server.grpc_url, repo, 2)
-        page = Page(browser, served)
-        page.open(USER)  # before the experiment, which would count this answer
-        experiment = start_experiment(repo, Experiment("spring", 1, 2, 0.5))
-        answer_and_click(served, experiment, champion=0.1, challenger=0.6)
-        page.press("to-experiment")
-        page.wait(lambda: page.items("challenger"))
-        assert "spring: mode ab, generation 2 beside 1, 50.0 % of the users, since 20" in page.text("settings")
-        assert page.text("decision") == "The challenger is better beyond doubt"
-        assert "champion 200 20 (10.00 %) 20 (10.00 %)" in page.text("arms")
-        assert browser.find_elements(By.CSS_SELECTOR, "#interval svg polygon")
-        assert ": now 29.28 to 70.72 percentage points" in page.text("interval")
+def test_an_experiment_shows_both_lists_the_interval_and_the_decision(page, served, tmp_path):
+    """The last test: afterwards the repository has another generation, and an experiment that ended."""
+    first, *_ = (item["id"] for item in served.recommend()["items"])
+    repo = served.server.repo
+    relayout(with_rules(small_repository(), tmp_path / "other", RulesConfig(blocked_items=(first,))), repo, "ensemble")
+    load_challenger(served.server.grpc_url, repo, 2)
+    page.open(USER)  # before the experiment, which would count this answer
+    experiment = start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    answer_and_click(served, experiment, champion=0.1, challenger=0.6)
+    page.press("to-experiment")
+    page.wait(lambda: page.items("challenger"))
+    assert "spring: mode ab, generation 2 beside 1, 50.0 % of the users, since 20" in page.text("settings")
+    assert page.text("decision") == "The challenger is better beyond doubt"
+    assert "champion 200 20 (10.00 %) 20 (10.00 %)" in page.text("arms")
+    assert page.browser.find_elements(By.CSS_SELECTOR, "#interval svg polygon")
+    assert ": now 29.28 to 70.72 percentage points" in page.text("interval")
 
-        champion, challenger = page.items("champion"), page.items("challenger")
-        assert str(first) in set(champion) - set(challenger)
-        assert notes(page, "champion") == ["" if item in challenger else "only here" for item in champion]
-        climbed = [champion.index(item) - place if item in champion else None for place, item in enumerate(challenger)]
-        assert notes(page, "challenger") == [
-            "only here" if places is None else f"▲ {places}" if places > 0 else f"▼ {-places}" if places else "="
-            for places in climbed
-        ]
-        assert 1 in climbed
+    champion, challenger = page.items("champion"), page.items("challenger")
+    assert str(first) in set(champion) - set(challenger)
+    assert notes(page, "champion") == ["" if item in challenger else "only here" for item in champion]
+    climbed = [champion.index(item) - place if item in champion else None for place, item in enumerate(challenger)]
+    assert notes(page, "challenger") == [
+        "only here" if places is None else f"▲ {places}" if places > 0 else f"▼ {-places}" if places else "="
+        for places in climbed
+    ]
+    assert 1 in climbed
 
-        end_experiment(repo, "its p99 is 200 ms", state="rolled back")
-        page.wait(lambda: page.press("refresh") or page.text("decision") == "Rolled back: its p99 is 200 ms")
-        assert page.text("settings").startswith("No experiment runs. The last one was spring")
-        page.wait(lambda: page.items("challenger"))  # until it is unloaded
+    end_experiment(repo, "its p99 is 200 ms", state="rolled back")
+    page.wait(lambda: page.press("refresh") or page.text("decision") == "Rolled back: its p99 is 200 ms")
+    assert page.text("settings").startswith("No experiment runs. The last one was spring")
+    page.wait(lambda: page.items("challenger"))  # until it is unloaded
 
 
 def notes(page: Page, id: str) -> list[str]:

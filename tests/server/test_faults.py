@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from server.processes import SHM_DIR, members, server_members
 from server.state import ServerState, known_servers
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import copy_small_repository
-from tests.server.supervised import Supervised, supervised_shop
+from tests.server.supervised import Supervised
 
 CGROUP = Path("/sys/fs/cgroup")
 PERIOD_US = 100_000
@@ -32,10 +31,34 @@ THROTTLED_S = 8.0
 SHM_MIB = 256
 
 
+STARTS = """
+import sys
+from pathlib import Path
+from server import gateway, watch
+from server.launcher import TritonServer
+repo, run_dir, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+state = gateway.follow(TritonServer(repo, run_dir=run_dir).start().state, port, "", run_dir)
+watch.start_supervisor(state, run_dir)
+"""
+
+
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory) -> Iterator[Supervised]:
-    with supervised_shop(tmp_path_factory.mktemp("faults")) as shop:
-        yield shop
+    """The shop, where this user may make one in a mount namespace of its own, whose /dev/shm has SHM_MIB."""
+    folder = tmp_path_factory.mktemp("faults")
+    repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", find_free_port()
+    command = [sys.executable, "-c", STARTS, str(repo), str(run_dir), str(port)]
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0:
+        mount = f"mount -t tmpfs -o size={SHM_MIB}m tmpfs {SHM_DIR} && exec"
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} "$@"', "sh", *command]
+    subprocess.run(command, cwd=PROJECT, check=True, timeout=300)
+    (state,) = known_servers(run_dir)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            yield Supervised(repo, run_dir, state.ports.grpc, http)
+    finally:
+        stop_server(state, run_dir)
+        assert members(state.tag) == []
 
 
 def lists_of(shop: Supervised, users: range = range(1, 9)) -> dict[int, list]:
@@ -47,28 +70,6 @@ def lists_of(shop: Supervised, users: range = range(1, 9)) -> dict[int, list]:
         assert answer["degraded"] == [], answer
         lists[user] = [item["id"] for item in answer["items"]]
     return lists
-
-
-def test_shared_memory_whose_files_are_removed_changes_no_answer_and_the_next_start_makes_it_anew(shop):
-    before, pid = lists_of(shop), shop.state.pid
-    files = [*SHM_DIR.glob(f"{shop.state.tag}*"), *opened_rows(shop.state)]
-    assert len(files) >= len(server_members(shop.state.tag)) - 1  # a region of every stub at least
-    for path in files:
-        path.unlink()
-    assert lists_of(shop) == before  # processes keep what they have mapped
-    assert shop.is_ready()
-    assert shop.state.pid == pid
-    shop.stub("rank").kill()
-    shop.wait(lambda: shop.state.pid != pid)
-    shop.recover()
-    assert lists_of(shop) == before
-
-
-def opened_rows(state: ServerState) -> set[Path]:
-    """Return the files of embedding rows in shared memory that the server's processes have mapped."""
-    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in server_members(state.tag)]
-    names = {line.split()[-1] for text in maps for line in text.splitlines() if f"{SHM_DIR}/{ARENA_PREFIX}" in line}
-    return {Path(name) for name in names if Path(name).exists()}
 
 
 @contextmanager
@@ -111,36 +112,6 @@ def test_a_server_with_a_tenth_of_a_core_is_slow_but_never_wrong_and_is_left_alo
     assert lists_of(shop) == before
 
 
-STARTS = """
-import sys
-from pathlib import Path
-from server import gateway, watch
-from server.launcher import TritonServer
-repo, run_dir, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-state = gateway.follow(TritonServer(repo, run_dir=run_dir).start().state, port, "", run_dir)
-watch.start_supervisor(state, run_dir)
-"""
-
-
-@pytest.fixture
-def shop_in_little_memory(tmp_path) -> Iterator[Supervised]:
-    """The shop in a mount namespace of its own, whose /dev/shm has SHM_MIB."""
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        pytest.skip("this user may make no mount namespace")
-    repo, run_dir, port = copy_small_repository(tmp_path / "repository"), tmp_path / "run", find_free_port()
-    mount = f"mount -t tmpfs -o size={SHM_MIB}m tmpfs {SHM_DIR} && exec"
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} "$@"', "sh"]
-    command += [sys.executable, "-c", STARTS, str(repo), str(run_dir), str(port)]
-    subprocess.run(command, cwd=PROJECT, check=True, timeout=120)
-    (state,) = known_servers(run_dir)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-            yield Supervised(repo, run_dir, state.ports.grpc, http)
-    finally:
-        stop_server(state, run_dir)
-        assert members(state.tag) == []
-
-
 def fill(path: Path) -> None:
     """Write until there is no room for another byte. Raises OSError then."""
     with path.open("wb", buffering=0) as file:
@@ -148,17 +119,35 @@ def fill(path: Path) -> None:
             file.write(bytes(1 << 16))
 
 
-def test_when_shared_memory_is_full_shoppers_get_popular_items_until_there_is_room(shop_in_little_memory):
-    shop = shop_in_little_memory
+def opened_rows(state: ServerState) -> set[str]:
+    """Return the names of the files of embedding rows in shared memory that the server's processes have mapped."""
+    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in server_members(state.tag)]
+    paths = {line.split()[-1] for text in maps for line in text.splitlines() if f"{SHM_DIR}/{ARENA_PREFIX}" in line}
+    return {Path(path).name for path in paths}
+
+
+def test_shared_memory_whose_files_are_removed_changes_no_answer_and_is_made_anew_once_there_is_room(shop):
+    """Where there is none, shoppers get popular items."""
     before, state = lists_of(shop), shop.state
     supervisor = next(process for process in members(state.tag) if "server.watch" in process.cmdline())
-    filler = Path(f"/proc/{supervisor.pid}/root{SHM_DIR}/filler")  # in its namespace
-    with pytest.raises(OSError, match="No space left"):
-        fill(filler)
-    os.kill(shop.stub("rank").pid, signal.SIGKILL)  # a new start needs shared memory
-    shop.wait(lambda: any("restart failed" in line for line in watch.read_last_lines(shop.run_dir, shop.grpc_port, 50)))
-    assert not shop.is_ready()
-    assert shop.ask()["degraded"] == ["gateway_fallback"]
-    filler.unlink()
+    folder = Path(f"/proc/{supervisor.pid}/root{SHM_DIR}")  # in its namespace
+    files = [*folder.glob(f"{state.tag}*"), *(path for path in map(folder.joinpath, opened_rows(state)) if path.exists())]
+    assert len(files) >= len(server_members(state.tag)) - 1  # a region of every stub at least
+    for path in files:
+        path.unlink()
+    assert lists_of(shop) == before  # processes keep what they have mapped
+    assert shop.is_ready()
+    assert shop.state.pid == state.pid
+    is_namespace_of_its_own = not folder.samefile(SHM_DIR)
+    if is_namespace_of_its_own:
+        with pytest.raises(OSError, match="No space left"):
+            fill(folder / "filler")
+    shop.stub("rank").kill()  # a new start needs shared memory
+    if is_namespace_of_its_own:
+        shop.wait(lambda: any("restart failed" in line for line in watch.read_last_lines(shop.run_dir, shop.grpc_port, 50)))
+        assert not shop.is_ready()
+        assert shop.ask()["degraded"] == ["gateway_fallback"]
+        (folder / "filler").unlink()
+    shop.wait(lambda: shop.state.pid != state.pid)
     shop.recover()
     assert lists_of(shop) == before

@@ -19,7 +19,7 @@ from serving.contract.generations import pinned_generation
 from tests.server import toys
 from tests.server.load import Load
 
-CLIENTS = 16
+CLIENTS = 4
 
 
 class Questions(Load):

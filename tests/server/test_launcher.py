@@ -102,22 +102,6 @@ def test_a_start_that_another_may_mend_is_begun_again_once(repo, run_dir, launch
     assert running_servers(run_dir) == [server.state]
 
 
-def test_response_cache_answers_a_repeated_request(repo, launch):
-    config = repo / "recommend" / "config.pbtxt"
-    config.write_text(config.read_text() + "response_cache { enable: true }")
-    server = launch(repo, cache_bytes=8 << 20)
-    with local_client(server.grpc_url) as client:
-        assert toys.ask(client, 5) == toys.ask(client, 5) == toys.expected(5, generation=1)
-        [stats] = client.get_inference_statistics("recommend").model_stats
-    assert stats.inference_stats.cache_hit.count == 1
-
-
-def test_fixed_models_cannot_be_reloaded(repo, launch):
-    server = launch(repo, model_control="none")
-    with local_client(server.grpc_url) as client, pytest.raises(Exception, match="explicit model load"):
-        client.load_model("first")
-
-
 @pytest.mark.parametrize(
     ("source", "told"),
     [

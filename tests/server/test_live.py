@@ -231,17 +231,12 @@ def test_a_replay_knows_the_events_before_each_question(shop, live_repository):
         find_first_unseen_row(dataset, live_repository)
 
 
-def test_what_was_acknowledged_survives_a_kill_of_the_whole_server(live_repository, tmp_path, reader):
-    acknowledged: list[int] = []
-    server = TritonServer(live_repository, run_dir=tmp_path / "run").start()
-    try:
-        with grpcclient.InferenceServerClient(server.grpc_url) as client:
-            acknowledged += [observe(client, 900 + number, 3) for number in range(50)]
-            for process in members(server.state.tag):
-                with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
-                    process.kill()
-    finally:
-        server.stop(timeout_s=0)
+def test_what_was_acknowledged_survives_a_kill_of_the_whole_server(live_server, live_client, reader):
+    """The last test: it ends the server."""
+    acknowledged = [observe(live_client, 900 + number, 3) for number in range(50)]
+    for process in members(live_server.state.tag):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
+            process.kill()
     with reader.snapshot() as snapshot:
         log = dict(snapshot.events())
         users = unpack(log[sequence] for sequence in acknowledged).headers["user_id"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from pathlib import Path
 
 import tritonclient.grpc as grpcclient
 
-from export.relayout import relayout
 from repository.models import read_config, write_config
 from server.generations import activate
 from server.health import local_client
 from tests.server import toys
-from tests.server.requests import infer
+from tests.waiting import until
 
 MIB = 1 << 20
 COUNTS_ITS_CALLS = toys.MODEL.replace(
@@ -39,10 +36,7 @@ def lookups(client: grpcclient.InferenceServerClient, model: str, generation: in
 
 def expect(client: grpcclient.InferenceServerClient, counts: dict[str, tuple[int, int]]) -> None:
     """model -> (hits, misses): the server counts a moment after it has answered"""
-    deadline = time.monotonic() + 10
-    while (found := {model: lookups(client, model) for model in counts}) != counts:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.02)
+    until(lambda: {model: lookups(client, model) for model in counts} == counts)
 
 
 def test_a_hit_of_the_ensemble_asks_no_step(repo, launch):
@@ -73,16 +67,11 @@ def test_what_was_said_once_is_said_again_whatever_it_was(tmp_path, launch):
         assert [toys.ask(client, x) for x in (5, 5, 6, 5)] == [1, 1, 2, 1]
 
 
-def test_a_generation_never_answers_with_what_another_one_said(repository, launch, tmp_path):
-    repo = Path(shutil.copytree(repository, tmp_path / "repo"))
-    assert relayout(repository, repo, "ensemble") == 2
-    server = launch(cached(repo, "recommend"), cache_bytes=64 * MIB)
+def test_a_generation_never_answers_with_what_another_one_said(repo, launch):
+    toys.publish(repo, 2)
+    server = launch(cached(repo, "recommend"), cache_bytes=8 * MIB)
     with local_client(server.grpc_url) as client:
         for generation in (1, 2, 1):
             activate(server.grpc_url, repo, generation)
-            for _ in range(2):
-                assert set(infer(client, user_id=list(range(8)))["generation"].ravel().tolist()) == {generation}
-            deadline = time.monotonic() + 10
-            while not lookups(client, "recommend", generation)[0]:
-                assert time.monotonic() < deadline, "nothing was a hit"
-                time.sleep(0.02)
+            assert [toys.ask(client, 5) for _ in range(2)] == [toys.expected(5, generation)] * 2
+            until(lambda generation=generation: lookups(client, "recommend", generation)[0])  # something was a hit
