@@ -24,6 +24,7 @@ from server.processes import count_dead_stubs, is_running, members
 from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import pinned_generation
 from tests.server import toys
+from tests.waiting import until
 from triton_recommender.errors import STUB_DIED, from_status
 
 
@@ -233,18 +234,17 @@ def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(
     before = running_servers(run_dir)[0]
     toys.publish(repo, 2)
     pin(repo, 2)  # published, and never activated
-    os.kill(before.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while not (running := running_servers(run_dir)) or running[0].pid == before.pid:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert "restarting with generation 1" in "".join(watch.read_last_lines(run_dir, ports.grpc))
-    wait_ready(before.grpc_url, 60)
-    with grpcclient.InferenceServerClient(before.grpc_url) as client:
-        assert toys.ask(client, 1) == toys.expected(1, generation=1)
-    while "answers again" not in "".join(watch.read_last_lines(run_dir, ports.grpc)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    for ending, told in ((signal.SIGKILL, ""), (signal.SIGSTOP, "paused")):
+        ended = running_servers(run_dir)[0]
+        os.kill(ended.pid, ending)
+        until(lambda ended=ended: (now := running_servers(run_dir)) and now[0].pid != ended.pid)
+        line = [line for line in watch.read_last_lines(run_dir, ports.grpc) if "restarting" in line][-1]
+        assert "restarting with generation 1" in line
+        assert told in line
+        wait_ready(before.grpc_url, 60)
+        with grpcclient.InferenceServerClient(before.grpc_url) as client:
+            assert toys.ask(client, 1) == toys.expected(1, generation=1)
+        until(lambda: "answers again" in watch.read_last_lines(run_dir, ports.grpc)[-1])
     assert pinned_generation(repo) == 2  # the next `make serve` moves to it
     call("stop")
     assert members(before.tag) == []

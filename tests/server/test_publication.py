@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tritonclient.grpc as grpcclient
 
 from export import relayout as relayout_module
@@ -19,17 +22,17 @@ from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_r
 from repository.rules import compile_rules
 from server.environment import PROJECT
 from server.generations import activate, served_generation
-from server.launcher import held_generations
+from server.launcher import TritonServer, held_generations
 from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from serving.stages.rules.config import ITEMS_FILE, RulesConfig
+from tests.server.caches import CachedQuestions, memory_cache, redis_cache
 from tests.server.load import Load
 from tests.server.requests import infer
 
-CLIENTS = 16
-PAUSE_S = 0.05  # of a client between two calls: load is wanted, not a server that is busy with nothing else
+PAUSE_S = 0.5  # of a client between two calls: load is wanted, not a server that is busy with nothing else
 ROWS = 60
 
 
@@ -63,7 +66,7 @@ def answers_of(repository: Path, generation: int) -> Recorded:
 class RecordedQuestions(Load):
     """Recorded requests, one row a call. answers: (row, answer)."""
 
-    def __init__(self, grpc_url: str, requests: dict[str, np.ndarray], clients: int = CLIENTS) -> None:
+    def __init__(self, grpc_url: str, requests: dict[str, np.ndarray], clients: int) -> None:
         super().__init__(grpc_url, clients)
         self.requests = requests
         self.answers: list[tuple[int, dict[str, np.ndarray]]] = []
@@ -75,41 +78,50 @@ class RecordedQuestions(Load):
         self.answers.append((row, infer(client, user_id=inputs.pop("user_id"), **inputs)))
 
 
-def test_two_exported_generations_under_load_never_mix_and_no_request_fails(repository, launch, tmp_path):
-    repo = shutil.copytree(repository, tmp_path / "repo")
+@pytest.fixture(scope="module")
+def served(repository, tmp_path_factory) -> Iterator[TritonServer]:
+    """A server on a copy of the repository, which the tests of this file publish into one after the other."""
+    repo = shutil.copytree(repository, tmp_path_factory.mktemp("published") / "repo")
+    with TritonServer(repo, run_dir=tmp_path_factory.mktemp("run")) as server:
+        yield server
+
+
+def assert_recorded(load: RecordedQuestions, expected: dict[int, dict[str, np.ndarray]]) -> None:
+    """expected: outputs of the recorded requests by generation; each of them has answered"""
+    assert load.errors == []
+    assert {answer["generation"].item() for _, answer in load.answers} == set(expected)
+    for row, answer in load.answers:
+        outputs = expected[answer["generation"].item()]
+        assert compare_answers(answer, {name: values[row : row + 1] for name, values in outputs.items()}) == ""
+
+
+def test_two_exported_generations_under_load_never_mix_and_no_request_fails(
+    repository, served, redis_server, tmp_path, monkeypatch
+):
+    """Meanwhile cached answers are the server's own, by either kind of cache."""
+    repo = served.repo
+    monkeypatch.setattr(relayout_module, "RUN_DIR", served.run_dir)
     first = answers_of(repo, 1)
-    server = launch(repo)
+    rows = {name: values[:ROWS] for name, values in first.inputs.items()}
     popular = np.unique(first.outputs["item_ids"][:ROWS, :3])  # nobody's list stays as it was
     other = with_rules(repository, tmp_path / "other", RulesConfig(blocked_items=tuple(map(int, popular))))
-    with RecordedQuestions(server.grpc_url, first.inputs) as load:
-        assert relayout(other, repo, "ensemble") == 2  # the server goes on with what it has
-        assert served_generation(server.grpc_url) == 1
-        assert activate(server.grpc_url, repo, 2) == 1
-        assert activate(server.grpc_url, repo, 1) == 2
-        assert activate(server.grpc_url, repo, 2) == 1
-    assert load.errors == []
+    with RecordedQuestions(served.grpc_url, first.inputs, clients=4) as load:
+        assert [relayout(source, repo, "ensemble") for source in (other, repository)] == [2, 3]
+        # the server goes on with what it has, and publications keep that: two later it still has a way to go
+        assert served_generation(served.grpc_url) == 1
+        assert published_generations(repo) == (1, 2, 3)
+        assert held_generations(repo, served.run_dir) == {1}
+        cached = CachedQuestions(served.grpc_url, rows, [memory_cache(), redis_cache(redis_server, str(tmp_path))])
+        for generation in (1, 2, 1):
+            activate(served.grpc_url, repo, generation)
+            cached.check(generation)
+        cached.close()
     expected = {1: first.outputs, 2: answers_of(repo, 2).outputs}
     assert (expected[1]["item_ids"][:ROWS] != expected[2]["item_ids"][:ROWS]).any(axis=1).all()
-    answered = {1: 0, 2: 0}
-    for row, answer in load.answers:
-        generation = answer["generation"].item()
-        answered[generation] += 1
-        assert compare_answers(answer, {name: values[row : row + 1] for name, values in expected[generation].items()}) == ""
-    assert min(answered.values()) > 0
+    assert_recorded(load, expected)
     # who loads the repository in process gets what the server answers, newest or not
-    activate(server.grpc_url, repo, 1)
-    in_process = Pipeline.load(repo)({name: values[:ROWS] for name, values in first.inputs.items()})
+    in_process = Pipeline.load(repo)(rows)
     assert set(in_process["generation"].ravel().tolist()) == {1}
-
-
-def test_publications_keep_what_a_running_server_answers_with(repository, launch, tmp_path, monkeypatch):
-    repo = shutil.copytree(repository, tmp_path / "repo")
-    server = launch(repo)
-    monkeypatch.setattr(relayout_module, "RUN_DIR", server.run_dir)
-    assert [relayout(repository, repo, "ensemble") for _ in range(2)] == [2, 3]
-    assert published_generations(repo) == (1, 2, 3)
-    assert held_generations(repo, server.run_dir) == {1}
-    assert activate(server.grpc_url, repo, 3) == 1  # two publications later it still has a way to go
 
 
 PUBLISHES = (
@@ -117,39 +129,37 @@ PUBLISHES = (
 )
 
 
-def kill_publication(source: Path, repo: Path, folders: int, pause_s: float) -> None:
-    """Publish, and kill that `pause_s` after so many version folders of the new generation are in their places."""
-    before = set(repo.glob("*/[0-9]*"))
+def kill_publication(source: Path, repo: Path, folders: int) -> None:
+    """Publish, and kill that once so many version folders of the new generation are in their places."""
+    number = 1 + max(int(path.name) for path in repo.glob("*/[0-9]*"))
+    places = [config.with_name(str(number)) for config in repo.glob("*/config.pbtxt")]
     process = subprocess.Popen([sys.executable, "-c", PUBLISHES, str(source), str(repo)], cwd=PROJECT)
-    while len(set(repo.glob("*/[0-9]*")) - before) < folders and process.poll() is None:
-        time.sleep(0.000_2)
-    time.sleep(pause_s)
+    while sum(map(Path.exists, places)) < folders and process.poll() is None:
+        time.sleep(0.002)
     process.kill()
-    process.wait()
+    assert process.wait() == -signal.SIGKILL  # it had not finished
 
 
-def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_a_whole_generation(
-    repository, launch, tmp_path
-):
-    repo, rng = shutil.copytree(repository, tmp_path / "repo"), np.random.default_rng(0)
-    first = answers_of(repo, 1)
-    server = launch(repo)
-    with RecordedQuestions(server.grpc_url, first.inputs, clients=2) as load:
-        for folders in (0, 2, 6):  # 0: at a random moment, usually before the first
-            kill_publication(repository, repo, folders, rng.uniform(1, 6) if folders == 0 else rng.uniform(0, 0.002))
-            assert served_generation(server.grpc_url) == 1
-    assert load.errors == []
-    for row, answer in load.answers:
-        assert compare_answers(answer, {name: values[row : row + 1] for name, values in first.outputs.items()}) == ""
-    server.stop()
+def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_a_whole_generation(repository, served, launch):
+    """The last test: it ends the server."""
+    repo = served.repo
+    before = served_generation(served.grpc_url)
+    recorded = answers_of(repo, before)
+    with RecordedQuestions(served.grpc_url, recorded.inputs, clients=1) as load:
+        for folders in (2, 6):
+            kill_publication(repository, repo, folders)
+            assert served_generation(served.grpc_url) == before
+    assert_recorded(load, {before: recorded.outputs})
+    served.stop()
     again = launch(repo)
     generation = served_generation(again.grpc_url)
     assert generation == pinned_generation(repo)
     expected = answers_of(repo, generation).outputs
     with grpcclient.InferenceServerClient(again.grpc_url) as client:
         for row in range(8):
-            inputs = {name: array[row : row + 1] for name, array in first.inputs.items()}
+            inputs = {name: array[row : row + 1] for name, array in recorded.inputs.items()}
             answer = infer(client, user_id=inputs.pop("user_id"), **inputs)
             assert compare_answers(answer, {name: values[row : row + 1] for name, values in expected.items()}) == ""
-    newest = relayout(repository, repo, "ensemble")  # what was left half-written is in nobody's way
-    assert activate(again.grpc_url, repo, newest) == generation
+    newest = relayout(repository, repo, "ensemble")  # what was left half-written is in nobody's way, and goes
+    assert newest in published_generations(repo)
+    assert {int(path.name) for path in repo.glob("*/[0-9]*")} == set(published_generations(repo))

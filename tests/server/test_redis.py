@@ -25,7 +25,7 @@ from tests.waiting import until
 if shutil.which("redis-server") is None:
     pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)", allow_module_level=True)
 
-USERS = list(range(48))
+USERS = list(range(8))
 LITTLE = "60 KiB"  # of L1: most rows are read from below
 
 

@@ -1,5 +1,6 @@
 """The container's start script with the real tritonserver, where TensorRT is not: its own fallbacks serve, and answer alike."""
 
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -16,8 +17,11 @@ from export.settings import Settings
 from repository.recorded import RECORDED_FILE, read_recorded
 from server import health
 from server.environment import build_backend_directory, build_server_env, find_wheel
+from server.launcher import MEMORY_RACE
 from server.ports import find_free_ports
 from serving.contract.tensors import ENSEMBLE
+from serving.loops.compiled import cache_root
+from tests.repositories import small_repository
 from tests.server.requests import infer
 
 START = Path(__file__).parents[2] / "deploy" / "start.sh"
@@ -26,12 +30,12 @@ REQUESTS = 32
 
 
 @pytest.fixture
-def served(repository, tmp_path):
+def served(tmp_path):
     """-> (gRPC address, what the script said) of a merlin repository for current images, in fp16, started as a container does.
 
     What the container has and this machine has not is the program's place: a script of its name stands in for it.
     """
-    source = Source.open(find_stage_folders(repository))
+    source = Source.open(find_stage_folders(small_repository()))
     publish_merlin(source, tmp_path / "models", Settings(merlin={"triton": "modern", "precision": "fp16"}))
     wheel, ports, run = find_wheel(), find_free_ports(), tmp_path / "run"
     backends = build_backend_directory(wheel, run)
@@ -44,24 +48,40 @@ def served(repository, tmp_path):
     env = build_server_env(wheel)
     env |= {"PATH": f"{program.parent}:{env['PATH']}", "MODELS": str(tmp_path / "models")}
     env |= {"ENGINES": str(tmp_path / "engines"), "BACKENDS": str(backends)}
-    log = tmp_path / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen([str(START)], cwd=run, env=env, stdout=file, stderr=subprocess.STDOUT)
+    env |= {"NUMBA_CACHE_DIR": cache_root()}  # what other servers of this machine have compiled
+    address, log = f"localhost:{ports.grpc}", tmp_path / "log"
+
+    def start() -> subprocess.Popen:
+        with log.open("wb") as file:
+            return subprocess.Popen([str(START)], cwd=run, env=env, stdout=file, stderr=subprocess.STDOUT)
+
+    process = start()
     try:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while not health.is_ready(f"localhost:{ports.grpc}"):
-            assert process.poll() is None, log.read_text(errors="replace")[-3000:]
-            assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
-            time.sleep(0.2)
-        yield f"localhost:{ports.grpc}", log
+        if not wait_ready(process, address, log):
+            process = start()  # as a container is
+            assert wait_ready(process, address, log)
+        yield address, log
     finally:
         process.terminate()
         process.wait()
 
 
-def test_without_tensorrt_the_repository_is_served_all_the_same(served, repository):
+def wait_ready(process: subprocess.Popen, address: str, log: Path) -> bool:
+    """Return True once the server is ready, False where its race for shared memory (server/launcher.py) ended it."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while not health.is_ready(address):
+        said = log.read_text(errors="replace")
+        if process.poll() == -signal.SIGABRT and MEMORY_RACE in said:
+            return False
+        assert process.poll() is None, said[-3000:]
+        assert time.monotonic() < deadline_s, said[-3000:]
+        time.sleep(0.2)
+    return True
+
+
+def test_without_tensorrt_the_repository_is_served_all_the_same(served):
     address, log = served
-    recorded = read_recorded(find_stage_folders(repository)[ENSEMBLE] / RECORDED_FILE)
+    recorded = read_recorded(find_stage_folders(small_repository())[ENSEMBLE] / RECORDED_FILE)
     inputs = {name: values[:REQUESTS] for name, values in recorded.inputs.items()}
     expected = {name: values[:REQUESTS] for name, values in recorded.outputs.items()}
     with grpcclient.InferenceServerClient(address) as client:

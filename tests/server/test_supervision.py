@@ -15,11 +15,10 @@ from repository.experiments import change_share, end_experiment, start_experimen
 from repository.registry import read_acts
 from server import gateway, guard, launcher, watch
 from server.condition import examine
-from server.promotion import Promotion
 from serving.contract.artifacts import stage_folder
 from serving.contract.generations import pinned_generation
 from serving.live.experiment import Experiment
-from tests.repositories import copy_small_repository
+from tests.repositories import small_repository
 from tests.server.gateways import USER
 from tests.server.supervised import RECOVERS_S, Supervised, supervised_shop
 
@@ -30,25 +29,28 @@ def shop(tmp_path_factory) -> Iterator[Supervised]:
         yield shop
 
 
-@pytest.mark.parametrize("victim", ["rank", "observe", "tritonserver"])
-def test_what_is_killed_comes_back_with_the_generation_that_was_active(shop, victim):
-    before = shop.state
-    answer = shop.ask()
-    (shop.stub(victim) if victim != "tritonserver" else psutil.Process(before.pid)).kill()
+def killed(shop: Supervised, victim: psutil.Process) -> None:
+    """Kill a process of the server, and wait until it answers as before, with the log of the one that died beside its own."""
+    before, answer = shop.state, shop.ask()
+    victim.kill()
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
     assert shop.ask()["generation"] == answer["generation"] == shop.state.generation
     assert [item["id"] for item in shop.ask()["items"]] == [item["id"] for item in answer["items"]]
     assert shop.state.log.with_name(f"{shop.state.log.name}.1").exists()
-    event = {"user": USER, "item": answer["items"][-1]["id"], "id": f"after {victim}"}
+    event = {"user": USER, "item": answer["items"][-1]["id"], "id": f"after {victim.pid}"}
     assert shop.http.post("/v1/events", json=event).status_code == 200
 
 
-@pytest.mark.parametrize("victim", ["retrieve", "tritonserver"])
-def test_what_is_paused_fails_readiness_and_is_started_again(shop, victim):
+def test_what_is_killed_comes_back_with_the_generation_that_was_active(shop):
+    """The live writer; tests/server/test_faults.py kills the ranker, and the guard's test below the whole server."""
+    killed(shop, shop.stub("observe"))
+
+
+def test_what_is_paused_fails_readiness_and_is_started_again(shop):
+    """A stub; tests/server/test_commands.py pauses tritonserver."""
     before = shop.state
-    paused = shop.stub(victim) if victim != "tritonserver" else psutil.Process(before.pid)
-    paused.suspend()
+    shop.stub("retrieve").suspend()
     shop.wait(lambda: not shop.is_ready())
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
@@ -73,10 +75,8 @@ def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
     """Generation 2 is not loaded: every user of its share gets the champion's answer, and the log says why."""
     start_experiment(shop.repo, Experiment("spring", 1, 2, 0.0))
     shop.wait(lambda: len(guard.list_guards(shop.state.tag)) == 2)  # with its supervisor
-    guards, before = guard.list_guards(shop.state.tag), shop.state
-    psutil.Process(before.pid).kill()
-    shop.wait(lambda: shop.state.pid != before.pid)
-    shop.recover()
+    guards = guard.list_guards(shop.state.tag)
+    killed(shop, psutil.Process(shop.state.pid))
     assert guard.list_guards(shop.state.tag) == guards
     change_share(shop.repo, 1.0)
     shop.wait(lambda: read_acts(shop.repo)[-1].action == "rolled back")
@@ -100,16 +100,12 @@ def test_a_changed_artifact_is_not_served(shop):
     launcher.activate(shop.state, shop.state.generation, shop.run_dir)
 
 
-def test_a_challenger_that_is_promoted_answers_everybody_until_a_person_decides_otherwise(shop, tmp_path):
-    champion = shop.state.generation
-    challenger = relayout(copy_small_repository(tmp_path / "other"), shop.repo, "ensemble")
+def test_a_challenger_that_is_promoted_answers_everybody(shop, tmp_path):
+    """Until a person decides otherwise: tests/unit/server/test_promotion.py."""
+    challenger = relayout(small_repository(), shop.repo, "ensemble")
     challenge([shop.state], shop.repo, Experiment("summer", 0, challenger, 0.0, promotes=True))
     end_experiment(shop.repo, "more clicks", state="promoted")
     shop.wait(lambda: shop.ask()["generation"] == challenger)
     shop.wait(lambda: read_acts(shop.repo)[-1].action == "activated")
     assert pinned_generation(shop.repo) == challenger
     shop.recover()
-    launcher.activate(shop.state, champion, shop.run_dir)
-    assert Promotion(shop.state, shop.run_dir).look() == ""
-    shop.recover()
-    assert shop.ask()["generation"] == champion
