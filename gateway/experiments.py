@@ -56,14 +56,10 @@ NO_EXPERIMENT = Enrolment()
 
 @dataclass(frozen=True)
 class Shown:
-    """An answer as it is shown. failed: the challenger gave no answer.
-
-    teams, drafted: of its items where two generations share it, with the probability of each item's place by the coins
-    """
+    """An answer as it is shown. teams: of its items where two generations share it; failed: the challenger gave no answer."""
 
     answer: Recommendations
     teams: list[int] | None = None
-    drafted: list[float] | None = None
     failed: bool = False
 
 
@@ -137,7 +133,10 @@ class Experiments:
 
 
 def interleave(champions: Recommendations, challengers: Recommendations, seed: str) -> Shown:
-    """Return one list of both generations' items, each with the score that its team gave it."""
+    """Return one list of both generations' items, each with the score that its team gave it.
+
+    The coins alone decide down to the first place that either server drew; from there on, propensities are unknown.
+    """
     length = max(len(champions), len(challengers))
     first, second = (
         np.pad(np.array(answer.item_ids, np.int64), (0, length - len(answer)), constant_values=PAD_ID)
@@ -146,15 +145,23 @@ def interleave(champions: Recommendations, challengers: Recommendations, seed: s
     items, teams, chances = draft_teams(first, second, seed)
     scores = [dict(found) for found in (champions, challengers)]
     drafted = [(item, team) for item, team in zip(items.tolist(), teams.tolist(), strict=True) if team != NOBODY]
+    known = min(count_certain(champions), count_certain(challengers))
+    chances_known = [chance if place < known else None for place, chance in enumerate(chances[: len(drafted)].tolist())]
     answer = replace(
         champions,
         item_ids=tuple(item for item, _ in drafted),
         scores=tuple(scores[team == CHALLENGER][item] for item, team in drafted),
         degraded=champions.degraded | challengers.degraded,
+        propensities=tuple(chances_known),
         names=(),
         titles=(),
     )
-    return Shown(answer, [team for _, team in drafted], chances[: len(drafted)].tolist())
+    return Shown(answer, [team for _, team in drafted])
+
+
+def count_certain(answer: Recommendations) -> int:
+    """Return the number of places before the first that the server drew, or may have drawn."""
+    return next((place for place, chance in enumerate(answer.propensities) if chance != 1.0), len(answer.propensities))
 
 
 async def _forced(asked: Awaitable[Recommendations], generation: int) -> Recommendations:
