@@ -112,5 +112,9 @@ def test_the_items_most_alike_share_the_rarest_words(tmp_path):
     assert content.item_of_group(1, "anybody") is None
 
 
+def test_items_without_a_word_are_all_alike():
+    assert Content.of([{"price": 1.0}, {"price": 2.0}]).find_most_alike({"title": "new"}, 2).tolist() == [0, 1]
+
+
 def test_a_stage_that_was_published_without_content_has_none(tmp_path):
     assert Content.load(tmp_path) is None
