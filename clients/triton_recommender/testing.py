@@ -111,7 +111,7 @@ class FakeServer:
             item_ids[row, :n_items] = answer.item_ids[:n_items]
             scores[row, :n_items] = answer.scores[:n_items]
             n_known = min(len(answer.propensities), n_items)
-            propensities[row, :n_known] = answer.propensities[:n_known]  # None becomes NaN
+            propensities[row, :n_known] = [chance or 0.0 for chance in answer.propensities[:n_known]]
         outputs: dict[str, np.ndarray] = {
             "item_ids": item_ids,
             "scores": scores,

@@ -96,13 +96,13 @@ def decode(
 
 
 def _known_chances(chances: np.ndarray, is_whole: bool, places: list[int]) -> tuple[float | None, ...]:
-    """Return the propensities of these places, None where unknown. chances: f4 [K], NaN where unknown
+    """Return the propensities of these places, None where unknown. chances: f4 [K], 0 where unknown
 
     is_whole: the server knew all exclusions; if not, no place from the first draw on is known
     """
     first_drawn = len(chances) if is_whole else int(np.argmax(np.append(chances != 1.0, True)))
     shown = chances.tolist()
-    return tuple(shown[place] if place < first_drawn and shown[place] == shown[place] else None for place in places)
+    return tuple(shown[place] if place < first_drawn and shown[place] else None for place in places)
 
 
 def check_k(k: int | None, signature: Signature) -> None:

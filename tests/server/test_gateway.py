@@ -16,6 +16,7 @@ import tritonclient.grpc as grpc
 
 from gateway import schema
 from live.exposures import read_exposures
+from repository.applied_rules import apply_rules, revert_rules
 from repository.experiments import experiment_folder
 from server import gateway
 from server.health import local_client
@@ -86,6 +87,16 @@ def test_the_exposure_log_has_the_propensities_that_the_server_states(served):
     for user, item_ids, propensities in zip(strangers, items.tolist(), stated.tolist(), strict=True):
         row = rows[shown[user]["request_id"]]
         assert (row["item_ids"], row["propensities"]) == (item_ids, propensities)
+
+
+def test_unknown_propensities_are_numbers_that_json_knows(served):
+    """Exploration below a cap moves items up, depending on what was drawn."""
+    apply_rules(served.server.repo, {"exploration": {"slots": 2, "pool": 5}, "max_per_category": 15})
+    user = {"name": "user_id", "datatype": "INT64", "shape": [1, 1], "data": [USER]}
+    answer = httpx.post(f"http://{served.server.http_url}/v2/models/recommend/infer", json={"inputs": [user]})
+    outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
+    revert_rules(served.server.repo)
+    assert outputs["propensities"] == [0] * len(outputs["item_ids"])
 
 
 def test_an_event_that_the_server_refuses_has_its_own_error(served):

@@ -12,6 +12,7 @@ from serving.contract.tensors import PAD_ID
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import GROUPS, Content
+from serving.stages.rules.chances import UNKNOWN
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, NEVER, NO_CAP, OVER_CAP
 from serving.stages.rules.passes import uniform
 from serving.stages.rules.rules import Rules
@@ -88,7 +89,7 @@ def explore_newcomers(columns, chances, positions, first, end, blocked, user_ids
 
     columns: int64 [B, K] of the list, -1 = none, written; positions: int64 [B, M]; new items are at first … end - 1
     chances: float32 [B, K] of the places, as the rules say them, written: at `place`, share / new items for a new item, and
-        1 - share for the item of a list that does not explore. Unknown (NaN) where both draws decide: from `place` on if the
+        1 - share for the item of a list that does not explore. UNKNOWN where both draws decide: from `place` on if the
         rules drew up to there, else in the places that they drew and a new item moved.
     blocked: bool [n_items + 1] by the rules
     """
@@ -108,7 +109,7 @@ def explore_newcomers(columns, chances, positions, first, end, blocked, user_ids
             stays |= list_columns[earlier] < 0 or first <= positions[row, list_columns[earlier]] < end
             is_drawn |= list_chances[earlier] != 1.0
         if is_drawn:
-            list_chances[place:] = np.nan
+            list_chances[place:] = UNKNOWN
         if stays:
             continue
         if uniform(seed, user_ids[row], EXPLORE_DRAW) >= share:
@@ -125,4 +126,4 @@ def explore_newcomers(columns, chances, positions, first, end, blocked, user_ids
         for later in range(place + 1, len(list_columns)):
             is_drawn |= later <= target and list_chances[later] != 1.0
             if is_drawn:
-                list_chances[later] = np.nan
+                list_chances[later] = UNKNOWN

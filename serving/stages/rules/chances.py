@@ -17,6 +17,7 @@ import numpy as np
 
 from serving.loops.compiled import compiled
 
+UNKNOWN = 0.0  # no shown item has this probability; NaN would break JSON, where callers ask in it
 STEP = 0.4  # of log(t); the trapezoidal rule is off by about exp(-pi^2 / STEP), 2e-11
 LEAST = 1e-7  # of the integrand that is cut off at either end
 

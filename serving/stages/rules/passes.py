@@ -13,7 +13,7 @@ import numpy as np
 
 from serving.loops.compiled import compiled
 from serving.loops.ordering import falling, sort_stably
-from serving.stages.rules.chances import compute_chances
+from serving.stages.rules.chances import UNKNOWN, compute_chances
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, KEPT, OVER_CAP, PROVIDER
 
 _ROUNDING = 1e-9  # tolerance of share * count against a whole number
@@ -145,7 +145,7 @@ def explore(work, count, passes, user_id, k):
 
     An item arrives at -log(u) / rate; the first n arrivals are a draw of n in proportion to the rates.
     Drawn items keep their order, and so do the others. Pinned items are always drawn.
-    Write the chances of the drawn items. All are unknown (NaN) where later passes move items up, depending on what was drawn.
+    Write the chances of the drawn items. All are UNKNOWN where later passes move items up, depending on what was drawn.
     """
     n_drawn, arrivals = passes.explored_slots, work.costs
     start = max(k - n_drawn, 0)
@@ -168,7 +168,7 @@ def explore(work, count, passes, user_id, k):
             drawn[found] = place - start
             found += 1
     if passes.capped or passes.floor_share > 0.0:
-        work.chances[:] = np.nan
+        work.chances[:] = UNKNOWN
     else:
         chances = compute_chances(rates, drawn[:found])
         for member in range(found):

@@ -85,7 +85,7 @@ class Rules:
         k:             items to serve
         Returns        int64 [B, k], columns of the candidates, best first, -1 after the last, and
                        float32 [B, k], the probability over the seeds of exploration that the item is at its place, given those
-                       before it: 1 where nothing is drawn, NaN in a list whose drawn items later rules may move up
+                       before it: 1 where nothing is drawn, UNKNOWN in a list whose drawn items later rules may move up
         """
         columns, chances = np.empty((len(item_position), k), np.int64), np.empty((len(item_position), k), np.float32)
         with self._lock:

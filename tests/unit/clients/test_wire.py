@@ -74,7 +74,7 @@ def test_answers_come_without_padding_in_served_order():
 
 
 def test_propensities_are_those_of_the_items_that_are_left():
-    outputs = answer_tensors([[5, 9, 6, 8]]) | {"propensities": np.array([[1.0, 1.0, 0.25, np.nan]], np.float32)}
+    outputs = answer_tensors([[5, 9, 6, 8]]) | {"propensities": np.array([[1.0, 1.0, 0.25, 0.0]], np.float32)}
     assert decode(outputs, [Query(1)], 3, E)[0].propensities == (1.0, 1.0, 0.25)
     assert decode(outputs, [Query(1)], None, E)[0].propensities == (1.0, 1.0, 0.25, None)
     assert decode(outputs, [Query(1, exclude=[7, 8, 9])], None, E)[0].propensities == (1.0, None)
