@@ -24,7 +24,6 @@ from gateway.guard import REQUEST_ID, Guard
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.progress import ExperimentReports
-from gateway.propensities import Propensities
 from gateway.questions import (
     CONTEXT,
     PARAMETERS,
@@ -71,9 +70,7 @@ def create_app(
     store = live_folder(shop.repo, shop.published.info.live_folder)
     exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
     experiments = Experiments(store)
-    propensities = Propensities(shop.repo, store, shop.live_items)
-    challenger_client = challenger or recommender
-    answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, propensities, challenger_client)
+    answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender)
     recorder, readiness = Recorder(shop, recommender, metrics), Readiness(recommender)
     explainer, reports = Explainer(shop), ExperimentReports(shop.repo)
 

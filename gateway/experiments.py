@@ -59,13 +59,11 @@ NO_EXPERIMENT = Enrolment()
 class Shown:
     """An answer as it is shown. failed: whether the challenger gave no answer, so that the champion's is shown.
 
-    teams:   of an interleaved answer, the team of each item (trials/interleaving.py); None for other answers
-    drafted: likewise, the probability with which the coin flips of the draft give each item its place
+    teams: of an interleaved answer, the team of each item (trials/interleaving.py); None for other answers
     """
 
     answer: Recommendations
     teams: list[int] | None = None
-    drafted: list[float] | None = None
     failed: bool = False
 
 
@@ -144,7 +142,10 @@ class Experiments:
 
 
 def interleave(champions: Recommendations, challengers: Recommendations, seed: str) -> Shown:
-    """Return one list drafted from both generations' items, each with its own generation's score. seed: of the coin flips"""
+    """Return one list drafted from both generations' items, each with its own generation's score. seed: of the coin flips
+
+    The coin flips alone decide down to the first place that either server drew; from there on, propensities are unknown.
+    """
     length = max(len(champions), len(challengers))
     first, second = (
         np.pad(np.array(answer.item_ids, np.int64), (0, length - len(answer)), constant_values=PAD_ID)
@@ -153,15 +154,23 @@ def interleave(champions: Recommendations, challengers: Recommendations, seed: s
     items, teams, probabilities = draft_teams(first, second, seed)
     scores = [dict(answer) for answer in (champions, challengers)]
     drafted = [(item, team) for item, team in zip(items.tolist(), teams.tolist(), strict=True) if team != NOBODY]
+    known = min(count_certain(champions), count_certain(challengers))
+    chances = [chance if place < known else None for place, chance in enumerate(probabilities[: len(drafted)].tolist())]
     answer = replace(
         champions,
         item_ids=tuple(item for item, _ in drafted),
         scores=tuple(scores[team == CHALLENGER][item] for item, team in drafted),
         degraded=champions.degraded | challengers.degraded,
+        propensities=tuple(chances),
         names=(),
         titles=(),
     )
-    return Shown(answer, [team for _, team in drafted], probabilities[: len(drafted)].tolist())
+    return Shown(answer, [team for _, team in drafted])
+
+
+def count_certain(answer: Recommendations) -> int:
+    """Return the number of places before the first that the server drew, or may have drawn."""
+    return next((place for place, chance in enumerate(answer.propensities) if chance != 1.0), len(answer.propensities))
 
 
 async def _await_forced(call: Awaitable[Recommendations], generation: int) -> Recommendations:

@@ -126,15 +126,11 @@ class Published:
 
 
 class LiveItems:
-    """Items that `upsert` changed: their titles, and which are unavailable. Reads only what is new since the last call.
-
-    changed: ids of all changed items, also of new ones
-    """
+    """Items that `upsert` changed: their titles, and which are unavailable. Reads only what is new since the last call."""
 
     def __init__(self, reader: Reader) -> None:
         self.titles: dict[int, str] = {}
         self.unavailable: set[int] = set()
-        self.changed: set[int] = set()
         self._reader, self._sequence = reader, 0
 
     def refresh(self) -> None:
@@ -149,7 +145,6 @@ class LiveItems:
         for change in changes:
             if change.type != ITEM_CHANGED:
                 continue
-            self.changed.add(change.id)
             if isinstance(title := change.columns.get("title"), str):
                 self.titles[change.id] = title
             if change.columns.get("available") in (False, 0):

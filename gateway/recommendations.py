@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,6 @@ from opentelemetry import trace
 from gateway.experiments import FAILED, NO_EXPERIMENT, Enrolment, Experiments, Shown
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
-from gateway.propensities import Draws, Propensities, Stamp
 from gateway.shop import Shop
 from live.exposures import Exposure, ExposureLog
 from serving.live.experiment import SHADOW_ARM
@@ -76,13 +74,11 @@ class Answering:
         limiter: Limiter,
         exposures: ExposureLog,
         experiments: Experiments,
-        propensities: Propensities,
         challenger: AsyncRecommender,
     ) -> None:
         """recommender: the client of the champion; challenger: the client of challengers"""
         self._shop, self._recommender, self._metrics, self._limiter = shop, recommender, metrics, limiter
         self._exposures, self._experiments, self._challenger = exposures, experiments, challenger
-        self._propensities = propensities
 
     async def answer(self, question: Question) -> dict[str, Any]:
         """Return the answer as a JSON object.
@@ -104,9 +100,9 @@ class Answering:
         query = Query(user_id, history, exclude, question.context, question.after, session)
         user_id = user_id if session is None else session_id(session)
         enrolment = self._experiments.enrol(user_id, question.generation, shop.published.generation)
-        began_s, stamp = time.monotonic(), self._propensities.stamp()
+        began_s = time.monotonic()
         try:
-            shown = await self._ask(query, question, request_id, user_id, enrolment, stamp)
+            shown = await self._ask(query, question, request_id, user_id, enrolment)
         except InvalidRequest:
             raise
         except Exception as error:  # of any kind: the shop must get items to show
@@ -126,14 +122,10 @@ class Answering:
             await shop.move_to(answer.generation)
         items = shop.list_items(answer.item_ids, answer.scores)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
-        interleaved = (enrolment.challenger,) if shown.drafted is not None and enrolment.challenger is not None else ()
-        draws = Draws((answer.generation, *interleaved), stamp, shown.drafted)
-        self._log(request_id, user_id, answer.generation, degraded, list(answer), enrolment, draws, shown.teams, latency_ms)
+        self._log(request_id, user_id, answer, degraded, enrolment, shown.teams, latency_ms)
         return self._build_answer(request_id, user_id, answer.generation, degraded, items)
 
-    async def _ask(
-        self, query: Query, question: Question, request_id: str, user_id: int | None, enrolment: Enrolment, stamp: Stamp
-    ) -> Shown:
+    async def _ask(self, query: Query, question: Question, request_id: str, user_id: int | None, enrolment: Enrolment) -> Shown:
         limiter = self._limiter
         settings: dict[str, Any] = {"k": question.k, "request_id": request_id, "timeout_s": question.deadline_s}
 
@@ -146,9 +138,8 @@ class Answering:
         def log_shadow(answer: Recommendations | None, seconds: float) -> None:
             shadow_answer = Recommendations((), ()) if answer is None else answer
             degraded = list_degraded(shadow_answer.degraded) + [FAILED] * (answer is None)
-            facts = (shadow_answer.generation, degraded, list(shadow_answer))
-            shadow, draws = enrolment._replace(arm=SHADOW_ARM), Draws((shadow_answer.generation,), stamp)
-            self._log(request_id, user_id, *facts, shadow, draws, latency_ms=1_000 * seconds)
+            shadow = enrolment._replace(arm=SHADOW_ARM)
+            self._log(request_id, user_id, shadow_answer, degraded, shadow, latency_ms=1_000 * seconds)
 
         if not limiter.admits(question.priority):
             self._metrics.shed.labels(question.priority).inc()
@@ -172,30 +163,27 @@ class Answering:
     ) -> dict[str, Any]:
         popular = self._shop.pick_popular(exclude, question.context, question.k or DEFAULT_K)
         items = self._shop.list_items(popular, [None] * len(popular))
-        scored = [(item_id, None) for item_id in popular]
-        self._log(request_id, user_id, self._shop.published.generation, [FALLBACK], scored, enrolment)
-        return self._build_answer(request_id, user_id, self._shop.published.generation, [FALLBACK], items)
+        answer = Recommendations(tuple(popular), (), Degraded.NONE, self._shop.published.generation, (1.0,) * len(popular))
+        self._log(request_id, user_id, answer, [FALLBACK], enrolment)
+        return self._build_answer(request_id, user_id, answer.generation, [FALLBACK], items)
 
     def _log(
         self,
         request_id: str,
         user_id: int | None,
-        generation: int,
+        answer: Recommendations,
         degraded: list[str],
-        scored: Sequence[tuple[int, float | None]],
         enrolment: Enrolment,
-        draws: Draws | None = None,
         teams: list[int] | None = None,
         latency_ms: float | None = None,
     ) -> None:
-        """Add an answer to the exposure log. draws: None for a list without random draws"""
+        """Add an answer to the exposure log. Popular items have no scores."""
         if not self._exposures.keeps(request_id, enrolment.name):
             return
-        item_ids, scores = [item_id for item_id, _ in scored], [score for _, score in scored]
-        time_ms = time.time_ns() // 1_000_000
-        shown = (request_id, time_ms, user_id, generation, item_ids, scores, degraded)
-        certain: list[float | None] = [1.0] * len(item_ids)
-        propensities = self._propensities.of(draws, len(item_ids)) if draws else certain
+        item_ids, time_ms = list(answer.item_ids), time.time_ns() // 1_000_000
+        scores: list[float | None] = [*answer.scores] or [None] * len(item_ids)
+        propensities = [*answer.propensities] or None  # None: the server does not say
+        shown = (request_id, time_ms, user_id, answer.generation, item_ids, scores, degraded)
         part = (enrolment.name, enrolment.arm, teams, latency_ms, enrolment.assignment)
         self._exposures.add(Exposure(*shown, *part, propensities))
 

@@ -56,7 +56,7 @@ class Exposure:
     latency_ms: from the request to the servers' answer; None where it is not known
     assignment: probability with which the user met this arm; 1 outside of experiments
     propensities: for each item, the probability that the answer's random draws put it at its place, given the items before
-        it; None where that is not known (gateway/propensities.py)
+        it; None where that is not known, and in place of all where the server does not say
     """
 
     request_id: str

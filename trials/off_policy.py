@@ -99,7 +99,8 @@ def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, cl
     position_weights = weigh_positions(weights, kind)
     sums = (position_weights * rewards).sum(axis=1), np.ones(len(rewards)), *position_weights.T
     numerators, counts, *columns = sums if clusters is None else (np.bincount(clusters, column) for column in sums)
-    return _estimate(numerators, counts, min(columns, key=effective_samples), len(rewards))
+    unit = "decisions" if clusters is None else "users"
+    return _estimate(numerators, counts, min(columns, key=effective_samples), len(rewards), unit)
 
 
 def weigh_positions(weights: np.ndarray, kind: SlateKind) -> np.ndarray:
@@ -109,17 +110,33 @@ def weigh_positions(weights: np.ndarray, kind: SlateKind) -> np.ndarray:
     return weights.cumprod(axis=1) if kind == "cascade" else weights
 
 
-def _estimate(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray, decisions: int | None = None) -> Estimate:
+def describe_weights(weights: np.ndarray, unit: str) -> str:
+    """Return in words why weights [elements] are worth few samples: few agree, or some weigh far more than others."""
+    agreeing = int(np.count_nonzero(weights))
+    if not agreeing:
+        return f"None of the {unit} was shown what that policy shows."
+    heaviest = weights.max() / weights.sum()
+    return f"{agreeing:,} {unit} were shown what that policy shows, and the heaviest one has {heaviest:.0%} of their weight."
+
+
+def _estimate(
+    numerators: np.ndarray,
+    denominators: np.ndarray,
+    weights: np.ndarray,
+    decisions: int | None = None,
+    unit: str = "decisions",
+) -> Estimate:
     """Return sum(numerators) / sum(denominators) with the 95 % interval of a Bayesian bootstrap over their elements.
 
-    decisions: that the elements stand for; None: one each. Raises TrialError when the log says too little: too few effective
-    samples, or a weight that is no number.
+    decisions: that the elements stand for; None: one each. unit: what an element is
+    Raises TrialError when the log says too little: too few effective samples, or a weight that is no number.
     """
     samples = effective_samples(weights)
     if not samples >= LEAST_EFFECTIVE_SAMPLES:
         raise TrialError(
-            f"The log is worth {samples:.0f} decisions of the policy to judge; expected {LEAST_EFFECTIVE_SAMPLES:.0f} or more. "
-            "The two policies differ too much: log more decisions, explore more, or judge a policy nearer to the logged one."
+            f"The log's {len(weights):,} {unit} are worth {samples:.0f} {unit} of the policy to judge (effective sample size); "
+            f"expected {LEAST_EFFECTIVE_SAMPLES:.0f} or more. {describe_weights(weights, unit)} "
+            "Log more, draw more often ([live] new_item_share, exploration), or judge a policy nearer to the logged one."
         )
     count, generator = len(numerators), np.random.default_rng(SEED)
     pairs = np.stack([numerators, denominators], axis=1)

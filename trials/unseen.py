@@ -42,11 +42,13 @@ class PairedAnswers:
 
     rewards: float64 [answers, places], of the shown items; weights: float64 [answers, places], of the judged ones
     users: int64 [answers], 0 … n - 1; answers of nobody in particular are a user each
+    unknown: share of the places whose propensity is not known
     """
 
     rewards: np.ndarray
     weights: np.ndarray
     users: np.ndarray
+    unknown: float
 
     def estimate_shown(self) -> Estimate:
         """Return what the shown lists earned. Raises TrialError for too few users."""
@@ -57,10 +59,11 @@ class PairedAnswers:
         weights, certain = weigh_positions(self.weights, kind), np.ones_like(self.weights)
         support = estimate_slate(weights / weights.shape[1], certain, "independent", self.users)
         if support.value < LEAST_SUPPORT and support.high < 1:
+            unknown = f"The propensity of {self.unknown:.0%} of the places is not known. " if self.unknown else ""
             raise TrialError(
                 f"The log could have shown {support.value:.0%} of the judged items at their places, and says nothing of the "
-                f"others; expected {LEAST_SUPPORT:.0%} or more. Judge fewer places (--places), or let some users see them "
-                "(python -m server experiment start)."
+                f"others; expected {LEAST_SUPPORT:.0%} or more. {unknown}Judge fewer places (--places), or let some users see "
+                "them (python -m server experiment start)."
             )
         return estimate_slate(self.rewards, self.weights, kind, self.users), support
 
@@ -123,7 +126,7 @@ def pair_answers(
     weights = importance_weights((known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0))
     earned = np.asarray(getattr(feedback, reward), np.float64)
     rewards = np.pad(earned, ((0, 0), (0, width - earned.shape[1])))
-    return PairedAnswers(rewards[:, :places], weights[:, :places], users)
+    return PairedAnswers(rewards[:, :places], weights[:, :places], users, 1.0 - float(known[:, :places].mean()))
 
 
 def _number_users(user_ids: list[int | None]) -> np.ndarray:

@@ -152,6 +152,8 @@ class Recommendations:
     scores:     of the re-ranker, in the served order; rules may have moved items, so they need not fall
     degraded:   which parts came from a fallback; falsy when none did
     generation: which published generation answered
+    propensities: of each item, the probability that the server's random draws put it at its place, given the items before it:
+                1.0 where nothing was drawn, None where it is not known. Empty from a server that does not say, or a cache
     names, titles: one per item, None where the client has no catalogue or the catalogue does not know the item
     warnings:   texts that named no known user or item
     request_id: to be given to the events that the answer leads to
@@ -161,6 +163,7 @@ class Recommendations:
     scores: tuple[float, ...]
     degraded: Degraded = Degraded.NONE
     generation: int = 0
+    propensities: tuple[float | None, ...] = field(default=(), compare=False)
     names: tuple[str | None, ...] = field(default=(), compare=False)
     titles: tuple[str | None, ...] = field(default=(), compare=False)
     warnings: tuple[Notice, ...] = ()

@@ -117,7 +117,7 @@ class Recommender(SharedClient):
         signature, timer = self.signature(), Timer(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
         for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
-            answers += decode(self._infer(call, timer), part, k)
+            answers += decode(self._infer(call, timer), part, k, signature.exclusions)
         return self.complete(answers, notices, call.request_id)
 
     def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
@@ -260,7 +260,7 @@ class AsyncRecommender(SharedClient):
         signature, timer = await self.signature(), Timer(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
         for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
-            answers += decode(await self._infer(call, timer), part, k)
+            answers += decode(await self._infer(call, timer), part, k, signature.exclusions)
         return self.complete(answers, notices, call.request_id)
 
     async def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:

@@ -39,6 +39,7 @@ def fake_models(
     columns = {name: (dtype, 1) for name, dtype in context.items()}
     own = {"user_id": _ID, "history": ("INT64", history), "exclude": ("INT64", exclusions), "after": _ID}
     answer = {"item_ids": ("INT64", items_returned), "scores": ("FP32", items_returned), **_OUTPUTS}
+    answer["propensities"] = ("FP32", items_returned)
     event = {"user_id": _ID, "item_id": _ID, "event": ("BYTES", 1), "timestamp_ms": _ID, "value": ("FP32", 1)}
     event |= {"event_id": ("BYTES", 1), "request_id": ("BYTES", 1)}
     upsert = {"kind": ("BYTES", 1), "id": _ID, "columns": ("BYTES", 1)}
@@ -52,6 +53,8 @@ def fake_models(
 class FakeServer:
     """A server as a function. `calls`, `queries`, `events` and `upserts` hold what arrived, oldest first.
 
+    models: as it describes them; an answer has the outputs that stand there. Items have the propensity 1.0 unless the handler
+        says otherwise in its Recommendations.
     history, exclusions, items_returned: H, E and K
     served_generation: that answers; a handler that returns whole Recommendations names its own
     challengers: generation -> handler of each that is held beside it
@@ -102,16 +105,21 @@ class FakeServer:
         answers = [self._ask(query, handler or self.handler, generation or self.served_generation) for query in queries]
         shape = (len(answers), self.items_returned)
         item_ids, scores = np.full(shape, PAD_ID, np.int64), np.zeros(shape, np.float32)
+        propensities = np.ones(shape, np.float32)
         for row, answer in enumerate(answers):
             n_items = min(len(answer), shape[1])
             item_ids[row, :n_items] = answer.item_ids[:n_items]
             scores[row, :n_items] = answer.scores[:n_items]
-        return {
+            n_known = min(len(answer.propensities), n_items)
+            propensities[row, :n_known] = [chance or 0.0 for chance in answer.propensities[:n_known]]
+        outputs: dict[str, np.ndarray] = {
             "item_ids": item_ids,
             "scores": scores,
             "degraded": np.array([[answer.degraded] for answer in answers], np.int32),
             "generation": np.array([[answer.generation] for answer in answers], np.int64),
+            "propensities": propensities,
         }
+        return {name: outputs[name] for name in self.models[RECOMMEND].outputs}
 
     def _ask(self, query: Query, handler: Handler, generation: int) -> Recommendations:
         answer = handler(query)

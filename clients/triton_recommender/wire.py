@@ -74,17 +74,35 @@ def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarr
     return tensors | _encode_after(queries, signature) | encode_context([query.context for query in queries], signature.context)
 
 
-def decode(outputs: Mapping[str, np.ndarray], queries: Sequence[Query], k: int | None) -> list[Recommendations]:
-    """Return one answer per query from output tensors [B, …], without padding and excluded items, k at most."""
+def decode(
+    outputs: Mapping[str, np.ndarray], queries: Sequence[Query], k: int | None, exclusions: int
+) -> list[Recommendations]:
+    """Return one answer per query from output tensors [B, …], without padding and excluded items, k at most.
+
+    exclusions: E. Where a query excludes more, draws may have lost an item: their propensities are then unknown.
+    """
     answers = []
     item_ids, scores = outputs["item_ids"].tolist(), outputs["scores"].tolist()
     degraded, generations = outputs["degraded"].tolist(), outputs["generation"].tolist()
     for row, query in enumerate(queries):
         left_out = {PAD_ID, *query.exclude}
-        served = [pair for pair in zip(item_ids[row], scores[row], strict=True) if pair[0] not in left_out][:k]
-        shown_ids, shown_scores = tuple(item_id for item_id, _ in served), tuple(score for _, score in served)
-        answers.append(Recommendations(shown_ids, shown_scores, Degraded(degraded[row][0]), generations[row][0]))
+        places = [place for place, item_id in enumerate(item_ids[row]) if item_id not in left_out][:k]
+        shown_ids, shown_scores = (tuple(values[row][place] for place in places) for values in (item_ids, scores))
+        chances: tuple[float | None, ...] = ()
+        if "propensities" in outputs:
+            chances = _known_chances(outputs["propensities"][row], len(query.exclude) <= exclusions, places)
+        answers.append(Recommendations(shown_ids, shown_scores, Degraded(degraded[row][0]), generations[row][0], chances))
     return answers
+
+
+def _known_chances(chances: np.ndarray, is_whole: bool, places: list[int]) -> tuple[float | None, ...]:
+    """Return the propensities of these places, None where unknown. chances: f4 [K], 0 where unknown
+
+    is_whole: the server knew all exclusions; if not, no place from the first draw on is known
+    """
+    first_drawn = len(chances) if is_whole else int(np.argmax(np.append(chances != 1.0, True)))
+    shown = chances.tolist()
+    return tuple(shown[place] if place < first_drawn and shown[place] else None for place in places)
 
 
 def check_k(k: int | None, signature: Signature) -> None:

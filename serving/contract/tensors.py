@@ -260,6 +260,7 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
         TensorSpec("scores", "FP32", (axes.items_returned,)),
         DEGRADED,
         GENERATION,
+        TensorSpec("propensities", "FP32", (axes.items_returned,)),
     )
     specs = (
         ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history, after), (user,)),

@@ -36,7 +36,8 @@ def served_gateway(folder: Path, tls: ServerTls | None = None) -> Iterator[Serve
     """Run a server of the small shop, with a live store of its own, and a gateway, all in `folder`. tls: between the two."""
     repo = copy_small_repository(folder / "repository")
     config = folder / "gateway.toml"
-    config.write_text("deadline_ms = 5_000\nheader_timeout_s = 1.0\nbody_timeout_s = 1.0\nbody_bytes = 100_000\n")
+    settings = ("deadline_ms = 5_000", "header_timeout_s = 1.0", "body_timeout_s = 1.0", "body_bytes = 100_000")
+    config.write_text("\n".join((*settings, "exposure_share = 1.0", "")))
     server = TritonServer(repo, run_dir=folder / "run", tls=tls).start()
     port = find_free_port()
     state = gateway.follow(server.state, port, str(config), folder / "run")

@@ -11,13 +11,21 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc as grpc
 
 from gateway import schema
+from live.exposures import read_exposures
+from repository.applied_rules import apply_rules, revert_rules
+from repository.experiments import experiment_folder
 from server import gateway
+from server.health import local_client
 from tests.monitoring import GPU_METRICS, metric_names, named_metrics
 from tests.server.gateways import USER, Served, served_gateway
 from tests.server.otlp import Collector, collecting
+from tests.server.requests import tensor
+from tests.waiting import until
 
 SPANS_S = 120.0  # tritonserver sends its spans every 5 s
 
@@ -64,6 +72,45 @@ def test_a_title_that_was_upserted_is_shown_at_once(served):
     assert served.http.put(f"/v1/items/{item}", json={"title": "<b>Mug</b>"}).status_code == 200
     titles = {item["id"]: item["title"] for item in served.recommend()["items"]}
     assert titles[item] == "<b>Mug</b>"
+
+
+def test_the_exposure_log_has_the_propensities_that_the_server_states(served):
+    """About one list in ten shows one of two new items at place 9."""
+    for item in (901, 902):
+        assert served.http.put(f"/v1/items/{item}", json={"title": f"new {item}"}).status_code == 200
+    strangers = list(range(10_000, 10_060))
+    shown = {user: served.recommend(user=user, k=10) for user in strangers}
+    assert all(answer["degraded"] == [] for answer in shown.values())
+    with local_client(served.server.grpc_url) as client:
+        users = tensor("user_id", np.array(strangers, np.int64)[:, None])
+        wanted = [grpc.InferRequestedOutput(name) for name in ("item_ids", "propensities")]
+        answer = client.infer("recommend", [users], outputs=wanted)
+    assert {output.name for output in answer.get_response().outputs} == {"item_ids", "propensities"}
+    items, stated = answer.as_numpy("item_ids")[:, :10], answer.as_numpy("propensities")[:, :10]
+    is_new = np.isin(items[:, 9], (901, 902))
+    assert 0 < is_new.sum() < len(strangers) / 2
+    np.testing.assert_allclose(stated[:, 9], np.where(is_new, 0.05, 0.9), rtol=1e-6)
+    assert (stated[:, :9] == 1.0).all()
+    folder = experiment_folder(served.server.repo)
+
+    def logged() -> dict[str, dict]:
+        return {row["request_id"]: row for row in read_exposures(folder).to_pylist()}
+
+    until(lambda: {answer["request_id"] for answer in shown.values()} <= logged().keys())
+    rows = logged()
+    for user, item_ids, propensities in zip(strangers, items.tolist(), stated.tolist(), strict=True):
+        row = rows[shown[user]["request_id"]]
+        assert (row["item_ids"], row["propensities"]) == (item_ids, propensities)
+
+
+def test_unknown_propensities_are_numbers_that_json_knows(served):
+    """Exploration below a cap moves items up, depending on what was drawn."""
+    apply_rules(served.server.repo, {"exploration": {"slots": 2, "pool": 5}, "max_per_category": 15})
+    user = {"name": "user_id", "datatype": "INT64", "shape": [1, 1], "data": [USER]}
+    answer = httpx.post(f"http://{served.server.http_url}/v2/models/recommend/infer", json={"inputs": [user]})
+    outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
+    revert_rules(served.server.repo)
+    assert outputs["propensities"] == [0] * len(outputs["item_ids"])
 
 
 def test_an_event_that_the_server_refuses_has_its_own_error(served):

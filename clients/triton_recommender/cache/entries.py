@@ -16,6 +16,7 @@ from triton_recommender.models import ModelDescription
 
 DIGEST_BYTES = 16
 ITEM_BYTES = 8 + 4  # id and score
+CACHED_OUTPUTS = ("item_ids", "scores", "degraded", "generation")
 Row = dict[str, np.ndarray]  # the outputs for one user, [1, …] by name
 
 
@@ -64,7 +65,8 @@ def unpack_row(value: bytes, generation: int) -> Row | None:
 
 
 def take_row(outputs: Row, row: int) -> Row:
-    return {name: array[row : row + 1] for name, array in outputs.items()}
+    """Return the outputs for one user that `unpack_row` returns as well: equal rows join, from wherever they come."""
+    return {name: outputs[name][row : row + 1] for name in CACHED_OUTPUTS}
 
 
 def join_rows(rows: list[Row]) -> Row:

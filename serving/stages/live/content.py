@@ -106,7 +106,7 @@ class Content:
         owners = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
         order = np.argsort(self.tokens, kind="stable")
         tokens, starts = np.unique(self.tokens[order], return_index=True)
-        return dict(zip(tokens.tolist(), np.split(owners[order], starts[1:]), strict=True))
+        return dict(zip(tokens.tolist(), np.split(owners[order], starts)[1:], strict=True))
 
     def find_most_alike(self, columns: Mapping[str, object], count: int) -> np.ndarray:
         """Return the positions of the items that share the rarest tokens, the most alike first, int64 [count or fewer].

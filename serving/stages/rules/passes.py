@@ -13,6 +13,7 @@ import numpy as np
 
 from serving.loops.compiled import compiled
 from serving.loops.ordering import falling, sort_stably
+from serving.stages.rules.chances import UNKNOWN, compute_chances
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, KEPT, OVER_CAP, PROVIDER
 
 _ROUNDING = 1e-9  # tolerance of share * count against a whole number
@@ -41,14 +42,15 @@ class WorkingList(NamedTuple):
     spare_ranks: np.ndarray
     spare_costs: np.ndarray
     in_group: np.ndarray  # int32 [2, n_groups]: counts by category and provider; zeros before and after a pass
+    chances: np.ndarray  # float32, by column: probability of the item at its place, given those before it
 
 
 @compiled
 def serve(
     diversity, explored_slots, pool, seed, capped, floor_share,  # Passes
-    items, positions, scores, user_ids, in_group, columns,
+    items, positions, scores, user_ids, in_group, columns, chances,
 ):  # fmt: skip
-    """Write the served columns to `columns`, int64 [B, k], best first, -1 after the last.
+    """Write the served columns to `columns`, int64 [B, k], best first, -1 after the last, and `chances`, float32 [B, k].
 
     items: ITEM_RULES [n_items + 1]; in_group: int32 [2, n_groups] zeros
     positions: int64 [B, M]; scores: float32 [B, M]; user_ids: int64 [B]
@@ -58,11 +60,12 @@ def serve(
     """
     passes = Passes(diversity, explored_slots, pool, seed, capped, floor_share)
     k, width = columns.shape[1], positions.shape[1]
-    integers, numbers = np.empty((4, width), np.int64), np.empty((2, width))
+    integers, numbers, listed = np.empty((4, width), np.int64), np.empty((2, width)), np.empty(width, np.float32)
     for row in range(len(positions)):
         work = WorkingList(
-            items, positions[row], integers[0], integers[1], numbers[0], integers[2], integers[3], numbers[1], in_group
+            items, positions[row], integers[0], integers[1], numbers[0], integers[2], integers[3], numbers[1], in_group, listed
         )
+        listed[:] = 1.0
         n_pinned, count = sort_by_score(work, scores[row])
         n_kept = count
         if passes.diversity > 0.0:
@@ -77,6 +80,7 @@ def serve(
             place_pins(work, n_pinned, count)
         for place in range(k):
             columns[row, place] = work.order[place] if place < count else -1
+            chances[row, place] = listed[work.order[place]] if place < count else np.float32(1.0)
 
 
 @compiled
@@ -141,16 +145,19 @@ def explore(work, count, passes, user_id, k):
 
     An item arrives at -log(u) / rate; the first n arrivals are a draw of n in proportion to the rates.
     Drawn items keep their order, and so do the others. Pinned items are always drawn.
+    Write the chances of the drawn items. All are UNKNOWN where later passes move items up, depending on what was drawn.
     """
     n_drawn, arrivals = passes.explored_slots, work.costs
     start = max(k - n_drawn, 0)
     end = min(start + passes.pool, count)
     if end - start <= n_drawn:
         return
+    rates, drawn = np.empty(end - start), np.empty(end - start, np.int64)
     for place in range(start, end):
         item = get_item(work, place)
         draw = uniform(passes.seed, user_id, work.positions[work.order[place]])
         arrivals[place] = item.zone - math.log(draw) / item.draw_rate
+        rates[place - start] = item.draw_rate if item.zone == 0 else np.inf
     found = 0
     for place in range(start, end):
         earlier = 0
@@ -158,7 +165,14 @@ def explore(work, count, passes, user_id, k):
             earlier += arrivals[other] < arrivals[place]
         if earlier < n_drawn:
             work.ranks[found], work.spare_ranks[found] = place, start + found
+            drawn[found] = place - start
             found += 1
+    if passes.capped or passes.floor_share > 0.0:
+        work.chances[:] = UNKNOWN
+    else:
+        chances = compute_chances(rates, drawn[:found])
+        for member in range(found):
+            work.chances[work.order[work.ranks[member]]] = chances[member]
     move(work, count, found)
 
 

@@ -71,18 +71,26 @@ class Rules:
             self.config, self.items, self._passes, self._in_group = other.config, other.items, other._passes, other._in_group
 
     def apply(self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int) -> np.ndarray:
-        """Choose and order the served items.
+        """Return the columns of `apply_and_tell` alone."""
+        return self.apply_and_tell(item_position, scores, user_id, k)[0]
+
+    def apply_and_tell(
+        self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Choose and order the served items, and say how probable each was at its place.
 
         item_position: int64 [B, M], -1 or n_items for padding; no item twice in a list
         scores:        float32 [B, M], larger is better; NaN counts as the worst
         user_id:       int64 [B], part of the exploration's seed
         k:             items to serve
-        Returns        int64 [B, k], columns of the candidates, best first, -1 after the last
+        Returns        int64 [B, k], columns of the candidates, best first, -1 after the last, and
+                       float32 [B, k], the probability over the seeds of exploration that the item is at its place, given those
+                       before it: 1 where nothing is drawn, UNKNOWN in a list whose drawn items later rules may move up
         """
-        columns = np.empty((len(item_position), k), np.int64)
+        columns, chances = np.empty((len(item_position), k), np.int64), np.empty((len(item_position), k), np.float32)
         with self._lock:
-            serve(*self._passes, self.items, item_position, scores, user_id, self._in_group, columns)
-        return columns
+            serve(*self._passes, self.items, item_position, scores, user_id, self._in_group, columns, chances)
+        return columns, chances
 
 
 def hashed_seed(seed: int, generation: int) -> np.uint64:

@@ -43,7 +43,7 @@ def test_exclusions_are_padded_and_what_does_not_fit_is_dropped_from_the_answer(
     assert encode([query], SIGNATURE)["exclude"].tolist() == [[7, 8]]
     assert encode([Query(1, exclude=[7]), Query(2)], SIGNATURE)["exclude"].tolist() == [[7, PAD_ID], [PAD_ID] * 2]
     outputs = answer_tensors([[5, 9, 6, PAD_ID]])
-    assert decode(outputs, [query], None)[0].item_ids == (5, 6)
+    assert decode(outputs, [query], None, E)[0].item_ids == (5, 6)
 
 
 def test_context_takes_its_dtype_from_the_server_and_missing_values_their_marker():
@@ -65,12 +65,20 @@ def test_anonymous_and_extreme_users_are_sent():
 
 def test_answers_come_without_padding_in_served_order():
     outputs = answer_tensors([[5, 3, 9, PAD_ID], [1, 2, 3, 4]])
-    first, second = decode(outputs, [Query(1), Query(2)], 2)
+    first, second = decode(outputs, [Query(1), Query(2)], 2, E)
     assert list(first) == [(5, 4.0), (3, 3.0)]
     assert len(second) == 2
     assert first.degraded == Degraded.RETRIEVE
     assert second.generation == 6
-    assert decode(outputs, [Query(1)], None)[0].item_ids == (5, 3, 9)
+    assert decode(outputs, [Query(1)], None, E)[0].item_ids == (5, 3, 9)
+
+
+def test_propensities_are_those_of_the_items_that_are_left():
+    outputs = answer_tensors([[5, 9, 6, 8]]) | {"propensities": np.array([[1.0, 1.0, 0.25, 0.0]], np.float32)}
+    assert decode(outputs, [Query(1)], 3, E)[0].propensities == (1.0, 1.0, 0.25)
+    assert decode(outputs, [Query(1)], None, E)[0].propensities == (1.0, 1.0, 0.25, None)
+    assert decode(outputs, [Query(1, exclude=[7, 8, 9])], None, E)[0].propensities == (1.0, None)
+    assert decode(answer_tensors([[5, 9, 6, 8]]), [Query(1)], None, E)[0].propensities == ()
 
 
 def answer_tensors(item_ids: list[list[int]]) -> dict[str, np.ndarray]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway import schema
+from gateway.experiments import interleave
 from live.exposures import read_exposures
 from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository
 from tests.unit.gateway.conftest import Gateway
-from triton_recommender import ServerFault, StageDied, Unavailable
+from triton_recommender import Recommendations, ServerFault, StageDied, Unavailable
 
 CHAMPIONS, CHALLENGERS = [1, 2, 3], [4, 5, 2]
 USERS = [str(user) for user in range(1, 13)]
@@ -28,10 +29,6 @@ class Tried:
         self.repo = repo
         self.door = Gateway(repo, lambda query: CHAMPIONS, **settings)
         self.door.shop.server.challengers[2] = challenger
-
-    def publish_challenger(self) -> None:
-        """Publish what the propensities of generation 2 follow from."""
-        shutil.copytree(self.repo / "rerank" / "1", self.repo / "rerank" / "2")
 
     def start(self, **settings) -> Experiment:
         usual: dict[str, Any] = {"name": "spring", "champion": 1, "challenger": 2}
@@ -91,7 +88,6 @@ def test_a_share_changes_between_two_requests_and_an_end_is_heeded(tried):
 
 
 def test_the_exposure_log_names_experiment_arm_and_generation_whatever_its_share(tried):
-    tried.publish_challenger()
     experiment = tried.start(share=0.25)
     answers = tried.ask()
     for row in tried.log:
@@ -175,7 +171,6 @@ def test_a_shadow_that_fails_or_hangs_is_not_noticed(tmp_path):
 
 
 def test_an_interleaved_answer_has_items_of_both_and_the_log_their_teams(tried):
-    tried.publish_challenger()
     tried.start(share=1.0, mode="interleave")
     answers = tried.ask(k=3)
     rows = {row["request_id"]: row for row in tried.log}
@@ -188,6 +183,17 @@ def test_an_interleaved_answer_has_items_of_both_and_the_log_their_teams(tried):
         assert row["propensities"][:2] == [0.5, 1.0]  # a coin, and the best item of the other team
         for item, team in zip(row["item_ids"], row["teams"], strict=True):
             assert item in (CHALLENGERS if team else CHAMPIONS)
+
+
+@pytest.mark.parametrize(
+    ("champions", "challengers", "known"),
+    [((1.0, 0.9, 1.0), (1.0,) * 3, 1), ((1.0,) * 3, (1.0, 1.0, None), 2), ((1.0,) * 3, (), 0)],
+)
+def test_coins_are_known_down_to_the_first_place_that_a_server_draws(champions, challengers, known):
+    lists = (Recommendations(tuple(items), (3.0, 2.0, 1.0)) for items in (CHAMPIONS, CHALLENGERS))
+    told = (replace(answer, propensities=chances) for answer, chances in zip(lists, (champions, challengers), strict=True))
+    propensities = interleave(*told, seed="a").answer.propensities
+    assert propensities == (0.5, 1.0, 0.5)[:known] + (None,) * (3 - known)
 
 
 def test_an_interleaved_answer_is_the_champions_where_the_challenger_fails(tmp_path):

@@ -51,8 +51,12 @@ def test_new_items_stay_in_the_list_that_is_re_ranked():
 def explored(columns: list[int], positions: list[int], place: int, share: float = 1.0, blocked=NOTHING) -> list[int]:
     """New items are at the positions 6 and 7."""
     own = np.array([columns])
-    explore_newcomers(own, np.array([positions]), 6, 8, blocked, np.array([1]), SEED, share, place)
+    explore_newcomers(own, certain(own), np.array([positions]), 6, 8, blocked, np.array([1]), SEED, share, place)
     return own[0].tolist()
+
+
+def certain(columns: np.ndarray) -> np.ndarray:
+    return np.ones(columns.shape, np.float32)
 
 
 def test_a_new_item_is_shown_at_its_place_and_the_others_move_behind_it():
@@ -67,8 +71,9 @@ def test_a_list_that_shows_one_already_stays():
     assert explored([4, 1, 2, 3], [0, 1, 2, 3, 6], place=1) == [4, 1, 2, 3]
 
 
-def test_a_short_list_shows_it_last():
-    assert explored([0, -1, -1, -1], [0, 6, 8, 8, 8], place=2) == [0, 1, -1, -1]
+def test_a_short_list_shows_all_its_candidates_anyway():
+    assert explored([0, 1, -1, -1], [0, 6, 8, 8, 8], place=2) == [0, 1, -1, -1]
+    assert explored([0, 2, 1, -1], [0, 6, 1, 8, 8], place=1) == [0, 1, 2, -1]
 
 
 def test_a_new_item_that_the_rules_block_is_not_shown():
@@ -81,12 +86,12 @@ def test_about_the_asked_share_of_lists_explores_and_all_new_items_get_their_cha
     users = np.arange(4_000)
     columns = np.tile(np.arange(4), (len(users), 1))
     positions = np.tile(np.array([0, 1, 2, 3, 6, 7]), (len(users), 1))
-    explore_newcomers(columns, positions, 6, 8, NOTHING, users, SEED, 0.25, 3)
+    explore_newcomers(columns, certain(columns), positions, 6, 8, NOTHING, users, SEED, 0.25, 3)
     shown = np.bincount(columns[:, 3], minlength=6)
     assert shown[3] == pytest.approx(3_000, abs=120)
     assert shown[4] == pytest.approx(500, abs=80)
     again = np.tile(np.arange(4), (len(users), 1))
-    explore_newcomers(again, positions, 6, 8, NOTHING, users, SEED, 0.25, 3)
+    explore_newcomers(again, certain(again), positions, 6, 8, NOTHING, users, SEED, 0.25, 3)
     assert again.tolist() == columns.tolist()
 
 
@@ -105,6 +110,10 @@ def test_the_items_most_alike_share_the_rarest_words(tmp_path):
     assert content.find_item_of_group(0, "vase") == 1
     assert content.find_item_of_group(0, "bag") is None
     assert content.find_item_of_group(1, "anybody") is None
+
+
+def test_items_without_a_word_are_all_alike():
+    assert Content.of([{"price": 1.0}, {"price": 2.0}]).find_most_alike({"title": "new"}, 2).tolist() == [0, 1]
 
 
 def test_a_stage_that_was_published_without_content_has_none(tmp_path):

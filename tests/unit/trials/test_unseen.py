@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import experiment_folder
 from serving.contract.tensors import OBSERVE
+from serving.stages.live.listed_items import explore_newcomers
 from serving.stages.live.models import Observe
+from serving.stages.rules.rules import hashed_seed
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.trials.logs import events, exposures
 from trials.__main__ import app
@@ -24,7 +26,7 @@ from trials.unseen import pair_answers, read_lists
 
 USERS = 6_000
 LOOKED_AT = np.array([1.0, 0.6, 0.4, 0.3])  # share of users who look at a place
-LIKED = np.array([np.nan, 0.1, 0.6, 0.05, 0.5])  # click rate of each item that is looked at
+LIKED = np.array([np.nan, 0.1, 0.6, 0.05, 0.5, 0.2])  # click rate of each item that is looked at
 
 
 def click_each(items: list[int], draws: np.ndarray) -> np.ndarray:
@@ -39,7 +41,10 @@ def click_first(items: list[int], draws: np.ndarray) -> np.ndarray:
 
 
 def paired(lists, chances, judged, clicks_of, seed=0, **settings):
-    """Pair logged lists of one user each with one judged list. clicks_of: (items, draws in 0 … 1 by place) -> clicks"""
+    """Pair logged lists of one user each with one judged list, or with one each.
+
+    clicks_of: (items, draws in 0 … 1 by place) -> clicks
+    """
     generator = np.random.default_rng(seed)
     rows = [
         {"request_id": str(user), "user_id": user, "item_ids": items, "propensities": known}
@@ -51,8 +56,10 @@ def paired(lists, chances, judged, clicks_of, seed=0, **settings):
         for item, clicked in zip(items, clicks_of(items, generator.random(len(items))), strict=True)
         if clicked
     ]
-    by_request = {str(user): judged for user in range(len(lists))}
-    return pair_answers(exposures(*rows), events(*clicked), by_request, **settings)
+    each = judged if isinstance(judged[0], list) else [judged] * len(lists)
+    return pair_answers(
+        exposures(*rows), events(*clicked), dict(zip(map(str, range(len(lists))), each, strict=True)), **settings
+    )
 
 
 def draft_lists(champion: list[int], challenger: list[int]):
@@ -84,6 +91,42 @@ def test_lists_are_judged_by_those_that_draws_mixed(kind, draw, generations, jud
     assert estimate.low <= truth <= estimate.high
     assert estimate.high - estimate.low < 0.2 * truth
     assert support.value == pytest.approx(1.0, abs=0.05)
+
+
+def show_new_items(generation: int, users: int, share: float) -> tuple[list[list[int]], list[list[float]]]:
+    """Return lists of items 1, 3, 4 in which a share of the users sees item 2 or 5 in second place, and their propensities."""
+    items = np.array([1, 3, 4, 2, 5])
+    columns, chances = np.tile(np.arange(3), (users, 1)), np.ones((users, 3), np.float32)
+    positions, nothing = np.tile(np.array([0, 1, 2, 6, 7]), (users, 1)), np.zeros(9, bool)
+    explore_newcomers(columns, chances, positions, 6, 8, nothing, np.arange(users), hashed_seed(0, generation), share, 1)
+    return items[columns].tolist(), chances.tolist()
+
+
+@pytest.mark.parametrize("clicks_of", [click_each, click_first])
+def test_generations_that_differ_in_the_new_items_they_show_are_judged(clicks_of):
+    """The challenger shows new items to other users than the champion does."""
+    judged, _ = show_new_items(2, USERS, 0.4)
+    logged, chances = show_new_items(1, USERS, 0.4)
+    draws = np.random.default_rng(1).random((USERS, 3))
+    truth = np.mean([clicks_of(items, row).sum() for items, row in zip(judged, draws, strict=True)])
+    answers = paired(logged, chances, judged, clicks_of)
+    for kind in ("cascade", "standard"):
+        estimate, support = answers.estimate(kind)
+        assert estimate.low <= truth <= estimate.high
+        assert estimate.high - estimate.low < 0.3 * truth
+        assert estimate.effective_samples == pytest.approx(USERS / 3, rel=0.1)  # 1 + two new items
+        assert support.value == pytest.approx(1.0, abs=0.05)
+    with pytest.raises(TrialError, match="judged items at their places"):
+        answers.estimate("independent")  # it does not know that a new item moves the next one
+    assert paired(logged, chances, judged, clicks_of, places=2).estimate("independent")[0].low > 0
+
+
+def test_a_log_that_is_worth_too_few_users_says_why():
+    judged, _ = show_new_items(2, 200, 0.4)
+    with pytest.raises(
+        TrialError, match=r"The log's 200 users are worth \d\d users .* expected 100 or more\. \d\d users were shown"
+    ):
+        paired(*show_new_items(1, 200, 0.4), judged, click_each).estimate("standard")
 
 
 def test_the_estimate_is_not_what_the_shown_lists_earned():
@@ -120,7 +163,7 @@ def test_draws_that_could_not_show_the_judged_item_are_no_support():
 @pytest.mark.parametrize("unknown", [None, [None, None]])
 def test_places_whose_probability_is_not_known_say_nothing(unknown):
     answers = paired([[1, 2]] * 1_000, [unknown] * 1_000, [1, 2], lambda items, draws: draws < 0.1)
-    with pytest.raises(TrialError, match="could have shown 0% of the judged items"):
+    with pytest.raises(TrialError, match=r"could have shown 0% .* The propensity of 100% of the places is not known"):
         answers.estimate("independent")
 
 
@@ -132,7 +175,7 @@ def test_a_user_is_one_sample_however_many_answers_are_logged():
     lists = {str(row): [1] for row in range(10_000)}
     answers = pair_answers(exposures(*rows), [], lists)
     assert len(np.unique(answers.users)) == 250
-    with pytest.raises(TrialError, match="worth 52 decisions"):
+    with pytest.raises(TrialError, match="worth 52 users"):
         answers.estimate("standard")
 
 
