@@ -30,6 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lane", choices=LANES, help="fail when no test of this lane ran, and keep its result")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--lane") == "server":
+        config.option.loadscopereorder = False  # tests/server/conftest.py has put the files in order
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[_STARTED_S] = time.monotonic()
 

@@ -3,7 +3,7 @@
 Wiring, shapes, types and numbers are thereby tested end to end, from the files that are exported.
 """
 
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from export.nvidia.precision.agreement import EXACT
 from export.nvidia.publish import publish_merlin
 from export.nvidia.source import Source
 from export.settings import Settings
-from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from server.health import local_client
 from server.launcher import TritonServer
 from serving.contract.artifacts import read_stage, stage_folder
@@ -26,62 +26,53 @@ from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features
 
 READY_TIMEOUT_S = 600.0
+REQUESTS = 24
 
 
 @pytest.fixture(scope="module")
 def recorded(repository, info):
     """Requests and answers of the cpu profile, of the same training."""
-    return read_recorded(repository / ENSEMBLE / str(info.generation) / RECORDED_FILE)
+    whole = read_recorded(repository / ENSEMBLE / str(info.generation) / RECORDED_FILE)
+    return Recorded(*({name: values[:REQUESTS] for name, values in part.items()} for part in (whole.inputs, whole.outputs)))
 
 
 @pytest.fixture(scope="module")
 def workflow(info, tmp_path_factory):
-    """workflow() -> NVTabular's fitted workflow of the same training: fitting is deterministic."""
-    folder = tmp_path_factory.mktemp("nvtabular") / "workflow"
-
-    def fitted():
-        if not folder.exists():
-            dataset = load_dataset(SERVED_DATA)
-            build_features(dataset, dataset.interactions, FeatureSettings(history_length=info.axes.history), workflow=folder)
-        return folder
-
-    return fitted
-
-
-@pytest.fixture(scope="module")
-def merlin(repository, info, workflow, tmp_path_factory):
-    """merlin(**settings) -> a client of a merlin repository of the same training, as it is exported but for the stand-ins."""
-
-    @contextmanager
-    def serve(**settings):
-        copy = tmp_path_factory.mktemp("merlin") / "model_repository"
-        folders = {name: repository / name / str(info.generation) for name in (*STAGES, ENSEMBLE)}
-        publish_merlin(Source.open(folders, workflow()), copy, Settings(merlin=settings))
-        stand_in(copy, MerlinSettings().mount)
-        with (
-            TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server,
-            local_client(server.grpc_url) as client,
-        ):
-            yield client
-
-    return serve
+    """NVTabular's fitted workflow of the same training: fitting is deterministic."""
+    folder, dataset = tmp_path_factory.mktemp("nvtabular") / "workflow", load_dataset(SERVED_DATA)
+    build_features(dataset, dataset.interactions, FeatureSettings(history_length=info.axes.history), workflow=folder)
+    return folder
 
 
 @pytest.fixture(scope="module", params=["24.03", "modern"])
-def served(request, merlin):
-    with merlin(triton=request.param) as client:
+def served(request, repository, info, tmp_path_factory):
+    """-> Triton, client of a merlin repository of the same training, as it is exported but for the stand-ins.
+
+    On 24.03 NVTabular itself encodes, on a CPU, through the workflow model of merlin-systems; else the compiled plan does.
+    """
+    copy = tmp_path_factory.mktemp("merlin") / "model_repository"
+    folders = {name: repository / name / str(info.generation) for name in (*STAGES, ENSEMBLE)}
+    if request.param == "24.03":
+        settings, workflow = {"triton": "24.03", "preprocess": "nvtabular"}, request.getfixturevalue("workflow")
+    else:
+        settings, workflow = {"triton": "modern"}, None
+    publish_merlin(Source.open(folders, workflow), copy, Settings(merlin=settings))
+    stand_in(copy, MerlinSettings().mount)
+    with (
+        TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server,
+        local_client(server.grpc_url) as client,
+    ):
         yield request.param, client
 
 
 def test_answers_equal_the_cpu_profiles(served, recorded):
+    """Users nobody knows and missing context are among the requests."""
     _, client = served
-    inputs = {name: values[:200] for name, values in recorded.inputs.items()}
-    expected = {name: values[:200] for name, values in recorded.outputs.items()}
     for concurrency in (1, 8):
-        got = ask_each(client, inputs, concurrency)
-        assert compare_answers(got, expected, EXACT) == ""
-        np.testing.assert_array_equal(got["degraded"], expected["degraded"])
-        np.testing.assert_array_equal(got["generation"], expected["generation"])
+        got = ask_each(client, recorded.inputs, concurrency)
+        assert compare_answers(got, recorded.outputs, EXACT) == ""
+        np.testing.assert_array_equal(got["degraded"], recorded.outputs["degraded"])
+        np.testing.assert_array_equal(got["generation"], recorded.outputs["generation"])
 
 
 def counts(client, model: str) -> np.ndarray:
@@ -90,45 +81,44 @@ def counts(client, model: str) -> np.ndarray:
     return np.array([stats.inference_count, stats.execution_count])
 
 
+def ask_stages(client, user_id: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
+    """user_id: [B, 1] -> the input records of each stage behind preprocess"""
+    user = client.infer("preprocess", [tensor("user_id", user_id)]).as_numpy("user")
+    candidates = client.infer("retrieve", [tensor("user", user)]).as_numpy("candidates")
+    ranked = client.infer("rank", [tensor("user", user), tensor("candidates", candidates)]).as_numpy("ranked")
+    return {"retrieve": {"user": user}, "rank": {"user": user, "candidates": candidates}, "rerank": {"ranked": ranked}}
+
+
 def test_requests_that_meet_reach_the_networks_as_one_batch(served, recorded):
-    """But for `rank` behind hps, which knows no batches."""
+    """But for `rank` behind hps, which knows no batches. Stages are asked: NVTabular lets one request after another through."""
     triton, client = served
     alone = ("rank_embeddings", "rank_dense") if triton == "24.03" else ()
     joined = {"towers_user", "rank_dense", "rerank_network"} - {*alone}
+    stages = ask_stages(client, recorded.inputs["user_id"][:1])
     before = {name: counts(client, name) for name in (*alone, *joined)}
-    got = ask_each(client, recorded.inputs, 16)
-    assert compare_answers(got, recorded.outputs, EXACT) == ""
-    n_requests = len(recorded.inputs["user_id"])
+    with ThreadPoolExecutor(16) as pool:
+        for stage, records in stages.items():
+            inputs = [tensor(name, array) for name, array in records.items()]
+            answers = list(pool.map(lambda _, stage=stage, inputs=inputs: client.infer(stage, inputs), range(REQUESTS)))
+    assert len({answer.as_numpy("item_ids").tobytes() for answer in answers}) == 1
     for name in joined:
         rows, executions = counts(client, name) - before[name]
-        assert rows == n_requests
-        assert executions < n_requests
+        assert rows == REQUESTS
+        assert executions < REQUESTS
     for name in alone:
-        assert (counts(client, name) - before[name]).tolist() == [n_requests, n_requests]
-
-
-def test_nvtabular_itself_encodes_as_the_compiled_plan_does(merlin, recorded):
-    """On a CPU, through the workflow model of merlin-systems; users nobody knows and missing context among the requests."""
-    inputs = {name: values[:40] for name, values in recorded.inputs.items()}
-    expected = {name: values[:40] for name, values in recorded.outputs.items()}
-    with merlin(triton="24.03", preprocess="nvtabular") as client:
-        assert compare_answers(ask_each(client, inputs, 4), expected, EXACT) == ""
-        assert compare_answers(infer(client, **inputs), expected, EXACT) == ""
-        alone = infer(client, user_id=[7, 999_999_999])
-        assert alone["degraded"].tolist() == [[0], [0]]
-        assert alone["generation"].tolist() == expected["generation"][:2].tolist()
+        assert (counts(client, name) - before[name]).tolist() == [REQUESTS, REQUESTS]
 
 
 def test_a_batch_is_answered_like_its_rows(served, recorded):
     _, client = served
-    inputs = {name: values[:32] for name, values in recorded.inputs.items()}
+    inputs = {name: values[:16] for name, values in recorded.inputs.items()}
     got = infer(client, **inputs)
-    assert compare_answers(got, {name: values[:32] for name, values in recorded.outputs.items()}, EXACT) == ""
+    assert compare_answers(got, {name: values[:16] for name, values in recorded.outputs.items()}, EXACT) == ""
 
 
 def test_a_caller_may_send_the_user_alone(served):
     _, client = served
-    answer = infer(client, user_id=[7, 8, 9])
+    answer = infer(client, user_id=[7, 8, 999_999_999])
     assert answer["item_ids"].shape == (3, 20)
     assert (answer["degraded"] == 0).all()
 
@@ -137,10 +127,9 @@ def test_the_stages_answer_alone_too(served, recorded, info):
     """A nested stage takes and gives the records of the cpu profile's stage."""
     _, client = served
     specs, user_id = stage_specs(info.axes, info.context), recorded.inputs["user_id"][:1]
-    user = client.infer("preprocess", [tensor("user_id", user_id)]).as_numpy("user")
-    candidates = client.infer("retrieve", [tensor("user", user)]).as_numpy("candidates")
-    found = unpack_records(specs["retrieve"].outputs, {"candidates": candidates})
-    ranked = client.infer("rank", [tensor("user", user), tensor("candidates", candidates)]).as_numpy("ranked")
+    stages = ask_stages(client, user_id)
+    found = unpack_records(specs["retrieve"].outputs, {"candidates": stages["rank"]["candidates"]})
+    ranked = stages["rerank"]["ranked"]
     scored = unpack_records(specs["rank"].outputs, {"ranked": ranked})
     assert scored["user_id"].tolist() == user_id.tolist()
     np.testing.assert_array_equal(scored["candidate_ids"], found["candidate_ids"])

@@ -13,13 +13,14 @@ def test_hardened_baseline_serves(launch, tmp_path):
     from merlin.dag.runtime import Runtime
     from merlin.table import TensorTable
 
-    parts = Parts.make(tmp_path / "parts", *read_sides(load_dataset("synthetic:small")), 50, np.random.default_rng(0))
+    users, items = read_sides(load_dataset("synthetic:tiny"))
+    parts = Parts.make(tmp_path / "parts", users, items, 15, np.random.default_rng(0))
     variant = next(variant for variant in VARIANTS if variant.name == HARDENED)
     export_variant(parts, variant, tmp_path / "repository")
     ensemble = new_ensemble(parts, nvtabular=True)
     server = launch(tmp_path / "repository", ready_timeout_s=200.0)
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        for user_id in (1, 400):
+        for user_id in users.frame["user_id"].iloc[[0, -1]]:
             served = ask(client, baseline_spec(), "", {"user_id": np.array([user_id])})
             expected = ensemble.transform(TensorTable({"user_id": np.array([user_id])}), runtime=Runtime())
             np.testing.assert_array_equal(served["item_ids"], expected["item_ids"].values)

@@ -83,7 +83,7 @@ def test_one_batch_is_one_stage_call_in_every_stage(server, client):
 def test_requests_that_wait_together_share_stage_calls(server, client):
     counts = StageCounts(server)
     with ThreadPoolExecutor(32) as pool:
-        list(pool.map(lambda user: infer(client, user_id=[user]), range(640)))
-    new = counts.since(640)
-    assert new["rows"] == dict.fromkeys(STAGES, 640)
-    assert new["calls"]["rank"] < 640
+        list(pool.map(lambda user: infer(client, user_id=[user]), range(320)))
+    new = counts.since(320)
+    assert new["rows"] == dict.fromkeys(STAGES, 320)
+    assert new["calls"]["rank"] < 320
