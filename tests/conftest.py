@@ -1,33 +1,33 @@
 """The lanes: unit (no tritonserver, loopback only), long (the same, but minutes: exports, trainings, experiments, machine code
 compiled anew), contract (fake backend), server (real process), gpu.
 
-`--lane NAME` (from `make test`) makes a run answer for its lane: its result is kept for the verdict over all of them
-(tests/lanes.py), and it fails when no test ran. Only the gpu lane may skip everything, each test with its reason.
+`--lane NAME` or `NAME+NAME` (from `make test`) makes a run answer for its lanes: their results are kept for the verdict over
+all of them (tests/lanes.py), and it fails when no test of a lane ran. Only the gpu lane may skip everything, each test with its
+reason.
 """
 
 from __future__ import annotations
 
+import gc
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
 from xdist import is_xdist_worker
 
-from tests.lanes import LANES, OUTCOMES, LaneResult
+from tests.lanes import LANES, OUTCOMES, RUNS, LaneResult
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.redis_server import RedisServer
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a first example may compile; speed is for perf/ to say
 hypothesis.settings.load_profile("untimed")
 
-_STARTED_S = pytest.StashKey[float]()
-_RESULT = pytest.StashKey[LaneResult]()
+_RESULTS = pytest.StashKey[list[LaneResult]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lane", choices=LANES, help="fail when no test of this lane ran, and keep its result")
+    parser.addoption("--lane", choices={*LANES, *RUNS}, help="fail when no test of a lane ran, and keep their results")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,22 +35,43 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False  # tests/server/conftest.py has put the files in order
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[_STARTED_S] = time.monotonic()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from looking through what imports make, which stays: each look takes up to half a second."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    lane = session.config.getoption("--lane")
-    if lane is None or is_xdist_worker(session):  # the process that hears of all workers judges
+    run = session.config.getoption("--lane")
+    if run is None or is_xdist_worker(session):  # the process that hears of all workers judges
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     assert reporter is not None  # pytest's own
-    counts = {outcome: len(reporter.stats.get(outcome, ())) for outcome in OUTCOMES}  # a failure in a fixture is an "error"
-    result = LaneResult(lane, counts, time.monotonic() - session.config.stash[_STARTED_S])
-    result, session.exitstatus = judged(result, exitstatus)
-    result.write()
-    session.config.stash[_RESULT] = result
+    counted = [count_lane(lane, reporter.stats) for lane in run.split("+")]
+    by_tests = exitstatus == pytest.ExitCode.TESTS_FAILED and any(result.failed for result in counted)
+    results, statuses = [], []
+    for result in counted:
+        result, status = judged(result, pytest.ExitCode.OK if by_tests and not result.failed else exitstatus)
+        result.write()
+        results.append(result)
+        statuses.append(status)
+    session.exitstatus = max(statuses)
+    session.config.stash[_RESULTS] = results
+
+
+def count_lane(lane: str, reports: dict[str, list]) -> LaneResult:
+    """Count what pytest reported of the tests below tests/LANE; a failure in a fixture is an "error"."""
+    own = {
+        outcome: [report for report in some if getattr(report, "nodeid", "").startswith(f"tests/{lane}")]
+        for outcome, some in reports.items()
+    }
+    seconds = sum(report.duration for some in own.values() for report in some if isinstance(report, pytest.TestReport))
+    return LaneResult(lane, {outcome: len(own.get(outcome, ())) for outcome in OUTCOMES}, seconds)
 
 
 def judged(result: LaneResult, exitstatus: int) -> tuple[LaneResult, int]:
@@ -67,8 +88,7 @@ def judged(result: LaneResult, exitstatus: int) -> tuple[LaneResult, int]:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    result = terminalreporter.config.stash.get(_RESULT, None)
-    if result is not None:
+    for result in terminalreporter.config.stash.get(_RESULTS, []):
         terminalreporter.write_line(str(result), bold=True)
 
 

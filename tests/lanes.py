@@ -1,8 +1,9 @@
 """Run every lane, the computing ones beside the server's, and give the verdict over all: `python -m tests.lanes`.
 
 The server lane mostly waits, the others compute: two streams of pytest runs, one after the other in each, of which the second
-leaves the processor to the first. A lane writes to .run/lanes/LANE.log, which is printed when it ends. Each run has a total of
-its own, and whoever reads only the last line must see all of them: it is in pytest's own form.
+leaves the processor to the first. Lanes that import the same libraries share a run: importing takes each worker ten seconds.
+A run writes to .run/lanes/RUN.log, which is printed when it ends. Each run has a total of its own, and whoever reads only the
+last line must see all of them: it is in pytest's own form.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 LANES = ("unit", "long", "contract", "server", "gpu")
-STREAMS = {"server": 0, "unit long contract gpu": 10}  # lanes of a stream, and how far it stands back (nice)
+STREAMS = {"server": 0, "unit+long contract gpu": 10}  # runs of a stream (lanes joined by +), how far it stands back (nice)
+RUNS = [run for stream in STREAMS for run in stream.split()]
 PROJECT = Path(__file__).parents[1]
 LANES_DIR = PROJECT / ".run" / "lanes"
 OUTCOMES = ("failed", "passed", "skipped", "xfailed", "xpassed", "error")  # in the order in which pytest names them
@@ -26,7 +28,9 @@ OUTCOMES = ("failed", "passed", "skipped", "xfailed", "xpassed", "error")  # in 
 
 @dataclass(frozen=True)
 class LaneResult:
-    """counts: tests by outcome; remark: why the lane failed although no test did, or may have run none."""
+    """counts: tests by outcome; seconds: of its tests, added up over the workers; remark: why the lane failed although no test
+    did, or may have run none.
+    """
 
     lane: str
     counts: dict[str, int]
@@ -74,15 +78,16 @@ def total(results: list[LaneResult], seconds: float) -> str:
     return f"{', '.join(named) or 'no tests ran'} in {seconds:.2f}s"
 
 
-def run_lanes(pytest: list[str], lanes: list[str], niceness: int, printing: threading.Lock) -> None:
-    """Run one lane after the other, whatever became of those before it."""
-    for lane in lanes:
-        command = ["nice", f"-n{niceness}", *pytest, "--lane", lane, f"tests/{lane}"]
-        output = LANES_DIR / f"{lane}.log"
+def run_stream(pytest: list[str], runs: list[str], niceness: int, printing: threading.Lock) -> None:
+    """Do one run after the other, whatever became of those before it; a file that cannot be imported stops no other."""
+    for run in runs:
+        folders = [f"tests/{lane}" for lane in run.split("+")]
+        command = ["nice", f"-n{niceness}", *pytest, "--continue-on-collection-errors", "--lane", run, *folders]
+        output = LANES_DIR / f"{run}.log"
         with output.open("w") as file:
             subprocess.run(command, cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT)
         with printing:
-            print(f"\n--- lane {lane}\n{output.read_text(errors='replace')}", flush=True)
+            print(f"\n--- {run}\n{output.read_text(errors='replace')}", flush=True)
 
 
 def main(pytest: list[str]) -> int:
@@ -92,10 +97,10 @@ def main(pytest: list[str]) -> int:
     for path in LANES_DIR.iterdir():
         path.unlink()
     streams = [
-        threading.Thread(target=run_lanes, args=(pytest, lanes.split(), niceness, printing))
-        for lanes, niceness in STREAMS.items()
+        threading.Thread(target=run_stream, args=(pytest, stream.split(), niceness, printing))
+        for stream, niceness in STREAMS.items()
     ]
-    print(f"lanes of tests: {', '.join(LANES)}; each is printed when it ends; .run/lanes has what is known", flush=True)
+    print(f"lanes of tests: {', '.join(LANES)}; each run is printed when it ends; .run/lanes has what is known", flush=True)
     for stream in streams:
         stream.start()
     for stream in streams:

@@ -65,27 +65,32 @@ def test_skipped(): pass
 """
 
 
-def test_the_outcomes_of_all_workers_are_counted_once(tmp_path):
+def test_the_outcomes_of_all_workers_are_counted_once_for_their_lane(tmp_path):
     for name in ("conftest.py", "lanes.py", "unit/tables/kafka_broker.py", "unit/tables/redis_server.py"):
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PROJECT / "tests" / name, tmp_path / "tests" / name)
-    for name in ("one", "other"):
-        (tmp_path / "tests" / f"test_{name}.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--lane", "unit", "tests"]
+    (tmp_path / "tests" / "long").mkdir()
+    for name, content in {"one": TESTS, "other": TESTS, "absent": "import absent"}.items():
+        (tmp_path / "tests" / "unit" / f"test_{name}.py").write_text(content)
+    (tmp_path / "tests" / "long" / "test_right.py").write_text("def test_right(): pass")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--continue-on-collection-errors"]
+    command += ["--lane", "unit+long", "tests/unit", "tests/long"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == FAILED, done.stdout + done.stderr
-    assert "lane unit     ran    4  failed   4  skipped   2" in done.stdout
-    lane = read_results(tmp_path / ".run" / "lanes")[0]
-    assert total([lane], 1.0).startswith("2 failed, 2 passed, 2 skipped, 2 errors in ")
+    assert "lane unit     ran    4  failed   5  skipped   2" in done.stdout
+    assert "lane long     ran    1  failed   0  skipped   0" in done.stdout
+    unit, long = read_results(tmp_path / ".run" / "lanes")[:2]
+    assert total([unit], 1.0).startswith("2 failed, 2 passed, 2 skipped, 3 errors in ")
+    assert total([long], 1.0).startswith("1 passed in ")
 
 
 PYTEST = """
 import sys
 from tests.lanes import LaneResult
-lane = sys.argv[2]
-print("what", lane, "says")
-if lane != "contract":  # which crashes
-    LaneResult(lane, {"passed": 2, "failed": int(lane == "server")}, 1.0).write()
+for lane in sys.argv[sys.argv.index("--lane") + 1].split("+"):
+    print("what", lane, "says")
+    if lane != "contract":  # which crashes
+        LaneResult(lane, {"passed": 2, "failed": int(lane == "server")}, 1.0).write()
 """
 
 

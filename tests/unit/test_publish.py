@@ -21,6 +21,7 @@ from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha
 from serving.contract.errors import ArtifactError, ConfigError, ExportError, ServerError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
 from tests.clocks import PatientClock
+from tests.repositories import copy_to_change
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
 SERVING = dict.fromkeys((*STAGES, *LIVE_MODELS, ENSEMBLE), Serving())
@@ -41,6 +42,21 @@ def publish_once(repository, axes=AXES, layout="ensemble", find_held=hold_nothin
         return staging.publish(specs, SERVING, recorded(specs))
 
 
+@pytest.fixture(scope="module")
+def first_generations(tmp_path_factory):
+    """Layout -> a repository with one generation, to be copied."""
+    folder = tmp_path_factory.mktemp("first")
+    for layout in LAYOUTS:
+        publish_once(folder / layout, layout=layout)
+    return {layout: folder / layout for layout in LAYOUTS}
+
+
+@pytest.fixture
+def published(first_generations, tmp_path):
+    """published(layout) -> a repository of its own with one generation."""
+    return lambda layout="ensemble": copy_to_change(first_generations[layout], tmp_path / "repo")
+
+
 def test_a_generation_is_whole_and_verified(tmp_path):
     repository = tmp_path / "repo"
     assert publish_once(repository) == 1
@@ -59,14 +75,14 @@ def test_a_generation_is_whole_and_verified(tmp_path):
     assert [path.name for path in tmp_path.glob(".repo.staging")] == []
 
 
-def test_only_what_serves_is_published(tmp_path):
-    publish_once(tmp_path)
-    published = {name: set(verify_manifest(tmp_path / name / "1")["files"]) for name in STAGES}
-    for name, files in published.items():
+def test_only_what_serves_is_published(published):
+    repository = published()
+    files_of = {name: set(verify_manifest(repository / name / "1")["files"]) for name in STAGES}
+    for name, files in files_of.items():
         assert {stage for stage in STAGES if f"serving/stages/{stage}.py" in files} == {name}
         assert not {path for path in files if "/updates/publisher" in path or "/stages/parts/" in path}
-    assert "serving/tables/updates/updater.py" in published["rank"]  # runs beside the server from this folder
-    assert not {path for path in published["preprocess"] | published["rerank"] if "serving/tables/" in path}
+    assert "serving/tables/updates/updater.py" in files_of["rank"]  # runs beside the server from this folder
+    assert not {path for path in files_of["preprocess"] | files_of["rerank"] if "serving/tables/" in path}
 
 
 def test_a_path_that_no_model_starts_from_is_refused_before_training(tmp_path):
@@ -130,49 +146,48 @@ def test_a_repository_on_another_file_system_is_refused_before_training(tmp_path
     assert [path.name for path in repository.glob("*probe*")] == []
 
 
-def test_another_layout_is_refused(tmp_path):
-    publish_once(tmp_path, layout="fused")
+def test_another_layout_is_refused(published):
+    repository = published("fused")
     with pytest.raises(ExportError, match=r"laid out as 'fused', this generation as 'ensemble'.*another REPO"):
-        publish_once(tmp_path)
-    assert find_served_generation(tmp_path) == 1
+        publish_once(repository)
+    assert find_served_generation(repository) == 1
 
 
-def test_importing_published_code_leaves_its_folder_as_it_was(tmp_path):
-    publish_once(tmp_path / "repo")
-    folder = tmp_path / "repo" / "rank" / "1"
+def test_importing_published_code_leaves_its_folder_as_it_was(published):
+    folder = published() / "rank" / "1"
     subprocess.run([sys.executable, "-c", "import serving.contract.tensors, serving.tables"], cwd=folder, check=True)
     assert not [path for path in folder.rglob("__pycache__") if path.is_dir()]
     verify_manifest(folder)
 
 
-def test_the_published_code_imports_without_the_checkout(tmp_path):
-    publish_once(tmp_path / "repo")
-    folder = tmp_path / "repo" / "rank" / "1"
+def test_the_published_code_imports_without_the_checkout(published):
+    folder = published() / "rank" / "1"
     code = "import serving.contract.tensors, sys; print(serving.contract.tensors.__file__)"
     output = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
     assert output.startswith(str(folder))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_previous_generation_stays_and_older_ones_go(tmp_path, layout):
-    assert [publish_once(tmp_path, layout=layout) for _ in range(3)] == [1, 2, 3]
-    assert list_versions(tmp_path) == {2, 3}
-    assert find_served_generation(tmp_path) == 3
+def test_the_previous_generation_stays_and_older_ones_go(published, layout):
+    repository = published(layout)
+    assert [publish_once(repository, layout=layout) for _ in range(2)] == [2, 3]
+    assert list_versions(repository) == {2, 3}
+    assert find_served_generation(repository) == 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_going_back_and_publishing_again_keeps_the_generation_that_answers(tmp_path, layout):
-    publish_once(tmp_path, layout=layout)
-    publish_once(tmp_path, layout=layout)
-    pin(tmp_path, 1)
-    assert find_served_generation(tmp_path) == 1
-    assert publish_once(tmp_path, layout=layout) == 3
-    assert list_versions(tmp_path) == {1, 3}
+def test_going_back_and_publishing_again_keeps_the_generation_that_answers(published, layout):
+    repository = published(layout)
+    publish_once(repository, layout=layout)
+    pin(repository, 1)
+    assert find_served_generation(repository) == 1
+    assert publish_once(repository, layout=layout) == 3
+    assert list_versions(repository) == {1, 3}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_failure_before_the_last_rename_changes_nothing_that_answers(tmp_path, layout, monkeypatch):
-    publish_once(tmp_path, layout=layout)
+def test_a_failure_before_the_last_rename_changes_nothing_that_answers(published, layout, monkeypatch):
+    repository = published(layout)
     write_config = publish.write_config
 
     def disk_full(path, config):
@@ -182,12 +197,12 @@ def test_a_failure_before_the_last_rename_changes_nothing_that_answers(tmp_path,
 
     monkeypatch.setattr(publish, "write_config", disk_full)
     with pytest.raises(OSError, match="No space"):
-        publish_once(tmp_path, layout=layout)
-    assert find_served_generation(tmp_path) == 1
-    assert all(1 in model.versions_loaded for model in read_repository(tmp_path))
+        publish_once(repository, layout=layout)
+    assert find_served_generation(repository) == 1
+    assert all(1 in model.versions_loaded for model in read_repository(repository))
     monkeypatch.undo()
-    assert publish_once(tmp_path, layout=layout) == 3
-    assert list_versions(tmp_path) == {1, 3}
+    assert publish_once(repository, layout=layout) == 3
+    assert list_versions(repository) == {1, 3}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -209,61 +224,62 @@ def test_two_exports_into_one_repository_do_not_mix(tmp_path):
         pass
 
 
-def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(tmp_path, monkeypatch):
-    publish_once(tmp_path)
+def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(published, monkeypatch):
+    repository = published()
     monkeypatch.setattr("repository.lock.time", PatientClock())
-    with publication_lock(tmp_path), pytest.raises(ServerError, match="Another publication or move has held"):
-        publish_once(tmp_path)
-    assert (find_served_generation(tmp_path), list_versions(tmp_path)) == (1, {1})
-    assert publish_once(tmp_path) == 2
+    with publication_lock(repository), pytest.raises(ServerError, match="Another publication or move has held"):
+        publish_once(repository)
+    assert (find_served_generation(repository), list_versions(repository)) == (1, {1})
+    assert publish_once(repository) == 2
 
 
-def test_what_a_running_server_holds_stays(tmp_path):
-    for _ in range(4):
-        publish_once(tmp_path, find_held=lambda _: {1})
-    assert list_versions(tmp_path) == {1, 3, 4}
-    publish_once(tmp_path, find_held=lambda _: None)  # a server does not answer
-    assert list_versions(tmp_path) == {1, 3, 4, 5}
-    publish_once(tmp_path)
-    assert list_versions(tmp_path) == {5, 6}
+def test_what_a_running_server_holds_stays(published):
+    repository = published()
+    for _ in range(3):
+        publish_once(repository, find_held=lambda _: {1})
+    assert list_versions(repository) == {1, 3, 4}
+    publish_once(repository, find_held=lambda _: None)  # a server does not answer
+    assert list_versions(repository) == {1, 3, 4, 5}
+    publish_once(repository)
+    assert list_versions(repository) == {5, 6}
 
 
-def test_another_contract_is_refused(tmp_path):
-    publish_once(tmp_path)
+def test_another_contract_is_refused(published):
+    repository = published()
     with pytest.raises(ExportError, match="serves another contract"):
         publish_once(
-            tmp_path, Axes(candidates=9, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
+            repository, Axes(candidates=9, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
         )
-    assert find_served_generation(tmp_path) == 1
+    assert find_served_generation(repository) == 1
 
 
-def test_records_of_as_many_bytes_with_other_fields_are_another_contract(tmp_path):
-    publish_once(tmp_path)
+def test_records_of_as_many_bytes_with_other_fields_are_another_contract(published):
+    repository = published()
     other = replace(AXES, user_categorical=1, user_continuous=3)
     assert [stage_specs(axes)["retrieve"].inputs[0].dims for axes in (AXES, other)] == [(88,), (88,)]
     with pytest.raises(ExportError, match=r"user UINT8 \[88\] .*user_categorical INT64 \[1\].* of rank differ"):
-        publish_once(tmp_path, other)
-    assert find_served_generation(tmp_path) == 1
+        publish_once(repository, other)
+    assert find_served_generation(repository) == 1
 
 
-def test_publishing_mends_a_damaged_repository(tmp_path):
-    publish_once(tmp_path)
-    shutil.rmtree(tmp_path / "rank")
-    assert find_served_generation(tmp_path) is None
-    assert publish_once(tmp_path) == 2
-    assert find_served_generation(tmp_path) == 2
+def test_publishing_mends_a_damaged_repository(published):
+    repository = published()
+    shutil.rmtree(repository / "rank")
+    assert find_served_generation(repository) is None
+    assert publish_once(repository) == 2
+    assert find_served_generation(repository) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"\0", b"\0" * 999], ids=["empty", "cut off", "too long"])
-def test_a_warm_up_file_that_is_not_whole_is_written_again_and_no_other(tmp_path, content):
-    publish_once(tmp_path)
-    broken = tmp_path / "rank" / "warmup" / "candidates_0"
-    whole = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.glob("*/warmup/*")}
-    broken.write_bytes(content)
-    publish_once(tmp_path)
-    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.glob("*/warmup/*")}
-    assert [path for path in whole if after[path] != whole[path]] == [broken]
-    assert after[broken][0] == whole[broken][0]
+def test_warm_up_files_that_are_not_whole_are_written_again_and_no_other(published):
+    repository = published()
+    broken = {f"candidates_{row}": content for row, content in enumerate([b"", b"\0", b"\0" * 999])}
+    whole = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in repository.glob("*/warmup/*")}
+    for name, content in broken.items():
+        (repository / "rank" / "warmup" / name).write_bytes(content)
+    publish_once(repository)
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in repository.glob("*/warmup/*")}
+    assert {path for path in whole if after[path] != whole[path]} == {repository / "rank" / "warmup" / name for name in broken}
+    assert {path: content for path, (content, _) in after.items()} == {path: content for path, (content, _) in whole.items()}
 
 
 def test_warm_up_texts_of_any_length_are_whole(tmp_path):

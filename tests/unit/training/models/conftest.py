@@ -18,7 +18,7 @@ from training.models.train_ranker import Ranker, RankerSettings, train_ranker
 QUIET: dict[str, Any] = {"report": lambda _: None}
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def taught() -> tuple[object, Requests, Requests]:
     """A teacher, the requests it learned from, and validation requests."""
     dataset = load_dataset("synthetic:users=150,items=80,events=4000,seed=5")
@@ -44,7 +44,7 @@ def lesson_of(teacher: Ranker, teaching: list[Requests], validation: Requests) -
     return Lesson.of(teacher, teaching, validation, Teacher(teacher.model, teacher.blend).shares)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def lesson(taught) -> Lesson:
     teacher, teaching, validation = taught
     return lesson_of(teacher, [teaching], validation)

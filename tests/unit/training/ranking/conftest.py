@@ -59,13 +59,13 @@ def popularity_retrieve(features, events):
     return retrieve
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """A data set, its ranking and both stages, saved and loaded."""
     return train(tmp_path_factory.mktemp("repository"), SETTINGS)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def mixed(tmp_path_factory):
     """The same with tables of two widths."""
     settings = replace(SETTINGS, ranker=replace(SETTINGS.ranker, cold=COLD))

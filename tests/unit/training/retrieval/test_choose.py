@@ -31,7 +31,7 @@ def choose(dataset, settings=SETTINGS):
 @pytest.fixture(scope="module")
 def cyclic():
     """A log in which each user goes round the catalogue in one order: everything comes with everything, only order tells."""
-    dataset = load_dataset("synthetic:users=60,items=30,events=3000,seed=1")
+    dataset = load_dataset("synthetic:users=60,items=30,events=1500,seed=1")
     events, rng = dataset.interactions, np.random.default_rng(0)
     places = events.groupby("user_id").cumcount().to_numpy()
     users = np.unique(events["user_id"], return_inverse=True)[1]
