@@ -1,6 +1,6 @@
 """Check every request before a route sees it, in this order:
 
-    bearer token ─▶ 401   requests per second of one client ─▶ 429   headers ─▶ 431   length and time of the body ─▶ 413, 408
+    requests per second of one client ─▶ 429   bearer token ─▶ 401   headers ─▶ 431   length and time of the body ─▶ 413, 408
 
 A body is read whole before a route runs, so no route ever waits for a slow caller. Compressed (415) and chunked (411) bodies
 are refused. gateway/protocol.py cuts off headers that never end.
@@ -123,12 +123,12 @@ class Guard:
         """Return the request's body, b"" without one. Raises Refused."""
         headers = dict(scope["headers"])
         client = self._identify_client(scope, headers)
-        now_s = time.monotonic()
-        if client not in self._buckets:
-            self._buckets[client] = TokenBucket(self._settings.requests_per_s, self._settings.burst, now_s)
-        if wait_s := self._buckets[client].take(now_s):
-            message = f"More than {self._settings.requests_per_s:g} requests/s from one client. Try again in {wait_s:.3f} s."
-            raise Refused(429, "RATE_LIMITED", message, **{"retry-after": str(int(wait_s) + 1)})
+        self._limit_rate(client or f"without a token from {_read_address(scope)}")
+        if client is None:
+            message = (
+                "No valid token. Expected the header `authorization: Bearer …`; tokens are made by `python -m gateway token`."
+            )
+            raise Refused(401, "UNAUTHENTICATED", message, **{"www-authenticate": "Bearer"})
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._settings.header_bytes:
             raise Refused(431, "HEADERS_TOO_LARGE", f"The headers have more than {self._settings.header_bytes:,} bytes.")
         if b"transfer-encoding" in headers:  # a body of many small chunks costs far more than its bytes
@@ -147,20 +147,23 @@ class Guard:
             message = f"The body did not arrive within {self._settings.body_timeout_s:g} s. Send it at once."
             raise Refused(408, "SLOW_BODY", message) from None
 
-    def _identify_client(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-        """Return the caller whose rate is limited: the token's name, or the address. Raises Refused for an invalid token."""
-        address = scope["client"][0] if scope.get("client") else "unknown"
+    def _limit_rate(self, client: str) -> None:
+        """Count a request of a client. Raises Refused where there are too many."""
+        now_s = time.monotonic()
+        if client not in self._buckets:
+            self._buckets[client] = TokenBucket(self._settings.requests_per_s, self._settings.burst, now_s)
+        if wait_s := self._buckets[client].take(now_s):
+            message = f"More than {self._settings.requests_per_s:g} requests/s from one client. Try again in {wait_s:.3f} s."
+            raise Refused(429, "RATE_LIMITED", message, **{"retry-after": str(int(wait_s) + 1)})
+
+    def _identify_client(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str | None:
+        """Return the caller whose rate is limited: the token's name, or the address; None where a valid token is missing."""
         if not self._tokens or scope["path"] in OPEN_PATHS:
-            return address
+            return _read_address(scope)
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         # Comparing digests instead of tokens leaves nothing to learn from the time a look-up takes.
         name = self._tokens.get(digest(token.strip())) if kind.lower() == "bearer" else None
-        if name is None:
-            message = (
-                "No valid token. Expected the header `authorization: Bearer …`; tokens are made by `python -m gateway token`."
-            )
-            raise Refused(401, "UNAUTHENTICATED", message, **{"www-authenticate": "Bearer"})
-        return f"token {name}"
+        return None if name is None else f"token {name}"
 
     async def _read_body(self, receive: Receive) -> bytes:
         parts = []
@@ -171,6 +174,10 @@ class Guard:
             parts.append(message.get("body", b""))
             if not message.get("more_body"):
                 return b"".join(parts)
+
+
+def _read_address(scope: Scope) -> str:
+    return scope["client"][0] if scope.get("client") else "unknown"
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:

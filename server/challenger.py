@@ -48,24 +48,32 @@ def load_challenger(grpc_url: str, repo: Path, generation: int) -> int:
                     client.unload_model(CHALLENGER)
                 remove_challenger(repo)
                 write_pins(repo, champion)
-                _release(client, repo)
-                raise ServerError(
-                    f"Generation {generation} does not load; generation {champion} is served as before: {error.message()}"
-                ) from error
+                message = f"Generation {generation} does not load; generation {champion} is served as before: {error.message()}"
+                try:
+                    _release(client, repo)
+                except ServerError as not_released:
+                    message = f"{message}. {not_released}"
+                raise ServerError(message) from error
     return champion
 
 
 def unload_challenger(grpc_url: str, repo: Path) -> int | None:
     """Unload the challenger once it has answered its requests. Return its generation, None where there was none.
 
-    Raises ServerError when the server does not answer.
+    Raises ServerError when the server does not answer or cannot unload it.
     """
     with publication_lock(repo):
         champion, loaded = served_generation(grpc_url), read_challengers(repo) or loaded_challengers(grpc_url)
         if not loaded:
             return None
         with local_client(grpc_url) as client:
-            client.unload_model(CHALLENGER, client_timeout=LOAD_TIMEOUT_S)
+            try:
+                client.unload_model(CHALLENGER, client_timeout=LOAD_TIMEOUT_S)
+            except InferenceServerException as error:
+                raise ServerError(
+                    f"The challenger, generation {loaded[0]}, is not unloaded: {error.message()}. "
+                    "Restart the server, or end the experiment again."
+                ) from error
             wait_drained(grpc_url, loaded[0], CHALLENGER)
             remove_challenger(repo)
             write_pins(repo, champion)

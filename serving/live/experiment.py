@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from serving.contract.errors import ArtifactError
 
 EXPERIMENT_FILE = "experiment.json"
+UNREADABLE = (-1, -1)  # in place of inode and time of a file whose folder cannot be entered
 Mode = Literal["ab", "shadow", "interleave"]
 State = Literal["running", "stopped", "rolled back", "promoted"]
 # Arms, as the exposure log names them. "interleaved": both generations in one answer; "shadow": requested but never shown.
@@ -121,7 +122,10 @@ class FollowedExperiment:
             facts = (self.folder / EXPERIMENT_FILE).stat()
         except FileNotFoundError:
             return None
-        stamp = (facts.st_ino, facts.st_mtime_ns)
+        except OSError:  # a folder that may not be entered; reading says so, once
+            stamp = UNREADABLE
+        else:
+            stamp = (facts.st_ino, facts.st_mtime_ns)
         if stamp != self._stamp:
             self._stamp, self._current = stamp, None
             self._current = read_experiment(self.folder)

@@ -75,6 +75,13 @@ def test_one_client_may_not_take_all(gateway):
     assert int(door.ask("GET", "/healthz").headers["retry-after"]) > 1
 
 
+def test_guesses_of_a_token_are_limited_too_and_take_nothing_from_who_has_one(gateway):
+    door = gateway(tokens={hashlib.sha256(b"right").hexdigest(): "shop"}, requests_per_s=0.001, burst=2)
+    asked = [door.ask("GET", "/v1/recommendations?user=7", headers={"authorization": "Bearer wrong"}) for _ in range(3)]
+    assert [response.status_code for response in asked] == [401, 401, 429]
+    assert door.ask("GET", "/v1/recommendations?user=7", headers={"authorization": "Bearer right"}).status_code == 200
+
+
 def test_a_bucket_fills_again():
     bucket = TokenBucket(per_s=10.0, burst=1, now_s=0.0)
     assert bucket.take(0.0) == 0.0

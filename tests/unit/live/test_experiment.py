@@ -120,3 +120,11 @@ def test_a_file_that_is_none_is_told_once_and_then_enrols_nobody(tmp_path):
     (tmp_path / "new").write_text(json.dumps(vars(spring())))
     (tmp_path / "new").rename(tmp_path / EXPERIMENT_FILE)
     assert followed.current() == spring()
+
+
+def test_a_folder_that_cannot_be_entered_is_told_once_and_means_no_experiment(tmp_path):
+    (tmp_path / "live").write_text("a file in place of the folder")
+    followed = FollowedExperiment(tmp_path / "live")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        followed.current()
+    assert followed.current() is None
