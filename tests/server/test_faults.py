@@ -22,6 +22,7 @@ from server.processes import SHM_DIR, members, server_members
 from server.state import ServerState, known_servers
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import copy_small_repository
+from tests.server.gateways import USER
 from tests.server.supervised import Supervised
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -142,7 +143,7 @@ def test_shared_memory_whose_files_are_removed_changes_no_answer_and_is_made_ane
     if is_namespace_of_its_own:
         with pytest.raises(OSError, match="No space left"):
             fill(folder / "filler")
-    shop.stub("rank").kill()  # a new start needs shared memory
+    shop.stub("observe").kill()  # a new start needs shared memory
     if is_namespace_of_its_own:
         shop.wait(lambda: any("restart failed" in line for line in watch.read_last_lines(shop.run_dir, shop.grpc_port, 50)))
         assert not shop.is_ready()
@@ -151,3 +152,5 @@ def test_shared_memory_whose_files_are_removed_changes_no_answer_and_is_made_ane
     shop.wait(lambda: shop.state.pid != state.pid)
     shop.recover()
     assert lists_of(shop) == before
+    event = {"user": USER, "item": before[USER][-1]}
+    assert shop.http.post("/v1/events", json=event).status_code == 200

@@ -43,15 +43,6 @@ def test_perf_analyzer_measures_the_ensemble_and_a_stage(bench, model):
     assert load_run(bench.folder).closed == [level]
 
 
-@pytest.mark.parametrize(
-    ("transport", "mode", "value"), [("http", "concurrency", 2), ("grpc+shm", "concurrency", 2), ("grpc", "request_rate", 20)]
-)
-def test_other_transports_and_a_request_rate(bench, transport, mode, value):
-    level = bench.closed(ENSEMBLE, transport, mode, value, WINDOW_S)
-    assert level.latency.count > 0
-    assert level.stages["rerank"].failed == 0
-
-
 def test_a_stage_is_swept_over_every_transport_and_by_rate(bench):
     stage, said = "retrieve", []
     sweep.sweep_stage(bench, stage, WINDOW_S, said.append)

@@ -29,24 +29,6 @@ def shop(tmp_path_factory) -> Iterator[Supervised]:
         yield shop
 
 
-def killed(shop: Supervised, victim: psutil.Process) -> None:
-    """Kill a process of the server, and wait until it answers as before, with the log of the one that died beside its own."""
-    before, answer = shop.state, shop.ask()
-    victim.kill()
-    shop.wait(lambda: shop.state.pid != before.pid)
-    shop.recover()
-    assert shop.ask()["generation"] == answer["generation"] == shop.state.generation
-    assert [item["id"] for item in shop.ask()["items"]] == [item["id"] for item in answer["items"]]
-    assert shop.state.log.with_name(f"{shop.state.log.name}.1").exists()
-    event = {"user": USER, "item": answer["items"][-1]["id"], "id": f"after {victim.pid}"}
-    assert shop.http.post("/v1/events", json=event).status_code == 200
-
-
-def test_what_is_killed_comes_back_with_the_generation_that_was_active(shop):
-    """The live writer; tests/server/test_faults.py kills the ranker, and the guard's test below the whole server."""
-    killed(shop, shop.stub("observe"))
-
-
 def test_what_is_paused_fails_readiness_and_is_started_again(shop):
     """A stub; tests/server/test_commands.py pauses tritonserver."""
     before = shop.state
@@ -72,11 +54,23 @@ def test_a_gateway_that_is_paused_is_ended_and_comes_back(shop):
 
 
 def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
-    """Generation 2 is not loaded: every user of its share gets the champion's answer, and the log says why."""
+    """Generation 2 is not loaded: every user of its share gets the champion's answer, and the log says why.
+
+    Before, the server is killed, and comes back with the generation that was active. tests/server/test_faults.py kills the live
+    writer, tests/server/test_soak.py the ranker.
+    """
     start_experiment(shop.repo, Experiment("spring", 1, 2, 0.0))
     shop.wait(lambda: len(guard.list_guards(shop.state.tag)) == 2)  # with its supervisor
-    guards = guard.list_guards(shop.state.tag)
-    killed(shop, psutil.Process(shop.state.pid))
+    guards, before, answer = guard.list_guards(shop.state.tag), shop.state, shop.ask()
+    psutil.Process(before.pid).kill()
+    shop.wait(lambda: shop.state.pid != before.pid)
+    shop.recover()
+    again = shop.ask()
+    assert again["generation"] == answer["generation"] == shop.state.generation
+    assert [item["id"] for item in again["items"]] == [item["id"] for item in answer["items"]]
+    assert shop.state.log.with_name(f"{shop.state.log.name}.1").exists()
+    event = {"user": USER, "item": answer["items"][-1]["id"]}
+    assert shop.http.post("/v1/events", json=event).status_code == 200
     assert guard.list_guards(shop.state.tag) == guards
     change_share(shop.repo, 1.0)
     shop.wait(lambda: read_acts(shop.repo)[-1].action == "rolled back")
