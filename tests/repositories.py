@@ -104,6 +104,29 @@ def copy_to_change(repository: Path, target: Path) -> Path:
     return Path(shutil.copytree(repository, target, copy_function=link_code))
 
 
+def restore_copy(copy: Path, repository: Path) -> None:
+    """Make a changed copy equal to its repository again: a tenth of the work of another copy."""
+    wanted, found = describe_entries(repository), describe_entries(copy)
+    for name in sorted(name for name in found if found[name] != wanted.get(name, ...)):
+        path = copy / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)  # missing: its folder has gone already
+    for name in sorted(name for name in wanted if wanted[name] != found.get(name, ...)):
+        path = copy / name
+        path.mkdir() if wanted[name] is None else shutil.copy2(repository / name, path)
+
+
+def describe_entries(folder: Path) -> dict[str, tuple[int, int] | None]:
+    """Return size and time (ns) of each file below a folder, None of each folder, by relative path."""
+    entries: dict[str, tuple[int, int] | None] = {}
+    for parent, folders, files in os.walk(folder):
+        inside = os.path.relpath(parent, folder)
+        entries |= dict.fromkeys(os.path.join(inside, name) for name in folders)
+        for name in files:
+            status = os.lstat(os.path.join(parent, name))
+            entries[os.path.join(inside, name)] = status.st_size, status.st_mtime_ns
+    return entries
+
+
 def shared_folder(name: str, build: Callable[[Path], object], cache_folder: Path = CACHE) -> Path:
     """Return a folder that `build(folder)` filled for the sources as they are now; build it unless some process has."""
     folder = cache_folder / sources_digest() / name

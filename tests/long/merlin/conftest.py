@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,21 @@ def exported() -> dict[str, Path]:
     return {triton: repositories.small_merlin_repository(triton) for triton in ("24.03", "modern")}
 
 
+@pytest.fixture(scope="session")
+def copies(exported, tmp_path_factory) -> dict[str, Path]:
+    """Triton -> a copy of its repository, which each test leaves as it was."""
+    folder = tmp_path_factory.mktemp("copies")
+    return {triton: repositories.copy_to_change(path, folder / triton) for triton, path in exported.items()}
+
+
 @pytest.fixture
-def repository(exported, tmp_path) -> Path:
+def repository(exported, copies) -> Iterator[Path]:
     """A copy, behind hps, to break."""
-    return repositories.copy_to_change(exported["24.03"], tmp_path / "repository")
+    yield copies["24.03"]
+    repositories.restore_copy(copies["24.03"], exported["24.03"])
 
 
 @pytest.fixture
-def modern(exported, tmp_path) -> Path:
-    return repositories.copy_to_change(exported["modern"], tmp_path / "repository")
+def modern(exported, copies) -> Iterator[Path]:
+    yield copies["modern"]
+    repositories.restore_copy(copies["modern"], exported["modern"])
