@@ -155,9 +155,8 @@ def fit_ranking(
 def describe_sources(choices: Choices) -> str:
     """Return the candidate sources for one line of output."""
     optional = {"sequence model": choices.sequence.chosen, "graph": choices.graph.chosen}
-    item_item = f"item-item with recency {choices.recency.chosen:g}"
     return ", ".join(
-        [item_item, "two towers", *(f"{name} with weight {weight:g}" for name, weight in optional.items() if weight)]
+        ["item-item", "two towers", *(f"{name} with weight {weight:g}" for name, weight in optional.items() if weight)]
     )
 
 

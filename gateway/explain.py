@@ -163,8 +163,7 @@ def find_sources(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[list
     if position >= n_published:
         return [], []
     history = retrieve.items.positions(trace["history_ids"])
-    neighbours = retrieve.search.neighbours
-    weights = recency_weights(history, retrieve.items.n_items, retrieve.search.recency)[0]
+    weights, neighbours = recency_weights(history, retrieve.items.n_items)[0], retrieve.search.neighbours
     shares: dict[int, float] = {}
     for place_in_history, contributor in enumerate(np.minimum(history[0], n_published).tolist()):
         share = neighbours.weights[contributor][neighbours.positions[contributor] == position].sum() * weights[place_in_history]

@@ -38,7 +38,7 @@ from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.items import LiveItems
 from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.stages.live.users import LiveSeen, SeenSince
-from serving.stages.search.search import INDEX_FILE, RECENCY, Blocked, Neighbours, Search, recency_weights
+from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weights
 from serving.tables.store.tables import EmbeddingTables
 
 Arrays = dict[str, np.ndarray]
@@ -56,7 +56,6 @@ class RetrieveSettings:
     sequence_width: S, 0 without a sequence network; sequence_length, sequence_weight: SequenceSource
     graph_width: G, 0 without a graph model, which is a part of the user tower's network
     as_of_s: time of the exported popularity, which live sales then update; 0: it stays as exported
-    recency: how much more the newest items of a history count (`recency_weights`)
     """
 
     user_tables: tuple[str, ...]
@@ -68,7 +67,6 @@ class RetrieveSettings:
     sequence_weight: float = 0.0
     graph_width: int = 0
     as_of_s: int = 0
-    recency: float = RECENCY
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,17 @@ class RetrieveInputs:
     items: ItemIndex
     tables: EmbeddingTables
     user_tables: tuple[str, ...]
-    recency: float
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveInputs:
         """Load the tables. Raises ArtifactError when one is missing or belongs to another catalogue."""
-        return cls(items, load_tables(folder, info, settings, items), settings.user_tables, settings.recency)
+        return cls(items, load_tables(folder, info, settings, items), settings.user_tables)
 
     def feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
         """Return the user tower's inputs by name. history: int64 [B, H] positions."""
         return {
             "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
-            "history_weights": recency_weights(history, self.items.n_items, self.recency),
+            "history_weights": recency_weights(history, self.items.n_items),
             "user_embeddings": self.tables.side_by_side(self.user_tables, inputs["user_categorical"]),
             "user_continuous": inputs["user_continuous"],
         }
@@ -345,7 +342,7 @@ def load_search(folder: Path, settings: RetrieveSettings) -> Search:
             )
         for positions in listed_positions(index):
             check_range(path, positions, len(vectors) - 1)
-    return Search(vectors, Neighbours.load(folder), available, index, recency=settings.recency)
+    return Search(vectors, Neighbours.load(folder), available, index)
 
 
 def listed_positions(index: Any) -> Iterator[np.ndarray]:

@@ -37,7 +37,7 @@ def cross_features_slowly(
 
 def history_weights(history: np.ndarray, n_items: int) -> np.ndarray:
     """int [B, H] -> float32 [B, H, len(WEIGHTINGS)]: each distinct item's weight, 0 for repeats and padding."""
-    recent = recency_weights_slowly(history, n_items, 0.5)
+    recent = recency_weights_slowly(history, n_items)
     even = (recent > 0).astype(np.float32)
     even /= np.sqrt(np.maximum(even.sum(axis=1, keepdims=True), 1.0))
     latest = np.where(recent > 0, 0.5 ** (np.cumsum(recent > 0, axis=1) - 1.0), 0.0).astype(np.float32)

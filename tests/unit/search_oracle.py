@@ -5,13 +5,13 @@ import numpy as np
 from serving.stages.search.search import Blocked, Neighbours
 
 
-def recency_weights_slowly(history: np.ndarray, n_items: int, recency: float) -> np.ndarray:
-    """int [B, H], newest first -> float32 [B, H]: r ** -recency for the r-th distinct item, 0 for repeats and padding."""
+def recency_weights_slowly(history: np.ndarray, n_items: int) -> np.ndarray:
+    """int [B, H], newest first -> float32 [B, H]: (1 + r) ** -0.5 for the r-th distinct item, 0 for repeats and padding."""
     weights = np.zeros(history.shape, np.float32)
     for row, own in enumerate(history.tolist()):
         distinct = list(dict.fromkeys(item for item in own if item != n_items))
         for rank, item in enumerate(distinct):
-            weights[row, own.index(item)] = (1.0 + rank) ** -recency
+            weights[row, own.index(item)] = (1 + rank) ** -0.5
     return weights
 
 
@@ -38,12 +38,11 @@ def search_slowly(
     history: np.ndarray,
     blocked: Blocked,
     count: int,
-    recency: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`Search.exact` of numpy: all items of a request in one array."""
     n_items = len(vectors)
     positions, kept = np.full((len(users), count), n_items), np.full((len(users), count), -np.inf, np.float32)
-    weights = recency_weights_slowly(history, n_items, recency)
+    weights = recency_weights_slowly(history, n_items)
     for row, user in enumerate(users):
         named = neighbours.positions[history[row]].ravel()
         strength = (weights[row, :, None] * neighbours.weights[history[row]]).ravel()

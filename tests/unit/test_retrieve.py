@@ -13,7 +13,7 @@ from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage, stage_
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
 from serving.stages.retrieve import Retrieve
-from serving.stages.search.search import RECENCY, Neighbours, Search, recency_weights
+from serving.stages.search.search import Neighbours, Search, recency_weights
 from training.models.parity import export_network
 from training.models.two_tower import UserTower
 from training.retrieval.save import DYNAMIC
@@ -90,7 +90,7 @@ def retrieve_slowly(folder, network, inputs, filter_seen=True):
     answers = []
     for row, user in enumerate(inputs["user_id"][:, 0].tolist()):
         history = index.positions(inputs["history_ids"][row])
-        weights = recency_weights(history[None], N_ITEMS, RECENCY)
+        weights = recency_weights(history[None], N_ITEMS)
         embeddings = np.concatenate([table[inputs["user_categorical"][row, s]] for s, table in enumerate(tables)])
         feeds = (history_table[history][None], weights, embeddings[None], inputs["user_continuous"][row][None])
         with torch.no_grad():

@@ -50,7 +50,7 @@ def flat_index(vectors, available):
     return index
 
 
-def search_item_by_item(vectors, neighbours, available, users, history, blocked, count, recency=0.5):
+def search_item_by_item(vectors, neighbours, available, users, history, blocked, count):
     """Item by item, as the module's docstring defines the score."""
     positions = np.full((len(users), count), N_ITEMS)
     scores = np.full((len(users), count), -np.inf)
@@ -61,7 +61,7 @@ def search_item_by_item(vectors, neighbours, available, users, history, blocked,
         for rank, item in enumerate(distinct):
             for other, weight in zip(neighbours.positions[item], neighbours.weights[item], strict=True):
                 if other != N_ITEMS:
-                    score[other] += (1 + rank) ** -recency * float(weight)
+                    score[other] += (1 + rank) ** -0.5 * float(weight)
         servable = [i for i in range(N_ITEMS) if available[i] and i not in forbidden]
         for place, item in enumerate(sorted(servable, key=lambda i: (-score[i], i))[:count]):
             positions[row, place], scores[row, place] = item, score[item]
@@ -70,12 +70,11 @@ def search_item_by_item(vectors, neighbours, available, users, history, blocked,
 
 @pytest.mark.parametrize("count", [1, 20, N_ITEMS + 10])
 @pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
-@pytest.mark.parametrize("recency", [0.5, 1.0])
-def test_search_equals_the_slow_twin(whole, count, recency):
+def test_search_equals_the_slow_twin(whole, count):
     catalogue, requests = random_catalogue(), random_requests()
-    search = Search(*catalogue, index=None if whole else flat_index(catalogue[0], catalogue[2]), recency=recency)
+    search = Search(*catalogue, index=None if whole else flat_index(catalogue[0], catalogue[2]))
     positions, scores = search(*requests, count)
-    slow_positions, slow_scores = search_item_by_item(*catalogue, *requests, count, recency)
+    slow_positions, slow_scores = search_item_by_item(*catalogue, *requests, count)
     np.testing.assert_array_equal(positions, slow_positions)
     np.testing.assert_allclose(scores, slow_scores, atol=1e-5)
     assert (positions.dtype, scores.dtype) == (np.int64, np.float32)
@@ -149,21 +148,20 @@ def test_padding_only_when_the_catalogue_has_no_more():
 def test_recency_weights_count_distinct_items_only():
     history = np.array([[7, 7, 3, N_ITEMS, 7, 9], [N_ITEMS] * 6])
     expected = [[1, 0, 2**-0.5, 0, 0, 3**-0.5], [0] * 6]
-    np.testing.assert_allclose(recency_weights(history, N_ITEMS, 0.5), expected, rtol=1e-6)
+    np.testing.assert_allclose(recency_weights(history, N_ITEMS), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("width", [0, 1, 7, 64])
 @pytest.mark.parametrize("n_items", [2, 40, 100_000])
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
-@pytest.mark.parametrize("recency", [0.0, 0.5, 1.0])
-def test_recency_weights_equal_the_slow_twin(width, n_items, kind, recency):
+def test_recency_weights_equal_the_slow_twin(width, n_items, kind):
     history = np.random.default_rng(0).integers(0, n_items + 1, (30, width)).astype(kind)
-    np.testing.assert_array_equal(recency_weights(history, n_items, recency), recency_weights_slowly(history, n_items, recency))
+    np.testing.assert_array_equal(recency_weights(history, n_items), recency_weights_slowly(history, n_items))
 
 
 def test_recency_weights_of_long_histories_are_rounded_as_powers_are():
     history = np.arange(5_000)[None]
-    np.testing.assert_array_equal(recency_weights(history, 5_000, 0.5), np.float32((1.0 + history) ** -0.5))
+    np.testing.assert_array_equal(recency_weights(history, 5_000), np.float32((1.0 + history) ** -0.5))
 
 
 def test_neighbours_come_back_from_disk(tmp_path):
@@ -204,7 +202,7 @@ def test_the_numpy_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, 
     everything = Blocked(np.tile(np.arange(N_ITEMS), B), np.arange(B + 1) * N_ITEMS)
     search = Search(vectors, neighbours, available, index=None if whole else flat_index(vectors, available))
     for forbidden, count in ((blocked, 20), (blocked, N_ITEMS), (nothing_blocked(B), 7), (everything, 5)):
-        expected = search_slowly(vectors, neighbours, available, users, history, forbidden, count, search.recency)
+        expected = search_slowly(vectors, neighbours, available, users, history, forbidden, count)
         if whole or count == N_ITEMS:  # an index may leave out some of many items that are equally near
             np.testing.assert_array_equal(search(users, history, forbidden, count)[0], expected[0])
         np.testing.assert_array_equal(search(users, history, forbidden, count)[1], expected[1])

@@ -22,7 +22,7 @@ import torch
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
-from serving.stages.search.search import RECENCY, Blocked, Neighbours, Search, recency_weights
+from serving.stages.search.search import Blocked, Neighbours, Search, recency_weights
 from training.dataset.matrix import make_matrix
 from training.features.build import Examples, Features, take_context
 from training.models.graph import Graph, GraphAndTower, GraphSettings, fit_graph
@@ -78,7 +78,6 @@ class Retriever:
 
     neighbours: weights as fitted, before the blend; tower_vectors: float32 [n_items, D]
     sequence_weight: logits of the towers per logit of the sequence model; graph_weight: per unit of the graph's scores
-    recency: how much more the newest items of a history count; the towers are trained with the usual RECENCY
     """
 
     model: TwoTower
@@ -89,7 +88,6 @@ class Retriever:
     sequence_weight: float = 1.0
     graph: Graph | None = field(default=None, repr=False)
     graph_weight: float = 1.0
-    recency: float = RECENCY
 
     @cached_property
     def item_vectors(self) -> np.ndarray:
@@ -112,8 +110,7 @@ class Retriever:
     @property
     def search(self) -> Search:
         """Return an exact searcher over the whole catalogue."""
-        servable = np.ones(len(self.item_vectors), bool)
-        return Search(self.item_vectors, self.blended_neighbours, servable, recency=self.recency)
+        return Search(self.item_vectors, self.blended_neighbours, np.ones(len(self.item_vectors), bool))
 
     @property
     def blended_neighbours(self) -> Neighbours:
@@ -132,7 +129,7 @@ class Retriever:
         history = users.history_positions.astype(np.int64)
         return (
             torch.from_numpy(self.history_table[history]),
-            torch.from_numpy(recency_weights(history, self.model.n_items, self.recency)),
+            torch.from_numpy(recency_weights(history, self.model.n_items)),
             self.model.user_embeddings(torch.from_numpy(np.ascontiguousarray(users.user_categorical))),
             torch.from_numpy(np.ascontiguousarray(users.user_continuous)),
         )
@@ -146,15 +143,14 @@ class Retriever:
             found.append(network(*self.network_inputs(part)).numpy())
         return np.concatenate(found)
 
-    def weigh(self, *, sequence: float, graph: float, recency: float) -> Retriever:
-        """Return the retriever with another recency and other weights of its optional models, without those of weight 0."""
+    def weigh(self, *, sequence: float, graph: float) -> Retriever:
+        """Return the retriever with other weights of its optional models, without those whose weight is 0."""
         return replace(
             self,
             sequence=self.sequence if sequence else None,
             sequence_weight=sequence,
             graph=self.graph if graph else None,
             graph_weight=graph,
-            recency=recency,
         )
 
     def retrieve(self, users: Examples, seen: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:

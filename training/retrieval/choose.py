@@ -1,4 +1,4 @@
-"""Choose by validation how much the newest items of a history count, and whether the sequence and graph models retrieve.
+"""Choose by validation whether the sequence model and the graph model retrieve, and with what weights.
 
     log ──split by time──▶ earlier ─▶ every source fitted on it
                            later   ─▶ quality of each weight: the next item of a visit, and all items of the later part
@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from serving.stages.search.search import RECENCY
 from training.dataset import Dataset
 from training.evaluation.metrics import ndcg_at, recall_at
 from training.features.build import Examples, Features, take_context
@@ -25,11 +24,9 @@ from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_train
 
 Say = Callable[[str], None]
 
-RECENCIES = (0.25, RECENCY, 0.75, 1.0)
 SEQUENCE_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 GRAPH_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the root mean square of item-item scores
-MOST_QUESTIONS, FEWEST_QUESTIONS = 2_048, 256  # of each kind
-MOST_SCORES = 200_000_000  # of all questions of a kind, each of which scores the whole catalogue
+MOST_QUESTIONS = 2_048  # of each kind
 LEAST_GAIN = 1.01  # what a model must add to be worth its time
 
 
@@ -44,33 +41,31 @@ class Questions:
 
 @dataclass(frozen=True)
 class Choice:
-    """Values that were tried and what each found: NDCG@10 + Recall@20, mean over the kinds of questions. chosen: serves."""
+    """Weights of a model and what each found: NDCG@10 + Recall@20, mean over the kinds of questions. chosen: serves."""
 
     found: dict[float, float]
     chosen: float
 
     @classmethod
-    def of(cls, found: dict[float, float], usual: float = 0.0) -> Choice:
-        """Choose the value that found most; the usual one unless another one found more by LEAST_GAIN."""
-        best = max(found, key=lambda value: found[value])
-        return cls(found, best if found[best] >= LEAST_GAIN * found[usual] else usual)
+    def of(cls, found: dict[float, float]) -> Choice:
+        """Choose the weight that found most; 0 unless another one found more by LEAST_GAIN."""
+        best = max(found, key=lambda weight: found[weight])
+        return cls(found, best if found[best] >= LEAST_GAIN * found[0.0] else 0.0)
 
 
 NOT_TRIED = Choice({0.0: 0.0}, 0.0)
-USUAL_RECENCY = Choice({RECENCY: 0.0}, RECENCY)
 
 
 @dataclass(frozen=True)
 class Choices:
-    recency: Choice = USUAL_RECENCY
     sequence: Choice = NOT_TRIED
     graph: Choice = NOT_TRIED
 
     def report(self) -> dict[str, object]:
         """Return the table for the manifest."""
         return {
-            name: {"weight": choice.chosen, "validation": {str(value): found for value, found in choice.found.items()}}
-            for name, choice in (("recency", self.recency), ("sequence", self.sequence), ("graph", self.graph))
+            name: {"weight": choice.chosen, "validation": {str(weight): value for weight, value in choice.found.items()}}
+            for name, choice in (("sequence", self.sequence), ("graph", self.graph))
         }
 
 
@@ -102,37 +97,33 @@ def choose_sources(
     earlier, later = split_again(log)
     tried = fit_training_retriever(dataset, features, settings, say, earlier)
     choices = choose_weights(tried, make_questions(features, log, later, settings), say)
-    recency, sequence, graph = (choice.chosen for choice in (choices.recency, choices.sequence, choices.graph))
+    weights = (choices.sequence.chosen, choices.graph.chosen)
     chosen = replace(
         settings,
-        sequence=settings.sequence if sequence else None,
-        sequence_weight=sequence,
-        graph=settings.graph if graph else None,
-        graph_weight=graph,
-        recency=recency,
+        sequence=settings.sequence if weights[0] else None,
+        sequence_weight=weights[0],
+        graph=settings.graph if weights[1] else None,
+        graph_weight=weights[1],
     )
-    weighed = replace(tried, retriever=tried.retriever.weigh(sequence=sequence, graph=graph, recency=recency))
+    weighed = replace(tried, retriever=tried.retriever.weigh(sequence=weights[0], graph=weights[1]))
     return choices, chosen, PastRetrievers(dataset, features, chosen, say, earlier, weighed)
 
 
 def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say) -> Choices:
-    """Choose the recency without both models, then the weight of the sequence model, then that of the graph beside it."""
-    if not kinds:
-        return Choices()
+    """Choose the weight of the sequence model without the graph, then that of the graph beside it."""
 
-    def find(recency: float, sequence: float = 0.0, graph: float = 0.0) -> float:
-        retriever = replace(fitted, retriever=fitted.retriever.weigh(sequence=sequence, graph=graph, recency=recency))
+    def find(sequence: float, graph: float) -> float:
+        retriever = replace(fitted, retriever=fitted.retriever.weigh(sequence=sequence, graph=graph))
         found = float(np.mean([measure_quality(retriever, questions) for questions in kinds]))
-        say(f"  recency {recency:g}, sequence model {sequence:g}, graph {graph:g}: NDCG@10 + Recall@20 {found:.4f}")
+        say(f"  weights: sequence model {sequence:g}, graph {graph:g}: NDCG@10 + Recall@20 {found:.4f}")
         return found
 
-    recency = Choice.of({value: find(value) for value in RECENCIES}, RECENCY)
     sequence = graph = NOT_TRIED
-    if fitted.retriever.sequence is not None:
-        sequence = Choice.of({weight: find(recency.chosen, weight) for weight in SEQUENCE_WEIGHTS})
-    if fitted.retriever.graph is not None:
-        graph = Choice.of({weight: find(recency.chosen, sequence.chosen, weight) for weight in GRAPH_WEIGHTS})
-    return Choices(recency, sequence, graph)
+    if fitted.retriever.sequence is not None and kinds:
+        sequence = Choice.of({weight: find(weight, 0.0) for weight in SEQUENCE_WEIGHTS})
+    if fitted.retriever.graph is not None and kinds:
+        graph = Choice.of({weight: find(sequence.chosen, weight) for weight in GRAPH_WEIGHTS})
+    return Choices(sequence, graph)
 
 
 def measure_quality(fitted: FittedRetriever, questions: Questions) -> float:
@@ -151,8 +142,7 @@ def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, s
     new = later[later["positive"].to_numpy()]
     if settings.filter_seen:
         new = new[~log.duplicated(["user_id", "item_id"]).to_numpy()[new["row"].to_numpy()]]
-    most = min(MOST_QUESTIONS, max(FEWEST_QUESTIONS, MOST_SCORES // features.items.n_items))
-    events, firsts = sample(new, most, rng), sample(new.drop_duplicates("user_id"), most, rng)
+    events, firsts = sample(new, rng), sample(new.drop_duplicates("user_id"), rng)
     user_ids = firsts["user_id"].to_numpy()
     place = pd.Index(user_ids).get_indexer(new["user_id"])
     items = features.items.positions(new["item_id"].to_numpy())[place >= 0]
@@ -173,8 +163,10 @@ def encode_users_before(features: Features, log: pd.DataFrame, events: pd.DataFr
     return features.encode_moments(moments, events["timestamp"].to_numpy(), take_context(events, features.context))
 
 
-def sample(events: pd.DataFrame, most: int, rng: np.random.Generator) -> pd.DataFrame:
-    return events if len(events) <= most else events.iloc[np.sort(rng.choice(len(events), most, replace=False))]
+def sample(events: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    if len(events) <= MOST_QUESTIONS:
+        return events
+    return events.iloc[np.sort(rng.choice(len(events), MOST_QUESTIONS, replace=False))]
 
 
 def make_matrix(rows: np.ndarray, items: np.ndarray, n_rows: int, n_items: int) -> sp.csr_matrix:

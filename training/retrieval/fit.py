@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from serving.stages.search.search import RECENCY
 from training.dataset import Dataset
 from training.dataset.matrix import make_matrix
 from training.features.build import Examples, Features
@@ -27,7 +26,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class RetrievalSettings:
     """candidates: C; filter_seen: neither learn nor retrieve items that the user already had; sequence, graph: None for no such
-    model; recency: how much more the newest items of a history count."""
+    model."""
 
     candidates: int
     filter_seen: bool = True
@@ -36,7 +35,6 @@ class RetrievalSettings:
     sequence_weight: float = 1.0
     graph: GraphSettings | None = None
     graph_weight: float = 1.0
-    recency: float = RECENCY
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def _fit(
     data = prepare_data(features, dataset.interactions, rows, settings.filter_seen)
     models = RetrieverSettings(sequence=settings.sequence, graph=settings.graph)
     retriever = fit_retriever(data, models, settings.seed, say)
-    retriever = retriever.weigh(sequence=settings.sequence_weight, graph=settings.graph_weight, recency=settings.recency)
+    retriever = retriever.weigh(sequence=settings.sequence_weight, graph=settings.graph_weight)
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
     seen = make_matrix(events if settings.filter_seen else events.iloc[:0], user_ids, item_ids)
     return FittedRetriever(retriever, user_ids, seen, settings.candidates, settings.filter_seen)

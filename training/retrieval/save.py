@@ -56,8 +56,7 @@ def save_retriever(
     choice = choose_index(retriever.item_vectors, positions, queries, candidates, index_effort, sizes)
     if choice.index is not None:
         faiss.write_index(choice.index, str(folder / INDEX_FILE))
-    user_tables = tuple(name for name in tables if name != HISTORY_TABLE)
-    settings = RetrieveSettings(user_tables, filter_seen, choice.kind, recency=retriever.recency)
+    settings = RetrieveSettings(tuple(name for name in tables if name != HISTORY_TABLE), filter_seen, choice.kind)
     tensors = retriever.network_inputs(Examples(*(values[:PARITY_SAMPLES] for values in sample)))
     inputs = {name: tensor.numpy() for name, tensor in zip(INPUTS, tensors, strict=True)}
     parities = [export_network(retriever.user_network, inputs, "user_vectors", folder / f"{NETWORK}.onnx", DYNAMIC)]

@@ -29,7 +29,7 @@ from serving.contract.artifacts import check_range, open_array, read_json
 from serving.contract.errors import ArtifactError
 from serving.loops.compiled import compiled
 from serving.loops.read_ahead import read_ahead
-from serving.stages.search.search import rank_distinct
+from serving.stages.search.search import weigh_by_recency
 
 VIEWS = ("customers", "visits", "next")
 WEIGHTINGS = ("even", "recent", "latest")
@@ -258,19 +258,6 @@ def read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history,
     read_ahead(neighbour_weights, history)
     for array in literal_unroll(per_candidate):
         read_ahead(array, candidates)
-
-
-@compiled
-def weigh_by_recency(history, n_items, weights):
-    """Write r ** -0.5 for the r-th distinct item of a history, int [H] newest first, otherwise 0, to weights, float32 [H].
-
-    Return how many distinct items there are.
-    """
-    n_distinct = rank_distinct(history, n_items, weights)
-    for place in range(len(history)):
-        if weights[place] > 0:
-            weights[place] = 1.0 / np.sqrt(np.float64(weights[place]))
-    return n_distinct
 
 
 @compiled

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from serving.stages.search.loops import FREE, NEVER, Catalogue, Scratch, count_b
 MOST_ANN_RESULTS = 2_048  # requests that need more (long lists of seen items) are searched exactly
 INDEX_FILE = "items.faiss"
 SMALLEST_LENGTH = np.finfo(np.float32).tiny
-RECENCY = 0.5  # of repositories whose settings name none
 
 
 class Blocked(NamedTuple):
@@ -68,36 +66,27 @@ class Neighbours:
         np.save(folder / "neighbour_weights.npy", self.weights)
 
 
-def recency_weights(history: np.ndarray, n_items: int, recency: float) -> np.ndarray:
-    """Return weights float32 [B, H] of positions int [B, H], newest first: r ** -recency for the r-th distinct item, else 0."""
-    ranks = np.empty(history.shape, np.int32)
-    rank_all(history, n_items, ranks)
-    return weights_by_rank(history.shape[1], recency)[ranks]
-
-
-@cache
-def weights_by_rank(length: int, recency: float) -> np.ndarray:
-    """Return the weights of ranks, float32 [length + 1]; that of rank 0, which stands for no item, is 0."""
-    return np.append(0.0, np.arange(1.0, length + 1) ** -recency).astype(np.float32)
+def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
+    """Return weights float32 [B, H] of int [B, H], newest first: (1 + r) ** -0.5 for the r-th distinct item, otherwise 0."""
+    weights = np.empty(history.shape, np.float32)
+    weigh_all_by_recency(history, n_items, weights)
+    return weights
 
 
 @compiled
-def rank_all(history, n_items, ranks):
-    """Write `rank_distinct` of each row of int [B, H] to ranks, int32 [B, H]."""
+def weigh_all_by_recency(history, n_items, weights):
+    """Write `recency_weights` of int [B, H], newest first, to weights, float32 [B, H]."""
     for row in range(len(history)):
-        rank_distinct(history[row], n_items, ranks[row])
+        weigh_by_recency(history[row], n_items, weights[row])
 
 
 @compiled
-def rank_distinct(history, n_items, ranks):
-    """Number the distinct items of one history, int [H] newest first, from 1; repeats and padding get 0.
-
-    Write the numbers to ranks, [H], and return how many distinct items there are.
-    """
+def weigh_by_recency(history, n_items, weights):
+    """Write the weights of one request, float32 [H], and return its number of distinct items. history: int [H]."""
     n_distinct = 0
     for place in range(len(history)):
         item = history[place]
-        ranks[place] = 0
+        weights[place] = 0.0
         if item == n_items:
             continue
         repeats = False
@@ -105,7 +94,7 @@ def rank_distinct(history, n_items, ranks):
             repeats |= history[earlier] == item
         if not repeats:
             n_distinct += 1
-            ranks[place] = n_distinct
+            weights[place] = 1.0 / np.sqrt(n_distinct)
     return n_distinct
 
 
@@ -135,26 +124,17 @@ class Search:
     """The searcher of one generation. One call at a time, under a lock.
 
     index: a Faiss index; None for a catalogue small enough to score whole
-    recency: how much more the newest items of a history count (`recency_weights`)
 
     Requests of a batch are searched one by one: each stays in the processor's cache, gets no more results of the index than it
     needs, and does not depend on its batch mates.
     """
 
-    def __init__(
-        self,
-        item_vectors: np.ndarray,
-        neighbours: Neighbours,
-        available: np.ndarray,
-        index: Any = None,
-        *,
-        recency: float = RECENCY,
-    ):
+    def __init__(self, item_vectors: np.ndarray, neighbours: Neighbours, available: np.ndarray, index: Any = None):
         """item_vectors: float32 [n_items, D]; available: bool [n_items], False = never served.
 
         The index holds the available items only.
         """
-        self.item_vectors, self.neighbours, self.index, self.recency = item_vectors, neighbours, index, recency
+        self.item_vectors, self.neighbours, self.index = item_vectors, neighbours, index
         self.n_items = len(item_vectors)
         self.servable = np.append(available, False)  # the padding row is never served
         self._indexed = np.append(available, False)
@@ -217,7 +197,7 @@ class Search:
         batch = len(user_vectors)
         positions, scores = np.empty((batch, count), np.int64), np.empty((batch, count), np.float32)
         n_near = np.empty(batch, np.int64)
-        weights = recency_weights(history, self.n_items, self.recency)
+        weights = recency_weights(history, self.n_items)
         requests = (np.ascontiguousarray(user_vectors), history, weights, *blocked, near)
         with self._lock:
             search_requests(*requests, *self._catalogue, *self._scratch, positions, scores, n_near)

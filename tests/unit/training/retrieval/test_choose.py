@@ -63,24 +63,6 @@ def test_a_log_without_order_is_served_without_it(cyclic):
     assert retriever.item_vectors.shape[1] == retriever.settings.towers.width
 
 
-@pytest.mark.parametrize(("kept", "recency"), [(0.8, 1.0), (1.0, 0.5)])
-def test_the_newest_items_count_more_where_users_change_their_taste(kept, recency):
-    """Users take items of one kind of ten. kept: chance that the next item is of the same kind as the last one"""
-    dataset, rng = load_dataset("synthetic:users=300,items=200,events=6000,seed=1"), np.random.default_rng(0)
-    events = dataset.interactions
-    kind = np.empty(len(events), np.int64)
-    for rows in events.groupby("user_id").indices.values():
-        changes = np.append(True, rng.random(len(rows) - 1) > kept)
-        kind[rows] = rng.integers(0, 10, len(rows))[np.maximum.accumulate(np.where(changes, np.arange(len(rows)), 0))]
-    bought = dataset.items["item_id"].to_numpy()[kind * 20 + rng.integers(0, 20, len(events))]
-    log = events.assign(item_id=bought, positive=True)
-    settings = RetrievalSettings(candidates=20, filter_seen=False)
-    choices, chosen, past = choose(replace(dataset, interactions=log), settings)
-    assert choices.recency.chosen == chosen.recency == past.retriever.retriever.recency == recency
-    found = choices.recency.found
-    assert 1.01 * found[recency] > max(found.values())
-
-
 def test_a_log_in_which_nobody_returns_has_nothing_to_choose_by(tmp_path):
     dataset = shop(tmp_path / "data", users=30, items=20, events=200)
     dataset = replace(dataset, interactions=dataset.interactions.drop_duplicates("user_id", ignore_index=True))
