@@ -22,7 +22,7 @@ def write_drift_references(folders: dict[str, Path], requests: dict[str, np.ndar
     """Write references.json of the features and of the score. folders: of staged stages; requests: inputs of the ensemble."""
     preprocess, retrieve = Preprocess.load(folders["preprocess"]), Retrieve.load(folders["retrieve"])
     categories, numbers, scores = [], [], []
-    with closing(Rank.load(folders["rank"])) as rank:
+    with closing(Rank.load(folders["rank"], as_exported=True)) as rank:
         for start in range(0, len(requests["user_id"]), REQUESTS_AT_ONCE):
             tensors = {name: values[start : start + REQUESTS_AT_ONCE] for name, values in requests.items()}
             for stage in (preprocess, retrieve, rank):

@@ -36,7 +36,7 @@ def rehearse(staging: Staging, dataset: Dataset, requests: Arrays) -> tuple[Reco
 
 def record(staging: Staging, inputs: Arrays) -> Recorded:
     """Answer requests from the staged files and return both. Raises ExportError when an answer depends on its batch."""
-    pipeline = Pipeline.load(staging.root, staging.generation)
+    pipeline = Pipeline.load(staging.root, staging.generation, as_exported=True)
     outputs = answer(pipeline, inputs, BATCH)
     if difference := compare_answers(answer(pipeline, inputs, 1), outputs):
         raise ExportError(
@@ -68,7 +68,7 @@ def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
 
 def warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
     """Return all tensors of all stages for a few recorded requests by name, [WARMUP_ROWS, *dims], valid in any generation."""
-    pipeline = Pipeline.load(staging.root, staging.generation)
+    pipeline = Pipeline.load(staging.root, staging.generation, as_exported=True)
     tensors = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
     return tensors | {
         # A repository keeps the warm-up of its first generation, and later ones may have fewer categories.

@@ -37,17 +37,23 @@ class Pipeline:
     specs: dict[str, ModelSpec]
 
     @classmethod
-    def load(cls, repository: Path, generation: int | None = None, live: Reader | None = None) -> Pipeline:
+    def load(
+        cls, repository: Path, generation: int | None = None, live: Reader | None = None, as_exported: bool = False
+    ) -> Pipeline:
         """Load one generation, by default the pinned one. Raises ArtifactError when a file is missing or not as published.
 
         live: reader of the live store, which the caller closes; None: answers come from the generation alone
+        as_exported: read the embedding rows of the files; otherwise those of this machine's servers, with updates
         """
         generation = generation or pinned_generation(repository)
         folders = {name: stage_folder(repository, name, generation) for name in STAGES}
         for folder in folders.values():
             verify_manifest(folder)
         info = read_stage(folders["preprocess"])
-        stages = {name: STAGE_TYPES[name].load(folder) for name, folder in folders.items()}
+        stages = {
+            name: Rank.load(folder, as_exported) if name == "rank" else STAGE_TYPES[name].load(folder)
+            for name, folder in folders.items()
+        }
         if live:
             stages = {name: stage.with_live(live) if hasattr(stage, "with_live") else stage for name, stage in stages.items()}
         return cls(info, stages, stage_specs(info.axes, info.context))

@@ -25,8 +25,8 @@ from repository.models import read_config
 from serving.contract.artifacts import open_network, read_json, verify_manifest
 from serving.contract.errors import ArtifactError, RequestError
 from serving.contract.tensors import ENSEMBLE, ModelSpec, pack_records, unpack_records
-from serving.stages.parts.models import PART_TYPES, RankFeatures
-from serving.stages.parts.specs import HPS_OUTPUT, KEYS, PREPROCESS_WORKFLOW, RANK_EMBEDDINGS
+from serving.stages.parts.models import PART_TYPES, RankFeatures, RankRows
+from serving.stages.parts.specs import HPS_OUTPUT, KEYS, PREPROCESS_WORKFLOW, RANK_EMBEDDINGS, RANK_ROWS
 from serving.stages.preprocess import Preprocess
 from serving.tables.formats.sparse_folder import read_sparse_folder
 
@@ -72,7 +72,7 @@ class MerlinPipeline:
             return lambda tensors: dict(zip(outputs, network.run(outputs, tensors), strict=True))
         verify_manifest(folder)
         if name in PART_TYPES:
-            stage = PART_TYPES[name].load(folder)
+            stage = RankRows.load(folder, as_exported=True) if name == RANK_ROWS else PART_TYPES[name].load(folder)
             return _make_stage_run(stage, require_same_tensors(stage.spec, config))
         if name == PREPROCESS_WORKFLOW:
             from export.nvidia.workflow import make_workflow_run  # only now: NVTabular takes seconds to import

@@ -124,12 +124,15 @@ class EmbeddingRows:
     widths: MixedWidths = ONE_WIDTH
 
     @classmethod
-    def load(cls, folder: Path, info: StageInfo, inputs: RankInputs) -> EmbeddingRows:
-        """Open the tables, which processes share. Raises ArtifactError when they do not fit the keys of `inputs`."""
+    def load(cls, folder: Path, info: StageInfo, inputs: RankInputs, as_exported: bool = False) -> EmbeddingRows:
+        """Open the tables, which processes share unless they are read `as_exported` (`open_tables`).
+
+        Raises ArtifactError when they do not fit the keys of `inputs`.
+        """
         settings = inputs.settings
         widths = MixedWidths.load(folder, settings.first_cold)
         names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
-        tables = open_tables(folder / TABLES_FOLDER, info.stage, names)
+        tables = open_tables(folder / TABLES_FOLDER, info.stage, names, as_exported)
         try:
             named = len(settings.user_tables), len(settings.item_tables)
             expected = info.axes.user_categorical, inputs.item_rows.shape[1]
@@ -196,13 +199,16 @@ class Rank:
     live_items: LiveItems | None = None
 
     @classmethod
-    def load(cls, folder: Path) -> Rank:
-        """Load the stage from its version folder. Raises ArtifactError when a file is missing or disagrees with the others."""
+    def load(cls, folder: Path, as_exported: bool = False) -> Rank:
+        """Load the stage from its version folder. Raises ArtifactError when a file is missing or disagrees with the others.
+
+        as_exported: read the embedding rows of the files, without updates (`open_tables`)
+        """
         info = read_stage(folder)
         settings = stage_settings(folder, info, RankSettings)
         network = open_network(folder, NETWORK, settings.threads)
         inputs = RankInputs.load(folder, settings)
-        rows, outputs = EmbeddingRows.load(folder, info, inputs), RankOutputs(settings.blend)
+        rows, outputs = EmbeddingRows.load(folder, info, inputs, as_exported), RankOutputs(settings.blend)
         plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
         drift = DriftWindow.load(folder, 0, "scores")
         return cls(info, inputs, rows, network, outputs, Content.load(folder), plan, load_learned_sales(folder), drift)

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from serving.contract.artifacts import REMEDY, open_array
 from serving.contract.errors import ArtifactError
-from serving.tables.config import LevelsConfig, TableConfig, read_config
+from serving.tables.config import EXACT, LevelsConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE, LeveledTables
 
 
-def open_tables(folder: Path, model: str, needed: Sequence[str] = ()) -> LeveledTables:
+def open_tables(folder: Path, model: str, needed: Sequence[str] = (), as_exported: bool = False) -> LeveledTables:
     """Open the tables of `folder`: <table>.npy files, float32 [rows, D], and perhaps levels.json.
 
     model: the name of the tables' model where there is no levels.json
+    as_exported: read the files alone, more slowly: rows that updates have changed since are not seen
 
     Raises ArtifactError when one of the `needed` tables is missing or broken, ConfigError for bad settings.
     """
     config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else plan_in_memory(folder, model)
     if missing := set(needed) - {table.name for table in config.tables}:
         raise ArtifactError(f"{folder} lacks the tables {sorted(missing)}. {REMEDY}")
-    return LeveledTables(config)
+    return LeveledTables(keep_to_files(config, folder) if as_exported else config)
+
+
+def keep_to_files(config: LevelsConfig, folder: Path) -> LevelsConfig:
+    """Return settings that read rows from the files in `folder` alone, in the row formats of `config`.
+
+    Servers of the same tables on this machine share rows in memory, a database and updates; these settings share nothing.
+    """
+    tables = tuple(replace(table, l2_rows=0) for table in config.tables)
+    own = f"{config.arena}-{os.getpid()}-{secrets.token_hex(4)}"
+    alone = replace(config, tables=tables, arena=own, source=str(folder), hit_rate_threshold=EXACT)
+    return replace(alone, redis=None, rocksdb=None, updates=None)
 
 
 def plan_in_memory(folder: Path, model: str) -> LevelsConfig:

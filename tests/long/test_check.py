@@ -184,7 +184,7 @@ def test_kept_answers_and_updated_rows_do_not_go_together(repository):
 def test_a_warm_up_file_that_was_cut_off(repository):
     path = next((repository / "rank" / "warmup").iterdir())
     path.write_bytes(b"")
-    assert f"rank/warmup/{path.name}: It holds 0 bytes, a row of its tensor takes" in errors(repository)[0]
+    assert f"rank/warmup/{path.name}: It has 0 bytes, and one row of its tensor takes" in errors(repository)[0]
 
 
 def test_a_stage_that_takes_less_than_the_ensemble_sends(repository):

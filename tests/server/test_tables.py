@@ -118,7 +118,7 @@ def live(tmp_path_factory) -> Iterator[Live]:
     tables = {"brokers": broker.address, "state": str(folder / "state")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankerChoice, "cold", ColdRows(3, 0.4, least_rows=10))
-        repo = export(folder, shop(folder / "data", users=12, items=30, events=60), tables=tables)
+        repo = export(folder, shop(folder / "data", users=12, items=30, events=61), tables=tables)
     config = settings_of(repo, 1)
     publisher = Publisher(broker.address, config.model, {table.name: table.width for table in config.tables})
     with (

@@ -163,10 +163,10 @@ class RankRows(StagePart):
     rows: EmbeddingRows
 
     @classmethod
-    def load(cls, folder: Path) -> RankRows:
+    def load(cls, folder: Path, as_exported: bool = False) -> RankRows:
         info, part = read_part(folder)
         inputs = RankInputs.load(folder, stage_settings(folder, info, RankSettings))
-        return cls(info, part, inputs, EmbeddingRows.load(folder, info, inputs))
+        return cls(info, part, inputs, EmbeddingRows.load(folder, info, inputs, as_exported))
 
     def close(self) -> None:
         """Release the tables, which instances share."""

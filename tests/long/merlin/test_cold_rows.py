@@ -37,7 +37,7 @@ def test_answers_are_those_of_the_cpu_profile(cold, tmp_path, triton):
     repository = tmp_path / "merlin"
     publish_merlin(source_of(cold), repository, Settings(merlin={"triton": triton}), report=lambda _: None)
     inputs = read_recorded(cold / ENSEMBLE / "1" / RECORDED_FILE).inputs
-    pipeline = Pipeline.load(cold)
+    pipeline = Pipeline.load(cold, as_exported=True)
     expected = pipeline(inputs)
     pipeline.close()
     got = MerlinPipeline(repository, 1, "/models")(inputs)
@@ -48,7 +48,7 @@ def test_answers_are_those_of_the_cpu_profile(cold, tmp_path, triton):
 def test_hps_gets_every_row_as_wide_as_the_network_reads_it(cold, tmp_path):
     source, repository = source_of(cold), tmp_path / "merlin"
     publish_merlin(source, repository, Settings(merlin={"triton": "24.03"}), report=lambda _: None)
-    tables, rank = source.load_tables(), Rank.load(cold / "rank" / "1")
+    tables, rank = source.load_tables(), Rank.load(cold / "rank" / "1", as_exported=True)
     assert rank.rows.settings.first_cold
     for name, rows in tables.items():
         (served,) = rank.rows.widths.gather(rank.tables, ((name,), np.arange(len(rows))[:, None]))

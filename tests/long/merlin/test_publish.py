@@ -50,7 +50,7 @@ class TestAnswers:
     @pytest.mark.parametrize("triton", ["24.03", "modern"])
     def test_stages_in_parts_answer_like_whole_ones(self, exported, cpu, recorded, triton):
         """The slow twin: the cpu profile's stages, in one process."""
-        whole = Pipeline.load(cpu)(recorded.inputs)
+        whole = Pipeline.load(cpu, as_exported=True)(recorded.inputs)
         parts = MerlinPipeline(exported[triton], 1, "/models")(recorded.inputs)
         assert compare_answers(parts, whole, 1e-5) == ""
         np.testing.assert_array_equal(parts["degraded"], whole["degraded"])

@@ -6,6 +6,7 @@ import gc
 import shutil
 import tempfile
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from serving.tables.store import table as table_module
 from serving.tables.store.memory import ARENA_PREFIX
 from serving.tables.store.table import shared_root
 from serving.tables.store.tables import EmbeddingTables
+from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
+from tests.unit.tables.updating import Log
 
 
 @pytest.fixture
@@ -52,6 +55,23 @@ def test_settings_beside_the_tables(source, shared, tmp_path):
     tiers = open_tables(moved, "rank")
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(50)), random_rows(50, 4))
     tiers.close()
+
+
+@pytest.mark.parametrize("row_format", ["fp32", "fp16"])
+def test_tables_as_exported_are_those_of_the_files_whatever_updates_the_machine_has_had(source, shared, row_format):
+    folder = Path(source(items=random_rows(50, 4)))
+    table = TableConfig("items", 50, 4, l2_rows=50, row_format=row_format)
+    LevelsConfig("rank", (table,), "same", str(shared), source=".").write(folder / CONFIG_FILE)
+    keys = np.arange(50)
+    with closing(open_tables(folder, "rank")) as served:
+        before = served.lookup("items", keys).copy()
+        applier = Applier(read_config(folder / CONFIG_FILE))
+        applier.apply("items", Log().batch(keys[:7], np.full((7, 4), 8, np.float32)))
+        with closing(open_tables(folder, "rank", as_exported=True)) as exported:
+            np.testing.assert_array_equal(exported.lookup("items", keys), before)
+        np.testing.assert_array_equal(served.lookup("items", keys), np.where(keys[:, None] < 7, np.float32(8), before))
+        applier.close()
+    assert list(shared.iterdir()) == []
 
 
 def test_relative_paths(tmp_path):
