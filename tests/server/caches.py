@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.unit.tables.redis_server import RedisServer
 from triton_recommender import MemoryCache, RedisCache
+from triton_recommender.cache.entries import CACHED_OUTPUTS
 from triton_recommender.cache.transport import CachedTransport
 from triton_recommender.models import Call
 from triton_recommender.tensors import RECOMMEND
@@ -54,8 +55,10 @@ class CachedQuestions:
             cache.forget(self._rng.choice(self._inputs["user_id"][:, 0], FORGOTTEN).tolist())
             rows = self._rng.permutation(n_requests)
             got = ask_each(transport, self._inputs, rows)
-            for name, array in self._own[generation].items():
-                np.testing.assert_array_equal(got[name], array[rows], err_msg=f"{name}, generation {generation}")
+            assert got.keys() == set(CACHED_OUTPUTS)
+            for name, array in got.items():
+                own = self._own[generation][name][rows]
+                np.testing.assert_array_equal(array, own, err_msg=f"{name}, generation {generation}")
 
     def close(self) -> None:
         """The caches answered, and never had to be passed by."""
