@@ -29,8 +29,7 @@ from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.updating import PROCESSES, Log
 from tests.waiting import until
 
-ROWS, WIDTH = 5000, 16
-RESIDENT = 1000
+ROWS, WIDTH, RESIDENT = 5000, 16, 1000
 
 
 @pytest.fixture
@@ -110,6 +109,7 @@ def test_a_look_at_the_database_ends_no_pause(open_tiers, settings):
     """That it opens says nothing of its rows: where these cannot be read it would be opened again five times a second."""
     tiers = open_tiers(PARTIAL, **settings)
     assert own_or_default(tiers).all()
+    tiers.settle()  # what it still reads in the background would end the pause
     breaker = tiers.lower.l3.breaker
     breaker.record_failure(DependencyError("rows cannot be read"))
     until(lambda: breaker.closed)
