@@ -169,6 +169,8 @@ class UnaryCalls:
                     self._parse(self._unread + read, time.perf_counter_ns())
                 else:
                     self._lost = "UNAVAILABLE: the server closed the connection"
+            except ConnectionResetError:  # closed with bytes of ours unread
+                self._lost = "UNAVAILABLE: the server closed the connection"
             except OSError as error:
                 self._lost = f"UNAVAILABLE: {error}"
             except (HyperframeError, HPACKError) as error:
