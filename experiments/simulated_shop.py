@@ -25,7 +25,7 @@ from rich.console import Console
 import clients  # noqa: F401  so that triton_recommender is found
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.served import Served, serve_with_gateway
-from experiments.shop_world import DAY_S, World
+from experiments.shop_world import DAY_S, TASTE_DAYS, World
 from export.build import build_repository
 from export.follow import follow_once
 from export.relayout import relayout
@@ -335,7 +335,8 @@ def main(
     figures = measure(users, items, days, challengers)
     conditions = (
         f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_DAY:g} visit a user, {VISITS_IN_SALE:g} in the "
-        f"{SALE_HOURS} hours after {CHANGED:.0%} of the users changed their taste; challengers meet {SHARE:.0%}"
+        f"{SALE_HOURS} hours after {CHANGED:.0%} of the users changed their taste, kept for "
+        f"{TASTE_DAYS:g} days otherwise; challengers meet {SHARE:.0%}"
     )
     finish("simulated-shop", "A simulated shop", "python -m experiments.simulated_shop", conditions, figures, results, machine)
 
