@@ -22,6 +22,7 @@ from serving.stages.rules.config import RulesConfig
 from tests.repositories import small_repository
 from tests.server.gateways import USER, Served, served_gateway
 from tests.server.test_publication import with_rules
+from tests.waiting import until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WAIT_S = 180
@@ -170,6 +171,7 @@ def test_an_experiment_shows_both_lists_the_interval_and_the_decision(page, serv
     page.open(USER)  # before the experiment, which would count this answer
     experiment = start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     answer_and_click(served, experiment, champion=0.1, challenger=0.6)
+    until(lambda: count_answers(served) == [200, 200])  # a report is kept for some seconds, and another test may have asked
     page.press("to-experiment")
     page.wait(lambda: page.items("challenger"))
     assert "spring: mode ab, generation 2 beside 1, 50.0 % of the users, since 20" in page.text("settings")
@@ -192,6 +194,11 @@ def test_an_experiment_shows_both_lists_the_interval_and_the_decision(page, serv
     page.wait(lambda: page.press("refresh") or page.text("decision") == "Rolled back: its p99 is 200 ms")
     assert page.text("settings").startswith("No experiment runs. The last one was spring")
     page.wait(lambda: page.items("challenger"))  # until it is unloaded
+
+
+def count_answers(served: Served) -> list[int]:
+    """Return the answers of each arm, as the gateway reports them."""
+    return [arm["answers"] for arm in served.http.get("/v1/experiment").raise_for_status().json()["arms"]]
 
 
 def notes(page: Page, id: str) -> list[str]:
