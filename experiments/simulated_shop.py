@@ -312,7 +312,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             figures = trade_for_days(shop, dataset, days, rng)
             say("a broken generation, a weak one, and one that is nearly as good")
             broken = publish(shuffled(dataset, rng), scratch, repo, "broken")
-            weak, near = (publish(thinned(dataset, part), scratch, repo, f"one in {part}") for part in (10, 2))
+            weak, near = (publish(thinned(dataset, part), scratch, repo, f"one_in_{part}") for part in (10, 2))
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http:
                 front = Storefront(shop, http)
                 figures += try_challengers(front, broken, weak, challengers, days, rng)
