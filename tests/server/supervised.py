@@ -73,6 +73,13 @@ def supervised_shop(folder: Path) -> Iterator[Supervised]:
     server = TritonServer(repo, run_dir=run_dir).start()
     state = gateway.follow(server.state, port, "", run_dir)
     watch.start_supervisor(state, run_dir)
+    with stopped_after(state, repo, run_dir, port) as shop:
+        yield shop
+
+
+@contextmanager
+def stopped_after(state: ServerState, repo: Path, run_dir: Path, port: int) -> Iterator[Supervised]:
+    """Yield a running shop, whose gateway is at `port`, and stop it; nothing of it is left afterwards."""
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
             yield Supervised(repo, run_dir, state.ports.grpc, http)

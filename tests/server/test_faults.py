@@ -11,19 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from server import watch
 from server.environment import PROJECT
-from server.launcher import stop_server
 from server.ports import find_free_port
 from server.processes import SHM_DIR, members, server_members
 from server.state import ServerState, known_servers
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import copy_small_repository
 from tests.server.gateways import USER
-from tests.server.supervised import Supervised
+from tests.server.supervised import Supervised, stopped_after
 
 CGROUP = Path("/sys/fs/cgroup")
 PERIOD_US = 100_000
@@ -54,12 +52,8 @@ def shop(tmp_path_factory) -> Iterator[Supervised]:
         command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} "$@"', "sh", *command]
     subprocess.run(command, cwd=PROJECT, check=True, timeout=300)
     (state,) = known_servers(run_dir)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-            yield Supervised(repo, run_dir, state.ports.grpc, http)
-    finally:
-        stop_server(state, run_dir)
-        assert members(state.tag) == []
+    with stopped_after(state, repo, run_dir, port) as shop:
+        yield shop
 
 
 def lists_of(shop: Supervised, users: range = range(1, 9)) -> dict[int, list]:
