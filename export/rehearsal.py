@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,9 @@ def rehearse(staging: Staging, dataset: Dataset, requests: Arrays) -> tuple[Reco
 
 def record(staging: Staging, inputs: Arrays) -> Recorded:
     """Answer requests from the staged files and return both. Raises ExportError when an answer depends on its batch."""
-    pipeline = Pipeline.load(staging.root, staging.generation, as_exported=True)
-    outputs = answer(pipeline, inputs, BATCH)
-    if difference := compare_answers(answer(pipeline, inputs, 1), outputs):
+    with closing(Pipeline.load(staging.root, staging.generation, as_exported=True)) as pipeline:
+        outputs, alone = answer(pipeline, inputs, BATCH), answer(pipeline, inputs, 1)
+    if difference := compare_answers(alone, outputs):
         raise ExportError(
             f"A request gets another answer alone than in a batch of  {BATCH}: {difference}. Report this as a bug."
         )
@@ -68,8 +69,8 @@ def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
 
 def warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
     """Return all tensors of all stages for a few recorded requests by name, [WARMUP_ROWS, *dims], valid in any generation."""
-    pipeline = Pipeline.load(staging.root, staging.generation, as_exported=True)
-    tensors = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
+    with closing(Pipeline.load(staging.root, staging.generation, as_exported=True)) as pipeline:
+        tensors = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
     return tensors | {
         # A repository keeps the warm-up of its first generation, and later ones may have fewer categories.
         "user_categorical": np.minimum(tensors["user_categorical"], OOV_ROW),

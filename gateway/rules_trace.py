@@ -16,7 +16,7 @@ NOTHING = RulesConfig()
 
 
 class RuleMove(NamedTuple):
-    """What one rule did to an item. rank_before, rank_after: counted from 1, None where the item is not in the list."""
+    """The effect of one rule on an item. rank_before, rank_after: counted from 1, None where the item is not in the list."""
 
     rule: str
     rank_before: int | None

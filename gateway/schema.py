@@ -89,7 +89,7 @@ class Place(Strict):
 
 
 class RuleMove(Strict):
-    """What one rule did to an item. rank_before, rank_after: counted from 1, null where the item is not in the list."""
+    """The effect of one rule on an item. rank_before, rank_after: counted from 1, null where the item is not in the list."""
 
     rule: str
     rank_before: int | None

@@ -27,7 +27,7 @@ USERS_PER_WRITE = 1_000  # a long transaction would make events wait
 
 @dataclass(frozen=True)
 class Retention:
-    """How long, and how much, is kept. 0 means for ever, or without a bound.
+    """Limits of time and size for what is kept. 0 means for ever, or without a bound.
 
     key_days: how long events stay in the store, and their ids are known; archive_days, archive_bytes: bounds of the archive
     idle_days, session_hours: how long users and anonymous sessions without events are kept; most_users: their largest number

@@ -37,7 +37,7 @@ MAX_KINDS = 256
 
 
 class Flags(IntFlag):
-    """What was decided when an event arrived."""
+    """The decision on an event, made when it arrived."""
 
     POSITIVE = 1
     SEEN = 2  # the item is not recommended to this user again

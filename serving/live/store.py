@@ -46,7 +46,7 @@ PROGRESS_FORMAT = struct.Struct("<QqqQQQQQqQ")
 
 
 class Progress(NamedTuple):
-    """How far a store's log and clock are, and counters. Times are unix milliseconds."""
+    """The positions of a store's log and clock, and counters. Times are unix milliseconds."""
 
     last_sequence: int = 0  # of the log; 0 before the first event
     latest_ms: int = 0  # latest event time accepted

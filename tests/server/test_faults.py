@@ -122,7 +122,7 @@ def opened_rows(state: ServerState) -> set[str]:
 
 
 def test_shared_memory_whose_files_are_removed_changes_no_answer_and_is_made_anew_once_there_is_room(shop):
-    """Where there is none, shoppers get popular items."""
+    """Shoppers get popular items when shared memory is full."""
     before, state = lists_of(shop), shop.state
     supervisor = next(process for process in members(state.tag) if "server.watch" in process.cmdline())
     folder = Path(f"/proc/{supervisor.pid}/root{SHM_DIR}")  # in its namespace

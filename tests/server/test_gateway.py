@@ -154,7 +154,7 @@ def test_a_request_is_one_trace_from_the_caller_through_the_gateway_to_the_stage
     assert path[-1].name == "GET /v1/recommendations"
 
 
-# What this server has nothing to say of: the drift of features, which needs a full window of requests, and events from Kafka.
+# This server has no values for the drift of features, which needs a full window of requests, and events from Kafka.
 DRIFT = {f"recommender_drift_{name}" for name in ("psi", "psi_bound", "kl")}
 ELSEWHERE = DRIFT | {"recommender_live_kafka_silent_seconds"}
 

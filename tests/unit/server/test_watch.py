@@ -1,4 +1,4 @@
-"""What an observer of a server sees of its processes."""
+"""An observer of a server finds out which of its processes died."""
 
 from __future__ import annotations
 
