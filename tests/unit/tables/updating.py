@@ -57,7 +57,7 @@ class Log:
         return Batch(keys, vectors, np.full(n, self.partition), np.full(n, self.length - 1))
 
 
-def versions(keys: np.ndarray, version: int) -> np.ndarray:
+def versions(keys: np.ndarray, version: int | np.ndarray) -> np.ndarray:
     return np.repeat((np.asarray(keys) * 1000 + version).astype(np.float32)[:, None], WIDTH, axis=1)
 
 
