@@ -10,22 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from hashlib import blake2b
 
 import numpy as np
 import pandas as pd
 
+from serving.contract.ids import stable_id
 from serving.contract.tensors import FIRST_USER_ID
 from training.dataset.columns import Column
 
-ID_BITS = 53  # JSON readers parse integers as doubles, which hold 53 bits exactly
 _INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d\d")  # "17850.0", "1e+06": written by data frames
-
-
-def stable_id(text: str, attempt: int = 0) -> int:
-    """Return the int id in [0, 2**53) of a text id. attempt > 0 gives further ids, for the rare collision."""
-    salt = attempt.to_bytes(8, "little") if attempt else b""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8, salt=salt).digest(), "big") >> (64 - ID_BITS)
 
 
 def stable_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_id) -> dict[str, int]:

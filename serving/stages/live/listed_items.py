@@ -42,12 +42,11 @@ class ListedItems:
 
     def _begin_record(self, position: int) -> None:
         """Write the rules' record of a new item whose columns are not known yet."""
-        item_id, config = self.items.padded_ids[position], self.rules.config
+        item_id, config = int(self.items.padded_ids[position]), self.rules.config
         record = writable(self.rules.items)[position : position + 1]
         record["group"], record["cap"], record["draw_rate"] = -1 - position, NO_CAP, 1.0
-        slots = [pin.slot - BLOCKED for pin in config.pinned if pin.item_id == item_id]
-        is_blocked = item_id in config.blocked_items
-        record["zone"] = BLOCKED if is_blocked else slots[0] if slots else 0
+        is_blocked, slot = item_id in config.blocked_ids, config.slots.get(item_id, BLOCKED)
+        record["zone"] = BLOCKED if is_blocked else slot - BLOCKED
         record["blocked"], record["behind"], record["in_floor_group"] = is_blocked, NEVER if is_blocked else OVER_CAP, False
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:

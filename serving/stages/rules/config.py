@@ -15,12 +15,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from serving.contract.errors import ConfigError
+from serving.contract.ids import stable_id
 
 CONFIG_FILE = "rules.json"
 ITEMS_FILE = "rules_items.npy"
@@ -100,8 +102,8 @@ class RulesConfig:
         pinned = [{ item_id = 22423, slot = 0 }]
         exploration = { slots = 2, pool = 20, novelty = 1.0 }
 
-    Items are named by the shop's ids, numbers or text; where the shop's are text, 22423 is "22423". Items that
-    are not in the catalogue are ignored.
+    Items are named by the shop's ids, numbers or text; where the shop's are text, 22423 is "22423". An item that
+    is not in the catalogue yet follows its rule as soon as an upsert adds it.
 
     Where rules disagree, the earlier one wins: blocked_items, pinned, price_cap, caps (category and provider),
     provider_floor, diversity, exploration. Only blocked_items may leave a list short: every other rule relaxes when
@@ -153,6 +155,16 @@ class RulesConfig:
     def to_dict(self) -> dict:
         return asdict(self)
 
+    @cached_property
+    def blocked_ids(self) -> frozenset[int]:
+        """Int64 ids of the blocked items, whether the export knew them or not. A number may be a name: both ids are in it."""
+        return frozenset(wire_id for item_id in self.blocked_items for wire_id in _list_wire_ids(item_id))
+
+    @cached_property
+    def slots(self) -> dict[int, int]:
+        """Slots of the pinned items by int64 id, as `blocked_ids`."""
+        return {wire_id: pin.slot for pin in self.pinned for wire_id in _list_wire_ids(pin.item_id)}
+
     @classmethod
     def load(cls, path: Path) -> RulesConfig:
         """Read a JSON file. Raises ConfigError."""
@@ -163,6 +175,10 @@ class RulesConfig:
                 f"rules: {path} cannot be read as JSON: {error}. Mend the file, or leave the rules out."
             ) from error
         return cls.from_dict(values)
+
+
+def _list_wire_ids(item_id: int | str) -> list[int]:
+    return ([] if isinstance(item_id, str) else [item_id]) + [stable_id(str(item_id))]
 
 
 def _check_pins(pins: tuple[Pin, ...]) -> None:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
-from repository.applied_rules import apply_rules, find_faults, list_versions, read_current_values, revert_rules, rules_folder
+from repository.applied_rules import (
+    NAMES_FILE,
+    apply_rules,
+    find_faults,
+    list_versions,
+    read_current_values,
+    revert_rules,
+    rules_folder,
+)
 from server.rules import app
+from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ConfigError
+from serving.contract.generations import pinned_generation
+from serving.contract.ids import stable_id
+from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
+from serving.stages.features.ids import ItemIndex
 from tests.unit.live.test_live_answers import answer, upserted
 
 USERS = list(range(1, 31))
@@ -49,6 +64,20 @@ def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repo
     shown = answer(pipeline, [7])["item_ids"][0]
     assert 1_000 not in shown
     assert top not in shown[:3]
+
+
+def test_a_new_item_with_a_text_id_is_blocked_by_its_text(repository, reader, upsert):
+    items = ItemIndex.load(stage_folder(repository, "rerank", pinned_generation(repository)) / "item_ids.npy").ids
+    names = stage_folder(repository, ENSEMBLE, pinned_generation(repository)) / NAMES_FILE
+    names.write_text(json.dumps({f"old-{item_id}": item_id for item_id in items.tolist()}))
+    pipeline = Pipeline.load(repository, live=reader)
+    for text in ("A-17", "2018"):
+        upserted(upsert, stable_id(text), kind="game", price=3.0)
+    assert {stable_id("A-17"), stable_id("2018")} <= set(answer(pipeline, [7])["item_ids"][0].tolist())
+    apply_rules(repository, {"blocked_items": ["A-17"], "pinned": [{"item_id": 2018, "slot": 1}]})
+    shown = answer(pipeline, [7])["item_ids"][0].tolist()
+    assert stable_id("A-17") not in shown
+    assert shown[1] == stable_id("2018")
 
 
 def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes(repository, tmp_path):

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serving.contract.ids import ID_BITS, stable_id
 from training.dataset.columns import Column
-from training.dataset.ids import ID_BITS, identify, stable_id, stable_ids
+from training.dataset.ids import identify, stable_ids
 from training.dataset.times import parse_times
 
 

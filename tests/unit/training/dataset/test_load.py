@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from serving.contract.errors import DataError
+from serving.contract.ids import stable_id
 from serving.contract.tensors import ContextColumn
 from tests.unit.training.dataset.conftest import EVENTS_CSV, ITEMS, TOML, USERS
-from training.dataset import BUNDLED, load_dataset, stable_id
+from training.dataset import BUNDLED, load_dataset
 from training.dataset.description import read_description
 from training.dataset.load import PROJECT, find_file
 
