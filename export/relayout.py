@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from export.rehearsal import record, warmup_tensors
-from export.settings import Settings
+from export.settings import read_exported_settings
 from repository.publish import Staging
 from repository.recorded import RECORDED_FILE, read_recorded
 from server.environment import RUN_DIR
@@ -41,7 +41,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     first = infos[STAGES[0]]
     axes = replace(first.axes, candidates=candidates or first.axes.candidates)
     specs = stage_specs(axes, first.context)
-    settings = Settings.model_validate(facts["settings"])
+    settings = read_exported_settings(published, facts)
     with Staging(repository, layout, find_held=lambda repo: held_generations(repo, RUN_DIR)) as staging:
         staging.check_contract(specs)
         copy_artifacts(published, staging.folder(ENSEMBLE))

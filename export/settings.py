@@ -19,6 +19,7 @@ The settings are recorded in the manifest of the generation.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +30,7 @@ from export.merlin_settings import MerlinSettings
 from hps_config.description import Bytes
 from hps_config.toml_faults import describe_unknown_key, refuse_unknown_keys, toml_faults
 from repository.config import WARMUP_ROWS, Serving
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.models.cold_rows import ColdRows
 
@@ -275,3 +276,18 @@ def read_settings(path: Path | None) -> Settings:
         settings = Settings.model_validate(document)
         settings.serving_of()
     return settings
+
+
+def read_exported_settings(folder: Path, manifest: Mapping[str, Any]) -> Settings:
+    """Return the settings that a generation was exported with. Raises ArtifactError for those of another version.
+
+    folder: of the generation's ensemble; manifest: what that folder's holds
+    """
+    try:
+        return Settings.model_validate(manifest["settings"])
+    except ValidationError as error:
+        keys = ", ".join(".".join(map(str, fault["loc"])) for fault in error.errors())
+        raise ArtifactError(
+            f"{folder} was exported by another version of this project, with settings that this one does not know: {keys}. "
+            "Export again."
+        ) from error

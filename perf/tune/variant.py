@@ -12,7 +12,7 @@ from pathlib import Path
 
 import faiss
 
-from export.settings import ComputeSettings, Settings
+from export.settings import ComputeSettings, Settings, read_exported_settings
 from repository.config import CONFIG_FILE, Serving, models_of, set_instances
 from repository.models import read_config, write_config
 from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_json, read_stage, sha256_of, stage_folder, write_manifest
@@ -91,5 +91,5 @@ def _link(source: str, target: str) -> None:
 
 def settings_of(repository: Path) -> Settings:
     """Return the settings that the answering generation was exported with."""
-    manifest = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
-    return Settings.model_validate(manifest["settings"])
+    folder = stage_folder(repository, ENSEMBLE, pinned_generation(repository))
+    return read_exported_settings(folder, read_json(folder, MANIFEST_FILE))

@@ -1,11 +1,13 @@
 """The export's settings: defaults, overrides by model, and messages that name the key."""
 
+from pathlib import Path
+
 import pytest
 
 from export.build import ranking_settings, sequence_settings
-from export.settings import Settings, read_settings
+from export.settings import Settings, read_exported_settings, read_settings
 from export.settings_doc import DOCUMENT, settings_doc
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.models.cold_rows import ColdRows
 
@@ -132,3 +134,11 @@ def test_the_settings_reference_lists_every_key_with_its_default():
         for key in getattr(field.annotation, "model_fields", {}):
             assert f"| `{key}` |" in document
     assert '| `l1` | bytes | `"64 MiB"` |' in document
+
+
+def test_settings_of_a_generation_that_another_version_exported_are_refused_with_the_remedy():
+    manifest = {"settings": Settings().model_dump(mode="json")}
+    assert read_exported_settings(Path("recommend/1"), manifest) == Settings()
+    manifest["settings"]["ranker"]["an_old_key"] = True
+    with pytest.raises(ArtifactError, match=r"recommend/1 .* ranker\.an_old_key\. Export again"):
+        read_exported_settings(Path("recommend/1"), manifest)
