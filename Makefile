@@ -45,7 +45,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables soak live tune eval check-feast check-deploy audit docs lint
+.PHONY: help setup run test lanes test-unit stop export serve check perf baseline bounds bounds-tables soak live tune eval check-feast check-deploy audit docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -148,12 +148,12 @@ PYTEST = $(PY) -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadf
 # of check-deploy: schemas and kubectl, 170 MB, which nothing else needs
 DEPLOY_TOOLS = .run/deploy-tools
 
-# every lane runs even when another one failed; the verdict, and the last line, are over all of them
+# mypy has one thread, so the lanes begin beside it. Everything runs even when something failed; the verdict over all lanes comes last
 test: setup ## everything the tests need, then make lint and all lanes: unit, long, contract, server, gpu
-	@status=0; \
-	$(MAKE) --no-print-directory lint || status=1; \
-	$(PY) -m tests.lanes $(PYTEST) || status=1; \
-	exit $$status
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 lint lanes
+
+lanes: setup # without the flags of this make, which tests would pass on to the commands that they run
+	@MAKEFLAGS= MFLAGS= $(PY) -m tests.lanes $(PYTEST)
 
 test-unit: setup ## the fast lane: no tritonserver, nothing that takes minutes
 	@OMP_NUM_THREADS=1 $(PYTEST) --lane unit tests/unit
