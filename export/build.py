@@ -7,7 +7,7 @@ log ─▶ features (NVTabular, compiled and replayed) ─▶ retriever, ranker,
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -57,6 +57,7 @@ from training.models.sequence import SequenceShape
 from training.models.teachers import NETWORKS
 from training.models.train_ranker import Ranker, RankerSettings, train_ranker
 from training.models.train_sequence import SequenceSettings
+from training.models.warm_start import EARLIER, SERVED, write_learned
 from training.retrieval.choose import Choices, choose_sources
 from training.retrieval.effort import widen_search
 from training.retrieval.fit import RetrievalSettings, fit_served_retriever
@@ -70,6 +71,17 @@ FEWEST_EVENTS, FEWEST_EPOCHS = 20_000, 3  # fewer teach it nothing
 MOST_READ = 50  # latest events of a history that it reads
 
 
+@dataclass(frozen=True)
+class Learning:
+    """start_from: what an earlier generation learned, None to learn from scratch; keep_in: an empty or new folder for what this
+    one learns; generations: how many have learned from one another then, this one included (training/models/warm_start.py)
+    """
+
+    start_from: Path | None
+    keep_in: Path
+    generations: int
+
+
 def build_repository(
     dataset: Dataset,
     repository: Path,
@@ -78,8 +90,12 @@ def build_repository(
     layout: str = "ensemble",
     profile: str = DEFAULT,
     verbose: bool = False,
+    learning: Learning | None = None,
 ) -> int:
-    """Train on the whole log and publish. Return the generation. Raises ConfigError or ExportError."""
+    """Train on the whole log and publish. Return the generation. Raises ConfigError, ExportError or ArtifactError.
+
+    learning: how it goes on from what an earlier generation learned; None: from scratch, and nothing is kept
+    """
     plugin, pipeline, progress = load_profile(profile), settings.pipeline, Progress(console, verbose)
     applied = read_current_values(live_folder(repository, settings.live.folder) / FOLDER, dataset.description.name)
     rules = RulesConfig.from_dict(settings.rules if applied is None else applied)
@@ -104,6 +120,7 @@ def build_repository(
                 n_positives = int(dataset.interactions["positive"].sum())
                 sequence = sequence_settings(settings, n_positives) if plugin.serves_sequences else None
                 tried = retrieval_settings(pipeline, sequence, graph_settings(settings, n_positives))
+                tried = replace(tried, start_from=learning.start_from if learning else None)
                 choices, retrieval, past = choose_sources(dataset, features, tried, progress.detail)
                 phase.result = describe_sources(choices)
             with progress.phase("retriever") as phase:
@@ -124,6 +141,10 @@ def build_repository(
                 rehearsed = Rehearsed(repository, staging, specs, settings, recorded, workflow)
                 generation = plugin.publish(rehearsed, progress.note)
                 phase.result = f"generation {generation} published in {repository}"
+    if learning:
+        fitted = {EARLIER: past.retriever.retriever.sequence, SERVED: served.retriever.sequence}
+        models = {name: model for name, model in fitted.items() if model is not None}
+        write_learned(learning.keep_in, features.items.ids, models, learning.generations)
     return generation
 
 

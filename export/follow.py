@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from export.build import build_repository
+from export.build import Learning, build_repository
 from export.continued import continue_log, find_prompted
 from export.prequential import answer_live, choose_questions
 from export.relayout import relayout
@@ -39,9 +39,10 @@ from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
 from serving.live.experiment import Experiment
-from serving.live.store import live_folder
+from serving.live.store import LEARNED, live_folder
 from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset
+from training.models.warm_start import count_generations, replace_learned
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
@@ -87,7 +88,8 @@ def follow_once(
         return Round(0, f"waits: the new events are all of one moment, so that none is left to judge generation {serving} by")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
         candidate, layout = Path(scratch, "candidate"), layout_of(read_config(repo / ENSEMBLE / CONFIG_FILE))
-        build_repository(earlier, candidate, settings, console, layout)
+        learning = plan_learning(folder / LEARNED, Path(scratch, LEARNED), settings.training.scratch_every)
+        build_repository(earlier, candidate, settings, console, layout, learning=learning)
         rows = choose_judged(whole.interactions, folder, int(np.searchsorted(times_s, judged_from_s)))
         first, serving_first = np.searchsorted(times_s, (judged_from_s, known_until_s + 1)).tolist()  # rows neither has learned
         verdict = judge(
@@ -100,6 +102,7 @@ def follow_once(
             record_act(repo, "not published", serving, reason=str(verdict))
             return Round(0, f"generation {serving} stays. {verdict}", verdict)
         generation = relayout(candidate, repo, layout)
+        replace_learned(learning.keep_in, folder / LEARNED)
     if share < 1:
         pin(repo, serving)  # a restart serves everybody what was served before
     make_read_only(repo, generation)
@@ -111,6 +114,15 @@ def follow_once(
     for state in servers:
         activate(state, generation, RUN_DIR)
     return Round(generation, f"generation {generation}. {verdict}", verdict)
+
+
+def plan_learning(learned: Path, keep_in: Path, scratch_every: int) -> Learning:
+    """Return whether the next generation goes on from what is in `learned`, or learns from scratch. Raises ArtifactError.
+
+    scratch_every: of so many generations one learns from scratch
+    """
+    generations = count_generations(learned) % scratch_every
+    return Learning(learned if generations else None, keep_in, generations + 1)
 
 
 def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Erase a user's events and answers from store, archive, exposure log and Redis, and prove that nothing is left.
 
 An event stays in the log without its user and texts, so that the counts of its item can be replayed. What a generation learned
-stays until the next export. LMDB reuses freed pages before the file grows; until then they hold old bytes without a reference.
+stays until the next one; the weights that it would go on from are removed. LMDB reuses freed pages before the file grows; until
+then they hold old bytes without a reference.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -25,7 +27,7 @@ from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, F
 from serving.live.feast_views import users_view
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
-from serving.live.store import CHANGE, Store, ids_as_keys
+from serving.live.store import CHANGE, LEARNED, Store, ids_as_keys
 from serving.live.writer import Writer, digest_of, wall_clock_ms
 
 PROOFS = "erasures.jsonl"
@@ -65,6 +67,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
             removed["archived events"] = removed.get("archived events", 0) + count
             rewritten[segment.path.name] = hashlib.sha256(segment.path.read_bytes()).hexdigest()
     removed["answers"] = erase_exposures(folder, user_id)
+    shutil.rmtree(folder / LEARNED, ignore_errors=True)
     if shared:
         removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)
     digest = hashlib.sha256(str(user_id).encode()).hexdigest()

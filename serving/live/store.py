@@ -37,6 +37,7 @@ SETS = ("seen",)  # databases with many values of one size per key
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
 COUNTERS, MACHINE = b"counters", b"machine"
 ARCHIVE = "archive"  # folder of the log's older part (live/archive.py)
+LEARNED = "learned"  # folder of weights that the next generation goes on from (training/models/warm_start.py)
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
 MAX_READERS = 512  # threads of all processes that read at the same time
 SPARE_TRANSACTIONS = 8  # LMDB keeps them for reuse, so that a read begins without an allocation

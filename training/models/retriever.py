@@ -162,9 +162,13 @@ class Retriever:
 
 
 def fit_retriever(
-    data: RetrieverData, settings: RetrieverSettings, seed: int = 0, say: Callable[[str], None] = print
+    data: RetrieverData,
+    settings: RetrieverSettings,
+    seed: int = 0,
+    say: Callable[[str], None] = print,
+    start: SequenceModel | None = None,
 ) -> Retriever:
-    """Fit the retriever: minutes on one core, seconds on small logs."""
+    """Fit the retriever: minutes on one core, seconds on small logs. start: a sequence model that goes on learning, in place"""
     neighbours = fit_neighbours(data.positives, settings.item_item, np.random.default_rng(seed))
     say(f"  item-item: {(neighbours.weights > 0).sum():,} neighbours of {data.n_items:,} items")
     torch.manual_seed(seed)
@@ -181,7 +185,7 @@ def fit_retriever(
     windows = cut_windows(data.taken, data.n_items, settings.sequence.shape.length)
     if not len(windows.users):
         return fitted
-    return replace(fitted, sequence=train_sequence(windows, data.n_items, settings.sequence, seed, say))
+    return replace(fitted, sequence=train_sequence(windows, data.n_items, settings.sequence, seed, say, start))
 
 
 def _search_exactly(
@@ -265,9 +269,8 @@ def prepare_data(
 
 def _list_taken(features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool) -> Taken:
     events = train.iloc[rows]
-    _, users = np.unique(events["user_id"].to_numpy(), return_inverse=True)
     items, times_s = features.items.positions(events["item_id"].to_numpy()), events["timestamp"].to_numpy()
-    return Taken(users, items, times_s, not filter_seen)
+    return Taken(events["user_id"].to_numpy(), items, times_s, not filter_seen)
 
 
 def _encode_at_store_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:

@@ -20,6 +20,7 @@ from training.dataset import Dataset
 from training.evaluation.metrics import ndcg_at, recall_at
 from training.features.build import Examples, Features, take_context
 from training.models.ranking_data import split_again
+from training.models.warm_start import EARLIER
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_training_retriever
 
 Say = Callable[[str], None]
@@ -95,7 +96,7 @@ def choose_sources(
     """
     log = dataset.interactions
     earlier, later = split_again(log)
-    tried = fit_training_retriever(dataset, features, settings, say, earlier)
+    tried = fit_training_retriever(dataset, features, settings, say, earlier, EARLIER)
     choices = choose_weights(tried, make_questions(features, log, later, settings), say)
     weights = (choices.sequence.chosen, choices.graph.chosen)
     chosen = replace(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from training.features.build import Examples, Features
 from training.models.graph import GraphSettings
 from training.models.retriever import Retriever, RetrieverSettings, fit_retriever, prepare_data
 from training.models.train_sequence import SequenceSettings
+from training.models.warm_start import SERVED, read_learned
 
 Say = Callable[[str], None]
 
@@ -26,7 +28,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class RetrievalSettings:
     """candidates: C; filter_seen: neither learn nor retrieve items that the user already had; sequence, graph: None for no such
-    model."""
+    model; start_from: what an earlier generation learned (training/models/warm_start.py), None to learn from scratch."""
 
     candidates: int
     filter_seen: bool = True
@@ -35,6 +37,7 @@ class RetrievalSettings:
     sequence_weight: float = 1.0
     graph: GraphSettings | None = None
     graph_weight: float = 1.0
+    start_from: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -61,24 +64,36 @@ class FittedRetriever:
 def fit_served_retriever(dataset: Dataset, features: Features, settings: RetrievalSettings, say: Say) -> FittedRetriever:
     """Fit on the whole log, for serving."""
     log = dataset.interactions
-    return _fit(dataset, features, log, np.flatnonzero(log["positive"].to_numpy()), settings, say)
+    return _fit(dataset, features, log, np.flatnonzero(log["positive"].to_numpy()), settings, say, SERVED)
 
 
 def fit_training_retriever(
-    dataset: Dataset, features: Features, settings: RetrievalSettings, say: Say, earlier: pd.DataFrame
+    dataset: Dataset, features: Features, settings: RetrievalSettings, say: Say, earlier: pd.DataFrame, learned: str = ""
 ) -> FittedRetriever:
-    """Fit on the events before a label window only. earlier: these events, with their row number in the log as "row"."""
+    """Fit on the events before a label window only.
+
+    earlier: these events, with their row number in the log as "row"; learned: what to go on from, EARLIER or, for nothing, ""
+    """
     rows = np.sort(earlier.loc[earlier["positive"].to_numpy(), "row"].to_numpy())
-    return _fit(dataset, features, earlier, rows, settings, say)
+    return _fit(dataset, features, earlier, rows, settings, say, learned)
 
 
 def _fit(
-    dataset: Dataset, features: Features, events: pd.DataFrame, rows: np.ndarray, settings: RetrievalSettings, say: Say
+    dataset: Dataset,
+    features: Features,
+    events: pd.DataFrame,
+    rows: np.ndarray,
+    settings: RetrievalSettings,
+    say: Say,
+    learned: str,
 ) -> FittedRetriever:
     """Fit on `events`. rows: int64 ascending, row numbers of their positives in the log."""
     data = prepare_data(features, dataset.interactions, rows, settings.filter_seen)
     models = RetrieverSettings(sequence=settings.sequence, graph=settings.graph)
-    retriever = fit_retriever(data, models, settings.seed, say)
+    start = None
+    if settings.sequence and settings.start_from and learned:
+        start = read_learned(settings.start_from, learned, features.items.ids, settings.sequence.shape)
+    retriever = fit_retriever(data, models, settings.seed, say, start)
     retriever = retriever.weigh(sequence=settings.sequence_weight, graph=settings.graph_weight)
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
     seen = make_matrix(events if settings.filter_seen else events.iloc[:0], user_ids, item_ids)

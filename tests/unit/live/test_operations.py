@@ -19,6 +19,7 @@ from serving.contract.errors import RecommenderError
 from serving.live.events import HEADER, USER_CHANGED, EventBatch, pack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
+from serving.live.store import LEARNED
 from serving.live.writer import Writer
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.conftest import Clock
@@ -124,7 +125,9 @@ def test_an_erased_user_leaves_no_trace_and_everything_else_stays(writer, folder
         users = snapshot.all_users()
         others = users[users != 7]
         before = snapshot.users(others)[1].tobytes(), snapshot.all_items()[1].tobytes()
+    (folder / LEARNED).mkdir()
     erasure = erase_user(writer, 7)
+    assert not (folder / LEARNED).exists()  # the next generation does not go on from what the last one learned of the user
     assert not any(erasure.left.values())
     assert {"events", "record", "columns", "archived events", "event ids"} <= {k for k, n in erasure.removed.items() if n}
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:

@@ -1,0 +1,89 @@
+"""A generation goes on from the weights of the one before: rows of items are found again, and learning takes fewer steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from export.follow import plan_learning
+from serving.contract.errors import ArtifactError
+from tests.unit.training.models.test_sequence import LENGTH, N_ITEMS, SHAPE, cyclic_log
+from training.models.sequence import SequenceModel, SequenceShape
+from training.models.train_sequence import SequenceSettings, Taken, Windows, cut_windows, train_sequence
+from training.models.warm_start import EARLIER, SERVED, read_learned, replace_learned, write_learned
+
+ITEM_IDS = np.arange(N_ITEMS) * 10
+SETTINGS = SequenceSettings(SHAPE, epochs=20, most_events=12_000, batch_events=256, learning_rate=5e-3)
+
+
+@pytest.fixture(scope="module")
+def windows() -> Windows:
+    return cut_windows(Taken(*cyclic_log()), N_ITEMS, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def learned(windows) -> SequenceModel:
+    return train_sequence(windows, N_ITEMS, SETTINGS, say=lambda _: None)
+
+
+def encode(model: SequenceModel, items: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return model.encode_moments(torch.tensor([items]), torch.zeros(1, len(items))).numpy()
+
+
+def test_known_items_keep_their_rows_and_new_ones_get_one(learned, tmp_path):
+    write_learned(tmp_path, ITEM_IDS, {SERVED: learned}, 1)
+    later = np.sort(np.append(ITEM_IDS[1:], [5, 999]))  # one item went, two came
+    model = read_learned(tmp_path, SERVED, later, SHAPE)
+    known = np.isin(later, ITEM_IDS)
+    np.testing.assert_array_equal(model.item_vectors[known], learned.item_vectors[1:])
+    assert np.isfinite(model.item_vectors).all()
+    assert (model.item_vectors[~known] != 0).any(axis=1).all()
+    assert (model.table.weight[-1] == 0).all()  # padding
+    places = np.flatnonzero(known)
+    np.testing.assert_array_equal(encode(model, places[[2, 3, 4]].tolist()), encode(learned, [3, 4, 5]))
+
+
+def test_going_on_takes_fewer_steps_and_loses_nothing(windows, learned, tmp_path):
+    write_learned(tmp_path, ITEM_IDS, {SERVED: learned}, 1)
+    said: dict[bool, list[str]] = {True: [], False: []}
+    for warm in (True, False):
+        start = read_learned(tmp_path, SERVED, ITEM_IDS, SHAPE) if warm else None
+        train_sequence(windows, N_ITEMS, SETTINGS, say=said[warm].append, start=start)
+    steps, losses = ({warm: read(lines[-1]) for warm, lines in said.items()} for read in (read_steps, read_loss))
+    assert steps[True] < 0.5 * steps[False]
+    assert losses[True] < losses[False] + 0.05
+
+
+def read_steps(line: str) -> int:
+    return int(line.split(" of ")[1].split(",")[0])
+
+
+def read_loss(line: str) -> float:
+    return float(line.split()[-1])
+
+
+def test_a_model_of_another_shape_is_learned_from_scratch(learned, tmp_path):
+    write_learned(tmp_path, ITEM_IDS, {SERVED: learned}, 1)
+    assert read_learned(tmp_path, SERVED, ITEM_IDS, SequenceShape(width=8, length=LENGTH)) is None
+    assert read_learned(tmp_path, EARLIER, ITEM_IDS, SHAPE) is None  # nothing was kept of it
+
+
+def test_a_damaged_file_is_an_error_with_the_remedy(learned, tmp_path):
+    write_learned(tmp_path, ITEM_IDS, {SERVED: learned}, 1)
+    (tmp_path / f"{SERVED}.npz").write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(ArtifactError, match=f"Remove {tmp_path}"):
+        read_learned(tmp_path, SERVED, ITEM_IDS, SHAPE)
+
+
+def test_one_generation_of_some_learns_from_scratch(learned, tmp_path):
+    kept, scratch, from_scratch = tmp_path / "kept", tmp_path / "scratch", []
+    for _ in range(7):
+        learning = plan_learning(kept, scratch, scratch_every=3)
+        from_scratch.append(learning.start_from is None)
+        write_learned(learning.keep_in, ITEM_IDS, {SERVED: learned}, learning.generations)
+        replace_learned(scratch, kept)
+    assert from_scratch == [True, False, False, True, False, False, True]
+    replace_learned(scratch, kept)  # a generation without a sequence model
+    assert plan_learning(kept, scratch, scratch_every=3).start_from is None

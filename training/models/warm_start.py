@@ -1,0 +1,81 @@
+"""Keep what the sequence model has learned, so that the next generation goes on from there.
+
+    <folder>/earlier.npz   of the retriever whose candidates teach the ranker: it never saw the later part of the log
+    <folder>/served.npz    of the retriever that is served
+
+Rows of the table are found again by item id; items that are new start at random. The other sources are computed in closed form
+or begin near the end of their training, and the ranker's labels are others each time, so nothing is kept of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+
+from serving.contract.errors import ArtifactError
+from training.models.sequence import SequenceModel, SequenceShape
+
+EARLIER, SERVED = "earlier", "served"
+ITEM_IDS, GENERATIONS, TABLE = "item ids", "generations", "table.weight"
+
+
+def write_learned(folder: Path, item_ids: np.ndarray, models: Mapping[str, SequenceModel], generations: int) -> None:
+    """Write the weights of models into an empty or new folder.
+
+    item_ids: int64 [n_items] ascending; models: by EARLIER and SERVED; generations: how many learned from one another so far
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers: dict[str, Any] = {ITEM_IDS: item_ids, GENERATIONS: np.int64(generations)}
+    for name, model in models.items():
+        arrays: dict[str, Any] = {key: value.numpy() for key, value in model.state_dict().items()}
+        np.savez(folder / f"{name}.npz", **arrays, **numbers)
+
+
+def replace_learned(source: Path, target: Path) -> None:
+    """Move a folder to the place of another one, which goes even where there is no source."""
+    shutil.rmtree(target, ignore_errors=True)
+    if source.exists():
+        shutil.move(source, target)
+
+
+def count_generations(folder: Path) -> int:
+    """Return how many generations have learned from one another; 0 where nothing is kept. Raises ArtifactError."""
+    path = folder / f"{SERVED}.npz"
+    return int(_read(path)[GENERATIONS]) if path.exists() else 0
+
+
+def read_learned(folder: Path, name: str, item_ids: np.ndarray, shape: SequenceShape) -> SequenceModel | None:
+    """Return a model that goes on from what is kept; None where nothing is, or where it has another shape.
+
+    item_ids: int64 [n_items] ascending, of the log to learn from. Raises ArtifactError for a file that cannot be read.
+    """
+    path = folder / f"{name}.npz"
+    if not path.exists():
+        return None
+    kept = _read(path)
+    model = SequenceModel(len(item_ids), shape)
+    weights = {key: value for key, value in model.state_dict().items() if key != TABLE}
+    if any(key not in kept or kept[key].shape != tuple(value.shape) for key, value in weights.items()):
+        return None
+    known = np.isin(item_ids, kept[ITEM_IDS])
+    rows = np.searchsorted(kept[ITEM_IDS], item_ids[known])
+    with torch.no_grad():
+        model.load_state_dict({key: torch.from_numpy(kept[key]) for key in weights}, strict=False)
+        model.table.weight[:-1][torch.from_numpy(known)] = torch.from_numpy(kept[TABLE][rows])
+    return model
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise ArtifactError(
+            f"{path} cannot be read: {error}. Remove {path.parent}: the next generation learns from scratch."
+        ) from error
