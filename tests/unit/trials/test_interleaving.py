@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving.contract.tensors import PAD_ID
-from trials.interleaving import CHALLENGER, CHAMPION, NOBODY, credit_clicks, draft_teams
+from trials.interleaving import BOTH, CHALLENGER, CHAMPION, NOBODY, credit_clicks, draft_teams
 
 
 def test_items_are_the_best_of_both_without_repeats():
@@ -17,7 +17,7 @@ def test_items_are_the_best_of_both_without_repeats():
         assert len(set(items.tolist())) == len(items) == 10
         assert abs(int((teams == CHAMPION).sum()) - int((teams == CHALLENGER).sum())) <= 1
         for team, ranked in ((CHAMPION, champion), (CHALLENGER, challenger)):
-            for place in np.flatnonzero(teams == team):  # nothing better of the team's own list was left
+            for place in np.flatnonzero((teams == team) | (teams == BOTH)):  # nothing better of the team's own list was left
                 better = ranked[: ranked.tolist().index(items[place])]
                 assert set(better.tolist()) <= set(items[:place].tolist())
 
@@ -32,10 +32,19 @@ def test_the_same_request_is_drafted_alike_and_coins_are_fair():
 def test_short_and_equal_lists():
     items, teams, _ = draft_teams(np.array([1, 2, PAD_ID]), np.array([1, 2, PAD_ID]), "x")
     assert items.tolist() == [1, 2, PAD_ID]
-    assert teams[2] == NOBODY
+    assert teams.tolist() == [BOTH, BOTH, NOBODY]
     items, teams, _ = draft_teams(np.array([1, PAD_ID, PAD_ID]), np.array([4, 5, 6]), "x")
     assert set(items.tolist()) <= {1, 4, 5, 6}
     assert PAD_ID not in items
+
+
+def test_what_both_want_credits_nobody():
+    champion, challenger = np.array([1, 2, 3, 4]), np.array([1, 3, 2, 4])
+    for number in range(20):
+        items, teams, _ = draft_teams(champion, challenger, str(number))
+        assert dict(zip(items.tolist(), teams.tolist(), strict=True)) == {1: BOTH, 2: CHAMPION, 3: CHALLENGER, 4: BOTH}
+        assert credit_clicks(teams, np.isin(items, [1, 4])) == 0
+        assert credit_clicks(teams, np.isin(items, [1, 3])) == 1
 
 
 def test_random_clicks_credit_both_teams_alike():
