@@ -326,7 +326,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
 
 @app.command()
 def main(
-    users: Annotated[int, typer.Option(min=100)] = 1_000,
+    users: Annotated[int, typer.Option(min=100)] = 1_500,
     items: Annotated[int, typer.Option(min=100)] = 1_000,
     days: Annotated[int, typer.Option(min=2)] = 30,
     challengers: Annotated[int, typer.Option(min=1, help="broken ones")] = 20,

@@ -18,13 +18,13 @@ from serving.contract.errors import ConfigError
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.progress import compare_clicks
-from trials.sequential import LEAST_OBSERVATIONS, Comparison, compare_arms
+from trials.sequential import ALPHA, LEAST_OBSERVATIONS, Comparison, compare_arms, has_wrong_split
 
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # half of the first answers: no statistics are needed
 MORE_DEGRADED = 0.02  # share of answers, significantly
 FEWER_CLICKS = 0.1  # of the champion's click rate, significantly
-SLOWER, SLOWER_MS = 1.5, 20.0  # p99: so many times the champion's, and by so much
+SLOWER, SLOWER_MS, SLOW_SHARE = 1.5, 20.0, 0.01  # p99: so many times the champion's, and by so much, significantly
 LEAST_COVERAGE = 0.3  # of the different items that as many answers of the champion show
 
 
@@ -84,9 +84,11 @@ def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
     times_ms = [np.array(arm["latency_ms"].drop_null().to_pylist()) for arm in (champion, challenger)]
     if min(map(len, times_ms)) < LEAST_OBSERVATIONS:
         return ""
-    p99 = [float(np.percentile(times, 99)) for times in times_ms]
-    if p99[1] > max(SLOWER * p99[0], p99[0] + SLOWER_MS):
-        return f"its p99 is {p99[1]:.0f} ms, the champion's {p99[0]:.0f} ms"
+    champions_ms, own_ms = (float(np.percentile(times, 99)) for times in times_ms)
+    slow = int((times_ms[1] > max(SLOWER * champions_ms, champions_ms + SLOWER_MS)).sum())
+    counts = slow, len(times_ms[1]) - slow
+    if slow > SLOW_SHARE * sum(counts) and has_wrong_split(counts, (SLOW_SHARE, 1 - SLOW_SHARE), ALPHA):
+        return f"its p99 is {own_ms:.0f} ms, the champion's {champions_ms:.0f} ms"
     return ""
 
 
