@@ -13,7 +13,7 @@ from typing import Self
 from triton_recommender.cache.base import Cache
 from triton_recommender.cache.transport import AsyncCachedTransport, CachedTransport
 from triton_recommender.catalogue import Catalogue
-from triton_recommender.client import DEFAULT_URL, SharedClient, Timer, judge_health
+from triton_recommender.client import DEFAULT_URL, Deadline, SharedClient, judge_health
 from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Endpoints, Policy
 from triton_recommender.errors import CacheUnavailable, InvalidRequest, ModelNotFound, RecommenderError
 from triton_recommender.models import (
@@ -114,10 +114,10 @@ class Recommender(SharedClient):
         answers may come from two generations when the server moves meanwhile.
         """
         asked, notices = self.resolve(queries)
-        signature, timer = self.signature(), Timer(timeout_s or self.timeouts.request)
+        signature, deadline = self.signature(), Deadline(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
         for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
-            answers += decode(self._infer(call, timer), part, k, signature.exclusions)
+            answers += decode(self._infer(call, deadline), part, k, signature.exclusions)
         return self.complete(answers, notices, call.request_id)
 
     def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
@@ -136,11 +136,11 @@ class Recommender(SharedClient):
         Events with an `event_id` may simply be sent again. Raises RecommenderError.
         """
         named = [self.identify(event) for event in events]
-        model, timer = self._describe(OBSERVE), Timer(self.timeouts.request)
+        model, deadline = self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
             for call in self.make_observe_calls(named, model):
-                sequences += self.sequences(self._infer(call, timer))
+                sequences += self.decode_sequences(self._infer(call, deadline))
         finally:
             self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
         return sequences
@@ -152,7 +152,7 @@ class Recommender(SharedClient):
         Never sent twice: a late second arrival could undo a later change. Raises RecommenderError.
         """
         call = self.make_upsert_call(kind, record_id, columns, self._describe(UPSERT))
-        return self.sequences(self._infer(call, Timer(self.timeouts.request)))[0]
+        return self.decode_sequences(self._infer(call, Deadline(self.timeouts.request)))[0]
 
     def signature(self) -> Signature:
         """Return sizes and context columns of the served `recommend`; asked once, then remembered."""
@@ -176,10 +176,10 @@ class Recommender(SharedClient):
             self.models[model] = self._transport.describe(model, self.timeouts.connect)
         return self.models[model]
 
-    def _infer(self, call: Call, timer: Timer) -> dict:
-        with client_span(call.model, self.span_attributes(call)) as headers:
+    def _infer(self, call: Call, deadline: Deadline) -> dict:
+        with client_span(call.model, self.describe_span(call)) as headers:
             try:
-                return self._transport.infer(timer.limit(call, headers))
+                return self._transport.infer(deadline.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
                 self.models.pop(call.model, None)  # another export may have other tensors: look again next time
                 raise
@@ -199,7 +199,7 @@ class Recommender(SharedClient):
         try:
             self.cache.forget(user_ids)
         except CacheUnavailable as error:
-            self.log_not_forgotten(error)
+            self.warn_of_stale_answers(error)
 
 
 class AsyncRecommender(SharedClient):
@@ -257,10 +257,10 @@ class AsyncRecommender(SharedClient):
     ) -> list[Recommendations]:
         """See Recommender.recommend_many."""
         asked, notices = self.resolve(queries)
-        signature, timer = await self.signature(), Timer(timeout_s or self.timeouts.request)
+        signature, deadline = await self.signature(), Deadline(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
         for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
-            answers += decode(await self._infer(call, timer), part, k, signature.exclusions)
+            answers += decode(await self._infer(call, deadline), part, k, signature.exclusions)
         return self.complete(answers, notices, call.request_id)
 
     async def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
@@ -270,11 +270,11 @@ class AsyncRecommender(SharedClient):
     async def observe_many(self, events: Sequence[Event]) -> list[int]:
         """See Recommender.observe_many."""
         named = [self.identify(event) for event in events]
-        model, timer = await self._describe(OBSERVE), Timer(self.timeouts.request)
+        model, deadline = await self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
             for call in self.make_observe_calls(named, model):
-                sequences += self.sequences(await self._infer(call, timer))
+                sequences += self.decode_sequences(await self._infer(call, deadline))
         finally:
             await self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
         return sequences
@@ -282,7 +282,7 @@ class AsyncRecommender(SharedClient):
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
         """See Recommender.upsert."""
         call = self.make_upsert_call(kind, record_id, columns, await self._describe(UPSERT))
-        return self.sequences(await self._infer(call, Timer(self.timeouts.request)))[0]
+        return self.decode_sequences(await self._infer(call, Deadline(self.timeouts.request)))[0]
 
     async def signature(self) -> Signature:
         """See Recommender.signature."""
@@ -306,10 +306,10 @@ class AsyncRecommender(SharedClient):
             self.models[model] = await self._transport.describe(model, self.timeouts.connect)
         return self.models[model]
 
-    async def _infer(self, call: Call, timer: Timer) -> dict:
-        with client_span(call.model, self.span_attributes(call)) as headers:
+    async def _infer(self, call: Call, deadline: Deadline) -> dict:
+        with client_span(call.model, self.describe_span(call)) as headers:
             try:
-                return await self._transport.infer(timer.limit(call, headers))
+                return await self._transport.infer(deadline.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
                 self.models.pop(call.model, None)
                 raise
@@ -329,7 +329,7 @@ class AsyncRecommender(SharedClient):
         try:
             await self.cache.forget_async(user_ids)
         except CacheUnavailable as error:
-            self.log_not_forgotten(error)
+            self.warn_of_stale_answers(error)
 
 
 def urls(url: str | Sequence[str]) -> list[str]:

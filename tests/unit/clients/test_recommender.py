@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 import triton_recommender
@@ -346,5 +347,8 @@ def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
     assert [shop.events[0].user_id, shop.queries[0].user_id] == [session_id("a3f9")] * 2
     with pytest.raises(InvalidRequest, match="Both user_id and session"):
         shop.recommend(7, session="a3f9")
-    with pytest.raises(InvalidRequest, match="those of sessions"):
-        shop.recommend(session_id("a3f9"))
+    for session in (session_id("a3f9"), np.int64(session_id("a3f9"))):
+        with pytest.raises(InvalidRequest, match="reserved for sessions"):
+            shop.recommend(session)
+    with pytest.raises(InvalidRequest, match="session is ''; expected a text that is not empty"):
+        shop.recommend(session="")
