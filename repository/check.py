@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from repository.config import CONFIG_FILE, fields_stated, layout_of, models_of, spec_of
+from repository.config import CONFIG_FILE, layout_of, models_of, read_record_fields, spec_of
 from repository.finding import Finding, count_errors, finding_of
 from repository.models import read_config, refuse_unservable_path
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
@@ -185,7 +185,7 @@ def find_record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]
     named = {tensor.name for tensor in (*config.input, *config.output)}
     for record in spec.records:
         if record.name in named:
-            stated = fields_stated(config, record.name) or "nothing"
+            stated = read_record_fields(config, record.name) or "nothing"
             if stated != record.stated_fields:
                 yield f"The record {record.name} has {stated} in config.pbtxt, and {record.stated_fields} in stage.json"
 

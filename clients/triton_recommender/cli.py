@@ -24,7 +24,7 @@ from triton_recommender.errors import CatalogueMissing, InvalidRequest, Recommen
 from triton_recommender.folder import list_users
 from triton_recommender.models import Health, Query, Recommendations, Timeouts, Tls
 from triton_recommender.recommender import Recommender
-from triton_recommender.terminal import json_text, printable
+from triton_recommender.terminal import dump_json, escape_text
 
 app = typer.Typer(help="Ask a served repository for recommendations.", no_args_is_help=True, add_completion=False)
 out = Console()
@@ -79,9 +79,9 @@ def recommend(
         if names is not None:
             warn_of_foreign_items(answer, names, repo, url)
         for notice in answer.warnings:
-            err.print(f"warning: {printable(notice.message)}", markup=False, soft_wrap=True)
+            err.print(f"warning: {escape_text(notice.message)}", markup=False, soft_wrap=True)
         if as_json:
-            typer.echo(json_text(answer_as_dict(user_id, answer, names)))
+            typer.echo(dump_json(answer_as_dict(user_id, answer, names)))
         else:
             print_answer(user_id, answer, names, repo)
 
@@ -110,7 +110,7 @@ def observe(
         names = find_catalogue(repo) or Catalogue()
         with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
             sequence = shop.observe(user_id, item_id, event, context=columns, **details)
-        typer.echo(json_text({"sequence": sequence}) if as_json else f"durable as {sequence}")
+        typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
 
 @app.command()
@@ -141,7 +141,7 @@ def buy(
         bought = describe_item(before.item_ids[0], names)
         times_ms = [1e3 * (end_s - begin_s) for begin_s, end_s in ((started_s, durable_s), (started_s, changed_s))]
         out.print(
-            f"User {printable(user_id)} buys {printable(bought.get('title', str(before.item_ids[0])))}: durable after "
+            f"User {escape_text(user_id)} buys {escape_text(bought.get('title', str(before.item_ids[0])))}: durable after "
             f"{times_ms[0]:.1f} ms, the changed list is there after {times_ms[1]:.1f} ms",
             markup=False,
             highlight=False,
@@ -171,7 +171,7 @@ def upsert(
         names = find_catalogue(repo) or Catalogue()
         with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
             sequence = shop.upsert(kind, record_id, parsed)
-        typer.echo(json_text({"sequence": sequence}) if as_json else f"durable as {sequence}")
+        typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
 
 @app.command()
@@ -188,7 +188,7 @@ def health(
             endpoints = shop.health()
         if as_json:
             said = [vars(one) | {"degraded": degraded_names(one)} for one in endpoints]
-            typer.echo(json_text({"ready": any(one.ready for one in endpoints), "endpoints": said}))
+            typer.echo(dump_json({"ready": any(one.ready for one in endpoints), "endpoints": said}))
         else:
             for one in endpoints:
                 out.print(health_line(one), markup=False, soft_wrap=True)
@@ -201,7 +201,7 @@ def users(repo: Annotated[Path, typer.Option(help="the repository that knows the
     """Name some users to ask for: the most active one, one in the middle and the least active one."""
     with friendly():
         for user in list_users(repo, N_USERS):
-            typer.echo(printable(user))
+            typer.echo(escape_text(user))
 
 
 @app.command()
@@ -217,7 +217,7 @@ def friendly() -> Iterator[None]:
     try:
         yield
     except RecommenderError as error:
-        err.print(f"error: {printable(str(error))}", markup=False, soft_wrap=True)
+        err.print(f"error: {escape_text(str(error))}", markup=False, soft_wrap=True)
         raise typer.Exit(2 if error.status == InvalidRequest.status else 1) from error
 
 
@@ -286,7 +286,7 @@ def describe_item(item_id: int, names: Catalogue | None) -> dict[str, str]:
 
 
 def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue | None, source: str) -> None:
-    who = f"user {printable(user_id)}" if user_id is not None else "an anonymous visitor"
+    who = f"user {escape_text(user_id)}" if user_id is not None else "an anonymous visitor"
     out.print(f"Recommendations for {who} (generation {answer.generation})", markup=False)
     table = Table()
     table.add_column("#", justify="right")
@@ -295,7 +295,7 @@ def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue 
         table.add_column("title", overflow="fold")
     table.add_column("score", justify="right")
     for rank, (item_id, score) in enumerate(answer, start=1):
-        described = {name: printable(text) for name, text in describe_item(item_id, names).items()}
+        described = {name: escape_text(text) for name, text in describe_item(item_id, names).items()}
         title = [described.get("title", "")] if names else []
         table.add_row(str(rank), described.get("name", str(item_id)), *title, f"{score:.3f}")
     out.print(table, markup=False)
@@ -313,7 +313,7 @@ def side_by_side(before: Recommendations, changed: Recommendations, names: Catal
         table.add_column(title, overflow="fold")
     for place, pair in enumerate(zip_longest(before.item_ids, changed.item_ids), start=1):
         described = ({} if item_id is None else describe_item(item_id, names) for item_id in pair)
-        shown = [printable(one.get("title", one.get("name", ""))) for one in described]
+        shown = [escape_text(one.get("title", one.get("name", ""))) for one in described]
         table.add_row(str(place), *(text or str(item_id or "") for text, item_id in zip(shown, pair, strict=True)))
     return table
 
@@ -332,6 +332,6 @@ def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str
 
 def health_line(one: Health) -> str:
     if not one.ready:
-        return f"{one.url} is not ready: {printable(one.reason)}"
+        return f"{one.url} is not ready: {escape_text(one.reason)}"
     fallbacks = f", by the fallback of {', '.join(degraded_names(one))}" if one.degraded else ""
     return f"{one.url} is ready: generation {one.generation} answered{fallbacks}"

@@ -93,8 +93,8 @@ def follow_topic(
                 except KafkaException as error:
                     log.warning("topic %s: %s", topic, error)
             messages = consumer.consume(BATCH, POLL_S)
-            for error in {str(message.error()) for message in messages if message.error() is not None}:
-                log.warning("topic %s: %s", topic, error)
+            for fault in {str(message.error()) for message in messages if message.error() is not None}:
+                log.warning("topic %s: %s", topic, fault)
             bodies = [message.value() for message in messages if message.error() is None]
             _forget(cache, [_read_user_id(body, field, names) for body in bodies], stop, counts)
     finally:

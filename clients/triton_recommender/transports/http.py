@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from triton_recommender.errors import from_status
 from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
-from triton_recommender.transports.grpc import DTYPES, only_version, wire_dtype
+from triton_recommender.transports.grpc import DTYPES, pick_only_version, wire_dtype
 
 LENGTH = "Inference-Header-Content-Length"
 POOL_SIZE = 64  # connections kept open, for as many threads
@@ -43,7 +43,7 @@ class _Http:
         self._headers = dict(headers or {})
 
     @contextmanager
-    def _translated(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
+    def _translate_errors(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
         """Turn what the libraries raise into errors of this package."""
         try:
             yield
@@ -87,7 +87,7 @@ class HttpTransport(_Http):
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
         body, headers = self._request_of(call)
-        with self._translated(call.timeout_s, call):
+        with self._translate_errors(call.timeout_s, call):
             url = f"{self.url}/{infer_path(call)}"
             response = self._pool.request("POST", url, body=body, headers=headers, timeout=_limit(call.timeout_s))
             return decode_outputs(
@@ -95,18 +95,18 @@ class HttpTransport(_Http):
             )
 
     def is_ready(self, model: str, timeout_s: float) -> bool:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             url = f"{self.url}/v2/models/{model}/ready"
             return self._pool.request("GET", url, headers=self._headers, timeout=_limit(timeout_s)).status == 200
 
     def generation(self, timeout_s: float | None) -> int | None:
-        return only_version(self._get(f"v2/models/{RECOMMEND}", timeout_s)["versions"])
+        return pick_only_version(self._get(f"v2/models/{RECOMMEND}", timeout_s)["versions"])
 
     def close(self) -> None:
         self._pool.clear()
 
     def _get(self, path: str, timeout_s: float | None) -> Any:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             response = self._pool.request("GET", f"{self.url}/{path}", headers=self._headers, timeout=_limit(timeout_s))
             return json.loads(self._checked(response.status, response.data, timeout_s))
 
@@ -124,25 +124,25 @@ class AsyncHttpTransport(_Http):
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
         body, headers = self._request_of(call)
-        with self._translated(call.timeout_s, call):
+        with self._translate_errors(call.timeout_s, call):
             async with self._ask("POST", infer_path(call), call.timeout_s, data=body, headers=headers) as response:
                 data = self._checked(response.status, await response.read(), call.timeout_s, call)
                 return decode_outputs(data, response.headers.get(LENGTH))
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             async with self._ask("GET", f"v2/models/{model}/ready", timeout_s, headers=self._headers) as response:
                 return response.status == 200
 
     async def generation(self, timeout_s: float | None) -> int | None:
-        return only_version((await self._get(f"v2/models/{RECOMMEND}", timeout_s))["versions"])
+        return pick_only_version((await self._get(f"v2/models/{RECOMMEND}", timeout_s))["versions"])
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
     async def _get(self, path: str, timeout_s: float | None) -> Any:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             async with self._ask("GET", path, timeout_s, headers=self._headers) as response:
                 return json.loads(self._checked(response.status, await response.read(), timeout_s))
 
