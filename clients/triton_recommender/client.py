@@ -146,11 +146,10 @@ class SharedClient:
 def resolve_visitor(request: Query | Event) -> int | str | None:
     """Return the id of the user or of the session. Raises InvalidRequest if both are set, or a user id is a session's."""
     if request.session is None:
-        if isinstance(request.user_id, int | np.integer) and request.user_id < FIRST_USER_ID:
-            raise InvalidRequest(
-                f"user_id is {request.user_id}; ids below {FIRST_USER_ID} are reserved for sessions. Use another id."
-            )
-        return request.user_id
+        user_id = int(request.user_id) if isinstance(request.user_id, np.integer) else request.user_id
+        if isinstance(user_id, int) and user_id < FIRST_USER_ID:
+            raise InvalidRequest(f"user_id is {user_id}; ids below {FIRST_USER_ID} are reserved for sessions. Use another id.")
+        return user_id
     if request.user_id is not None:
         raise InvalidRequest("Both user_id and session are given; expected one of them. Leave the other out.")
     if not isinstance(request.session, str) or not request.session:

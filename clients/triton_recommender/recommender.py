@@ -69,8 +69,8 @@ class Recommender(SharedClient):
         transport=None,
     ) -> None:
         super().__init__(timeouts, priority, catalogue, strict, cache)
-        transports = [transport] if transport is not None else [open_transport(one, tls, headers or {}) for one in urls(url)]
-        endpoints = [Endpoint(each) for each in transports]
+        transports = [transport] if transport is not None else [open_transport(at, tls, headers or {}) for at in list_urls(url)]
+        endpoints = [Endpoint(transport) for transport in transports]
         self._endpoints = Endpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
         self._transport = CachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
 
@@ -113,10 +113,10 @@ class Recommender(SharedClient):
         More queries than the server takes in one request are sent in several, one after the other, inside one timeout; their
         answers may come from two generations when the server moves meanwhile.
         """
-        asked, notices = self.resolve(queries)
-        signature, deadline = self.signature(), Deadline(timeout_s or self.timeouts.request)
+        resolved, notices = self.resolve(queries)
+        signature, deadline = self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
         answers: list[Recommendations] = []
-        for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
+        for part, call in self.make_recommend_calls(resolved, signature, k, request_id, generation):
             answers += decode(self._infer(call, deadline), part, k, signature.exclusions)
         return self.complete(answers, notices, call.request_id)
 
@@ -135,14 +135,14 @@ class Recommender(SharedClient):
         More events than the server takes in one request are sent in several: after an error, earlier ones may be durable.
         Events with an `event_id` may simply be sent again. Raises RecommenderError.
         """
-        named = [self.identify(event) for event in events]
+        identified = [self.identify(event) for event in events]
         model, deadline = self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.make_observe_calls(named, model):
+            for call in self.make_observe_calls(identified, model):
                 sequences += self.decode_sequences(self._infer(call, deadline))
         finally:
-            self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
+            self._forget([event.user_id for event in identified if isinstance(event.user_id, int)])
         return sequences
 
     def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
@@ -222,9 +222,9 @@ class AsyncRecommender(SharedClient):
     ) -> None:
         super().__init__(timeouts, priority, catalogue, strict, cache)
         transports = (
-            [transport] if transport is not None else [open_async_transport(one, tls, headers or {}) for one in urls(url)]
+            [transport] if transport is not None else [open_async_transport(at, tls, headers or {}) for at in list_urls(url)]
         )
-        endpoints = [Endpoint(each) for each in transports]
+        endpoints = [Endpoint(transport) for transport in transports]
         self._endpoints = AsyncEndpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
         self._transport = AsyncCachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
 
@@ -256,10 +256,10 @@ class AsyncRecommender(SharedClient):
         generation: int | None = None,
     ) -> list[Recommendations]:
         """See Recommender.recommend_many."""
-        asked, notices = self.resolve(queries)
-        signature, deadline = await self.signature(), Deadline(timeout_s or self.timeouts.request)
+        resolved, notices = self.resolve(queries)
+        signature, deadline = await self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
         answers: list[Recommendations] = []
-        for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
+        for part, call in self.make_recommend_calls(resolved, signature, k, request_id, generation):
             answers += decode(await self._infer(call, deadline), part, k, signature.exclusions)
         return self.complete(answers, notices, call.request_id)
 
@@ -269,14 +269,14 @@ class AsyncRecommender(SharedClient):
 
     async def observe_many(self, events: Sequence[Event]) -> list[int]:
         """See Recommender.observe_many."""
-        named = [self.identify(event) for event in events]
+        identified = [self.identify(event) for event in events]
         model, deadline = await self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.make_observe_calls(named, model):
+            for call in self.make_observe_calls(identified, model):
                 sequences += self.decode_sequences(await self._infer(call, deadline))
         finally:
-            await self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
+            await self._forget([event.user_id for event in identified if isinstance(event.user_id, int)])
         return sequences
 
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
@@ -332,6 +332,6 @@ class AsyncRecommender(SharedClient):
             self.warn_of_stale_answers(error)
 
 
-def urls(url: str | Sequence[str]) -> list[str]:
+def list_urls(url: str | Sequence[str]) -> list[str]:
     """Return the addresses of equal servers, in the order of preference."""
     return [url] if isinstance(url, str) else list(url)

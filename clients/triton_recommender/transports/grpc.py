@@ -128,6 +128,8 @@ def make_channel_options(url: str) -> list[tuple[str, object]]:
 
 
 def describe_model(config: model_config_pb2.ModelConfig) -> ModelDescription:
+    """Return the tensors and the batch size of a model, from its config."""
+
     def described(tensors) -> dict[str, tuple[str, int]]:
         return {
             tensor.name: (wire_dtype(model_config_pb2.DataType.Name(tensor.data_type)), tensor.dims[0]) for tensor in tensors
