@@ -38,7 +38,9 @@ Url = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of a table")]
 Seconds = Annotated[float, typer.Option("--timeout", help="seconds for the whole call, retries included")]
 Source = Annotated[str, typer.Option("--repo", help="names and titles: the repository's folder, or a catalogue's file or URL")]
-RootCertificates = Annotated[Path | None, typer.Option("--root-certificates", help="PEM file of whom to trust (TLS)")]
+RootCertificates = Annotated[
+    Path | None, typer.Option("--root-certificates", help="PEM file of trusted root certificates (TLS)")
+]
 Header = Annotated[list[str] | None, typer.Option("--header", help="name=value, sent with the call; may be repeated")]
 Context = Annotated[list[str] | None, typer.Option("--context", help="a context column, such as store=3; may be repeated")]
 
@@ -67,7 +69,7 @@ def recommend(
     as_json: AsJson = False,
 ) -> None:
     """Recommend items to one user."""
-    with friendly():
+    with report_errors():
         names = find_catalogue(repo)
         items = None if history is None else split_ids(history)
         query = Query(user_id, items, split_ids(exclude), parse_pairs(context or [], "--context"), after)
@@ -81,7 +83,7 @@ def recommend(
         for notice in answer.warnings:
             err.print(f"warning: {escape_text(notice.message)}", markup=False, soft_wrap=True)
         if as_json:
-            typer.echo(dump_json(answer_as_dict(user_id, answer, names)))
+            typer.echo(dump_json(describe_answer(user_id, answer, names)))
         else:
             print_answer(user_id, answer, names, repo)
 
@@ -104,7 +106,7 @@ def observe(
     as_json: AsJson = False,
 ) -> None:
     """Tell the server what a user did; prints the event's place in the log once it is durable."""
-    with friendly():
+    with report_errors():
         details = {"timestamp_ms": timestamp_ms, "value": value, "event_id": event_id, "request_id": request_id}
         columns = parse_pairs(context or [], "--context")
         names = find_catalogue(repo) or Catalogue()
@@ -127,7 +129,7 @@ def buy(
 
     It is a real event: the user has the item from then on.
     """
-    with friendly():
+    with report_errors():
         names = find_catalogue(repo) or Catalogue()
         with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
             before = shop.recommend(user_id, k=k)
@@ -147,7 +149,7 @@ def buy(
             highlight=False,
             soft_wrap=True,
         )
-        out.print(side_by_side(before, changed, names), markup=False)
+        out.print(compare_lists(before, changed, names), markup=False)
 
 
 @app.command()
@@ -163,7 +165,7 @@ def upsert(
     as_json: AsJson = False,
 ) -> None:
     """Tell the server that an item or user is new or changed; columns that are left out stay as they are."""
-    with friendly():
+    with report_errors():
         try:
             parsed = json.loads(columns)
         except ValueError as error:
@@ -183,15 +185,15 @@ def health(
     as_json: AsJson = False,
 ) -> None:
     """Ask the server one real question, and say whether it was answered."""
-    with friendly():
+    with report_errors():
         with connect(url, timeout, root_certificates, header) as shop:
             endpoints = shop.health()
         if as_json:
-            said = [vars(one) | {"degraded": degraded_names(one)} for one in endpoints]
-            typer.echo(dump_json({"ready": any(one.ready for one in endpoints), "endpoints": said}))
+            facts = [vars(one) | {"degraded": list_fallbacks(one)} for one in endpoints]
+            typer.echo(dump_json({"ready": any(one.ready for one in endpoints), "endpoints": facts}))
         else:
             for one in endpoints:
-                out.print(health_line(one), markup=False, soft_wrap=True)
+                out.print(describe_health(one), markup=False, soft_wrap=True)
     if not any(one.ready for one in endpoints):
         raise typer.Exit(1)
 
@@ -199,7 +201,7 @@ def health(
 @app.command()
 def users(repo: Annotated[Path, typer.Option(help="the repository that knows them")] = Path(DEFAULT_SOURCE)) -> None:
     """Name some users to ask for: the most active one, one in the middle and the least active one."""
-    with friendly():
+    with report_errors():
         for user in list_users(repo, N_USERS):
             typer.echo(escape_text(user))
 
@@ -207,12 +209,12 @@ def users(repo: Annotated[Path, typer.Option(help="the repository that knows the
 @app.command()
 def catalogue(repo: Source = DEFAULT_SOURCE) -> None:
     """Write names and titles as one JSON document: clients accept its file or URL instead of the repository's folder."""
-    with friendly():
+    with report_errors():
         typer.echo(json.dumps(Catalogue.load(repo).as_document()))
 
 
 @contextmanager
-def friendly() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Turn what goes wrong into a message on stderr and an exit status."""
     try:
         yield
@@ -222,7 +224,7 @@ def friendly() -> Iterator[None]:
 
 
 for command in (forget, follow):
-    app.command()(friendly()(command))
+    app.command()(report_errors()(command))
 
 
 def connect(url: str, timeout_s: float, root_certificates: Path | None, headers: list[str] | None, **settings) -> Recommender:
@@ -253,25 +255,25 @@ def parse_pairs(pairs: list[str], option: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def degraded_names(answer: Recommendations | Health) -> list[str]:
+def list_fallbacks(answer: Recommendations | Health) -> list[str]:
     return [str(flag.name).lower() for flag in answer.degraded]
 
 
-def answer_as_dict(user_id: str | None, answer: Recommendations, names: Catalogue | None) -> dict:
+def describe_answer(user_id: str | None, answer: Recommendations, names: Catalogue | None) -> dict:
     items = [
         {"rank": rank, "item_id": item_id, **describe_item(item_id, names), "score": score}
         for rank, (item_id, score) in enumerate(answer, start=1)
     ]
     return {
-        "user_id": number_or_text(user_id),
+        "user_id": parse_user_id(user_id),
         "generation": answer.generation,
-        "degraded": degraded_names(answer),
+        "degraded": list_fallbacks(answer),
         "request_id": answer.request_id,
         "items": items,
     }
 
 
-def number_or_text(user_id: str | None) -> int | str | None:
+def parse_user_id(user_id: str | None) -> int | str | None:
     """Return 17850 for "17850"; "007", "--5" and "anna" stay text."""
     try:
         return int(user_id) if user_id is not None and str(int(user_id)) == user_id else user_id
@@ -300,12 +302,12 @@ def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue 
         table.add_row(str(rank), described.get("name", str(item_id)), *title, f"{score:.3f}")
     out.print(table, markup=False)
     if answer.degraded:
-        err.print(f"note: answered by the fallback of {', '.join(degraded_names(answer))}.")
+        err.print(f"note: answered by the fallback of {', '.join(list_fallbacks(answer))}.")
     if not names:
         err.print(f"note: no titles, as {source} lacks generation {answer.generation}. Name the repository with --repo.")
 
 
-def side_by_side(before: Recommendations, changed: Recommendations, names: Catalogue) -> Table:
+def compare_lists(before: Recommendations, changed: Recommendations, names: Catalogue) -> Table:
     """Return a table of two lists, place by place."""
     table = Table()
     table.add_column("#", justify="right")
@@ -330,8 +332,8 @@ def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str
         )
 
 
-def health_line(one: Health) -> str:
+def describe_health(one: Health) -> str:
     if not one.ready:
         return f"{one.url} is not ready: {escape_text(one.reason)}"
-    fallbacks = f", by the fallback of {', '.join(degraded_names(one))}" if one.degraded else ""
+    fallbacks = f", by the fallback of {', '.join(list_fallbacks(one))}" if one.degraded else ""
     return f"{one.url} is ready: generation {one.generation} answered{fallbacks}"
