@@ -57,7 +57,7 @@ class Serving:
 
     instances: int = 1  # processes of the model
     max_batch_size: int = 64  # most requests in a batch
-    preferred_batch_sizes: tuple[int, ...] = ()  # that the batcher aims at; none: all that is queued, [16] if fused
+    preferred_batch_sizes: tuple[int, ...] = ()  # sizes to aim at; none: all that is queued, [16] if fused
     queue_delay_us: int = 0  # how long a batch waits for more requests
     priority_levels: int = 0  # number of levels; 1 is served first
     default_priority: int = 1  # of requests without a priority
