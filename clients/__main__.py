@@ -1,7 +1,7 @@
 """`python -m clients`: the client's commands, and `warm`, which needs the repository's own stages."""
 
 from clients.warming import warm_cache
-from triton_recommender.cli import app, friendly
+from triton_recommender.cli import app, report_errors
 
-app.command("warm")(friendly()(warm_cache))
+app.command("warm")(report_errors()(warm_cache))
 app(prog_name="python -m clients")

@@ -42,7 +42,7 @@ def replay_tables(trace: np.ndarray, capacity: int) -> float:
     sections = CachedTable.sections(capacity, RowCodec("fp32", 1))
     block = PrivateBlock(sections.nbytes)
     CachedTable.initialise(block.view, sections)
-    table, hits = CachedTable(block, sections, RowCodec("fp32", 1), block.view), 0
+    table, hits, half = CachedTable(block, sections, RowCodec("fp32", 1), block.view), 0, len(trace) // 2
     for start in range(0, len(trace), KEYS_PER_REQUEST):
         keys = trace[start : start + KEYS_PER_REQUEST]
         _, missing = table.read(keys)
@@ -50,9 +50,9 @@ def replay_tables(trace: np.ndarray, capacity: int) -> float:
             absent = np.unique(keys[missing])
             with table.writing():
                 table.insert(absent, np.zeros((len(absent), 1), np.float32))
-        if start >= len(trace) // 2:
-            hits += len(keys) - (0 if missing is None else int(missing.sum()))
-    return hits / (len(trace) - len(trace) // 2)
+        n_first = max(half - start, 0)  # keys of the first half, which do not count
+        hits += len(keys[n_first:]) - (0 if missing is None else int(missing[n_first:].sum()))
+    return hits / (len(trace) - half)
 
 
 def replay_lru(trace: np.ndarray, capacity: int) -> float:
@@ -93,8 +93,8 @@ def measure(rows: int, count: int, logs: list[str], rng: np.random.Generator) ->
 
 @app.command()
 def main(
-    rows: Annotated[int, typer.Option(help="of the synthetic traces' table", min=1_000)] = 200_000,
-    keys: Annotated[int, typer.Option(help="of a synthetic trace", min=10_000)] = 2_000_000,
+    rows: Annotated[int, typer.Option(help="rows of the synthetic table", min=1_000)] = 200_000,
+    keys: Annotated[int, typer.Option(help="keys of a synthetic trace", min=10_000)] = 2_000_000,
     logs: Annotated[str, typer.Option(help="comma list of bundled data sets; empty for none")] = "online-retail",
     results: ResultsFolder = RESULTS,
 ) -> None:

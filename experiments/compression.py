@@ -38,7 +38,7 @@ from training.models.distill import STUDENT, Lesson, distil, macs
 from training.models.dlrm_graph import export_dlrm
 from training.models.prune import prune
 from training.models.quantise import quantise, quantise_after_training, train_in_int8
-from training.models.ranking import RankingSettings, moments
+from training.models.ranking import RankingSettings, make_requests_by_moment
 from training.models.ranking_data import Requests, served_requests, statistics_of, unlabelled_requests
 from training.models.save_ranker import network_inputs
 from training.models.teachers import Teacher
@@ -104,7 +104,7 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     fit_retrieve = partial(fit_training_retriever, dataset, features, chosen, lambda _: None)
     rng = np.random.default_rng(seed)
     say("requests of the training part, as a retriever of its time would have served them")
-    (latest, *older), of_visits = moments(dataset, train, features, fit_retrieve, settings, rng)
+    (latest, *older), of_visits = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
     older += [of_visits] if of_visits else []
     teaching, validation = parts(latest, settings.ranker.validation_share, rng)
     say("requests of the test users")

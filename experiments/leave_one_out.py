@@ -6,7 +6,7 @@
                          models learn from e1 e2 … alone; settings are chosen on the validation items
 
 At the end every user's test item is predicted, with everything before it as history. All items are ranked but those that the
-user had. Every event counts as a positive, whatever its rating. Answerers:
+user has seen. Every event counts as a positive, whatever its rating. Compared are:
 
     served       the whole pipeline, in process: an export of e1 e2 …, then the validation items are observed live
     SASRec       a plain transformer with sampled softmax (training/models/sequence.py without knowledge of times): every
@@ -133,28 +133,28 @@ def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
     with closing(observe), closing(Reader(folder)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
         for rows in split_blocks(np.arange(len(observed.interactions)), EVENTS_PER_BATCH):
             observe(event_inputs(observed, rows))
-        found = [pipeline({"user_id": block[:, None]})["item_ids"] for block in split_blocks(users, USERS_PER_CALL)]
-    answers = np.concatenate(found)[:, :LIST_LENGTH]
+        blocks = [pipeline({"user_id": block[:, None]})["item_ids"] for block in split_blocks(users, USERS_PER_CALL)]
+    answers = np.concatenate(blocks)[:, :LIST_LENGTH]
     return np.where(answers == PAD_ID, np.iinfo(np.int64).max, answers)
 
 
 def answer_by_sasrec(dataset: Dataset, parts: Parts, seed: int, console: Console) -> np.ndarray:
     """Return int64 [U, 20] positions from the shape that finds most validation items."""
     log = users, items, times_s = encode_log(dataset, parts)
-    n_items, best, found = len(dataset.items), -1.0, np.empty((0, LIST_LENGTH), np.int64)
+    n_items, best, positions = len(dataset.items), -1.0, np.empty((0, LIST_LENGTH), np.int64)
     for shape in SHAPES:
-        own = parts.learned
-        windows = cut_windows(Taken(users[own], items[own], times_s[own]), n_items, shape.length)
+        rows = parts.learned
+        windows = cut_windows(Taken(users[rows], items[rows], times_s[rows]), n_items, shape.length)
         settings = SequenceSettings(
             shape, epochs=EPOCHS, most_events=EPOCHS * len(parts.learned), batch_events=BATCH_EVENTS, learning_rate=1e-3
         )
         model = train_sequence(windows, n_items, settings, seed, lambda _: None)
-        tried = ask_model(model, log, parts.validation, n_items)
-        quality = Quality.of(tried, items[parts.validation], n_items)
+        validation = ask_model(model, log, parts.validation, n_items)
+        quality = Quality.of(validation, items[parts.validation], n_items)
         console.print(f"SASRec of width {shape.width}, dropout {shape.dropout}: validation NDCG@10 {quality.ndcg_at_10:.4f}")
         if quality.ndcg_at_10 > best:
-            best, found = quality.ndcg_at_10, ask_model(model, log, parts.test, n_items)
-    return found
+            best, positions = quality.ndcg_at_10, ask_model(model, log, parts.test, n_items)
+    return positions
 
 
 def encode_log(dataset: Dataset, parts: Parts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

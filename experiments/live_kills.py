@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import tempfile
 import threading
 import time
@@ -43,10 +44,10 @@ from serving.live.reader import Reader
 from serving.live.store import DATABASES, live_folder
 from serving.live.writer import Writer
 
-KINDS = EventKinds((EventKind("view", 0.1), EventKind("purchase", 1.0, positive=True)))
+EVENT_KINDS = EventKinds((EventKind("view", 0.1), EventKind("purchase", 1.0, positive=True)))
 WRITERS = 2
 USERS, ITEMS = 40, 60
-LONGEST_S = 0.05  # until a kill
+LONGEST_RUN_S = 0.05  # of a writer, until it is killed
 START_MS = 1_700_000_000_000
 FORKING = multiprocessing.get_context("fork")
 CLIENTS, SERVED_S = 4, 1.0
@@ -56,17 +57,17 @@ Acknowledged = dict[int, bytes]  # sequence -> event id
 
 
 @dataclass
-class Findings:
+class FaultCounts:
     """Counts of faults in a store, by kind."""
 
     events: int = 0
     wrong: Counter[str] = field(default_factory=Counter)
 
-    def __add__(self, other: Findings) -> Findings:
-        return Findings(self.events + other.events, self.wrong + other.wrong)
+    def __add__(self, other: FaultCounts) -> FaultCounts:
+        return FaultCounts(self.events + other.events, self.wrong + other.wrong)
 
 
-KINDS_OF_FAULT = ("lost", "applied twice", "sequences missing", "counts of records", "records that a replay has otherwise")
+FAULTS = ("lost", "applied twice", "sequences missing", "counts of records", "records that differ from a replay")
 
 
 def draw_events(rng: np.random.Generator, count: int) -> EventBatch:
@@ -74,20 +75,20 @@ def draw_events(rng: np.random.Generator, count: int) -> EventBatch:
     headers = np.zeros(count, HEADER)
     headers["user_id"], headers["item_id"] = rng.integers(0, USERS, count), rng.integers(0, ITEMS, count)
     headers["time_ms"] = START_MS + rng.integers(0, 10_000_000, count)
-    headers["kind"], headers["value"] = rng.integers(0, len(KINDS.kinds), count), np.nan
-    KINDS.decide(headers)
+    headers["kind"], headers["value"] = rng.integers(0, len(EVENT_KINDS.kinds), count), np.nan
+    EVENT_KINDS.decide(headers)
     return EventBatch(headers, [rng.bytes(8) for _ in range(count)], [b""] * count, [b""] * count)
 
 
-def append_for_ever(folder: Path, seed: int, acknowledged: Connection) -> None:
-    writer, rng = Writer(folder, Layout(), KINDS.names), np.random.default_rng(seed)
+def append_forever(folder: Path, seed: int, acknowledged: Connection) -> None:
+    writer, rng = Writer(folder, Layout(), EVENT_KINDS.names), np.random.default_rng(seed)
     while True:
         batch = draw_events(rng, int(rng.integers(1, 40)))
         sequences = writer.append(batch)
         acknowledged.send(list(zip(sequences.tolist(), batch.event_ids, strict=True)))
 
 
-def read_for_ever(folder: Path, seed: int, _: Connection) -> None:
+def read_forever(folder: Path, seed: int, _: Connection) -> None:
     reader, rng = Reader(folder), np.random.default_rng(seed)
     while True:
         with reader.snapshot() as snapshot:
@@ -106,7 +107,7 @@ class Processes:
         for _ in range(count):
             self.seed += 1
             receiving, sending = FORKING.Pipe(duplex=False)
-            process = FORKING.Process(target=work, args=(self.folder, self.seed, sending))
+            process = FORKING.Process(target=work, args=(self.folder, self.seed, sending), daemon=True)
             process.start()
             sending.close()
             self._running.append((process, receiving))
@@ -121,12 +122,20 @@ class Processes:
                         self.acknowledged |= dict(pipe.recv())
 
     def kill(self, count: int) -> None:
-        """Kill the first processes at the same instant, and read what they had been told until then."""
+        """Kill the first processes at the same instant, and read what they had been told until then.
+
+        Raises ServerError for one that had ended by itself.
+        """
         killed, self._running = self._running[:count], self._running[count:]
         for process, _ in killed:
             process.kill()
         for process, pipe in killed:
             process.join()
+            if process.exitcode != -signal.SIGKILL:
+                raise ServerError(
+                    f"A process on the store ended by itself with exit code {process.exitcode}; expected it to run until it is "
+                    "killed. Its traceback is above."
+                )
             with contextlib.suppress(EOFError, OSError):  # the end, or what it was sending is not whole
                 while True:
                     self.acknowledged |= dict(pipe.recv())
@@ -134,31 +143,31 @@ class Processes:
 
 def kill_processes(folder: Path, writer_kills: int, machine_kills: int, rng: np.random.Generator) -> Acknowledged:
     """Kill writers one at a time, then all processes at once, again and again. Return what was acknowledged."""
-    with closing(Writer(folder, Layout(), KINDS.names)) as writer:  # loads the loops that forked processes share
+    with closing(Writer(folder, Layout(), EVENT_KINDS.names)) as writer:  # loads the loops that forked processes share
         writer.append(draw_events(rng, 10))
     processes = Processes(folder)
-    processes.start(append_for_ever, WRITERS)
+    processes.start(append_forever, WRITERS)
     for _ in range(writer_kills):
-        processes.listen(rng.random() * LONGEST_S)
+        processes.listen(rng.random() * LONGEST_RUN_S)
         processes.kill(1)
-        processes.start(append_for_ever)
+        processes.start(append_forever)
     processes.kill(WRITERS)
     for _ in range(machine_kills):
-        processes.start(append_for_ever, WRITERS)
-        processes.start(read_for_ever)
-        processes.listen(LONGEST_S / 2 + rng.random() * LONGEST_S)
+        processes.start(append_forever, WRITERS)
+        processes.start(read_forever)
+        processes.listen(LONGEST_RUN_S / 2 + rng.random() * LONGEST_RUN_S)
         processes.kill(WRITERS + 1)
     return processes.acknowledged
 
 
-def kill_server(repo: Path, kills: int, rng: np.random.Generator) -> tuple[Findings, int]:
+def kill_server(repo: Path, kills: int, rng: np.random.Generator) -> tuple[FaultCounts, int]:
     """Kill all processes of a real server while clients post, and start it again on the same store.
 
     Return what is wrong with the store in the end, and how many events were acknowledged.
     """
     acknowledged: Acknowledged = {}
     if not kills:
-        return Findings(), 0
+        return FaultCounts(), 0
     with copied(repo) as copy:
         for number in range(kills):
             with served(copy) as shop:
@@ -192,28 +201,28 @@ def post_until_killed(shop: Shop, number: int, seconds: float) -> Acknowledged:
     return acknowledged
 
 
-def check_store(folder: Path, acknowledged: Acknowledged) -> Findings:
+def check_store(folder: Path, acknowledged: Acknowledged) -> FaultCounts:
     """Read a store's file by itself, without the code that wrote it, and compute its state again."""
     with lmdb.open(str(folder), readonly=True, lock=False, max_dbs=len(DATABASES)) as environment:
         log = {int.from_bytes(key, "big"): value for key, value in read_database(environment, "events").items()}
-        users, seeds, items = (as_ids(read_database(environment, name)) for name in ("users", "seeds", "items"))
+        users, seeds, items = (decode_ids(read_database(environment, name)) for name in ("users", "seeds", "items"))
         layout = Layout.from_json(read_database(environment, "meta")[b"layout"])
     batch = unpack(log.values())
     ids, headers = dict(zip(log, batch.event_ids, strict=True)), batch.headers
     observed = headers["type"] == OBSERVED
     counted = observed & ((headers["flags"] & Flags.COUNTED) != 0)
-    of_users = event_counts(users, layout.user) - event_counts(seeds, layout.user)
+    of_users = read_event_counts(users, layout.user) - read_event_counts(seeds, layout.user)
     wrong = Counter(
         {
             "lost": sum(ids.get(sequence) != event_id for sequence, event_id in acknowledged.items()),
             "applied twice": len(batch) - len(set(batch.event_ids)),
             "sequences missing": max(log) - len(log),
-            "counts of records": differing(of_users, Counter(headers["user_id"][counted].tolist()))
-            + differing(event_counts(items, layout.item), Counter(headers["item_id"][observed].tolist())),
-            "records that a replay has otherwise": sum(replay(folder).differing.values()),
+            "counts of records": count_differing(of_users, Counter(headers["user_id"][counted].tolist()))
+            + count_differing(read_event_counts(items, layout.item), Counter(headers["item_id"][observed].tolist())),
+            "records that differ from a replay": sum(replay(folder).differing.values()),
         }
     )
-    return Findings(len(log), wrong)
+    return FaultCounts(len(log), wrong)
 
 
 def read_database(environment: lmdb.Environment, name: str) -> dict[bytes, bytes]:
@@ -222,27 +231,27 @@ def read_database(environment: lmdb.Environment, name: str) -> dict[bytes, bytes
         return {bytes(key): bytes(value) for key, value in txn.cursor(database)}
 
 
-def as_ids(records: dict[bytes, bytes]) -> dict[int, bytes]:
+def decode_ids(records: dict[bytes, bytes]) -> dict[int, bytes]:
     return {int.from_bytes(key, "little", signed=True): value for key, value in records.items()}
 
 
-def event_counts(records: dict[int, bytes], dtype: np.dtype) -> Counter[int]:
+def read_event_counts(records: dict[int, bytes], dtype: np.dtype) -> Counter[int]:
     """Return the `event_count` of records, by id."""
     return Counter({key: int(np.frombuffer(record, dtype)["event_count"][0]) for key, record in records.items()})
 
 
-def differing(one: Counter[int], other: Counter[int]) -> int:
+def count_differing(one: Counter[int], other: Counter[int]) -> int:
     """Return how many ids have different counts."""
     return sum(one[key] != other[key] for key in one.keys() | other.keys())
 
 
-def make_figures(found: Findings, acknowledged: int, kills: dict[str, int]) -> list[Figure]:
+def make_figures(found: FaultCounts, acknowledged: int, kills: dict[str, int]) -> list[Figure]:
     return [
         *(Figure(name=f"SIGKILLs, {name}", values=[float(count)]) for name, count in kills.items()),
         Figure(name="SIGKILLs", values=[float(sum(kills.values()))], at_least=1),
         Figure(name="events of the logs", values=[float(found.events)], at_least=1),
         Figure(name="acknowledged events that were checked", values=[float(acknowledged)], at_least=1),
-        *(Figure(name=kind, values=[float(found.wrong[kind])], at_most=0) for kind in KINDS_OF_FAULT),
+        *(Figure(name=kind, values=[float(found.wrong[kind])], at_most=0) for kind in FAULTS),
     ]
 
 

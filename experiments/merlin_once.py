@@ -8,13 +8,13 @@ from merlin.dag.executors import LocalExecutor
 
 
 class OnceExecutor(LocalExecutor):
-    """The same walk; an executor lives for one request, and remembers what its nodes gave."""
+    """LocalExecutor that keeps the output of each node. An executor lives for one request."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self._given: dict[int, object] = {}
+        self._outputs: dict[int, object] = {}
 
     def _execute_node(self, node, transformable, capture_dtypes=False, strict=False):
-        if id(node) not in self._given:
-            self._given[id(node)] = super()._execute_node(node, transformable, capture_dtypes, strict)
-        return self._given[id(node)]
+        if id(node) not in self._outputs:
+            self._outputs[id(node)] = super()._execute_node(node, transformable, capture_dtypes, strict)
+        return self._outputs[id(node)]

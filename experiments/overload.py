@@ -53,7 +53,7 @@ def measure_idle(served: Served, seconds: float, rng: np.random.Generator) -> An
 
 
 def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> float:
-    """Return answers per second of as many clients as the server keeps busy with."""
+    """Return the answers per second within the SLO that CLIENTS closed-loop clients get."""
     count, rate = 200, 0.0
     for _ in range(2):  # the first round tells how many requests the seconds hold
         answers, taken_s = asyncio.run(send_closed_loop(served.port, make_requests(served, count, LONG_MS, rng)[0], CLIENTS))
@@ -80,7 +80,7 @@ def measure_overload(
 
 
 def measure_recovery(served: Served, rng: np.random.Generator, limit_s: float = 10.0) -> float:
-    """Return the seconds until ten requests in a row are answered by the server."""
+    """Return the seconds until the first of ten requests in a row that the server answers within the SLO, `limit_s` at most."""
     begun_s, in_a_row, first_s = time.monotonic(), 0, 0.0
     while in_a_row < 10 and time.monotonic() - begun_s < limit_s:
         answers, _ = asyncio.run(send_closed_loop(served.port, make_requests(served, 1, LONG_MS, rng)[0], 1))
@@ -89,7 +89,7 @@ def measure_recovery(served: Served, rng: np.random.Generator, limit_s: float = 
     return first_s if in_a_row == 10 else limit_s
 
 
-def grpc_bodies(served: Served, count: int, rng: np.random.Generator) -> list[bytes]:
+def encode_queries(served: Served, count: int, rng: np.random.Generator) -> list[bytes]:
     """Return encoded questions of random users."""
     with Recommender(served.grpc_url) as recommender:
         signature = recommender.signature()
@@ -104,7 +104,7 @@ def grpc_bodies(served: Served, count: int, rng: np.random.Generator) -> list[by
     return bodies
 
 
-def with_deadline(body: bytes, deadline_unix_ms: float, budget_ms: int) -> bytes:
+def add_deadline(body: bytes, deadline_unix_ms: float, budget_ms: int) -> bytes:
     """Return an encoded request that says when its answer is no longer wanted: messages that are joined are merged."""
     more = pb.ModelInferRequest()
     more.parameters[DEADLINE].int64_param, more.parameters[BUDGET].int64_param = int(deadline_unix_ms), budget_ms
@@ -115,12 +115,12 @@ def measure_grpc(served: Served, factor: float, peak: float, deadline_ms: int | 
     """Return goodput: answers within half a second, over the peak."""
     rng = np.random.default_rng(1)
     due_s = draw_due_s(factor * peak, seconds, rng)
-    bodies = grpc_bodies(served, len(due_s), rng)
+    bodies = encode_queries(served, len(due_s), rng)
     if deadline_ms is not None:
         due_s += 0.5 + len(due_s) / 20_000  # the time that the next lines take
         start_ms = 1_000 * time.time()
         bodies = [
-            with_deadline(body, start_ms + 1_000 * due + deadline_ms, deadline_ms)
+            add_deadline(body, start_ms + 1_000 * due + deadline_ms, deadline_ms)
             for body, due in zip(bodies, due_s, strict=True)
         ]
         due_s -= time.time() - start_ms / 1_000
@@ -128,7 +128,7 @@ def measure_grpc(served: Served, factor: float, peak: float, deadline_ms: int | 
     return float((outcome.latency_ns <= 0.5e9).sum() / seconds / peak)
 
 
-def bounds(name: str, idle_ms: float, factor: int) -> dict[str, float]:
+def find_bounds(name: str, idle_ms: float, factor: int) -> dict[str, float]:
     if factor == 1:
         return {}
     return {
@@ -143,7 +143,7 @@ def bounds(name: str, idle_ms: float, factor: int) -> dict[str, float]:
 @app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository to serve")] = Path("model_repository"),
-    seconds: Annotated[float, typer.Option(help="of each load", min=1)] = 10.0,
+    seconds: Annotated[float, typer.Option(help="duration of each load", min=1)] = 10.0,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Offer 1, 2 and 5 times of what is answered at the peak. Exit code 1 when a bound is missed."""
@@ -160,7 +160,7 @@ def main(
                 for name, value in measure_overload(served, factor, peak, deadline_ms, seconds, rng).items():
                     unit = units.get(name, "ms" if name.startswith("p99") else "")
                     label = f"{factor} times the peak, deadline {deadline_ms} ms: {name}"
-                    figures.append(Figure(name=label, values=[value], unit=unit, **bounds(name, idle_ms, factor)))
+                    figures.append(Figure(name=label, values=[value], unit=unit, **find_bounds(name, idle_ms, factor)))
         figures.append(Figure(name="memory afterwards over before", values=[served.measure_rss_mb() / before_mb], at_most=1.25))
         for deadline, words in ((500, "deadline of 0.5 s"), (None, "no deadline")):
             value = measure_grpc(served, 3.5, peak, deadline, seconds)

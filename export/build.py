@@ -49,7 +49,7 @@ from training.models.ranking import (
     collect_lessons,
     fit_ranker,
     fit_reranker,
-    sample_of,
+    take_sample,
 )
 from training.models.ranking_data import Retrieve, statistics_of
 from training.models.reranker import RerankerSettings
@@ -170,7 +170,7 @@ def fit_ranking(
     with progress.phase("re-ranker") as phase:
         reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.detail)
         phase.result = f"trust {reranker.trust:g}"
-    return Ranking(ranker, reranker, statistics, sample_of(lessons, features))
+    return Ranking(ranker, reranker, statistics, take_sample(lessons, features))
 
 
 def describe_sources(choices: Choices) -> str:

@@ -16,7 +16,7 @@ from export.settings import Settings
 from training.dataset import Dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.ranking import RankingSettings, moments
+from training.models.ranking import RankingSettings, make_requests_by_moment
 from training.models.train_ranker import parts
 from training.retrieval.fit import fit_training_retriever
 
@@ -27,7 +27,7 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=pipeline.history), pipeline.seed)
     rng = np.random.default_rng(pipeline.seed)
     of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
-    (latest, *older), of_visits = moments(dataset, dataset.interactions, features, of_the_past, choices, rng)
+    (latest, *older), of_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
     older += [of_visits] if of_visits else []
     teaching, validation = parts(latest, choices.ranker.validation_share, rng)
     rows = write_training_data(folder, (teaching, *older), validation, list_inputs(features), choices.ranker, rng)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from repository.config import CONFIG_FILE, fields_stated, layout_of, models_of, spec_of
+from repository.config import CONFIG_FILE, layout_of, models_of, read_record_fields, spec_of
 from repository.finding import Finding, count_errors, finding_of
 from repository.models import read_config, refuse_unservable_path
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
@@ -100,7 +100,11 @@ def check_edges(repository: Path) -> Iterator[Finding]:
     specs = {name: spec_of(config) for name, config in configs.items()}
     known = {t.name: t.text for t in specs[ENSEMBLE].inputs}
     for step in configs[ENSEMBLE].ensemble_scheduling.step:
-        spec = specs[step.model_name]
+        spec = specs.get(step.model_name)
+        if spec is None:
+            fact = f"A step runs the model {step.model_name!r}, which is none of this repository"
+            yield Finding("error", f"{ENSEMBLE}/{CONFIG_FILE}", fact, "Export the repository again.")
+            return
         inputs, outputs = ({t.name: t.text for t in side} for side in (spec.inputs, spec.outputs))
         for tensor, source in step.input_map.items():
             if known.get(source) != inputs.get(tensor):
@@ -133,12 +137,12 @@ def check_libraries(repository: Path) -> Iterator[Finding]:
     exported_with = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("versions", {})
     for library in SERVING_LIBRARIES:
         try:
-            here = metadata.version(library)
+            installed = metadata.version(library)
         except metadata.PackageNotFoundError:
             yield Finding("error", library, "The library is not installed here", "Run `make setup`.")
             continue
-        if here != exported_with.get(library, here):
-            fact = f"Version {here} is installed, the export used {exported_with[library]}"
+        if installed != exported_with.get(library, installed):
+            fact = f"Version {installed} is installed, the export used {exported_with[library]}"
             yield Finding("warning", library, fact, "Install the pinned version (`make setup`), or export again.")
     if int(np.__version__.split(".")[0]) >= 2:
         fact = f"Version {np.__version__} makes this server's Python stub return empty tensors"
@@ -185,7 +189,7 @@ def find_record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]
     named = {tensor.name for tensor in (*config.input, *config.output)}
     for record in spec.records:
         if record.name in named:
-            stated = fields_stated(config, record.name) or "nothing"
+            stated = read_record_fields(config, record.name) or "nothing"
             if stated != record.stated_fields:
                 yield f"The record {record.name} has {stated} in config.pbtxt, and {record.stated_fields} in stage.json"
 

@@ -57,9 +57,7 @@ class Serving:
 
     instances: int = 1  # processes of the model
     max_batch_size: int = 64  # most requests in a batch
-    preferred_batch_sizes: tuple[
-        int, ...
-    ] = ()  # sizes that the batcher aims at; none: everything that is queued, [16] if fused
+    preferred_batch_sizes: tuple[int, ...] = ()  # sizes to aim at; none: all that is queued, [16] if fused
     queue_delay_us: int = 0  # how long a batch waits for more requests
     priority_levels: int = 0  # number of levels; 1 is served first
     default_priority: int = 1  # of requests without a priority
@@ -119,16 +117,16 @@ def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:
         config.input.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims, optional=tensor.optional)
     for tensor in spec.outputs:
         config.output.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims)
-    state_records(config, spec)
+    write_record_fields(config, spec)
 
 
-def state_records(config: pb.ModelConfig, spec: ModelSpec) -> None:
+def write_record_fields(config: pb.ModelConfig, spec: ModelSpec) -> None:
     """Write the fields of every record as a parameter, because a config has no other place for them."""
     for record in spec.records:
         config.parameters[record.parameter].string_value = record.stated_fields
 
 
-def fields_stated(config: pb.ModelConfig, tensor: str) -> str:
+def read_record_fields(config: pb.ModelConfig, tensor: str) -> str:
     """Return the fields of a tensor that is a record, as its config states them; "" for other tensors."""
     parameter = f"{RECORD}{tensor}"
     return config.parameters[parameter].string_value if parameter in config.parameters else ""
@@ -200,8 +198,8 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
 
 def spec_of(config: pb.ModelConfig) -> ModelSpec:
     """Return the spec that a config states: names, types, dims and fields of records, without fill values."""
-    inputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional)) for t in config.input)
-    outputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims))) for t in config.output)
+    inputs = tuple(read_tensor(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional)) for t in config.input)
+    outputs = tuple(read_tensor(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims))) for t in config.output)
     return ModelSpec(config.name, inputs, outputs)
 
 
@@ -211,9 +209,9 @@ def compare_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
     return ", ".join(sorted(stated ^ known))
 
 
-def tensor_of(config: pb.ModelConfig, tensor: TensorSpec) -> TensorSpec:
+def read_tensor(config: pb.ModelConfig, tensor: TensorSpec) -> TensorSpec:
     """Return the tensor as a record when the config states its fields, otherwise the tensor itself."""
-    stated = fields_stated(config, tensor.name)
+    stated = read_record_fields(config, tensor.name)
     if not stated:
         return tensor
     fields = re.findall(r"(\S+) (\S+) \[([\d, ]*)\]", stated)

@@ -21,7 +21,10 @@ POLL_S = 0.05
 
 @contextmanager
 def publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Lock `repo` against other publications and moves; not reentrant. Raises ServerError after `timeout_s` of waiting."""
+    """Lock `repo` against other publications and moves; not reentrant.
+
+    Raises ServerError after `timeout_s` of waiting, ConfigError where there is no repository.
+    """
     if not repo.is_dir():
         raise ConfigError(f"There is no model repository at {repo}. Make one with `make export REPO={repo}`.")
     deadline_s = time.monotonic() + timeout_s

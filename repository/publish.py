@@ -140,9 +140,9 @@ class Staging:
         return self.root / model / str(self.generation)
 
     def check_contract(self, specs: dict[str, ModelSpec]) -> int | None:
-        """Return the pinned generation, None without one. Raises ExportError when its contract differs from `specs`.
+        """Return the pinned generation, None without one.
 
-        Raises ConfigError when nothing can be served from the repository's path.
+        Raises ExportError when its contract differs from `specs`, ConfigError when nothing can be served from its path.
         """
         refuse_unservable_path(self.repository)
         previous = find_served_generation(self.repository)
@@ -181,7 +181,8 @@ class Staging:
         """Move the sealed generation into the repository and point `recommend` at it.
 
         serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims].
-        Returns the generation. Raises ExportError when the repository has another contract.
+        Returns the generation. Raises ArtifactError when files changed after they were sealed, ServerError when another
+        publication does not end, and what `check_contract` raises.
         """
         for name in self.models:
             verify_manifest(self.folder(name))

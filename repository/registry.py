@@ -56,12 +56,20 @@ class Entry:
 
 def record_act(repo: Path, action: str, generation: int, tag: str = "", reason: str = "") -> Act:
     """Append what was done, and return when it is on disk. The author is the user of this process."""
-    act = Act(int(time.time()), getpass.getuser(), action, generation, tag, reason)
+    act = Act(int(time.time()), find_author(), action, generation, tag, reason)
     with open(os.open(repo / RECORD_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), "a") as file:
         file.write(json.dumps(asdict(act)) + "\n")
         file.flush()
         os.fsync(file.fileno())
     return act
+
+
+def find_author() -> str:
+    """Return the name of this process's user, "uid N" without one: a container may run as any number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from CPython 3.13 on
+        return f"uid {os.getuid()}"
 
 
 def read_acts(repo: Path) -> list[Act]:
@@ -96,7 +104,10 @@ def list_generations(repo: Path) -> list[Entry]:
 
 
 def describe_generation(repo: Path, generation: int, served: int, acts: list[Act]) -> Entry:
-    """Return one entry of the list. served: the generation that is served; acts: the record"""
+    """Return one entry of the list. served: the generation that is served; acts: the record
+
+    Raises ConfigError, ArtifactError.
+    """
     manifest = read_manifest(repo, generation)
     published_s = int((stage_folder(repo, ENSEMBLE, generation) / MANIFEST_FILE).stat().st_mtime)
     quality = manifest.get("reports", {}).get("validation", {}).get("ranker", {})

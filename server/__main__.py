@@ -105,19 +105,19 @@ def _gateway_url(state: ServerState) -> str:
     return f"http://{LOOPBACK}:{state.settings['gateway_port']}"
 
 
-def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> ServerState:
-    """Start, keep or restart a server. asked: settings, None where the caller set none"""
-    settings: dict[str, Any] = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
+def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> ServerState:
+    """Start, keep or restart a server. requested: settings, None where the caller set none"""
+    settings: dict[str, Any] = DEFAULTS | {name: value for name, value in requested.items() if value is not None}
     running = _find_running(repo, ports)
     if running and (lost := count_lost_stubs(running.pid)):
         typer.echo(f"starting again: {_describe_lost(lost)}: {_describe(running)}")
         stop_server(running, RUN_DIR)
-        settings = running.settings | {name: value for name, value in asked.items() if value is not None}
+        settings = running.settings | {name: value for name, value in requested.items() if value is not None}
     elif running and running.fault:
         typer.echo(f"starting again: {running.fault}: {_describe(running)}")
         stop_server(running, RUN_DIR)
     elif running:
-        _refuse_other_settings(running, asked)
+        _refuse_other_settings(running, requested)
         settings |= running.settings  # a server that cannot move is restarted with its settings
         if _move_to_pinned(running):
             typer.echo(f"already running: {_describe(running)}")
@@ -220,14 +220,14 @@ def _find_running(repo: Path, ports: Ports) -> ServerState | None:
     return next(same, None)
 
 
-def _refuse_other_settings(running: ServerState, asked: Settings) -> None:
+def _refuse_other_settings(running: ServerState, requested: Settings) -> None:
     """Raise ServerError when a passed setting differs from the running server's; only a restart changes one."""
-    other = {name: value for name, value in asked.items() if value is not None and value != running.settings.get(name)}
+    other = {name: value for name, value in requested.items() if value is not None and value != running.settings.get(name)}
     if other:
         has = ", ".join(f"{name} {running.settings.get(name, 'unknown')}" for name in other)
         wanted = ", ".join(f"{name} {value}" for name, value in other.items())
         raise ServerError(
-            f"A server already runs with {has}: {_describe(running)}. {wanted} was asked for, which only a restart brings: "
+            f"A server already runs with {has}: {_describe(running)}. Expected {wanted}, which needs a restart: "
             f"python -m server stop --grpc-port {running.ports.grpc}, then start again."
         )
 

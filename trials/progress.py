@@ -64,8 +64,8 @@ class Progress:
             return "no decision: users do not see a shadow's answers, so there are no clicks to compare"
         return WORDS[self.verdict]
 
-    def told(self) -> dict[str, Any]:
-        """Return it as JSON has it; what is not known yet is null."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the progress as a value that JSON can hold; what is not known yet is None."""
         facts = {name: getattr(self.experiment, name) for name in FACTS}
         return {
             "experiment": facts | {"started": _iso_time(self.experiment.started_ms)},
@@ -90,7 +90,7 @@ def tell_progress(folder: Path) -> dict[str, Any]:
     experiment = read_experiment(folder)
     if experiment is None:
         return NOTHING
-    return measure_progress(experiment, read_exposures(folder, experiment.started_ms), read_events(folder)).told()
+    return measure_progress(experiment, read_exposures(folder, experiment.started_ms), read_events(folder)).as_json()
 
 
 def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> Progress:

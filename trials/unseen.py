@@ -1,9 +1,10 @@
-"""Judge a generation that users did not see: what its lists would have earned, by what others earned on the same requests.
+"""Evaluate a generation off-policy: estimate what lists that users did not see would have earned, from logged answers.
 
-A shown item counts where the generation has the same one at the same place, with 1 / the probability that it was shown there
-(`propensities` of live/exposures.py). Places whose probability is not known count nothing. A probability is that of an item
-given those before it, so the mean weight of a place is the share of answers in which the generation's item could have been
-shown: its support. What is below it adds nothing to the estimate, so without support there is none.
+The judged lists are those of that generation; the estimator is inverse propensity weighting. A shown item counts where the
+judged list has the same one at the same place, with the weight 1 / propensity (`propensities` of live/exposures.py). Places
+whose propensity is not known weigh nothing. A propensity is given the items before it, so the mean weight of a place estimates
+the share of answers that could have shown the judged item there: its support. The log says nothing of the other answers, so
+there is no estimate unless the support is nearly whole.
 """
 
 from __future__ import annotations
@@ -102,13 +103,13 @@ def pair_answers(
 ) -> PairedAnswers:
     """Pair shown answers with the judged lists of their requests.
 
-    exposures, log: as of trials/feedback.py; places: from the top, None for all. Raises TrialError where no request has both,
-    or too few users have.
+    exposures, log: as in trials/feedback.py; reward: what an answer earns, summed over its items; places: how many from the
+    top, None for all. Raises TrialError where no request has both, or too few users have.
     """
     pairs = zip(exposures["request_id"].to_pylist(), exposures["arm"].to_pylist(), strict=True)
     shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
     if not len(shown):
-        raise TrialError("No shown answer belongs to a request of the judged ones. Their request ids are those of the log.")
+        raise TrialError("No shown answer has a request id of the judged lists. Give them the request ids of the exposure log.")
     users = _number_users(shown["user_id"].to_pylist())
     if users.max() + 1 < LEAST_USERS:
         raise TrialError(
@@ -120,12 +121,12 @@ def pair_answers(
     width = max(feedback.item_ids.shape[1], *map(len, lists))
     judged_ids = pad_rows(lists, width, PAD_ID, np.int64)
     shown_ids = pad_rows(shown["item_ids"].to_pylist(), width, PAD_ID, np.int64)
-    chances = [chances or [None] * width for chances in shown["propensities"].to_pylist()]  # older versions logged none
-    propensities = pad_rows([[chance or np.nan for chance in row] for row in chances], width, 1.0, np.float64)
+    logged = [row or [None] * width for row in shown["propensities"].to_pylist()]  # older versions logged none
+    propensities = pad_rows([[propensity or np.nan for propensity in row] for row in logged], width, 1.0, np.float64)
     known = np.isfinite(propensities)
     weights = importance_weights((known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0))
-    earned = np.asarray(getattr(feedback, reward), np.float64)
-    rewards = np.pad(earned, ((0, 0), (0, width - earned.shape[1])))
+    item_rewards = np.asarray(getattr(feedback, reward), np.float64)
+    rewards = np.pad(item_rewards, ((0, 0), (0, width - item_rewards.shape[1])))
     return PairedAnswers(rewards[:, :places], weights[:, :places], users, 1.0 - float(known[:, :places].mean()))
 
 

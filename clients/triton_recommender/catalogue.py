@@ -20,7 +20,7 @@ from triton_recommender.errors import CatalogueError
 from triton_recommender.folder import pinned_generation, published_folder, read_json, read_names, read_published_items
 from triton_recommender.ids import stable_id
 from triton_recommender.models import Notice, Query, Recommendations
-from triton_recommender.wire import checked_items
+from triton_recommender.wire import validate_items
 
 MAX_DOCUMENT_BYTES = 1 << 30
 FETCH_TIMEOUT_S = 30.0
@@ -140,7 +140,7 @@ class Catalogue:
         return {number: name for name, number in self.user_names.items()}
 
     def _items(self, field_name: str, items: object, notices: list[Notice]) -> list[int | str]:
-        listed = checked_items(items, field_name)
+        listed = validate_items(items, field_name)
         return [self._noticed(field_name, item, self.item_id, self.item_names, notices) for item in listed]
 
     def _noticed(self, field_name, value, resolve, names: Mapping[str, int], notices: list[Notice]):

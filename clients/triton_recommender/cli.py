@@ -24,7 +24,7 @@ from triton_recommender.errors import CatalogueMissing, InvalidRequest, Recommen
 from triton_recommender.folder import list_users
 from triton_recommender.models import Health, Query, Recommendations, Timeouts, Tls
 from triton_recommender.recommender import Recommender
-from triton_recommender.terminal import json_text, printable
+from triton_recommender.terminal import dump_json, escape_text
 
 app = typer.Typer(help="Ask a served repository for recommendations.", no_args_is_help=True, add_completion=False)
 out = Console()
@@ -38,7 +38,9 @@ Url = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of a table")]
 Seconds = Annotated[float, typer.Option("--timeout", help="seconds for the whole call, retries included")]
 Source = Annotated[str, typer.Option("--repo", help="names and titles: the repository's folder, or a catalogue's file or URL")]
-RootCertificates = Annotated[Path | None, typer.Option("--root-certificates", help="PEM file of whom to trust (TLS)")]
+RootCertificates = Annotated[
+    Path | None, typer.Option("--root-certificates", help="PEM file of trusted root certificates (TLS)")
+]
 Header = Annotated[list[str] | None, typer.Option("--header", help="name=value, sent with the call; may be repeated")]
 Context = Annotated[list[str] | None, typer.Option("--context", help="a context column, such as store=3; may be repeated")]
 
@@ -67,7 +69,7 @@ def recommend(
     as_json: AsJson = False,
 ) -> None:
     """Recommend items to one user."""
-    with friendly():
+    with report_errors():
         names = find_catalogue(repo)
         items = None if history is None else split_ids(history)
         query = Query(user_id, items, split_ids(exclude), parse_pairs(context or [], "--context"), after)
@@ -79,9 +81,9 @@ def recommend(
         if names is not None:
             warn_of_foreign_items(answer, names, repo, url)
         for notice in answer.warnings:
-            err.print(f"warning: {printable(notice.message)}", markup=False, soft_wrap=True)
+            err.print(f"warning: {escape_text(notice.message)}", markup=False, soft_wrap=True)
         if as_json:
-            typer.echo(json_text(answer_as_dict(user_id, answer, names)))
+            typer.echo(dump_json(describe_answer(user_id, answer, names)))
         else:
             print_answer(user_id, answer, names, repo)
 
@@ -104,13 +106,13 @@ def observe(
     as_json: AsJson = False,
 ) -> None:
     """Tell the server what a user did; prints the event's place in the log once it is durable."""
-    with friendly():
+    with report_errors():
         details = {"timestamp_ms": timestamp_ms, "value": value, "event_id": event_id, "request_id": request_id}
         columns = parse_pairs(context or [], "--context")
         names = find_catalogue(repo) or Catalogue()
         with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
             sequence = shop.observe(user_id, item_id, event, context=columns, **details)
-        typer.echo(json_text({"sequence": sequence}) if as_json else f"durable as {sequence}")
+        typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
 
 @app.command()
@@ -127,7 +129,7 @@ def buy(
 
     It is a real event: the user has the item from then on.
     """
-    with friendly():
+    with report_errors():
         names = find_catalogue(repo) or Catalogue()
         with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
             before = shop.recommend(user_id, k=k)
@@ -141,13 +143,13 @@ def buy(
         bought = describe_item(before.item_ids[0], names)
         times_ms = [1e3 * (end_s - begin_s) for begin_s, end_s in ((started_s, durable_s), (started_s, changed_s))]
         out.print(
-            f"User {printable(user_id)} buys {printable(bought.get('title', str(before.item_ids[0])))}: durable after "
+            f"User {escape_text(user_id)} buys {escape_text(bought.get('title', str(before.item_ids[0])))}: durable after "
             f"{times_ms[0]:.1f} ms, the changed list is there after {times_ms[1]:.1f} ms",
             markup=False,
             highlight=False,
             soft_wrap=True,
         )
-        out.print(side_by_side(before, changed, names), markup=False)
+        out.print(compare_lists(before, changed, names), markup=False)
 
 
 @app.command()
@@ -163,7 +165,7 @@ def upsert(
     as_json: AsJson = False,
 ) -> None:
     """Tell the server that an item or user is new or changed; columns that are left out stay as they are."""
-    with friendly():
+    with report_errors():
         try:
             parsed = json.loads(columns)
         except ValueError as error:
@@ -171,7 +173,7 @@ def upsert(
         names = find_catalogue(repo) or Catalogue()
         with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
             sequence = shop.upsert(kind, record_id, parsed)
-        typer.echo(json_text({"sequence": sequence}) if as_json else f"durable as {sequence}")
+        typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
 
 @app.command()
@@ -183,15 +185,15 @@ def health(
     as_json: AsJson = False,
 ) -> None:
     """Ask the server one real question, and say whether it was answered."""
-    with friendly():
+    with report_errors():
         with connect(url, timeout, root_certificates, header) as shop:
             endpoints = shop.health()
         if as_json:
-            said = [vars(one) | {"degraded": degraded_names(one)} for one in endpoints]
-            typer.echo(json_text({"ready": any(one.ready for one in endpoints), "endpoints": said}))
+            facts = [vars(one) | {"degraded": list_fallbacks(one)} for one in endpoints]
+            typer.echo(dump_json({"ready": any(one.ready for one in endpoints), "endpoints": facts}))
         else:
             for one in endpoints:
-                out.print(health_line(one), markup=False, soft_wrap=True)
+                out.print(describe_health(one), markup=False, soft_wrap=True)
     if not any(one.ready for one in endpoints):
         raise typer.Exit(1)
 
@@ -199,30 +201,30 @@ def health(
 @app.command()
 def users(repo: Annotated[Path, typer.Option(help="the repository that knows them")] = Path(DEFAULT_SOURCE)) -> None:
     """Name some users to ask for: the most active one, one in the middle and the least active one."""
-    with friendly():
+    with report_errors():
         for user in list_users(repo, N_USERS):
-            typer.echo(printable(user))
+            typer.echo(escape_text(user))
 
 
 @app.command()
 def catalogue(repo: Source = DEFAULT_SOURCE) -> None:
     """Write names and titles as one JSON document: clients accept its file or URL instead of the repository's folder."""
-    with friendly():
+    with report_errors():
         typer.echo(json.dumps(Catalogue.load(repo).as_document()))
 
 
 @contextmanager
-def friendly() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Turn what goes wrong into a message on stderr and an exit status."""
     try:
         yield
     except RecommenderError as error:
-        err.print(f"error: {printable(str(error))}", markup=False, soft_wrap=True)
+        err.print(f"error: {escape_text(str(error))}", markup=False, soft_wrap=True)
         raise typer.Exit(2 if error.status == InvalidRequest.status else 1) from error
 
 
 for command in (forget, follow):
-    app.command()(friendly()(command))
+    app.command()(report_errors()(command))
 
 
 def connect(url: str, timeout_s: float, root_certificates: Path | None, headers: list[str] | None, **settings) -> Recommender:
@@ -253,25 +255,25 @@ def parse_pairs(pairs: list[str], option: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def degraded_names(answer: Recommendations | Health) -> list[str]:
+def list_fallbacks(answer: Recommendations | Health) -> list[str]:
     return [str(flag.name).lower() for flag in answer.degraded]
 
 
-def answer_as_dict(user_id: str | None, answer: Recommendations, names: Catalogue | None) -> dict:
+def describe_answer(user_id: str | None, answer: Recommendations, names: Catalogue | None) -> dict:
     items = [
         {"rank": rank, "item_id": item_id, **describe_item(item_id, names), "score": score}
         for rank, (item_id, score) in enumerate(answer, start=1)
     ]
     return {
-        "user_id": number_or_text(user_id),
+        "user_id": parse_user_id(user_id),
         "generation": answer.generation,
-        "degraded": degraded_names(answer),
+        "degraded": list_fallbacks(answer),
         "request_id": answer.request_id,
         "items": items,
     }
 
 
-def number_or_text(user_id: str | None) -> int | str | None:
+def parse_user_id(user_id: str | None) -> int | str | None:
     """Return 17850 for "17850"; "007", "--5" and "anna" stay text."""
     try:
         return int(user_id) if user_id is not None and str(int(user_id)) == user_id else user_id
@@ -286,7 +288,7 @@ def describe_item(item_id: int, names: Catalogue | None) -> dict[str, str]:
 
 
 def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue | None, source: str) -> None:
-    who = f"user {printable(user_id)}" if user_id is not None else "an anonymous visitor"
+    who = f"user {escape_text(user_id)}" if user_id is not None else "an anonymous visitor"
     out.print(f"Recommendations for {who} (generation {answer.generation})", markup=False)
     table = Table()
     table.add_column("#", justify="right")
@@ -295,17 +297,17 @@ def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue 
         table.add_column("title", overflow="fold")
     table.add_column("score", justify="right")
     for rank, (item_id, score) in enumerate(answer, start=1):
-        described = {name: printable(text) for name, text in describe_item(item_id, names).items()}
+        described = {name: escape_text(text) for name, text in describe_item(item_id, names).items()}
         title = [described.get("title", "")] if names else []
         table.add_row(str(rank), described.get("name", str(item_id)), *title, f"{score:.3f}")
     out.print(table, markup=False)
     if answer.degraded:
-        err.print(f"note: answered by the fallback of {', '.join(degraded_names(answer))}.")
+        err.print(f"note: answered by the fallback of {', '.join(list_fallbacks(answer))}.")
     if not names:
         err.print(f"note: no titles, as {source} lacks generation {answer.generation}. Name the repository with --repo.")
 
 
-def side_by_side(before: Recommendations, changed: Recommendations, names: Catalogue) -> Table:
+def compare_lists(before: Recommendations, changed: Recommendations, names: Catalogue) -> Table:
     """Return a table of two lists, place by place."""
     table = Table()
     table.add_column("#", justify="right")
@@ -313,7 +315,7 @@ def side_by_side(before: Recommendations, changed: Recommendations, names: Catal
         table.add_column(title, overflow="fold")
     for place, pair in enumerate(zip_longest(before.item_ids, changed.item_ids), start=1):
         described = ({} if item_id is None else describe_item(item_id, names) for item_id in pair)
-        shown = [printable(one.get("title", one.get("name", ""))) for one in described]
+        shown = [escape_text(one.get("title", one.get("name", ""))) for one in described]
         table.add_row(str(place), *(text or str(item_id or "") for text, item_id in zip(shown, pair, strict=True)))
     return table
 
@@ -330,8 +332,8 @@ def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str
         )
 
 
-def health_line(one: Health) -> str:
+def describe_health(one: Health) -> str:
     if not one.ready:
-        return f"{one.url} is not ready: {printable(one.reason)}"
-    fallbacks = f", by the fallback of {', '.join(degraded_names(one))}" if one.degraded else ""
+        return f"{one.url} is not ready: {escape_text(one.reason)}"
+    fallbacks = f", by the fallback of {', '.join(list_fallbacks(one))}" if one.degraded else ""
     return f"{one.url} is ready: generation {one.generation} answered{fallbacks}"

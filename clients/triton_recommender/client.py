@@ -1,4 +1,4 @@
-"""Shared by the blocking and the asyncio client: settings, queries to calls, outputs to answers."""
+"""Hold what the blocking and the asyncio client share: settings, and how queries become calls and outputs answers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from triton_recommender.ids import FIRST_USER_ID, session_id
 from triton_recommender.live import decode_sequences, encode_events, encode_upsert
 from triton_recommender.models import Call, Event, Health, ModelDescription, Notice, Query, Recommendations, Timeouts
 from triton_recommender.tensors import CHALLENGER, OBSERVE, UPSERT
-from triton_recommender.wire import Signature, check_k, checked_items, decode, encode
+from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
 
 DEFAULT_URL = "localhost:8001"
 
 log = logging.getLogger("triton_recommender")
 
 
-class Timer:
-    """The time that is left of one call of the user, which may be several requests."""
+class Deadline:
+    """Time budget of one call by the user, which may take several requests."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s, self._started_s = timeout_s, time.monotonic()
 
     def limit(self, call: Call, headers: Mapping[str, str]) -> Call:
-        """Return the call with the headers and the time that is left. Raises DeadlineExceeded where there is none."""
+        """Return the call with the headers and the remaining time. Raises DeadlineExceeded if none remains."""
         left_s = None if self._timeout_s is None else self._timeout_s - (time.monotonic() - self._started_s)
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded(
@@ -56,7 +56,7 @@ class SharedClient:
         self.models: dict[str, ModelDescription] = {}  # read in the first call, and again after the server changed them
 
     def resolve(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:
-        """Return the queries with ids for texts, and the notices of each. Raises InvalidRequest, UnknownId."""
+        """Return the queries with text ids resolved to numbers, and the notices of each. Raises InvalidRequest, UnknownId."""
         if isinstance(queries, str | bytes | Query):
             raise InvalidRequest(f"queries is {queries!r}; expected a list of queries or user ids. Write [{queries!r}].")
         resolved, notices = [], []
@@ -65,8 +65,8 @@ class SharedClient:
             query_notices: tuple[Notice, ...] = ()
             if self.catalogue is not None:
                 query, query_notices = self.catalogue.resolve(query)
-            history = None if query.history is None else checked_items(query.history, "history")
-            exclude = checked_items(query.exclude, "exclude")
+            history = None if query.history is None else validate_items(query.history, "history")
+            exclude = validate_items(query.exclude, "exclude")
             query = Query(resolve_visitor(query), history, exclude, query.context, query.after)
             if query_notices and self.strict:
                 raise UnknownId(f"{query_notices[0].message.rpartition(';')[0]}. Correct the name, or leave strict=True out.")
@@ -77,7 +77,10 @@ class SharedClient:
     def make_recommend_calls(
         self, queries: list[Query], signature: Signature, k: int | None, request_id: str, generation: int | None = None
     ) -> Iterator[tuple[list[Query], Call]]:
-        """Yield the queries in parts that the server takes, each with its call. generation: of the challenger to ask"""
+        """Yield the queries in parts of at most the server's batch size, each part with its call.
+
+        generation: asks that challenger; None asks the champion. Raises InvalidRequest.
+        """
         check_k(k, signature)
         request_id = request_id or uuid.uuid4().hex
         model = {} if generation is None else {"model": CHALLENGER, "version": str(generation)}
@@ -95,7 +98,10 @@ class SharedClient:
         ]
 
     def identify(self, event: Event) -> Event:
-        """Return the event with ids for texts; an unknown text gets the id that the export would give it."""
+        """Return the event with text ids resolved to numbers; an unknown text gets the id that an export would give it.
+
+        Raises InvalidRequest.
+        """
         if not isinstance(event, Event):
             raise InvalidRequest(f"An event is {event!r}; expected an Event.")
         if self.catalogue is not None:
@@ -110,6 +116,7 @@ class SharedClient:
             yield self._call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)
 
     def make_upsert_call(self, kind: str, record_id: int | str, columns: Mapping[str, object], model: ModelDescription) -> Call:
+        """Return the call of `upsert` for one item or user. Raises InvalidRequest."""
         if self.catalogue is not None:
             record_id = self.catalogue.user_id(record_id) if kind == "user" else self.catalogue.item_id(record_id)
         return self._call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)
@@ -118,15 +125,15 @@ class SharedClient:
         """Return one real request: that of an anonymous visitor."""
         return replace(self._call(encode([Query(None)], signature)), timeout_s=self.timeouts.connect)
 
-    def sequences(self, outputs: Mapping[str, np.ndarray]) -> list[int]:
+    def decode_sequences(self, outputs: Mapping[str, np.ndarray]) -> list[int]:
         return decode_sequences(outputs)
 
-    def span_attributes(self, call: Call) -> dict[str, str | int]:
+    def describe_span(self, call: Call) -> dict[str, str | int]:
         """Return the attributes of a call in a trace, without ids of users."""
         first = next(iter(call.inputs.values()))
         return {"triton.model": call.model, "triton.batch": len(first), "triton.request_id": call.request_id}
 
-    def log_not_forgotten(self, error: CacheUnavailable) -> None:
+    def warn_of_stale_answers(self, error: CacheUnavailable) -> None:
         log.warning("the event is durable, but cached answers of its user stay until they expire: %s", error)
 
     def _call(self, inputs: dict[str, np.ndarray], **settings) -> Call:
@@ -137,17 +144,16 @@ class SharedClient:
 
 
 def resolve_visitor(request: Query | Event) -> int | str | None:
-    """Return the user's id, or the id of the session. Raises InvalidRequest for both, and for a user's id among sessions'."""
+    """Return the id of the user or of the session. Raises InvalidRequest if both are set, or a user id is a session's."""
     if request.session is None:
-        if isinstance(request.user_id, int) and request.user_id < FIRST_USER_ID:
-            raise InvalidRequest(
-                f"user_id is {request.user_id}; ids below {FIRST_USER_ID} are those of sessions. Use another id."
-            )
-        return request.user_id
+        user_id = int(request.user_id) if isinstance(request.user_id, np.integer) else request.user_id
+        if isinstance(user_id, int) and user_id < FIRST_USER_ID:
+            raise InvalidRequest(f"user_id is {user_id}; ids below {FIRST_USER_ID} are reserved for sessions. Use another id.")
+        return user_id
     if request.user_id is not None:
         raise InvalidRequest("Both user_id and session are given; expected one of them. Leave the other out.")
     if not isinstance(request.session, str) or not request.session:
-        raise InvalidRequest(f"session is {request.session!r}; expected text.")
+        raise InvalidRequest(f"session is {request.session!r}; expected a text that is not empty.")
     return session_id(request.session)
 
 

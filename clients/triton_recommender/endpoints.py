@@ -1,4 +1,4 @@
-"""Several endpoints behind one transport: which one is asked, when again, and when a second one at the same time.
+"""Several endpoints behind one transport: failover, retries with a budget, circuit breakers and hedged requests.
 
     call ─▶ first endpoint whose breaker admits it ─▶ answer
                 └─▶ Unavailable, a dead stage, an attempt that took too long: the next endpoint, after a short pause
@@ -39,6 +39,8 @@ HEDGE_THREADS = 256
 
 @dataclass
 class Endpoint:
+    """One server: its transport, its circuit breaker, and the last failure, for messages."""
+
     transport: Any  # Transport or AsyncTransport
     breaker: Breaker = field(default_factory=Breaker)
     last_error: RecommenderError | None = None
@@ -68,6 +70,8 @@ class RetryBudget:
 
 @dataclass(frozen=True)
 class Policy:
+    """retries: further attempts of a call; attempt_s: longest attempt; hedge_after_s: as in Recommender. None: off"""
+
     retries: int
     attempt_s: float | None
     hedge_after_s: float | None
@@ -108,11 +112,11 @@ class _Attempts:
             f"The last failure: {last_error}"
         )
 
-    def succeeded(self, endpoint: Endpoint) -> None:
+    def record_success(self, endpoint: Endpoint) -> None:
         endpoint.breaker.record_success()
         self._budget.record_success()
 
-    def failed(self, endpoint: Endpoint, error: RecommenderError) -> float:
+    def plan_retry(self, endpoint: Endpoint, error: RecommenderError) -> float:
         """Return the seconds to pause before the next attempt; raise the error where there is none."""
         if not isinstance(error, Unavailable | StageDied | DeadlineExceeded):
             endpoint.breaker.record_success()  # it answered
@@ -182,14 +186,14 @@ class Endpoints(_Endpoints):
             try:
                 answer = ask(endpoint.transport, limit_s)
             except RecommenderError as error:
-                time.sleep(attempts.failed(endpoint, error))
+                time.sleep(attempts.plan_retry(endpoint, error))
             else:
-                attempts.succeeded(endpoint)
+                attempts.record_success(endpoint)
                 return answer
 
     def _hedge(self, call: Call) -> dict[str, np.ndarray]:
         started_s = time.monotonic()
-        threads = cast(ThreadPoolExecutor, self._threads)  # there where requests are hedged
+        threads = cast(ThreadPoolExecutor, self._threads)  # exists wherever requests are hedged
         pending = {threads.submit(self._infer, call)}
         done, pending = wait(pending, self._policy.hedge_after_s)
         if not done:
@@ -228,9 +232,9 @@ class AsyncEndpoints(_Endpoints):
             try:
                 answer = await ask(endpoint.transport, limit_s)
             except RecommenderError as error:
-                await asyncio.sleep(attempts.failed(endpoint, error))
+                await asyncio.sleep(attempts.plan_retry(endpoint, error))
             else:
-                attempts.succeeded(endpoint)
+                attempts.record_success(endpoint)
                 return answer
 
     async def _hedge(self, call: Call) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from triton_recommender.errors import InvalidRequest
 from triton_recommender.models import Event, ModelDescription
-from triton_recommender.wire import INT64, check_columns, checked_id, encode_context, encode_values
+from triton_recommender.wire import INT64, check_columns, encode_context, encode_values, validate_id
 
 KINDS = ("item", "user")
 _OPTIONAL = {"event": "BYTES", "timestamp_ms": "INT64", "value": "FP32", "event_id": "BYTES", "request_id": "BYTES"}
@@ -21,8 +21,8 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
     Raises InvalidRequest.
     """
     tensors = {
-        "user_id": np.array([[checked_id(event.user_id, "user_id", INT64.min)] for event in events], np.int64),
-        "item_id": np.array([[checked_id(event.item_id, "item_id", 0)] for event in events], np.int64),
+        "user_id": np.array([[validate_id(event.user_id, "user_id", INT64.min)] for event in events], np.int64),
+        "item_id": np.array([[validate_id(event.item_id, "item_id", 0)] for event in events], np.int64),
     }
     wanted = {name: dtype for name, dtype in _OPTIONAL.items() if any(getattr(event, name) is not None for event in events)}
     rows = [{name: getattr(event, name) for name in wanted} for event in events]
@@ -50,7 +50,7 @@ def encode_upsert(kind: str, record_id: int | str, columns: Mapping[str, object]
         raise InvalidRequest(f"columns cannot be written as JSON: {error}. {expected}.") from error
     return {
         "kind": np.array([[kind.encode()]], np.object_),
-        "id": np.array([[checked_id(record_id, "id", 0 if kind == "item" else INT64.min)]], np.int64),
+        "id": np.array([[validate_id(record_id, "id", 0 if kind == "item" else INT64.min)]], np.int64),
         "columns": np.array([[text.encode()]], np.object_),
     }
 

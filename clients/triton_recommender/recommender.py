@@ -13,7 +13,7 @@ from typing import Self
 from triton_recommender.cache.base import Cache
 from triton_recommender.cache.transport import AsyncCachedTransport, CachedTransport
 from triton_recommender.catalogue import Catalogue
-from triton_recommender.client import DEFAULT_URL, SharedClient, Timer, judge_health
+from triton_recommender.client import DEFAULT_URL, Deadline, SharedClient, judge_health
 from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Endpoints, Policy
 from triton_recommender.errors import CacheUnavailable, InvalidRequest, ModelNotFound, RecommenderError
 from triton_recommender.models import (
@@ -69,8 +69,8 @@ class Recommender(SharedClient):
         transport=None,
     ) -> None:
         super().__init__(timeouts, priority, catalogue, strict, cache)
-        transports = [transport] if transport is not None else [open_transport(one, tls, headers or {}) for one in urls(url)]
-        endpoints = [Endpoint(each) for each in transports]
+        transports = [transport] if transport is not None else [open_transport(at, tls, headers or {}) for at in list_urls(url)]
+        endpoints = [Endpoint(transport) for transport in transports]
         self._endpoints = Endpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
         self._transport = CachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
 
@@ -113,11 +113,11 @@ class Recommender(SharedClient):
         More queries than the server takes in one request are sent in several, one after the other, inside one timeout; their
         answers may come from two generations when the server moves meanwhile.
         """
-        asked, notices = self.resolve(queries)
-        signature, timer = self.signature(), Timer(timeout_s or self.timeouts.request)
+        resolved, notices = self.resolve(queries)
+        signature, deadline = self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
         answers: list[Recommendations] = []
-        for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
-            answers += decode(self._infer(call, timer), part, k, signature.exclusions)
+        for part, call in self.make_recommend_calls(resolved, signature, k, request_id, generation):
+            answers += decode(self._infer(call, deadline), part, k, signature.exclusions)
         return self.complete(answers, notices, call.request_id)
 
     def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
@@ -135,14 +135,14 @@ class Recommender(SharedClient):
         More events than the server takes in one request are sent in several: after an error, earlier ones may be durable.
         Events with an `event_id` may simply be sent again. Raises RecommenderError.
         """
-        named = [self.identify(event) for event in events]
-        model, timer = self._describe(OBSERVE), Timer(self.timeouts.request)
+        identified = [self.identify(event) for event in events]
+        model, deadline = self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.make_observe_calls(named, model):
-                sequences += self.sequences(self._infer(call, timer))
+            for call in self.make_observe_calls(identified, model):
+                sequences += self.decode_sequences(self._infer(call, deadline))
         finally:
-            self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
+            self._forget([event.user_id for event in identified if isinstance(event.user_id, int)])
         return sequences
 
     def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
@@ -152,7 +152,7 @@ class Recommender(SharedClient):
         Never sent twice: a late second arrival could undo a later change. Raises RecommenderError.
         """
         call = self.make_upsert_call(kind, record_id, columns, self._describe(UPSERT))
-        return self.sequences(self._infer(call, Timer(self.timeouts.request)))[0]
+        return self.decode_sequences(self._infer(call, Deadline(self.timeouts.request)))[0]
 
     def signature(self) -> Signature:
         """Return sizes and context columns of the served `recommend`; asked once, then remembered."""
@@ -176,10 +176,10 @@ class Recommender(SharedClient):
             self.models[model] = self._transport.describe(model, self.timeouts.connect)
         return self.models[model]
 
-    def _infer(self, call: Call, timer: Timer) -> dict:
-        with client_span(call.model, self.span_attributes(call)) as headers:
+    def _infer(self, call: Call, deadline: Deadline) -> dict:
+        with client_span(call.model, self.describe_span(call)) as headers:
             try:
-                return self._transport.infer(timer.limit(call, headers))
+                return self._transport.infer(deadline.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
                 self.models.pop(call.model, None)  # another export may have other tensors: look again next time
                 raise
@@ -199,7 +199,7 @@ class Recommender(SharedClient):
         try:
             self.cache.forget(user_ids)
         except CacheUnavailable as error:
-            self.log_not_forgotten(error)
+            self.warn_of_stale_answers(error)
 
 
 class AsyncRecommender(SharedClient):
@@ -222,9 +222,9 @@ class AsyncRecommender(SharedClient):
     ) -> None:
         super().__init__(timeouts, priority, catalogue, strict, cache)
         transports = (
-            [transport] if transport is not None else [open_async_transport(one, tls, headers or {}) for one in urls(url)]
+            [transport] if transport is not None else [open_async_transport(at, tls, headers or {}) for at in list_urls(url)]
         )
-        endpoints = [Endpoint(each) for each in transports]
+        endpoints = [Endpoint(transport) for transport in transports]
         self._endpoints = AsyncEndpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
         self._transport = AsyncCachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
 
@@ -256,11 +256,11 @@ class AsyncRecommender(SharedClient):
         generation: int | None = None,
     ) -> list[Recommendations]:
         """See Recommender.recommend_many."""
-        asked, notices = self.resolve(queries)
-        signature, timer = await self.signature(), Timer(timeout_s or self.timeouts.request)
+        resolved, notices = self.resolve(queries)
+        signature, deadline = await self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
         answers: list[Recommendations] = []
-        for part, call in self.make_recommend_calls(asked, signature, k, request_id, generation):
-            answers += decode(await self._infer(call, timer), part, k, signature.exclusions)
+        for part, call in self.make_recommend_calls(resolved, signature, k, request_id, generation):
+            answers += decode(await self._infer(call, deadline), part, k, signature.exclusions)
         return self.complete(answers, notices, call.request_id)
 
     async def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
@@ -269,20 +269,20 @@ class AsyncRecommender(SharedClient):
 
     async def observe_many(self, events: Sequence[Event]) -> list[int]:
         """See Recommender.observe_many."""
-        named = [self.identify(event) for event in events]
-        model, timer = await self._describe(OBSERVE), Timer(self.timeouts.request)
+        identified = [self.identify(event) for event in events]
+        model, deadline = await self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.make_observe_calls(named, model):
-                sequences += self.sequences(await self._infer(call, timer))
+            for call in self.make_observe_calls(identified, model):
+                sequences += self.decode_sequences(await self._infer(call, deadline))
         finally:
-            await self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
+            await self._forget([event.user_id for event in identified if isinstance(event.user_id, int)])
         return sequences
 
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
         """See Recommender.upsert."""
         call = self.make_upsert_call(kind, record_id, columns, await self._describe(UPSERT))
-        return self.sequences(await self._infer(call, Timer(self.timeouts.request)))[0]
+        return self.decode_sequences(await self._infer(call, Deadline(self.timeouts.request)))[0]
 
     async def signature(self) -> Signature:
         """See Recommender.signature."""
@@ -306,10 +306,10 @@ class AsyncRecommender(SharedClient):
             self.models[model] = await self._transport.describe(model, self.timeouts.connect)
         return self.models[model]
 
-    async def _infer(self, call: Call, timer: Timer) -> dict:
-        with client_span(call.model, self.span_attributes(call)) as headers:
+    async def _infer(self, call: Call, deadline: Deadline) -> dict:
+        with client_span(call.model, self.describe_span(call)) as headers:
             try:
-                return await self._transport.infer(timer.limit(call, headers))
+                return await self._transport.infer(deadline.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
                 self.models.pop(call.model, None)
                 raise
@@ -329,9 +329,9 @@ class AsyncRecommender(SharedClient):
         try:
             await self.cache.forget_async(user_ids)
         except CacheUnavailable as error:
-            self.log_not_forgotten(error)
+            self.warn_of_stale_answers(error)
 
 
-def urls(url: str | Sequence[str]) -> list[str]:
+def list_urls(url: str | Sequence[str]) -> list[str]:
     """Return the addresses of equal servers, in the order of preference."""
     return [url] if isinstance(url, str) else list(url)

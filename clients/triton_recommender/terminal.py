@@ -1,4 +1,4 @@
-"""Text of strangers made harmless for a terminal: titles, names and messages may hold escape sequences."""
+"""Make untrusted text safe to print on a terminal: titles, names and messages may hold escape sequences."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 from typing import Any
 
 
-def printable(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return the text with control and formatting characters written out, such as \\x1b, and every space as a space."""
-    return "".join(_shown(character) for character in text)
+    return "".join(_escape(character) for character in text)
 
 
-def json_text(value: Any) -> str:
-    """Return one line of JSON whose control and formatting characters are escaped, which JSON alone asks only of some."""
+def dump_json(value: Any) -> str:
+    """Return one line of JSON with all control and formatting characters escaped; JSON itself requires that only of some."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
-def _shown(character: str) -> str:
+def _escape(character: str) -> str:
     if character.isprintable():
         return character
     return " " if character.isspace() and character not in "\x1c\x1d\x1e\x1f\x85" else repr(character)[1:-1]

@@ -32,7 +32,7 @@ _SEQUENCE = {"sequence": ("INT64", 1)}
 _ID = ("INT64", 1)
 
 
-def fake_models(
+def describe_models(
     history: int, exclusions: int, items_returned: int, context: Mapping[str, str], max_batch: int
 ) -> dict[str, ModelDescription]:
     """Return the three models as a server describes them. context: column -> INT64, FP32 or BYTES."""
@@ -53,11 +53,11 @@ def fake_models(
 class FakeServer:
     """A server as a function. `calls`, `queries`, `events` and `upserts` hold what arrived, oldest first.
 
-    models: as it describes them; an answer has the outputs that stand there. Items have the propensity 1.0 unless the handler
-        says otherwise in its Recommendations.
+    models: model -> its description; answers have the outputs described there. Items have the propensity 1.0 unless the handler
+        returns Recommendations with other ones.
     history, exclusions, items_returned: H, E and K
-    served_generation: that answers; a handler that returns whole Recommendations names its own
-    challengers: generation -> handler of each that is held beside it
+    served_generation: states the generation of answers, but for a handler that returns whole Recommendations
+    challengers: generation -> handler, of generations that are loaded beside the served one
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FakeServer:
     ) -> None:
         self.handler, self.served_generation, self.items_returned = handler, 1, items_returned
         self.challengers: dict[int, Handler] = {}
-        self.models = fake_models(history, exclusions, items_returned, context or {}, max_batch)
+        self.models = describe_models(history, exclusions, items_returned, context or {}, max_batch)
         self.calls: list[Call] = []
         self.queries: list[Query] = []
         self.events: list[Event] = []
@@ -111,7 +111,7 @@ class FakeServer:
             item_ids[row, :n_items] = answer.item_ids[:n_items]
             scores[row, :n_items] = answer.scores[:n_items]
             n_known = min(len(answer.propensities), n_items)
-            propensities[row, :n_known] = [chance or 0.0 for chance in answer.propensities[:n_known]]
+            propensities[row, :n_known] = [propensity or 0.0 for propensity in answer.propensities[:n_known]]
         outputs: dict[str, np.ndarray] = {
             "item_ids": item_ids,
             "scores": scores,
@@ -184,7 +184,7 @@ class AsyncFakeTransport(FakeServer):
         """Do nothing: nothing is open."""
 
 
-class _Arrived:
+class _Received:
     """Calls, queries, events and upserts that arrived at the fake, oldest first."""
 
     server: FakeServer
@@ -202,7 +202,7 @@ class _Arrived:
         return self.server.upserts
 
 
-class FakeRecommender(_Arrived, Recommender):
+class FakeRecommender(_Received, Recommender):
     """A Recommender without a server. context: column -> INT64, FP32 or BYTES. settings: of Recommender."""
 
     def __init__(self, handler: Handler = lambda query: [], *, context: Mapping[str, str] | None = None, **settings) -> None:
@@ -210,8 +210,8 @@ class FakeRecommender(_Arrived, Recommender):
         super().__init__(transport=self.server, **settings)
 
 
-class AsyncFakeRecommender(_Arrived, AsyncRecommender):
-    """An AsyncRecommender without a server; arguments as of FakeRecommender."""
+class AsyncFakeRecommender(_Received, AsyncRecommender):
+    """An AsyncRecommender without a server; arguments as for FakeRecommender."""
 
     def __init__(self, handler: Handler = lambda query: [], *, context: Mapping[str, str] | None = None, **settings) -> None:
         self.server = AsyncFakeTransport(handler, context=context)
@@ -231,7 +231,7 @@ def _queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
                 None if user_id == ANONYMOUS else user_id,
                 None if history[0] == FROM_STORE else [item for item in history if item != PAD_ID],
                 [item for item in exclude if item != PAD_ID],
-                _given({name: inputs[name][row, 0] for name in columns}),
+                _drop_missing({name: inputs[name][row, 0] for name in columns}),
                 None if after == PAD_ID else after,
             )
         )
@@ -243,13 +243,13 @@ def _events(inputs: Mapping[str, np.ndarray]) -> list[Event]:
     own = ("user_id", "item_id", "event", "timestamp_ms", "value", "event_id", "request_id")
     events = []
     for row in range(len(inputs["user_id"])):
-        given = _given({name: array[row, 0] for name, array in inputs.items()})
+        given = _drop_missing({name: array[row, 0] for name, array in inputs.items()})
         given = {name: value.decode() if isinstance(value, bytes) else value.item() for name, value in given.items()}
         context = {name: value for name, value in given.items() if name not in own}
         events.append(Event(**{name: value for name, value in given.items() if name in own}, context=context))
     return events
 
 
-def _given(values: Mapping[str, object]) -> dict:
+def _drop_missing(values: Mapping[str, object]) -> dict:
     """Return what is not the marker of a missing value."""
     return {name: value for name, value in values.items() if value != MISSING_INT and value == value and value != b""}

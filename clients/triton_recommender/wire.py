@@ -1,4 +1,4 @@
-"""Queries to tensors and back. Pure: knows the contract, and no network.
+"""Encode queries as tensors, and decode answers. Nothing here does I/O.
 
 The sizes H, E and K and the context columns come from the server's own description of the model, never from a guess.
 """
@@ -30,7 +30,7 @@ class Signature:
     items_returned: int  # K
     context: Mapping[str, str]  # column -> Triton's dtype: INT64, FP32 or BYTES
     max_batch: int  # queries per request
-    takes_after: bool = False
+    has_after: bool = False
 
     @classmethod
     def of(cls, model: ModelDescription) -> Signature:
@@ -48,7 +48,7 @@ class Signature:
             items_returned=model.outputs["item_ids"][1],
             context={name: dtype for name, (dtype, _) in model.inputs.items() if name not in _OWN_INPUTS},
             max_batch=model.max_batch,
-            takes_after="after" in model.inputs,
+            has_after="after" in model.inputs,
         )
 
 
@@ -61,7 +61,7 @@ def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarr
     """
     if not queries:
         raise InvalidRequest("There is no query in the call; expected one at least.")
-    user_ids = [ANONYMOUS if query.user_id is None else checked_id(query.user_id, "user_id", INT64.min) for query in queries]
+    user_ids = [ANONYMOUS if query.user_id is None else validate_id(query.user_id, "user_id", INT64.min) for query in queries]
     tensors = {
         "user_id": np.array(user_ids, np.int64)[:, None],
         "history": np.full((len(queries), signature.history), PAD_ID, np.int64),
@@ -69,7 +69,7 @@ def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarr
     }
     for row, query in enumerate(queries):
         _fill_history(tensors["history"][row], query)
-        ids = [checked_id(item, "exclude", 0) for item in query.exclude][: signature.exclusions]
+        ids = [validate_id(item, "exclude", 0) for item in query.exclude][: signature.exclusions]
         tensors["exclude"][row, : len(ids)] = ids
     return tensors | _encode_after(queries, signature) | encode_context([query.context for query in queries], signature.context)
 
@@ -77,32 +77,33 @@ def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarr
 def decode(
     outputs: Mapping[str, np.ndarray], queries: Sequence[Query], k: int | None, exclusions: int
 ) -> list[Recommendations]:
-    """Return one answer per query from output tensors [B, …], without padding and excluded items, k at most.
+    """Return one answer per query from output tensors [B, …], without padding and excluded items, k at most; None: all.
 
-    exclusions: E. Where a query excludes more, draws may have lost an item: their propensities are then unknown.
+    exclusions: E. Where a query excludes more, an item removed here may be one that was drawn at random, so propensities from
+    the first draw on are unknown: None.
     """
     answers = []
     item_ids, scores = outputs["item_ids"].tolist(), outputs["scores"].tolist()
     degraded, generations = outputs["degraded"].tolist(), outputs["generation"].tolist()
     for row, query in enumerate(queries):
-        left_out = {PAD_ID, *query.exclude}
-        places = [place for place, item_id in enumerate(item_ids[row]) if item_id not in left_out][:k]
+        excluded_ids = {PAD_ID, *query.exclude}
+        places = [place for place, item_id in enumerate(item_ids[row]) if item_id not in excluded_ids][:k]
         shown_ids, shown_scores = (tuple(values[row][place] for place in places) for values in (item_ids, scores))
-        chances: tuple[float | None, ...] = ()
+        propensities: tuple[float | None, ...] = ()
         if "propensities" in outputs:
-            chances = _known_chances(outputs["propensities"][row], len(query.exclude) <= exclusions, places)
-        answers.append(Recommendations(shown_ids, shown_scores, Degraded(degraded[row][0]), generations[row][0], chances))
+            propensities = _decode_propensities(outputs["propensities"][row], len(query.exclude) <= exclusions, places)
+        answers.append(Recommendations(shown_ids, shown_scores, Degraded(degraded[row][0]), generations[row][0], propensities))
     return answers
 
 
-def _known_chances(chances: np.ndarray, is_whole: bool, places: list[int]) -> tuple[float | None, ...]:
-    """Return the propensities of these places, None where unknown. chances: f4 [K], 0 where unknown
+def _decode_propensities(propensities: np.ndarray, all_excluded: bool, places: list[int]) -> tuple[float | None, ...]:
+    """Return the propensities of these places, None where unknown. propensities: float32 [K], 0 where unknown
 
-    is_whole: the server knew all exclusions; if not, no place from the first draw on is known
+    all_excluded: the server received every exclusion; otherwise nothing is known from the first draw on
     """
-    first_drawn = len(chances) if is_whole else int(np.argmax(np.append(chances != 1.0, True)))
-    shown = chances.tolist()
-    return tuple(shown[place] if place < first_drawn and shown[place] else None for place in places)
+    n_known = len(propensities) if all_excluded else int(np.argmax(np.append(propensities != 1.0, True)))
+    values = propensities.tolist()
+    return tuple(values[place] if place < n_known and values[place] else None for place in places)
 
 
 def check_k(k: int | None, signature: Signature) -> None:
@@ -117,7 +118,7 @@ def check_k(k: int | None, signature: Signature) -> None:
         )
 
 
-def checked_items(items: object, name: str) -> list:
+def validate_items(items: object, name: str) -> list:
     """Return the items of `history` or `exclude` as a list. Raises InvalidRequest for a bare text, number or mapping.
 
     A text is a sequence of letters: without this check, exclude="SKU/0010-x" would exclude ten one-letter items.
@@ -131,7 +132,7 @@ def checked_items(items: object, name: str) -> list:
     return list(items)
 
 
-def checked_id(value: object, name: str, at_least: int) -> int:
+def validate_id(value: object, name: str, at_least: int) -> int:
     """Return an id for the wire. Raises InvalidRequest for anything but a whole number from `at_least` to the largest int64."""
     if isinstance(value, str):
         raise InvalidRequest(
@@ -174,17 +175,17 @@ def encode_values(
 
 
 def _fill_history(row: np.ndarray, query: Query) -> None:
-    """Write a history into `row`, i8 [H], all PAD_ID before."""
+    """Write a history into `row`: int64 [H], filled with PAD_ID."""
     if query.history is None:
         row[:] = FROM_STORE
         return
-    ids = [checked_id(item, "history", 0) for item in query.history][: len(row)]
+    ids = [validate_id(item, "history", 0) for item in query.history][: len(row)]
     row[: len(ids)] = ids
 
 
 def _encode_after(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
-    if signature.takes_after:
-        rows = [[PAD_ID if query.after is None else checked_id(query.after, "after", 0)] for query in queries]
+    if signature.has_after:
+        rows = [[PAD_ID if query.after is None else validate_id(query.after, "after", 0)] for query in queries]
         return {"after": np.array(rows, np.int64)}
     if any(query.after is not None for query in queries):
         raise InvalidRequest(

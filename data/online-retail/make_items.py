@@ -1,4 +1,4 @@
-"""Writes items.csv.gz and users.csv.gz beside online_retail.csv.gz. Run once; the results are committed.
+"""Write items.csv.gz and users.csv.gz beside online_retail.csv.gz. Run once; the results are committed.
 
 The log is all the source has, so the catalogue is taken from it: per stock code the most frequent description, the median
 unit price of its sales, and a category. English puts the head noun last, so the category is the one of the last word of the
@@ -15,7 +15,7 @@ import pandas as pd
 
 HERE = Path(__file__).parent
 
-# The most frequent nouns of the catalogue, grouped as a shop would hang its signs.
+# The most frequent nouns of the catalogue, by category.
 CATEGORY_WORDS = {
     "BAGS": """
         BAG BAGS HANDBAG WASHBAG PURSE SHOPPER RUCKSACK BACKPACK LUGGAGE PASSPORT TOTE
@@ -92,13 +92,13 @@ CATEGORY_WORDS = {
 CATEGORY_OF = {word: category for category, words in CATEGORY_WORDS.items() for word in words.split()}
 
 
-def category_of(description: str) -> str:
+def find_category(description: str) -> str:
     words = re.findall(r"[A-Z][A-Z\-]*[A-Z]", description.upper())
     return next((CATEGORY_OF[word] for word in reversed(words) if word in CATEGORY_OF), "OTHER")
 
 
-def tables() -> dict[str, pd.DataFrame]:
-    """Return the two tables by file name."""
+def make_tables() -> dict[str, pd.DataFrame]:
+    """Return the two make_tables by file name."""
     log = pd.read_csv(HERE / "online_retail.csv.gz", dtype={"StockCode": str, "InvoiceNo": str, "CustomerID": str})
     sales = log[(log["Quantity"] > 0) & (log["UnitPrice"] > 0)]
     described = sales.dropna(subset=["Description"])
@@ -106,14 +106,14 @@ def tables() -> dict[str, pd.DataFrame]:
     items = described.groupby("StockCode")["Description"].agg(lambda texts: texts.value_counts().sort_index().idxmax())
     items = items.rename("description").to_frame()
     items["price"] = sales.groupby("StockCode")["UnitPrice"].median().round(3)
-    items["category"] = items["description"].map(category_of)
+    items["category"] = items["description"].map(find_category)
     # A customer's country is the one of the first invoice: nothing that happens later can change it.
     users = log.dropna(subset=["CustomerID"]).groupby("CustomerID")["Country"].first().rename("country")
     return {"items.csv.gz": items.reset_index(), "users.csv.gz": users.reset_index()}
 
 
 def main() -> None:
-    for name, table in tables().items():
+    for name, table in make_tables().items():
         table.to_csv(HERE / name, index=False, compression={"method": "gzip", "mtime": 0})  # the same bytes at every run
         print(f"{name}: {len(table):,} rows")
 

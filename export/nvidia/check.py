@@ -18,7 +18,7 @@ from export.nvidia.precision.agreement import disagreement
 from export.nvidia.publish import answer_recorded
 from export.nvidia.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
-from repository.config import CONFIG_FILE, fields_stated
+from repository.config import CONFIG_FILE, read_record_fields
 from repository.finding import Finding, count_errors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, read_recorded
@@ -116,7 +116,7 @@ def is_ensemble(config: pb.ModelConfig) -> bool:
 
 def describe_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
     """Return the type, the dims with the batch axis, and the fields if the tensor is a record."""
-    return tensor.data_type, full_dims(config, tensor), fields_stated(config, tensor.name)
+    return tensor.data_type, full_dims(config, tensor), read_record_fields(config, tensor.name)
 
 
 def in_words(meant: tuple[int, tuple[int, ...], str] | None) -> str:

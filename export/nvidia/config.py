@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.merlin_settings import MerlinSettings
 from export.nvidia.graph import FLAT
 from export.nvidia.tensorrt.profiles import Profile, profiles_for
-from repository.config import TRITON_TYPE, Serving, state_records
+from repository.config import TRITON_TYPE, Serving, write_record_fields
 from serving.contract.tensors import ModelSpec
 from serving.stages.parts.specs import (
     HPS_OUTPUT,
@@ -68,7 +68,7 @@ def make_ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.M
         config.input.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=dims, optional=tensor.optional)
     for tensor in spec.outputs:
         config.output.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=(*rows, *tensor.dims))
-    state_records(config, spec)
+    write_record_fields(config, spec)
     config.version_policy.specific.versions.append(generation)
     return config
 

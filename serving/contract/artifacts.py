@@ -92,10 +92,14 @@ def stage_settings(folder: Path, info: StageInfo, kind: type) -> Any:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises ArtifactError when the file is missing, unreadable or holds anything else."""
     try:
-        return json.loads((folder / name).read_text(encoding="utf-8"))
+        value = json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{folder / name} cannot be read: {error}. {REMEDY}") from error
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{folder / name} holds no JSON object. {REMEDY}")
+    return value
 
 
 def open_array(folder: Path, name: str) -> np.ndarray:
@@ -171,12 +175,13 @@ def published_files(folder: Path) -> list[Path]:
     return sorted(path for path in files if path.parts[-1] != MANIFEST_FILE and "__pycache__" not in path.parts)
 
 
+def _describe_file(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+
+
 def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
     """Write `manifest.json` for the files in `folder`, with `facts` (generation, reports, …), and return it."""
-    files = {
-        str(path): {"sha256": sha256_of(folder / path), "bytes": (folder / path).stat().st_size}
-        for path in published_files(folder)
-    }
+    files = {str(path): _describe_file(folder / path) for path in published_files(folder)}
     manifest = {"schema": 1, **facts, "files": files}
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
@@ -193,6 +198,6 @@ def verify_manifest(folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"{folder} holds {', '.join(extra)}, which its manifest does not list. Remove them. {REMEDY}")
     for name, fact in stated.items():
         path = folder / name
-        if path.stat().st_size != fact["bytes"] or sha256_of(path) != fact["sha256"]:
+        if fact != _describe_file(path):
             raise ArtifactError(f"{path} is not the file that was published (its SHA-256 differs from the manifest). {REMEDY}")
     return manifest

@@ -122,9 +122,9 @@ class RerankOutputs:
         scores, broken = _add_correction(best.rank_scores, best.valid, correction, np.float32(self.settings.trust))
         broken |= replace_non_finite(scores, best)
         user_ids = inputs["user_id"][:, 0]
-        columns, chances = self.rules.apply_and_tell(best.positions, scores, user_ids, self.items_returned)
+        columns, propensities = self.rules.apply_and_tell(best.positions, scores, user_ids, self.items_returned)
         if self.items.has_newcomers and self.settings.newcomer_share:
-            self.explore(columns, chances, best.positions, user_ids)
+            self.explore(columns, propensities, best.positions, user_ids)
         item_ids, scores = _gather_served(columns, best.ids, scores)
         lineage = mark_degraded(inputs["lineage"], broken, Degraded.RERANK)
         return {
@@ -132,11 +132,14 @@ class RerankOutputs:
             "scores": scores,
             "degraded": lineage[:, 1:].astype(np.int32),
             "generation": lineage[:, :1],
-            "propensities": chances,
+            "propensities": propensities,
         }
 
-    def explore(self, columns: np.ndarray, chances: np.ndarray, positions: np.ndarray, user_ids: np.ndarray) -> None:
-        """Put new items into some of the lists. columns, chances: [B, K], which of the positions, int64 [B, M], are shown"""
+    def explore(self, columns: np.ndarray, propensities: np.ndarray, positions: np.ndarray, user_ids: np.ndarray) -> None:
+        """Put new items into some of the lists.
+
+        columns, propensities: [B, K], changed in place; positions: int64 [B, M], whose columns are shown
+        """
         settings = self.settings
         pinned = {pin.slot for pin in self.rules.config.pinned}
         free = [place for place in range(min(settings.newcomer_place + 1, columns.shape[1])) if place not in pinned]
@@ -144,7 +147,7 @@ class RerankOutputs:
             seed = hashed_seed(NEW_ITEMS_SEED, self.generation)
             first, blocked = len(self.items.ids), self.rules.items["blocked"]
             arguments = (positions, first, self.items.n_items, blocked, user_ids, seed, settings.newcomer_share, free[-1])
-            explore_newcomers(columns, chances, *arguments)
+            explore_newcomers(columns, propensities, *arguments)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,10 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
         (lambda r: shutil.copytree(r / "rank", r / "rank.bak"), "rank.bak: Its config names the model 'rank'"),
         (lambda r: (r / "rank" / "warmup" / "candidates_0").unlink(), "candidates_0: The file is missing"),
         (lambda r: replace_in(r / "rank" / "config.pbtxt", 'name: "rank"', 'name: "rung"'), "It names the model 'rung'"),
+        (
+            lambda r: replace_in(r / "recommend" / "config.pbtxt", 'model_name: "rank"', 'model_name: "rung"'),
+            "A step runs the model 'rung', which is none of this repository",
+        ),
         (lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 64", "dims: 63"), "[64] meets exclude INT64 [63]"),
         (
             lambda r: replace_in(r / "rank" / "config.pbtxt", "rank_scores FP", "rank_scores INT"),
@@ -127,7 +131,7 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
             "The record ranked has user_id",
         ),
     ],
-    ids=["config", "stranger", "copy", "warm-up", "name", "edge", "record", "stage"],
+    ids=["config", "stranger", "copy", "warm-up", "name", "step", "edge", "record", "stage"],
 )
 def test_what_tritonserver_would_refuse(repository, broken, told):
     broken(repository)

@@ -56,7 +56,8 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
     assert "already running" in call(*start)
     assert "already running" in call(*start, "--threads", 1)
     with pytest.raises(
-        ServerError, match=r"already runs with threads 1, cache_mib 0: .*threads 3, cache_mib 8 was asked for.*stop"
+        ServerError,
+        match=r"already runs with threads 1, cache_mib 0: .*Expected threads 3, cache_mib 8, which needs.*stop",
     ):
         call(*start, "--threads", 3, "--cache-mib", 8)
     toys.publish(repo, 2)
@@ -223,7 +224,7 @@ def test_a_server_opened_to_the_network_says_so_and_stays_as_it_was_started(repo
     assert "no HTTP" in (told := call("status"))
     assert "open to whoever reaches 0.0.0.0" in told
     assert "already running" in call(*start_arguments(repo, ports))
-    with pytest.raises(ServerError, match=r"already runs with host 0\.0\.0\.0.*host 127\.0\.0\.1 was asked for"):
+    with pytest.raises(ServerError, match=r"already runs with host 0\.0\.0\.0.*Expected host 127\.0\.0\.1, which needs"):
         call(*start_arguments(repo, ports), "--host", "127.0.0.1")
 
 

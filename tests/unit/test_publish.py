@@ -107,6 +107,17 @@ def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):
     assert {path.name for path in (repository / ENSEMBLE / "warmup").iterdir()} >= {"user_id_0", "exclude_3"}
 
 
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [("[]", "holds no JSON object"), ('{"files": {"array.npy": 3}}', "array.npy is not the file that was published")],
+)
+def test_a_manifest_of_another_form_is_refused(tmp_path, manifest, message):
+    (tmp_path / "array.npy").write_bytes(b"x")
+    (tmp_path / MANIFEST_FILE).write_text(manifest)
+    with pytest.raises(ArtifactError, match=message):
+        verify_manifest(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["file", "file/repo"])
 def test_a_place_where_no_repository_can_be_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("")

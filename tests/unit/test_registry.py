@@ -1,6 +1,7 @@
 """The generations of a repository, what differs between them, and the record of what was done."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -64,6 +65,14 @@ def test_tags_move_and_the_record_keeps_every_act(repo):
     ]
     assert all(act.author for act in acts)
     assert "sold more" in run(repo, "record").stdout
+
+
+def test_an_act_of_a_user_without_a_name_is_recorded(tmp_path, monkeypatch):
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # of nobody in /etc/passwd
+    record_act(tmp_path, "activated", 2)
+    assert read_acts(tmp_path)[-1].author == "uid 2147483641"
 
 
 def test_a_broken_record_is_named_by_its_line(repo):

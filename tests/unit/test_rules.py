@@ -44,7 +44,7 @@ def catalogue() -> dict:
     }
 
 
-def compiled(tmp_path, catalogue, config: RulesConfig, k: int = K) -> Rules:
+def compile_config(tmp_path, catalogue, config: RulesConfig, k: int = K) -> Rules:
     compile_rules(tmp_path, config, **catalogue, items_returned=k)
     return Rules.load(tmp_path, GENERATION)
 
@@ -76,8 +76,8 @@ def oracle_answer(catalogue, config, position, scores, user_id, k) -> np.ndarray
             for column, p in enumerate(position[row])
             if p >= 0
         ]
-        served = rules_oracle.serve(items, config, int(user_id[row]), k, GENERATION)
-        answer[row, : len(served)] = served
+        columns = rules_oracle.serve(items, config, int(user_id[row]), k, GENERATION)
+        answer[row, : len(columns)] = columns
     return answer
 
 
@@ -104,7 +104,7 @@ def random_config(rng, catalogue) -> RulesConfig:
 def test_equals_the_greedy_walk(tmp_path, catalogue, seed):
     rng = np.random.default_rng(seed)
     config = random_config(rng, catalogue)
-    rules = compiled(tmp_path, catalogue, config)
+    rules = compile_config(tmp_path, catalogue, config)
     position, scores, user_id = requests(rng, batch=6, n_candidates=int(rng.choice([5, 12, 40, 100])))
     got = rules.apply(position, scores, user_id, K)
     np.testing.assert_array_equal(got, oracle_answer(catalogue, config, position, scores, user_id, K), err_msg=str(config))
@@ -126,7 +126,7 @@ def few_items(tmp_path, config: RulesConfig, category="AAABBBCC", k: int = 4) ->
     return Rules.load(tmp_path, GENERATION)
 
 
-def served(rules: Rules, position, k: int = 4, scores=None, user_id: int = 1) -> list[int]:
+def serve_positions(rules: Rules, position, k: int = 4, scores=None, user_id: int = 1) -> list[int]:
     """Item positions in served order for one request whose candidates come best first, unless scores say otherwise."""
     position = np.array([position])
     scores = np.linspace(1, 0, position.shape[1], dtype=np.float32)[None] if scores is None else np.array([scores], np.float32)
@@ -136,94 +136,94 @@ def served(rules: Rules, position, k: int = 4, scores=None, user_id: int = 1) ->
 
 def test_default_config_serves_by_score_with_ties_to_the_lower_position(tmp_path):
     rules = few_items(tmp_path, RulesConfig())
-    assert served(rules, [5, 3, 7, 1], scores=[2.0, 2.0, 9.0, 2.0]) == [7, 1, 3, 5]
+    assert serve_positions(rules, [5, 3, 7, 1], scores=[2.0, 2.0, 9.0, 2.0]) == [7, 1, 3, 5]
     assert rules.n_items == 8
 
 
 def test_scores_that_are_no_number_count_as_the_worst(tmp_path):
     rules = few_items(tmp_path, RulesConfig())
-    assert served(rules, [0, 3, 6, 7], scores=[np.nan, 1.0, np.inf, -np.inf]) == [6, 3, 7, 0]
+    assert serve_positions(rules, [0, 3, 6, 7], scores=[np.nan, 1.0, np.inf, -np.inf]) == [6, 3, 7, 0]
 
 
 def test_short_lists_end_in_padding(tmp_path):
     rules = few_items(tmp_path, RulesConfig(blocked_items=[3], pinned=[Pin(5, 3)], exploration=Exploration(2, 4)))
-    assert served(rules, [2, 3, -1]) == [2, -1, -1, -1]
-    assert served(rules, [2, 5]) == [2, 5, -1, -1]  # the pinned slot is out of reach: the end of the list
-    assert served(rules, [3, -1]) == [-1, -1, -1, -1]
-    assert served(rules, [2, 8, 8]) == [2, -1, -1, -1]  # n_items is padding as well
+    assert serve_positions(rules, [2, 3, -1]) == [2, -1, -1, -1]
+    assert serve_positions(rules, [2, 5]) == [2, 5, -1, -1]  # the pinned slot is out of reach: the end of the list
+    assert serve_positions(rules, [3, -1]) == [-1, -1, -1, -1]
+    assert serve_positions(rules, [2, 8, 8]) == [2, -1, -1, -1]  # n_items is padding as well
     with pytest.raises(IndexError):
-        served(rules, [2, 9])
+        serve_positions(rules, [2, 9])
 
 
 def test_blocked_wins_over_pinned(tmp_path):
     rules = few_items(tmp_path, RulesConfig(blocked_items=[2], pinned=[Pin(2, 0), Pin(4, 1)]))
-    assert served(rules, [0, 1, 2, 3, 4]) == [0, 4, 1, 3]
+    assert serve_positions(rules, [0, 1, 2, 3, 4]) == [0, 4, 1, 3]
 
 
 def test_a_pin_does_not_bring_back_what_retrieval_left_out(tmp_path):
     rules = few_items(tmp_path, RulesConfig(pinned=[Pin(7, 0)]))
-    assert served(rules, [0, 1, 2, 3]) == [0, 1, 2, 3]
-    assert served(rules, [0, 1, 2, 7]) == [7, 0, 1, 2]
+    assert serve_positions(rules, [0, 1, 2, 3]) == [0, 1, 2, 3]
+    assert serve_positions(rules, [0, 1, 2, 7]) == [7, 0, 1, 2]
 
 
 def test_pinned_items_use_up_the_quota_of_their_category_and_ignore_caps(tmp_path):
     rules = few_items(tmp_path, RulesConfig(pinned=[Pin(2, 3)], price_cap=1.5, max_per_category=1))
-    assert served(rules, [0, 1, 2, 3, 4]) == [0, 1, 3, 2]  # 0 and 1 are over the quota, 3 and 4 too dear
+    assert serve_positions(rules, [0, 1, 2, 3, 4]) == [0, 1, 3, 2]  # 0 and 1 are over the quota, 3 and 4 too dear
     rules = few_items(tmp_path, RulesConfig(pinned=[Pin(2, 3)], max_per_category=1))
-    assert served(rules, [0, 1, 3, 6, 2]) == [3, 6, 0, 2]
+    assert serve_positions(rules, [0, 1, 3, 6, 2]) == [3, 6, 0, 2]
 
 
 def test_caps_relax_before_the_price_cap_and_never_leave_the_list_short(tmp_path):
     rules = few_items(tmp_path, RulesConfig(price_cap=2.5, max_per_category=1))
-    assert served(rules, [7, 2, 1, 4, 0]) == [2, 1, 0, 7]
+    assert serve_positions(rules, [7, 2, 1, 4, 0]) == [2, 1, 0, 7]
 
 
 def test_a_named_category_cap_replaces_the_general_one(tmp_path):
     rules = few_items(tmp_path, RulesConfig(max_per_category=1, category_caps={"A": 2, "B": 0}))
-    assert served(rules, [0, 1, 2, 3, 6, 7]) == [0, 1, 6, 2]
+    assert serve_positions(rules, [0, 1, 2, 3, 6, 7]) == [0, 1, 6, 2]
 
 
 def test_an_item_turned_down_by_one_cap_uses_up_nothing_of_the_other(tmp_path):
     """Items 0 and 2 are big's: 2 is turned down, so that category A still has room for 1."""
     rules = few_items(tmp_path, RulesConfig(max_per_category=2, max_per_provider=1), k=2)
-    assert served(rules, [0, 2, 1], k=2) == [0, 1]
+    assert serve_positions(rules, [0, 2, 1], k=2) == [0, 1]
 
 
 def test_provider_floor_holds_in_every_prefix_and_yields_to_caps(tmp_path):
     config = RulesConfig(provider_floor=ProviderFloor(["small"], 0.5))
-    assert served(few_items(tmp_path, config), [0, 2, 4, 6, 1, 3, 5], k=4) == [0, 1, 2, 3]
+    assert serve_positions(few_items(tmp_path, config), [0, 2, 4, 6, 1, 3, 5], k=4) == [0, 1, 2, 3]
     capped = RulesConfig(provider_floor=ProviderFloor(["small"], 0.5), category_caps={"A": 1})
-    assert served(few_items(tmp_path, capped), [0, 4, 6, 1, 3], k=4) == [0, 3, 4, 6]
+    assert serve_positions(few_items(tmp_path, capped), [0, 4, 6, 1, 3], k=4) == [0, 3, 4, 6]
 
 
 def test_pinned_items_of_favoured_providers_do_not_fill_the_floor(tmp_path):
-    """Nor end the walk for caps before it found whom the floor lifts."""
+    """The pass for caps goes on until it has kept items that the floor can lift."""
     config = RulesConfig(pinned=[Pin(7, 0), Pin(5, 1)], category_caps={"C": 2}, provider_floor=ProviderFloor(["small"], 0.5))
-    assert served(few_items(tmp_path, config), [7, 5, 0, 2, 4, 6, 1, 3]) == [7, 5, 0, 1]
+    assert serve_positions(few_items(tmp_path, config), [7, 5, 0, 2, 4, 6, 1, 3]) == [7, 5, 0, 1]
 
 
-def test_a_pin_below_the_part_that_is_asked_for_takes_no_place_in_it(tmp_path):
+def test_a_pin_below_the_last_returned_place_takes_none(tmp_path):
     rules = few_items(tmp_path, RulesConfig(pinned=[Pin(7, 3)], category_caps={"A": 1}))
-    assert served(rules, [0, 1, 3, 7], k=2) == [0, 3]
+    assert serve_positions(rules, [0, 1, 3, 7], k=2) == [0, 3]
 
 
 @pytest.mark.parametrize("share", [1 / 98, 1 / 49, 3 / 47, 0.1, 0.29, 1 / 3, 0.58, 0.7])
-def test_shares_that_binary_cannot_hold_are_due_on_time(tmp_path, catalogue, share):
+def test_floor_shares_are_exact_despite_rounding(tmp_path, catalogue, share):
     """1 / (1 / 49) is 49.00000000000001 and 0.58 * 50 is 28.999999999999996: both must count as whole."""
     config = RulesConfig(provider_floor=ProviderFloor(["Cleo", "Dora"], share))
     position, scores, user_id = requests(np.random.default_rng(2), batch=8, n_candidates=100)
     scores[np.isin(np.array(catalogue["provider"], object)[position], ["Cleo", "Dora"])] -= 100  # all lifted, if any
-    got = compiled(tmp_path, catalogue, config, k=100).apply(position, scores, user_id, 100)
+    got = compile_config(tmp_path, catalogue, config, k=100).apply(position, scores, user_id, 100)
     np.testing.assert_array_equal(got, oracle_answer(catalogue, config, position, scores, user_id, 100))
 
 
 def test_diversity_trades_score_for_variety(tmp_path):
     best_first = [0, 1, 2, 3, 6]
-    assert served(few_items(tmp_path, RulesConfig(diversity=0.1)), best_first) == [0, 1, 2, 3]
-    assert served(few_items(tmp_path, RulesConfig(diversity=0.35)), best_first) == [0, 1, 3, 2]
-    assert served(few_items(tmp_path, RulesConfig(diversity=1.0)), best_first) == [0, 3, 6, 1]
+    assert serve_positions(few_items(tmp_path, RulesConfig(diversity=0.1)), best_first) == [0, 1, 2, 3]
+    assert serve_positions(few_items(tmp_path, RulesConfig(diversity=0.35)), best_first) == [0, 1, 3, 2]
+    assert serve_positions(few_items(tmp_path, RulesConfig(diversity=1.0)), best_first) == [0, 3, 6, 1]
     no_categories = few_items(tmp_path, RulesConfig(diversity=1.0), category=[None] * 8)
-    assert served(no_categories, best_first) == [0, 1, 2, 3]  # items without a category are not alike
+    assert serve_positions(no_categories, best_first) == [0, 1, 2, 3]  # items without a category are not alike
 
 
 def test_exploration_replays_exactly_and_differs_by_user_seed_and_generation(tmp_path, catalogue):
@@ -251,7 +251,7 @@ def test_exploration_draws_in_proportion_to_its_weights(tmp_path):
 
 
 def test_threads_that_share_rules_are_answered_as_one_is(tmp_path, catalogue):
-    rules = compiled(tmp_path, catalogue, RulesConfig(diversity=0.3, max_per_category=2, max_per_provider=3))
+    rules = compile_config(tmp_path, catalogue, RulesConfig(diversity=0.3, max_per_category=2, max_per_provider=3))
     asked = [requests(np.random.default_rng(seed), 500, 40) for seed in range(4)]
     expected = [rules.apply(*request, K) for request in asked]
     with ThreadPoolExecutor(len(asked)) as threads:
@@ -272,7 +272,7 @@ def test_answers_depend_neither_on_batch_mates_nor_on_the_order_of_candidates(tm
     config = RulesConfig(
         pinned=[Pin(40, 2)], max_per_category=2, diversity=0.3, max_per_provider=3, exploration=Exploration(2, 10)
     )
-    rules = compiled(tmp_path, catalogue, config)
+    rules = compile_config(tmp_path, catalogue, config)
     position, scores, user_id = requests(rng, batch=16, n_candidates=40)
     together = np.take_along_axis(position, rules.apply(position, scores, user_id, K), axis=1)
     shuffle = rng.permutation(40)
@@ -288,6 +288,7 @@ def test_answers_depend_neither_on_batch_mates_nor_on_the_order_of_candidates(tm
         ({"price_limit": 3}, "no setting 'price_limit'"),
         ({"blocked_items": "12"}, "blocked_items is '12'; expected a list"),
         ({"blocked_items": [1.5]}, "blocked_items is 1.5; expected a whole number"),
+        ({"blocked_items": [2**63]}, "blocked_items is 9223372036854775808; expected a whole number"),
         ({"pinned": [{"item_id": 1}]}, "missing 1 required positional argument: 'slot'. Expected item_id, slot"),
         ({"pinned": [{"item_id": 1, "slot": -1}]}, "pinned.slot is -1"),
         ({"pinned": [{"item_id": 1, "slot": 0, "days": 3}]}, "pinned has no setting 'days'"),
@@ -295,6 +296,8 @@ def test_answers_depend_neither_on_batch_mates_nor_on_the_order_of_candidates(tm
         ({"pinned": [3]}, "pinned is 3; expected an object with item_id, slot"),
         ({"price_cap": 0}, "price_cap is 0; expected a number above 0.0"),
         ({"price_cap": float("nan")}, "price_cap is nan"),
+        ({"price_cap": float("inf")}, "price_cap is inf"),
+        ({"price_cap": 10**400}, "expected a number above 0.0"),
         ({"max_per_category": 0}, "max_per_category is 0"),
         ({"max_per_provider": True}, "max_per_provider is True"),
         ({"category_caps": ["Bags"]}, "category_caps is ['Bags']; expected names with caps"),
@@ -337,22 +340,22 @@ def test_a_price_cap_needs_prices(tmp_path, catalogue):
         compile_rules(tmp_path, RulesConfig(price_cap=1.0), **{**catalogue, "price": None}, items_returned=K)
 
 
-def test_items_may_be_named_where_the_shop_does(tmp_path, catalogue):
+def test_items_may_have_names_where_the_shops_ids_are_text(tmp_path, catalogue):
     config = RulesConfig(blocked_items=["x", "gone"], pinned=[Pin("y", 0), Pin("gone too", 1)])
     with pytest.raises(ConfigError, match="blocked_items names item 'x', but the ids of this shop's items are numbers"):
         compile_rules(tmp_path, config, **catalogue, items_returned=K)
     compile_rules(tmp_path, config, **catalogue, items_returned=K, item_names={"x": 10, "y": 19})
     rules = Rules.load(tmp_path)
-    assert served(rules, [0, 1, 2, 3]) == [3, 1, 2, -1]  # positions of the ids 10, 13, 16, 19
+    assert serve_positions(rules, [0, 1, 2, 3]) == [3, 1, 2, -1]  # positions of the ids 10, 13, 16, 19
 
 
 def test_a_number_is_a_name_where_the_shops_ids_are_text(tmp_path, catalogue):
     names = {"22423": 10, "x": 13, "85123": 19}
     config = RulesConfig(blocked_items=[22423], pinned=[Pin(85123, 0), Pin(99999, 1)])
     compile_rules(tmp_path, config, **catalogue, items_returned=K, item_names=names)
-    assert served(Rules.load(tmp_path), [0, 1, 2, 3]) == [3, 1, 2, -1]
+    assert serve_positions(Rules.load(tmp_path), [0, 1, 2, 3]) == [3, 1, 2, -1]
     compile_rules(tmp_path, RulesConfig(blocked_items=[13]), **catalogue, items_returned=K, item_names=names)
-    assert served(Rules.load(tmp_path), [0, 1, 2, 3]) == [0, 2, 3, -1]  # no name, and the id that answers hold
+    assert serve_positions(Rules.load(tmp_path), [0, 1, 2, 3]) == [0, 2, 3, -1]  # no name, and the id that answers hold
 
 
 def test_one_item_is_not_pinned_as_number_and_as_text():
@@ -364,7 +367,7 @@ def test_one_item_is_not_pinned_as_number_and_as_text():
 
 def test_config_survives_its_file(tmp_path, catalogue):
     config = random_config(np.random.default_rng(8), catalogue)
-    rules = compiled(tmp_path, catalogue, config)
+    rules = compile_config(tmp_path, catalogue, config)
     assert rules.config == config
     assert RulesConfig.load(tmp_path / CONFIG_FILE) == config
 
@@ -372,13 +375,13 @@ def test_config_survives_its_file(tmp_path, catalogue):
 def test_unreadable_or_foreign_artifacts_are_refused(tmp_path, catalogue):
     with pytest.raises(ArtifactError, match=r"cannot be loaded.*Export the repository again"):
         Rules.load(tmp_path)
-    compiled(tmp_path, catalogue, RulesConfig())
+    compile_config(tmp_path, catalogue, RulesConfig())
     (tmp_path / CONFIG_FILE).write_text("{")
     with pytest.raises(ConfigError, match="cannot be read as JSON"):
         RulesConfig.load(tmp_path / CONFIG_FILE)
     with pytest.raises(ArtifactError, match="cannot be read as JSON"):
         Rules.load(tmp_path)
-    compiled(tmp_path, catalogue, RulesConfig())
+    compile_config(tmp_path, catalogue, RulesConfig())
     np.save(tmp_path / ITEMS_FILE, np.zeros(5, np.int64))
     with pytest.raises(ArtifactError, match="holds int64"):
         Rules.load(tmp_path)
@@ -387,7 +390,7 @@ def test_unreadable_or_foreign_artifacts_are_refused(tmp_path, catalogue):
 @pytest.mark.parametrize("behind", [-1, KEPT, NEVER, 4])
 def test_items_that_caps_would_lose_are_refused(tmp_path, catalogue, behind):
     """Nothing counts their places, so that a list would end in what happened to lie in memory."""
-    compiled(tmp_path, catalogue, RulesConfig(blocked_items=[10]))
+    compile_config(tmp_path, catalogue, RulesConfig(blocked_items=[10]))
     items = np.load(tmp_path / ITEMS_FILE)
     assert items["behind"][0] == NEVER
     items["behind"][3] = behind

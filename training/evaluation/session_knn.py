@@ -58,19 +58,20 @@ class Visits(NamedTuple):
         return cls(users, items, visits)
 
 
-def answer_events(visits: Visits, asked: np.ndarray, n_items: int, settings: KnnSettings, n_answers: int = 20) -> np.ndarray:
-    """Return the predicted items of each asked event, int64 [Q, n_answers] positions, best first, n_items padded.
+def answer_events(visits: Visits, queries: np.ndarray, n_items: int, settings: KnnSettings, n_answers: int = 20) -> np.ndarray:
+    """Return the predicted items of each query, an event, int64 [Q, n_answers] positions, best first, n_items padded.
 
-    asked: int64 [Q] events, ascending. Items that the user had are excluded; short lists are filled by popularity.
+    queries: int64 [Q] rows of these events, ascending. Items that the user has seen are excluded; short lists are filled by
+    popularity.
     """
     learned = visits.visits >= 0
     before = np.zeros(len(learned), bool)
-    before[: asked[0] if len(asked) else 0] = True
+    before[: queries[0] if len(queries) else 0] = True
     popular = np.argsort(-np.bincount(visits.items[learned & before], minlength=n_items), kind="stable")
     rows = np.flatnonzero(learned)
-    answers = np.full((len(asked), n_answers), n_items)
+    answers = np.full((len(queries), n_answers), n_items)
     _answer(
-        *visits, asked, *_group(visits.items, rows, n_items), *_group(visits.visits, rows, int(visits.visits.max()) + 1),
+        *visits, queries, *_group(visits.items, rows, n_items), *_group(visits.visits, rows, int(visits.visits.max()) + 1),
         *_group(visits.users, np.arange(len(learned)), int(visits.users.max()) + 1), popular, settings, answers,
     )  # fmt: skip
     return answers
@@ -84,73 +85,74 @@ def _group(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> tuple[np.ndarray,
 
 @njit(error_model="numpy")
 def _answer(
-    users, items, visits, asked, by_item, item_starts, by_visit, visit_starts, by_user, user_starts, popular, settings, answers
+    users, items, visits, queries, by_item, item_starts, by_visit, visit_starts, by_user, user_starts, popular, settings,
+    answers,
 ):  # fmt: skip
     n_items, n_visits = len(item_starts) - 1, len(visit_starts) - 1
     n_of_item, n_of_user = np.zeros(n_items, np.int64), np.zeros(len(user_starts) - 1, np.int64)  # events that are known
     similarity, place_of, scores = np.zeros(n_visits), np.zeros(n_visits), np.zeros(n_items)
-    had = np.full(n_items, -1)  # the last question whose user had this item
-    own = np.empty(settings.own_items, np.int64)
-    number = 0
+    seen_by = np.full(n_items, -1)  # the last query whose user had seen this item
+    latest_items = np.empty(settings.own_items, np.int64)
+    query = 0
     for event in range(len(users)):
         user = users[event]
-        if number < len(asked) and asked[number] == event:
-            n_own = 0
+        if query < len(queries) and queries[query] == event:
+            n_latest = 0
             for place in range(n_of_user[user] - 1, -1, -1):
                 earlier = by_user[user_starts[user] + place]
-                if n_own < len(own) and visits[earlier] >= 0 and had[items[earlier]] != number:
-                    own[n_own] = items[earlier]
-                    n_own += 1
-                had[items[earlier]] = number
-            near = [np.int64(0) for _ in range(0)]
-            for place in range(n_own):
-                item = own[place]
+                if n_latest < len(latest_items) and visits[earlier] >= 0 and seen_by[items[earlier]] != query:
+                    latest_items[n_latest] = items[earlier]
+                    n_latest += 1
+                seen_by[items[earlier]] = query
+            neighbours = [np.int64(0) for _ in range(0)]
+            for place in range(n_latest):
+                item = latest_items[place]
                 first = max(0, n_of_item[item] - settings.latest)
                 for other in by_item[item_starts[item] + first : item_starts[item] + n_of_item[item]]:
                     visit = visits[other]
                     if visit == visits[event]:
                         continue
                     if similarity[visit] == 0:
-                        near.append(visit)
+                        neighbours.append(visit)
                         place_of[visit] = place
-                    similarity[visit] += (n_own - place) / n_own
-            strengths = np.empty(len(near))
-            for at, visit in enumerate(near):
-                strengths[at] = similarity[visit]
+                    similarity[visit] += (n_latest - place) / n_latest
+            strengths = np.empty(len(neighbours))
+            for index, visit in enumerate(neighbours):
+                strengths[index] = similarity[visit]
                 if settings.normalise:
-                    strengths[at] /= np.sqrt(visit_starts[visit + 1] - visit_starts[visit])
-            found = [np.int64(0) for _ in range(0)]
-            for at in np.argsort(-strengths)[: settings.neighbours]:
-                visit = near[at]
+                    strengths[index] /= np.sqrt(visit_starts[visit + 1] - visit_starts[visit])
+            candidates = [np.int64(0) for _ in range(0)]
+            for index in np.argsort(-strengths)[: settings.neighbours]:
+                visit = neighbours[index]
                 for other in by_visit[visit_starts[visit] : visit_starts[visit + 1]]:
                     item = items[other]
                     if other >= event:
                         break
-                    if had[item] == number:
+                    if seen_by[item] == query:
                         continue
                     if scores[item] == 0:
-                        found.append(item)
+                        candidates.append(item)
                     rarity = np.log(event / n_of_item[item]) if settings.idf else 1.0
-                    scores[item] += strengths[at] / (1.0 + place_of[visit]) * rarity
-            totals = np.empty(len(found))
-            for at, item in enumerate(found):
-                totals[at] = scores[item]
+                    scores[item] += strengths[index] / (1.0 + place_of[visit]) * rarity
+            totals = np.empty(len(candidates))
+            for index, item in enumerate(candidates):
+                totals[index] = scores[item]
             filled = 0
-            for at in np.argsort(-totals)[: answers.shape[1]]:
-                answers[number, filled] = found[at]
-                had[found[at]] = number
+            for index in np.argsort(-totals)[: answers.shape[1]]:
+                answers[query, filled] = candidates[index]
+                seen_by[candidates[index]] = query
                 filled += 1
             for item in popular:
                 if filled == answers.shape[1]:
                     break
-                if had[item] != number:
-                    answers[number, filled] = item
+                if seen_by[item] != query:
+                    answers[query, filled] = item
                     filled += 1
-            for visit in near:
+            for visit in neighbours:
                 similarity[visit] = 0.0
-            for item in found:
+            for item in candidates:
                 scores[item] = 0.0
-            number += 1
+            query += 1
         n_of_user[user] += 1
         if visits[event] >= 0:
             n_of_item[items[event]] += 1

@@ -38,15 +38,17 @@ MOST_SAMPLES = 32  # requests for the parity reports
 FitTrainingRetriever = Callable[[pd.DataFrame], Retrieve]
 """Events before a label window, with their row number in the log as "row" -> a retriever fitted on them alone.
 
-It leaves out the items that a user met in them.
+The retriever excludes items that the user has seen in these events.
 """
 
 TrainRanker = Callable[..., Ranker]
-"""As `train_ranker`; or a ranker trained elsewhere, which only its blend is chosen for."""
+"""`train_ranker`, or a function with its parameters that takes a ranker trained elsewhere and only chooses its blend weight."""
 
 
 @dataclass(frozen=True)
 class RankingSettings:
+    """Settings of the ranking models and of the requests that they are trained on."""
+
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     ranker: RankerSettings = field(default_factory=RankerSettings)
     reranker: RerankerSettings = field(default_factory=RerankerSettings)
@@ -90,7 +92,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedStage:
     """The result of saving a stage: `settings` of stage.json and the parity report for the manifest."""
 
     settings: dict
@@ -111,10 +113,10 @@ def collect_lessons(
 
     log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
     """
-    (latest, *older), of_visits = moments(dataset, log, features, fit_training_retriever, settings, rng)
+    (latest, *older), visit_requests = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
     teaching, validation = parts(latest, settings.ranker.validation_share, rng)
-    if of_visits:
-        older.append(of_visits)
+    if visit_requests:
+        older.append(visit_requests)
     if settings.compression == "none":
         return Lessons((teaching, *older), validation, ())
     unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
@@ -131,9 +133,7 @@ def fit_ranker(
 ) -> Ranker:
     """Train the ranker, more teachers if they help, and a smaller ranker, which is returned if it keeps enough quality."""
     count = sum(map(len, lessons.teaching))
-    say(
-        f"ranker: {count:,} requests of {len(lessons.teaching)} moments to learn from, {len(lessons.validation):,} to choose by"
-    )
+    say(f"ranker: {count:,} training requests of {len(lessons.teaching)} moments, {len(lessons.validation):,} for validation")
     tables = (dict(features.user_rows), dict(features.item_rows))
     ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
     if not ranker.learned or settings.compression == "none":
@@ -156,14 +156,14 @@ def fit_reranker(
     return train_reranker(teaching, validation, item_vectors_of(ranker.model, latest.items), settings, seed, say)
 
 
-def sample_of(lessons: Lessons, features: Features) -> Requests:
+def take_sample(lessons: Lessons, features: Features) -> Requests:
     """Return some validation requests over the catalogue as it is served."""
     validation = lessons.validation
     items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
     return replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=items)
 
 
-def moments(
+def make_requests_by_moment(
     dataset: Dataset,
     train: pd.DataFrame,
     features: Features,
@@ -176,26 +176,26 @@ def moments(
     Each moment has its own retriever and statistics, fitted on the events before it.
     -> (requests of each moment, the latest first; requests in the middle of visits, None where there are none)
     """
-    found: list[Requests] = []
-    of_visits = None
+    by_moment: list[Requests] = []
+    visit_requests = None
     earlier = train
-    while len(found) < settings.most_moments and sum(map(len, found)) < settings.enough_requests:
+    while len(by_moment) < settings.most_moments and sum(map(len, by_moment)) < settings.enough_requests:
         before, (earlier, later) = earlier, split_again(earlier)
-        if found and len(earlier) == len(before):
+        if by_moment and len(earlier) == len(before):
             break  # no user has events on both sides
         items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
         retrieve = fit_training_retriever(earlier)
-        known = (features, train, later, items, statistics, retrieve)
-        found.append(make_requests(*known, settings.most_requests, rng))
-        if len(found) == 1 and len(earlier) < len(before):
-            of_visits = make_visit_requests(*known, min(settings.most_visit_requests, len(found[0])), rng)
-    return found, of_visits
+        shared = (features, train, later, items, statistics, retrieve)
+        by_moment.append(make_requests(*shared, settings.most_requests, rng))
+        if len(by_moment) == 1 and len(earlier) < len(before):
+            visit_requests = make_visit_requests(*shared, min(settings.most_visit_requests, len(by_moment[0])), rng)
+    return by_moment, visit_requests
 
 
-def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[Saved, Saved]:
+def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[SavedStage, SavedStage]:
     """Write the rank and the rerank stage without rules, `stage.json` and manifests. Return what was saved of each."""
     index, sample = features.items, ranking.sample
-    rank = Saved(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample, features.item_aggregates))
+    rank = SavedStage(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample, features.item_aggregates))
     lists = Lists.of(sample, rank_scores_of(ranking.ranker, sample), ranking.reranker.list_length)
     vectors = item_vectors_of(ranking.ranker.model, ranking.items)
-    return rank, Saved(*save_reranker(rerank_folder, ranking.reranker, index, vectors, lists))
+    return rank, SavedStage(*save_reranker(rerank_folder, ranking.reranker, index, vectors, lists))

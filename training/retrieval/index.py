@@ -80,12 +80,12 @@ def choose_index(
     kind = "lists" if len(positions) < sizes.compress_from else "compressed lists"
     index = _fill(_empty(kind, len(positions), vectors.shape[1]), vectors, positions)
     trials: list[Trial] = []
-    for at in (effort,) if effort else EFFORTS:
-        trials.append(try_index(kind, index, at, item_vectors, queries, exact))
+    for lists in (effort,) if effort else EFFORTS:
+        trials.append(try_index(kind, index, lists, item_vectors, queries, exact))
         if trials[-1].recall >= WANTED_RECALL:
             return Choice(kind, index, tuple(trials))
     raise ExportError(
-        f"No index reaches recall {WANTED_RECALL} of exact search over {len(positions):,} items; at effort {at} it is "
+        f"No index reaches recall {WANTED_RECALL} of exact search over {len(positions):,} items; at effort {lists} it is "
         f"{trials[-1].recall:.3f}. Check the item vectors: most of them may be equal or not finite."
     )
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from triton_recommender.cache.events import Followed, Names, follow_log, follow_topic, run_until_interrupted
+from triton_recommender.cache.events import FollowCounts, Names, follow_log, follow_topic, run_until_interrupted
 from triton_recommender.cache.redis_cache import RedisCache
 from triton_recommender.errors import InvalidRequest
 
@@ -54,15 +54,15 @@ def follow(
     """Forget users as events of them arrive, until Ctrl-C: messages of a topic, or lines of a log."""
     logging.basicConfig(format="%(message)s")
     store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
-    names, followed = Names(repo), Followed()
+    names, counts = Names(repo), FollowCounts()
     if bool(brokers and topic) == bool(data):
         raise InvalidRequest("Nothing says which events to follow; expected --brokers and --topic, or --data, not both.")
     if data:
         path, column = find_log(data)
-        run_until_interrupted(lambda stop: follow_log(store, path, column, names, stop, followed))
+        run_until_interrupted(lambda stop: follow_log(store, path, column, names, stop, counts))
     else:
-        run_until_interrupted(lambda stop: follow_topic(store, brokers, topic, field, names, stop, followed))
-    typer.echo(f"{followed.events} events, {followed.users} users forgotten, {followed.unusable} events named nobody")
+        run_until_interrupted(lambda stop: follow_topic(store, brokers, topic, field, names, stop, counts))
+    typer.echo(f"{counts.events} events, {counts.users} users forgotten, {counts.unusable} events named nobody")
 
 
 def find_log(folder: Path) -> tuple[Path, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,14 +23,17 @@ from triton_recommender.catalogue import Catalogue
 from triton_recommender.errors import CacheUnavailable, CatalogueMissing, InvalidRequest
 from triton_recommender.tensors import ANONYMOUS
 
-BATCH = 1_000  # messages that are forgotten together
-POLL_S, RETRY_S, LOOK_S = 0.2, 0.5, 5.0  # for messages or lines; after a store failed; for partitions and for new names
+BATCH = 1_000  # events whose users are forgotten together
+POLL_S = 0.2  # longest wait for messages or lines
+RETRY_S = 0.5  # after the store failed, and while the topic is not there
+REFRESH_S = 5.0  # between looks for new partitions and for new names; also the timeout of such a look
+WHOLE_FLOAT = re.compile(r"-?\d+\.0")  # how a column of integers is written that was read with missing values
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Followed:
+class FollowCounts:
     """Counts of a follower. events: read; users: forgotten, counted once per batch; unusable: events that name no user"""
 
     events: int = 0
@@ -40,7 +44,7 @@ class Followed:
 class Names:
     """User ids as the events spell them -> ids on the wire.
 
-    source: of a Catalogue, for a shop whose user ids are text; read again, at most every LOOK_S, when a name is not known
+    source: of a Catalogue, for a shop whose user ids are text; read again, at most every REFRESH_S, when a name is not known
     """
 
     def __init__(self, source: str | Path | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -48,11 +52,12 @@ class Names:
         self._clock_s = clock_s
 
     def find_id(self, value: object) -> int | None:
-        """Return None for what cannot be anybody's id."""
-        text = str(value).strip().removesuffix(".0")
-        if not text:
+        """Return a user's id on the wire from 17850, "17850.0" or "ann", as events have it. None for what nobody can have."""
+        if not isinstance(value, str | int | float) or not (text := str(value).strip()):
             return None
-        if text not in self._catalogue.user_names and self._source and self._clock_s() - self._read_s > LOOK_S:
+        if text not in self._catalogue.user_names and WHOLE_FLOAT.fullmatch(text):
+            text = text.removesuffix(".0")
+        if text not in self._catalogue.user_names and self._source and self._clock_s() - self._read_s > REFRESH_S:
             self._catalogue, self._read_s = self._load(), self._clock_s()
         user_id = self._catalogue.user_id(text)
         return user_id if isinstance(user_id, int) and user_id != ANONYMOUS else None
@@ -71,31 +76,34 @@ class Names:
 
 
 def follow_topic(
-    cache: Cache, brokers: str, topic: str, field: str, names: Names, stop: Event, followed: Followed | None = None
+    cache: Cache, brokers: str, topic: str, field: str, names: Names, stop: Event, counts: FollowCounts | None = None
 ) -> None:
     """Forget the users that JSON messages name in `field`, until `stop`. Broker outages are survived."""
     from confluent_kafka import Consumer, KafkaException  # only who follows a topic needs it
 
     settings = {"bootstrap.servers": brokers, "group.id": "recommendation-cache", "enable.auto.commit": False, "log_level": 0}
-    consumer, looked_s = Consumer(settings), float("-inf")
+    consumer, refreshed_s = Consumer(settings), float("-inf")
     assigned: set[int] = set()
     try:
         while not stop.is_set():
-            if time.monotonic() - looked_s > (LOOK_S if assigned else RETRY_S):
-                looked_s = time.monotonic()
+            if time.monotonic() - refreshed_s > (REFRESH_S if assigned else RETRY_S):
+                refreshed_s = time.monotonic()
                 try:
                     _assign(consumer, topic, assigned, cache.ttl_s)
                 except KafkaException as error:
                     log.warning("topic %s: %s", topic, error)
-            messages = [message.value() for message in consumer.consume(BATCH, POLL_S) if message.error() is None]
-            _forget(cache, [_read_user_id(message, field, names) for message in messages], stop, followed)
+            messages = consumer.consume(BATCH, POLL_S)
+            for fault in {str(message.error()) for message in messages if message.error() is not None}:
+                log.warning("topic %s: %s", topic, fault)
+            bodies = [message.value() for message in messages if message.error() is None]
+            _forget(cache, [_read_user_id(body, field, names) for body in bodies], stop, counts)
     finally:
         consumer.close()
 
 
 def _assign(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
-    """Assign new partitions: the first ones from the last ttl on, later ones from their beginning."""
-    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+    """Assign new partitions: the first ones from the last ttl on, later ones from their beginning. Raises KafkaException."""
+    from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
     metadata = consumer.list_topics(topic, timeout=RETRY_S).topics[topic]
     new = sorted(set(metadata.partitions) - assigned) if metadata.error is None else []
@@ -104,67 +112,78 @@ def _assign(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
     if assigned:
         consumer.incremental_assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in new])
     else:
-        ends = {partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), LOOK_S)[1] for partition in new}
+        ends = {partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), REFRESH_S)[1] for partition in new}
         since_ms = int((time.time() - ttl_s) * 1e3)
-        offsets = consumer.offsets_for_times([TopicPartition(topic, partition, since_ms) for partition in new], timeout=LOOK_S)
+        offsets = consumer.offsets_for_times(
+            [TopicPartition(topic, partition, since_ms) for partition in new], timeout=REFRESH_S
+        )
         for partition in offsets:
+            if partition.error is not None:
+                raise KafkaException(partition.error)
             if partition.offset < 0:  # no event since then: begin at the end that was read above
                 partition.offset = ends[partition.partition]
         consumer.incremental_assign(offsets)
     assigned.update(new)
 
 
-def _read_user_id(message: bytes | None, field: str, names: Names) -> int | None:
+def _read_user_id(body: bytes | None, field: str, names: Names) -> int | None:
     try:
-        return names.find_id(json.loads(message or b"")[field])
+        return names.find_id(json.loads(body or b"")[field])
     except (TypeError, ValueError, KeyError, IndexError):
         return None
 
 
-def follow_log(cache: Cache, path: Path, column: str, names: Names, stop: Event, followed: Followed | None = None) -> None:
+def follow_log(cache: Cache, path: Path, column: str, names: Names, stop: Event, counts: FollowCounts | None = None) -> None:
     """Forget the users that the lines of a CSV or TSV log name in `column`: present lines, and new ones until `stop`.
 
     Raises InvalidRequest when the file or the column is not there.
     """
     users: list[int | None] = []
-    for row in _read_lines(path, column, stop):
-        if row is None or len(users) == BATCH:
-            _forget(cache, users, stop, followed)
+    for value in _read_values(path, column, stop):
+        if value is None or len(users) == BATCH:
+            _forget(cache, users, stop, counts)
             users = []
-        if row is not None:
-            users.append(names.find_id(row))
-    _forget(cache, users, stop, followed)
+        if value is not None:
+            users.append(names.find_id(value))
+    _forget(cache, users, stop, counts)
 
 
-def _read_lines(path: Path, column: str, stop: Event) -> Iterator[str | None]:
-    """Yield the column of each complete line; None while there is no further line."""
+def _read_values(path: Path, column: str, stop: Event) -> Iterator[str | None]:
+    """Yield the column's value of each complete line; None while there is no further line.
+
+    Only complete lines are decoded: the last bytes of a growing file may be a part of a character.
+    """
     if path.suffix not in (".csv", ".tsv"):
         raise InvalidRequest(
-            f"{path} is not a .csv or .tsv file; only a log of plain lines can be followed. Write one, or use a topic."
+            f"{path} is not a .csv or .tsv file; only a log of plain lines can be counts. Write one, or use a topic."
         )
     try:
-        file = path.open(encoding="utf-8", newline="")
+        file = path.open("rb")
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}. Name a log with --log or --data.") from error
     delimiter = "\t" if path.suffix == ".tsv" else ","
     with file:
-        header = next(csv.reader([file.readline()], delimiter=delimiter), [])
+        header = next(csv.reader([_decode(file.readline())], delimiter=delimiter), [])
         if column not in header:
             raise InvalidRequest(f"{path} has no column {column!r}; it has {', '.join(header)}. Name one with --field.")
-        column_index, part = header.index(column), ""
+        column_index, part = header.index(column), b""
         while True:
             part += file.readline()
-            if part.endswith("\n"):
-                values = next(csv.reader([part], delimiter=delimiter))
+            if part.endswith(b"\n"):
+                values = next(csv.reader([_decode(part)], delimiter=delimiter))
                 yield values[column_index] if column_index < len(values) else ""
-                part = ""
+                part = b""
                 continue
             yield None
             if stop.wait(POLL_S):
                 return
 
 
-def _forget(cache: Cache, user_ids: Iterable[int | None], stop: Event, followed: Followed | None) -> None:
+def _decode(line: bytes) -> str:
+    return line.decode(errors="replace")  # a broken title must not end the follower
+
+
+def _forget(cache: Cache, user_ids: Iterable[int | None], stop: Event, counts: FollowCounts | None) -> None:
     user_ids = list(user_ids)
     users = {user for user in user_ids if user is not None}
     while users:
@@ -175,10 +194,10 @@ def _forget(cache: Cache, user_ids: Iterable[int | None], stop: Event, followed:
             log.warning("%s", error)
             if stop.wait(RETRY_S):
                 return
-    if followed is not None:
-        followed.events += len(user_ids)
-        followed.users += len(users)
-        followed.unusable += user_ids.count(None)
+    if counts is not None:
+        counts.events += len(user_ids)
+        counts.users += len(users)
+        counts.unusable += user_ids.count(None)
 
 
 def run_until_interrupted(follow: Callable[[Event], None]) -> None:

@@ -14,7 +14,7 @@ from triton_recommender.cache.entries import Key
 from triton_recommender.errors import InvalidRequest
 
 MIB = 1 << 20
-ENTRY_BYTES = 1_100  # overhead of an answer and a token: 700 to 1,000 measured, because dictionaries grow in leaps
+ENTRY_BYTES = 1_100  # upper bound of what an answer and its token take beside the value; dictionaries grow in leaps
 
 
 class MemoryCache(Cache):

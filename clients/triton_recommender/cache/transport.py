@@ -1,11 +1,11 @@
-"""Between a client and the wire: what the cache holds is not asked, and what many ask at the same time is asked once.
+"""Answer `recommend` from a read-through cache, and send identical requests of the same time once (single flight).
 
     keys ─▶ generation ─▶ cache.read ─▶ hits
-                                    └─▶ misses: the first asks the server and keeps the answer, the others wait for it
+                                    └─▶ misses: the first leads: it asks the server and writes the answer; others wait
 
-Who waited for an answer that did not come asks for itself, in the time it has left: nobody suffers from another's request.
+A request whose leader fails asks the server itself, in its remaining time: no request fails because of another one.
 
-The way of a call is written once, as a generator of steps (`_Caching._flow`); the two transports carry the steps out, one
+The control flow is written once, as a generator of steps (`_Caching._flow`); the two transports carry the steps out, one
 blocking, one awaiting.
 """
 
@@ -26,12 +26,12 @@ from triton_recommender.errors import DeadlineExceeded, RecommenderError
 from triton_recommender.models import Call, ModelDescription
 from triton_recommender.tensors import RECOMMEND
 
-Flight = tuple[Key, int, bytes]  # a question to a generation, in a user's present
+Flight = tuple[Key, int, bytes]  # query, generation and the user's token, which changes when the user is forgotten
 Steps = Generator[tuple, Any, Any]  # (what, arguments…): generation, read, infer, write or wait; its result is sent back
 
 
 class _Caching:
-    """The way of a call. `_new_flight` makes what others wait for."""
+    """Control flow of both transports. `_new_flight` makes the future that other requests wait for."""
 
     def __init__(self, inner, cache: Cache, new_flight) -> None:
         self._inner, self._cache, self._new_flight = inner, cache, new_flight
@@ -44,16 +44,16 @@ class _Caching:
         """Return the outputs as the server gives them."""
         started_s, keys = time.monotonic(), make_keys(call.inputs, self._model)
         generation = yield from self._generation(call)
-        found = None if generation is None else (yield "read", keys, generation)
-        if found is None:
+        lookup = None if generation is None else (yield "read", keys, generation)
+        if lookup is None:
             self._cache.counts.add(bypassed=len(keys))
             return (yield from self._ask(call, range(len(keys)), started_s))
-        answers = [None if value is None else unpack_row(value, generation) for value in found.values]
-        lead, wait = self._split([(key, generation, token) for key, token in zip(keys, found.tokens, strict=True)], answers)
+        answers = [None if value is None else unpack_row(value, generation) for value in lookup.values]
+        lead, wait = self._split([(key, generation, token) for key, token in zip(keys, lookup.tokens, strict=True)], answers)
         if lead:
-            yield from self._lead(call, lead, keys, found, answers, started_s)
+            yield from self._lead(call, lead, keys, lookup, answers, started_s)
         for row, flight in wait.items():
-            answers[row] = yield "wait", flight, _left(call, started_s)
+            answers[row] = yield "wait", flight, _remaining_s(call, started_s)
         if left := [row for row, answer in enumerate(answers) if answer is None]:
             outputs = yield from self._ask(call, left, started_s)
             for place, row in enumerate(left):
@@ -94,30 +94,30 @@ class _Caching:
         return lead, wait
 
     def _lead(
-        self, call: Call, lead: dict[Flight, int], keys: list[Key], found: Lookup, answers: list[Row | None], started_s: float
+        self, call: Call, lead: dict[Flight, int], keys: list[Key], lookup: Lookup, answers: list[Row | None], started_s: float
     ) -> Steps:
-        """Ask for those who wait as well, and put the answers among `answers`."""
+        """Ask the server, put the answers into `answers`, and hand them to the requests that wait."""
         asked: dict[int, Row] = {}
         try:
             outputs = yield from self._ask(call, list(lead.values()), started_s)
             asked = {row: take_row(outputs, place) for place, row in enumerate(lead.values())}
-            yield "write", self._entries(keys, found, asked)
+            yield "write", self._entries(keys, lookup, asked)
         finally:
-            self._land(lead, asked)
+            self._resolve(lead, asked)
         for row, answer in asked.items():
             answers[row] = answer
 
-    def _entries(self, keys: list[Key], found: Lookup, asked: dict[int, Row]) -> list[Entry]:
+    def _entries(self, keys: list[Key], lookup: Lookup, asked: dict[int, Row]) -> list[Entry]:
         """Return the entries to store: complete answers, under the generation that gave them."""
-        whole = {row: answer for row, answer in asked.items() if not answer["degraded"][0, 0]}
-        self._cache.counts.add(degraded=len(asked) - len(whole))
+        complete = {row: answer for row, answer in asked.items() if not answer["degraded"][0, 0]}
+        self._cache.counts.add(degraded=len(asked) - len(complete))
         return [
-            Entry(keys[row], found.tokens[row], int(answer["generation"][0, 0]), pack_row(answer))
-            for row, answer in whole.items()
+            Entry(keys[row], lookup.tokens[row], int(answer["generation"][0, 0]), pack_row(answer))
+            for row, answer in complete.items()
         ]
 
-    def _land(self, lead: dict[Flight, int], asked: dict[int, Row]) -> None:
-        """Give the answers to those who wait, or tell them that none came."""
+    def _resolve(self, lead: dict[Flight, int], asked: dict[int, Row]) -> None:
+        """Give the answers to the requests that wait, None where there is none."""
         for flight, row in lead.items():
             with self._lock:
                 waiting = self._flights.pop(flight)
@@ -125,11 +125,11 @@ class _Caching:
 
     def _ask(self, call: Call, rows: Sequence[int], started_s: float) -> Steps:
         """Return the server's outputs for some of the users, in the remaining time."""
-        left_s = _left(call, started_s)
+        left_s = _remaining_s(call, started_s)
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded(
-                f"No answer within {call.timeout_s:.2g} s: spent waiting for the cache, or for somebody who had asked the same "
-                "question. Allow more with Timeouts(request=…), or look whether the server is overloaded.",
+                f"No answer within {call.timeout_s:.2g} s: spent waiting for the cache, or for another request with the "
+                "same query. Allow more with Timeouts(request=…), or look whether the server is overloaded.",
                 call,
             )
         inputs = call.inputs
@@ -141,8 +141,8 @@ class _Caching:
         return outputs
 
 
-def _left(call: Call, started_s: float) -> float | None:
-    """Return the seconds that are left of the timeout."""
+def _remaining_s(call: Call, started_s: float) -> float | None:
+    """Return the seconds that remain of the timeout."""
     return None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 0.0)
 
 

@@ -1,9 +1,9 @@
-"""Ways to one endpoint. Each transport, blocking or asyncio, has the same five methods.
+"""Transports to one endpoint. Each of them, blocking or asyncio, has the same five methods.
 
     describe(model, timeout_s)  the tensors of a served model
     infer(call)                 one request
     is_ready(model, timeout_s)  whether the server says that it can answer
-    generation(timeout_s)       which generation answers, None while it is not one alone
+    generation(timeout_s)       which generation answers, None while the server moves between two
     close()
 
 An address chooses the protocol: host:port and grpc:// are gRPC, grpcs:// is gRPC over TLS; http:// and https:// are HTTP.
@@ -58,7 +58,7 @@ def open_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) -> Tra
     if scheme.startswith("grpc"):
         from triton_recommender.transports.grpc import GrpcTransport  # slow to import, and HTTP and fakes need none of it
 
-        return GrpcTransport(address, tls=read_scheme_tls(scheme, tls), headers=headers)
+        return GrpcTransport(address, tls=choose_tls(scheme, tls), headers=headers)
     from triton_recommender.transports.http import HttpTransport
 
     return HttpTransport(f"{scheme}://{address}", tls=tls, headers=headers)
@@ -70,13 +70,13 @@ def open_async_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) 
     if scheme.startswith("grpc"):
         from triton_recommender.transports.grpc import AsyncGrpcTransport
 
-        return AsyncGrpcTransport(address, tls=read_scheme_tls(scheme, tls), headers=headers)
+        return AsyncGrpcTransport(address, tls=choose_tls(scheme, tls), headers=headers)
     from triton_recommender.transports.http import AsyncHttpTransport
 
     return AsyncHttpTransport(f"{scheme}://{address}", tls=tls, headers=headers)
 
 
-def read_scheme_tls(scheme: str, tls: Tls | None) -> Tls | None:
+def choose_tls(scheme: str, tls: Tls | None) -> Tls | None:
     """Return the TLS settings of a gRPC address: those of the system for grpcs:// without any."""
     return tls or (Tls() if scheme == "grpcs" else None)
 
@@ -97,6 +97,10 @@ def split_url(url: str, tls: Tls | None = None) -> tuple[str, str]:
 def is_address(address: str) -> bool:
     """Return whether a text is host:port, and nothing else."""
     host, colon, port = address.rpartition(":")
+    try:
+        urlsplit(f"//{address}")
+    except ValueError:  # brackets that hold no IPv6 address
+        return False
     return "/" not in address and bool(host and colon) and port.isascii() and port.isdigit() and 0 < int(port) < 65_536
 
 

@@ -23,12 +23,12 @@ DTYPES = {"i": "INT64", "f": "FP32", "O": "BYTES"}  # NumPy's kinds of inputs
 
 
 class _Grpc:
-    """channels: grpc or grpc.aio, which make the channel."""
+    """Base of both transports: a channel, and what their calls share. channels: the module that opens it, grpc or grpc.aio"""
 
     def __init__(self, url: str, tls: Tls | None, headers: Mapping[str, str] | None, channels) -> None:
         self.url = url
         self._headers = lower_names(headers or {})
-        options = channel_options(url)
+        options = make_channel_options(url)
         self._channel = (
             channels.insecure_channel(url, options=options)
             if tls is None
@@ -37,7 +37,7 @@ class _Grpc:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     @contextmanager
-    def _translated(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
+    def _translate_errors(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
         """Turn what grpcio raises into errors of this package."""
         try:
             yield
@@ -56,22 +56,22 @@ class GrpcTransport(_Grpc):
         super().__init__(url, tls, headers, grpc)
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             request = service_pb2.ModelConfigRequest(name=model)
             return describe_model(self._stub.ModelConfig(request, **self._options(timeout_s)).config)
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
-        with self._translated(call.timeout_s, call):
-            return decode_outputs(self._stub.ModelInfer(infer_request(call), **self._options(call.timeout_s, call.headers)))
+        with self._translate_errors(call.timeout_s, call):
+            return decode_outputs(self._stub.ModelInfer(make_request(call), **self._options(call.timeout_s, call.headers)))
 
     def is_ready(self, model: str, timeout_s: float) -> bool:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             return self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), **self._options(timeout_s)).ready
 
     def generation(self, timeout_s: float | None) -> int | None:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             request = service_pb2.ModelMetadataRequest(name=RECOMMEND)
-            return only_version(self._stub.ModelMetadata(request, **self._options(timeout_s)).versions)
+            return pick_only_version(self._stub.ModelMetadata(request, **self._options(timeout_s)).versions)
 
     def close(self) -> None:
         self._channel.close()
@@ -84,25 +84,25 @@ class AsyncGrpcTransport(_Grpc):
         super().__init__(url, tls, headers, grpc.aio)
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             request = service_pb2.ModelConfigRequest(name=model)
             return describe_model((await self._stub.ModelConfig(request, **self._options(timeout_s))).config)
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
-        with self._translated(call.timeout_s, call):
+        with self._translate_errors(call.timeout_s, call):
             return decode_outputs(
-                await self._stub.ModelInfer(infer_request(call), **self._options(call.timeout_s, call.headers))
+                await self._stub.ModelInfer(make_request(call), **self._options(call.timeout_s, call.headers))
             )
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             request = service_pb2.ModelReadyRequest(name=model)
             return (await self._stub.ModelReady(request, **self._options(timeout_s))).ready
 
     async def generation(self, timeout_s: float | None) -> int | None:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             request = service_pb2.ModelMetadataRequest(name=RECOMMEND)
-            return only_version((await self._stub.ModelMetadata(request, **self._options(timeout_s))).versions)
+            return pick_only_version((await self._stub.ModelMetadata(request, **self._options(timeout_s))).versions)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -114,7 +114,7 @@ def make_credentials(tls: Tls) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in paths))
 
 
-def channel_options(url: str) -> list[tuple[str, object]]:
+def make_channel_options(url: str) -> list[tuple[str, object]]:
     """Return gRPC channel arguments. A server of this machine is asked directly, whatever proxy the environment names."""
     return [
         ("grpc.max_send_message_length", -1),
@@ -128,6 +128,8 @@ def channel_options(url: str) -> list[tuple[str, object]]:
 
 
 def describe_model(config: model_config_pb2.ModelConfig) -> ModelDescription:
+    """Return the tensors and the batch size of a model, from its config."""
+
     def described(tensors) -> dict[str, tuple[str, int]]:
         return {
             tensor.name: (wire_dtype(model_config_pb2.DataType.Name(tensor.data_type)), tensor.dims[0]) for tensor in tensors
@@ -142,7 +144,7 @@ def wire_dtype(name: str) -> str:
     return "BYTES" if name == "STRING" else name
 
 
-def infer_request(call: Call) -> service_pb2.ModelInferRequest:
+def make_request(call: Call) -> service_pb2.ModelInferRequest:
     """Return a call as it goes over the wire."""
     request = service_pb2.ModelInferRequest(model_name=call.model, model_version=call.version, id=call.request_id)
     for name, array in call.inputs.items():
@@ -168,7 +170,7 @@ def decode_outputs(response: service_pb2.ModelInferResponse) -> dict[str, np.nda
     return outputs
 
 
-def only_version(versions: Sequence[str]) -> int | None:
+def pick_only_version(versions: Sequence[str]) -> int | None:
     """Return the version a model answers with; None while it has several, in the middle of a move."""
     return int(versions[0]) if len(versions) == 1 else None
 

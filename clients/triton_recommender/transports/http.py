@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from triton_recommender.errors import from_status
 from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
-from triton_recommender.transports.grpc import DTYPES, only_version, wire_dtype
+from triton_recommender.transports.grpc import DTYPES, pick_only_version, wire_dtype
 
 LENGTH = "Inference-Header-Content-Length"
 POOL_SIZE = 64  # connections kept open, for as many threads
@@ -38,12 +38,14 @@ STATUSES = {
 
 
 class _Http:
+    """Base of both transports: what their calls share. Bodies are those of KServe v2."""
+
     def __init__(self, url: str, headers: Mapping[str, str] | None) -> None:
         self.url = url
         self._headers = dict(headers or {})
 
     @contextmanager
-    def _translated(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
+    def _translate_errors(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
         """Turn what the libraries raise into errors of this package."""
         try:
             yield
@@ -53,17 +55,17 @@ class _Http:
             raise from_status("DEADLINE_EXCEEDED", "", self.url, timeout_s, call) from error
         except (urllib3.exceptions.HTTPError, aiohttp.ClientError, OSError) as error:
             raise from_status("UNAVAILABLE", str(error), self.url, timeout_s, call) from error
-        except InferenceServerException as error:  # the body does not hold what its header says
+        except InferenceServerException as error:  # the body is not of this protocol
             raise from_status("INTERNAL", error.message() or "", self.url, timeout_s, call) from error
 
-    def _checked(self, status: int, body: bytes, timeout_s: float | None, call: Call | None = None) -> bytes:
+    def _check_status(self, status: int, body: bytes, timeout_s: float | None, call: Call | None = None) -> bytes:
         if status == 200:
             return body
-        raise from_status(STATUSES.get(status, "INTERNAL"), _error_in(body), self.url, timeout_s, call)
+        raise from_status(STATUSES.get(status, "INTERNAL"), _read_error(body), self.url, timeout_s, call)
 
-    def _request_of(self, call: Call) -> tuple[bytes, dict[str, str]]:
+    def _encode(self, call: Call) -> tuple[bytes, dict[str, str]]:
         body, header_length = codec.InferenceServerClient.generate_request_body(
-            infer_inputs(call),
+            encode_inputs(call),
             request_id=call.request_id,
             priority=call.priority,
             timeout=call.queue_timeout_us,
@@ -80,35 +82,35 @@ class HttpTransport(_Http):
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, headers)
-        self._pool = urllib3.PoolManager(maxsize=POOL_SIZE, ssl_context=ssl_context(tls), retries=False)
+        self._pool = urllib3.PoolManager(maxsize=POOL_SIZE, ssl_context=make_ssl_context(tls), retries=False)
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
         return describe_model(self._get(f"v2/models/{model}/config", timeout_s))
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
-        body, headers = self._request_of(call)
-        with self._translated(call.timeout_s, call):
-            url = f"{self.url}/{infer_path(call)}"
+        body, headers = self._encode(call)
+        with self._translate_errors(call.timeout_s, call):
+            url = f"{self.url}/{make_path(call)}"
             response = self._pool.request("POST", url, body=body, headers=headers, timeout=_limit(call.timeout_s))
             return decode_outputs(
-                self._checked(response.status, response.data, call.timeout_s, call), response.headers.get(LENGTH)
+                self._check_status(response.status, response.data, call.timeout_s, call), response.headers.get(LENGTH)
             )
 
     def is_ready(self, model: str, timeout_s: float) -> bool:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             url = f"{self.url}/v2/models/{model}/ready"
             return self._pool.request("GET", url, headers=self._headers, timeout=_limit(timeout_s)).status == 200
 
     def generation(self, timeout_s: float | None) -> int | None:
-        return only_version(self._get(f"v2/models/{RECOMMEND}", timeout_s)["versions"])
+        return pick_only_version(self._get(f"v2/models/{RECOMMEND}", timeout_s)["versions"])
 
     def close(self) -> None:
         self._pool.clear()
 
     def _get(self, path: str, timeout_s: float | None) -> Any:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             response = self._pool.request("GET", f"{self.url}/{path}", headers=self._headers, timeout=_limit(timeout_s))
-            return json.loads(self._checked(response.status, response.data, timeout_s))
+            return _parse_json(self._check_status(response.status, response.data, timeout_s))
 
 
 class AsyncHttpTransport(_Http):
@@ -116,35 +118,35 @@ class AsyncHttpTransport(_Http):
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, headers)
-        self._ssl = ssl_context(tls) or True  # True: as the system says
+        self._ssl = make_ssl_context(tls) or True  # True: trust what the system trusts
         self._session: aiohttp.ClientSession | None = None
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
         return describe_model(await self._get(f"v2/models/{model}/config", timeout_s))
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
-        body, headers = self._request_of(call)
-        with self._translated(call.timeout_s, call):
-            async with self._ask("POST", infer_path(call), call.timeout_s, data=body, headers=headers) as response:
-                data = self._checked(response.status, await response.read(), call.timeout_s, call)
+        body, headers = self._encode(call)
+        with self._translate_errors(call.timeout_s, call):
+            async with self._ask("POST", make_path(call), call.timeout_s, data=body, headers=headers) as response:
+                data = self._check_status(response.status, await response.read(), call.timeout_s, call)
                 return decode_outputs(data, response.headers.get(LENGTH))
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             async with self._ask("GET", f"v2/models/{model}/ready", timeout_s, headers=self._headers) as response:
                 return response.status == 200
 
     async def generation(self, timeout_s: float | None) -> int | None:
-        return only_version((await self._get(f"v2/models/{RECOMMEND}", timeout_s))["versions"])
+        return pick_only_version((await self._get(f"v2/models/{RECOMMEND}", timeout_s))["versions"])
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
     async def _get(self, path: str, timeout_s: float | None) -> Any:
-        with self._translated(timeout_s):
+        with self._translate_errors(timeout_s):
             async with self._ask("GET", path, timeout_s, headers=self._headers) as response:
-                return json.loads(self._checked(response.status, await response.read(), timeout_s))
+                return _parse_json(self._check_status(response.status, await response.read(), timeout_s))
 
     def _ask(self, method: str, path: str, timeout_s: float | None, **options):
         if self._session is None:  # here: a session wants a running loop
@@ -153,7 +155,7 @@ class AsyncHttpTransport(_Http):
         return self._session.request(method, f"{self.url}/{path}", timeout=timeout, **options)
 
 
-def ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
+def make_ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
     if tls is None:
         return None
     context = ssl.create_default_context(cafile=None if tls.root_certificates is None else str(tls.root_certificates))
@@ -162,20 +164,22 @@ def ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
     return context
 
 
-def infer_path(call: Call) -> str:
+def make_path(call: Call) -> str:
     """Return the path of a call's model, of one version where the call names one."""
     version = f"/versions/{call.version}" if call.version else ""
     return f"v2/models/{call.model}{version}/infer"
 
 
 def describe_model(config: Mapping[str, Any]) -> ModelDescription:
+    """Return the tensors and the batch size of a model, from its config as JSON."""
+
     def described(tensors: list[Mapping[str, Any]]) -> dict[str, tuple[str, int]]:
         return {tensor["name"]: (wire_dtype(tensor["data_type"]), int(tensor["dims"][0])) for tensor in tensors}
 
     return ModelDescription(described(config["input"]), described(config["output"]), max(int(config["max_batch_size"]), 1))
 
 
-def infer_inputs(call: Call) -> list[codec.InferInput]:
+def encode_inputs(call: Call) -> list[codec.InferInput]:
     """Return the tensors of a call as tritonclient writes them."""
     tensors = [
         (codec.InferInput(name, list(array.shape), DTYPES[array.dtype.kind]), array) for name, array in call.inputs.items()
@@ -184,17 +188,29 @@ def infer_inputs(call: Call) -> list[codec.InferInput]:
 
 
 def decode_outputs(body: bytes, header_length: str | None) -> dict[str, np.ndarray]:
-    result = codec.InferenceServerClient.parse_response_body(
-        body, header_length=None if header_length is None else int(header_length)
-    )
+    """Return the tensors of an answer. header_length: of its JSON, where tensors follow. Raises InferenceServerException."""
+    try:
+        result = codec.InferenceServerClient.parse_response_body(
+            body, header_length=None if header_length is None else int(header_length)
+        )
+    except ValueError as error:
+        raise InferenceServerException(f"the answer is no JSON: {error}") from error
     return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
+
+
+def _parse_json(body: bytes) -> Any:
+    """Return the value of a body. Raises InferenceServerException: another program may answer at this address."""
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise InferenceServerException(f"the answer is no JSON: {error}") from error
 
 
 def _limit(timeout_s: float | None) -> urllib3.Timeout:
     return urllib3.Timeout(total=timeout_s)
 
 
-def _error_in(body: bytes) -> str:
+def _read_error(body: bytes) -> str:
     """Return the message in Triton's {"error": …}, or the body itself."""
     try:
         return str(json.loads(body)["error"])

@@ -12,9 +12,9 @@ from serving.contract.tensors import PAD_ID
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import GROUPS, Content
-from serving.stages.rules.chances import UNKNOWN
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, NEVER, NO_CAP, OVER_CAP
 from serving.stages.rules.passes import uniform
+from serving.stages.rules.propensities import UNKNOWN
 from serving.stages.rules.rules import Rules
 
 EXPLORE_DRAW = 0  # takes the place of an item's position in the draw that decides whether a list explores
@@ -85,17 +85,17 @@ def keep_newcomers(columns, is_newcomer):
 
 
 @compiled
-def explore_newcomers(columns, chances, positions, first, end, blocked, user_ids, seed, share, place):
+def explore_newcomers(columns, propensities, positions, first, end, blocked, user_ids, seed, share, place):
     """Put a new item at `place` of a `share` of the lists, unless one is there or earlier. A user always gets the same item.
 
     columns: int64 [B, K] columns of the served items, -1 = none, changed in place; positions: int64 [B, M] item positions
     first, end: new items have the positions first … end - 1; blocked: bool [n_items + 1], by the rules
-    chances: float32 [B, K] propensities of the places, as the rules state them, changed in place: at `place`, share / new items
+    propensities: float32 [B, K], by place, as the rules state them, changed in place: at `place`, share / new items
         for a new item, and 1 - share for the item of a list that does not explore. UNKNOWN where both draws decide: from
         `place` on if the rules drew up to there, else in the places that they drew and a new item moved.
     """
     for row in range(len(columns)):
-        list_columns, list_chances, best, least, n_new = columns[row], chances[row], -1, 2.0, 0
+        list_columns, list_propensities, best, least, n_new = columns[row], propensities[row], -1, 2.0, 0
         for column in range(positions.shape[1]):
             position = positions[row, column]
             if first <= position < end and not blocked[position]:
@@ -108,23 +108,23 @@ def explore_newcomers(columns, chances, positions, first, end, blocked, user_ids
         stays, is_drawn = False, False
         for earlier in range(place + 1):  # a list that ends here already shows all its candidates
             stays |= list_columns[earlier] < 0 or first <= positions[row, list_columns[earlier]] < end
-            is_drawn |= list_chances[earlier] != 1.0
+            is_drawn |= list_propensities[earlier] != 1.0
         if is_drawn:
-            list_chances[place:] = UNKNOWN
+            list_propensities[place:] = UNKNOWN
         if stays:
             continue
         if uniform(seed, user_ids[row], EXPLORE_DRAW) >= share:
-            list_chances[place] *= 1.0 - share
+            list_propensities[place] *= 1.0 - share
             continue
         target = place
         while target < len(list_columns) - 1 and list_columns[target] != best and list_columns[target] >= 0:
             target += 1
         for later in range(target, place, -1):
-            list_columns[later], list_chances[later] = list_columns[later - 1], list_chances[later - 1]
+            list_columns[later], list_propensities[later] = list_columns[later - 1], list_propensities[later - 1]
         list_columns[place] = best
-        list_chances[place] *= share / n_new
+        list_propensities[place] *= share / n_new
         is_drawn = False
         for later in range(place + 1, len(list_columns)):
-            is_drawn |= later <= target and list_chances[later] != 1.0
+            is_drawn |= later <= target and list_propensities[later] != 1.0
             if is_drawn:
-                list_chances[later] = UNKNOWN
+                list_propensities[later] = UNKNOWN

@@ -157,7 +157,10 @@ class RulesConfig:
 
     @cached_property
     def blocked_ids(self) -> frozenset[int]:
-        """Int64 ids of the blocked items, whether the export knew them or not. A number may be a name: both ids are in it."""
+        """Int64 ids of the blocked items, whether the export knew them or not.
+
+        A number yields two ids, because it may also be a name: itself, and the id of its text.
+        """
         return frozenset(wire_id for item_id in self.blocked_items for wire_id in _list_wire_ids(item_id))
 
     @cached_property
@@ -219,7 +222,7 @@ def _check_names(key: str, names: Any) -> None:
 
 def _check_item_id(key: str, value: object) -> None:
     if not isinstance(value, str):
-        _check_whole(key, value, at_least=0)
+        _check_whole(key, value, at_least=0, at_most=np.iinfo(np.int64).max)
 
 
 def _check_whole(key: str, value: Any, *, at_least: int, at_most: int | None = None) -> None:
@@ -232,7 +235,7 @@ def _check_whole(key: str, value: Any, *, at_least: int, at_most: int | None = N
 def _check_number(
     key: str, value: Any, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
 ) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= np.finfo(np.float64).max
     fits = number and (
         (at_least is None or value >= at_least) and (above is None or value > above) and (at_most is None or value <= at_most)
     )

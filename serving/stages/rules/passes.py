@@ -13,8 +13,8 @@ import numpy as np
 
 from serving.loops.compiled import compiled
 from serving.loops.ordering import falling, sort_stably
-from serving.stages.rules.chances import UNKNOWN, compute_chances
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, KEPT, OVER_CAP, PROVIDER
+from serving.stages.rules.propensities import UNKNOWN, compute_propensities
 
 _ROUNDING = 1e-9  # tolerance of share * count against a whole number
 
@@ -42,15 +42,15 @@ class WorkingList(NamedTuple):
     spare_ranks: np.ndarray
     spare_costs: np.ndarray
     in_group: np.ndarray  # int32 [2, n_groups]: counts by category and provider; zeros before and after a pass
-    chances: np.ndarray  # float32, by column: probability of the item at its place, given those before it
+    propensities: np.ndarray  # float32, by column: probability of the item at its place, given those before it
 
 
 @compiled
 def serve(
     diversity, explored_slots, pool, seed, capped, floor_share,  # Passes
-    items, positions, scores, user_ids, in_group, columns, chances,
+    items, positions, scores, user_ids, in_group, columns, propensities,
 ):  # fmt: skip
-    """Write the served columns to `columns`, int64 [B, k], best first, -1 after the last, and `chances`, float32 [B, k].
+    """Write the served columns to `columns`, int64 [B, k], best first, -1 after the last, and `propensities`, float32 [B, k].
 
     items: ITEM_RULES [n_items + 1]; in_group: int32 [2, n_groups] zeros
     positions: int64 [B, M]; scores: float32 [B, M]; user_ids: int64 [B]
@@ -80,7 +80,7 @@ def serve(
             place_pins(work, n_pinned, count)
         for place in range(k):
             columns[row, place] = work.order[place] if place < count else -1
-            chances[row, place] = listed[work.order[place]] if place < count else np.float32(1.0)
+            propensities[row, place] = listed[work.order[place]] if place < count else np.float32(1.0)
 
 
 @compiled
@@ -145,7 +145,7 @@ def explore(work, count, passes, user_id, k):
 
     An item arrives at -log(u) / rate; the first n arrivals are a draw of n in proportion to the rates.
     Drawn items keep their order, and so do the others. Pinned items are always drawn.
-    Write the chances of the drawn items. All are UNKNOWN where later passes move items up, depending on what was drawn.
+    Write the propensities of the drawn items. All are UNKNOWN where later passes move items up, depending on what was drawn.
     """
     n_drawn, arrivals = passes.explored_slots, work.costs
     start = max(k - n_drawn, 0)
@@ -168,11 +168,11 @@ def explore(work, count, passes, user_id, k):
             drawn[found] = place - start
             found += 1
     if passes.capped or passes.floor_share > 0.0:
-        work.chances[:] = UNKNOWN
+        work.propensities[:] = UNKNOWN
     else:
-        chances = compute_chances(rates, drawn[:found])
+        propensities = compute_propensities(rates, drawn[:found])
         for member in range(found):
-            work.chances[work.order[work.ranks[member]]] = chances[member]
+            work.propensities[work.order[work.ranks[member]]] = propensities[member]
     move(work, count, found)
 
 

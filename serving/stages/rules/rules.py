@@ -87,10 +87,10 @@ class Rules:
                        float32 [B, k], the probability over the seeds of exploration that the item is at its place, given those
                        before it: 1 where nothing is drawn, UNKNOWN in a list whose drawn items later rules may move up
         """
-        columns, chances = np.empty((len(item_position), k), np.int64), np.empty((len(item_position), k), np.float32)
+        columns, propensities = np.empty((len(item_position), k), np.int64), np.empty((len(item_position), k), np.float32)
         with self._lock:
-            serve(*self._passes, self.items, item_position, scores, user_id, self._in_group, columns, chances)
-        return columns, chances
+            serve(*self._passes, self.items, item_position, scores, user_id, self._in_group, columns, propensities)
+        return columns, propensities
 
 
 def hashed_seed(seed: int, generation: int) -> np.uint64:

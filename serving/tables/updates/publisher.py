@@ -34,8 +34,11 @@ class Publisher:
     def publish(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
         """Queue rows of one table: keys, int64 [N], and vectors, float32 [N, D]. They are durable only after `flush`.
 
-        Raises DataError when the rows do not have the table's width, DependencyError when no broker answers.
+        Raises DataError for a table that the model does not have, and for rows of another width; DependencyError when no broker
+        answers.
         """
+        if table not in self._widths:
+            raise DataError(f"Model {self._model} has no table {table!r}. Expected one of {', '.join(sorted(self._widths))}.")
         if vectors.shape != (len(keys), self._widths[table]):
             raise DataError(
                 f"{table}: {len(keys)} keys and rows {list(vectors.shape)}. Expected [{len(keys)}, {self._widths[table]}]. "

@@ -1,4 +1,4 @@
-"""What the repository publishes for people."""
+"""Names and titles that a repository publishes, and the users that it can name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triton_recommender import Catalogue, CatalogueError, CatalogueMissing
 from triton_recommender.folder import list_users
 
 
-def test_a_generation_or_the_one_that_answers(repo):
+def test_the_catalogue_is_that_of_a_named_generation_or_of_the_pinned_one(repo):
     assert Catalogue.load(repo, 2).title(10) == "item 10 [red] café"
     assert Catalogue.load(repo).title(10) == "new item 10 [red] café"
     assert Catalogue.load(repo, 2).title(11) is None
@@ -46,7 +46,7 @@ def write_store(folder: Path, user_ids: list[int], events: list[int]) -> None:
 
 @pytest.mark.parametrize("place", ["preprocess/10", "recommend/10/preprocess", "preprocess_features/10"])
 def test_list_users_go_from_the_most_to_the_least_active(repo, place):
-    """In every layout; one by its name, the others have none."""
+    """In every layout. Only user 7 has a published name."""
     write_store(repo / place, [3, 5, 7, 8, 9], [10, 2, 50, 1, 4])
     assert list_users(repo, 3) == ["ann", "9", "8"]
     assert list_users(repo, 99) == ["ann", "3", "9", "5", "8"]

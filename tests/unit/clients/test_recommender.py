@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import grpc
+import numpy as np
 import pytest
 
 import triton_recommender
@@ -35,6 +39,27 @@ from triton_recommender.ids import FIRST_USER_ID, session_id
 from triton_recommender.tensors import Degraded
 from triton_recommender.testing import AsyncFakeRecommender, FakeRecommender, FakeTransport
 from triton_recommender.transports import is_loopback
+
+
+@pytest.fixture
+def web_page() -> Iterator[str]:
+    """The address of a web server that answers everything with a page."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>Welcome</html>")
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
 
 CLIENTS = Path(__file__).parents[3] / "clients"
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
@@ -338,6 +363,31 @@ def test_whose_machine_an_address_is(url, here):
     assert is_loopback(url) is here
 
 
+def test_brackets_without_an_ipv6_address_are_refused():
+    with pytest.raises(InvalidRequest, match=r"url is '\[shop:80'; expected host:port"):
+        Recommender("[shop:80")
+
+
+def test_no_time_left_is_not_taken_for_the_usual_timeout():
+    with pytest.raises(DeadlineExceeded):
+        FakeRecommender(lambda query: [3]).recommend(7, timeout_s=0.0)
+
+
+def test_an_event_of_a_numpy_user_id_forgets_the_users_cached_answers():
+    shop = FakeRecommender(lambda query: [3], cache=MemoryCache())
+    for _ in range(2):
+        shop.recommend(np.int64(7))
+    shop.observe(np.int64(7), 3)
+    shop.recommend(7)
+    assert len(shop.queries) == 2
+
+
+@both
+def test_a_web_page_at_the_address_is_a_fault_of_the_server(kind, web_page):
+    with pytest.raises(ServerFault, match="the answer is no JSON"):
+        ask(kind, web_page, 1)
+
+
 def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
     shop = FakeRecommender(lambda query: [3])
     shop.observe(None, 5, session="a3f9")
@@ -346,5 +396,8 @@ def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
     assert [shop.events[0].user_id, shop.queries[0].user_id] == [session_id("a3f9")] * 2
     with pytest.raises(InvalidRequest, match="Both user_id and session"):
         shop.recommend(7, session="a3f9")
-    with pytest.raises(InvalidRequest, match="those of sessions"):
-        shop.recommend(session_id("a3f9"))
+    for session in (session_id("a3f9"), np.int64(session_id("a3f9"))):
+        with pytest.raises(InvalidRequest, match="reserved for sessions"):
+            shop.recommend(session)
+    with pytest.raises(InvalidRequest, match="session is ''; expected a text that is not empty"):
+        shop.recommend(session="")

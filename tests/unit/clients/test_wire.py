@@ -12,7 +12,7 @@ from serving.contract.tensors import Axes, ContextColumn, ensemble_spec, stage_s
 from triton_recommender import InvalidRequest, Query, Timeouts
 from triton_recommender.models import ModelDescription
 from triton_recommender.tensors import FROM_STORE, MISSING_INT, PAD_ID, Degraded
-from triton_recommender.wire import Signature, check_k, checked_items, decode, encode
+from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
 
 H, E, K = 3, 2, 4
 SIGNATURE = Signature(H, E, K, {"store": "INT64", "device": "BYTES", "basket": "FP32"}, max_batch=2)
@@ -21,7 +21,7 @@ HUGE = 2**63 - 1
 
 def test_a_bare_user_sends_the_fill_of_everything_else():
     """Requests that send other tensors than their mates are not batched with them."""
-    tensors = encode([Query(17850)], dataclasses.replace(SIGNATURE, takes_after=True))
+    tensors = encode([Query(17850)], dataclasses.replace(SIGNATURE, has_after=True))
     assert tensors["user_id"].dtype == np.int64
     assert tensors["user_id"].tolist() == [[17850]]
     axes = Axes(history=H, exclusions=E)
@@ -158,7 +158,7 @@ def test_timeouts_say_what_they_limit():
 
 
 def test_after_is_sent_where_the_server_takes_it():
-    live = dataclasses.replace(SIGNATURE, takes_after=True)
+    live = dataclasses.replace(SIGNATURE, has_after=True)
     assert encode([Query(1, after=7), Query(2)], live)["after"].tolist() == [[7], [PAD_ID]]
     with pytest.raises(InvalidRequest, match="serves no live state"):
         encode([Query(1, after=7)], SIGNATURE)
@@ -167,8 +167,8 @@ def test_after_is_sent_where_the_server_takes_it():
 @pytest.mark.parametrize("items", ["SKU/0010-x", b"x", 3, {"a": 1}, None])
 def test_what_is_no_list_of_items_is_refused(items):
     with pytest.raises(InvalidRequest, match=r"^exclude is .*expected a list of item ids"):
-        checked_items(items, "exclude")
+        validate_items(items, "exclude")
 
 
 def test_any_list_of_items_is_taken():
-    assert [checked_items(items, "exclude") for items in ([1], (1,), {1}, np.array([1]), iter([1]))] == [[1]] * 5
+    assert [validate_items(items, "exclude") for items in ([1], (1,), {1}, np.array([1]), iter([1]))] == [[1]] * 5

@@ -1,4 +1,4 @@
-"""The check of references between Kubernetes documents: each fault is found, and what is sound is passed."""
+"""The check of references between Kubernetes documents: each fault is found, and sound documents pass."""
 
 import copy
 import importlib.util
@@ -48,7 +48,7 @@ JOB = {
 }
 
 
-def named(kind, spec):
+def make(kind, spec):
     return {"kind": kind, "metadata": {"name": "shop"}, "spec": spec}
 
 
@@ -60,21 +60,21 @@ def documents():
     route = {"name": "all", "route": [{"destination": {"host": "shop", "subset": "stable"}, "weight": 100}]}
     return copy.deepcopy(
         [
-            named("StatefulSet", {"template": {"metadata": {"labels": labels}, "spec": POD}, "volumeClaimTemplates": claims}),
-            named("Service", {"selector": {"app": "shop"}, "ports": [{"port": 80, "targetPort": "http"}]}),
-            named(
+            make("StatefulSet", {"template": {"metadata": {"labels": labels}, "spec": POD}, "volumeClaimTemplates": claims}),
+            make("Service", {"selector": {"app": "shop"}, "ports": [{"port": 80, "targetPort": "http"}]}),
+            make(
                 "NetworkPolicy", {"podSelector": {"matchLabels": {"app": "shop"}}, "ingress": [{"ports": [{"port": "http"}]}]}
             ),
-            named("PodDisruptionBudget", {"selector": {"matchLabels": {"app": "shop"}}}),
-            named("HorizontalPodAutoscaler", {"scaleTargetRef": {"kind": "StatefulSet", "name": "shop"}}),
-            named("DestinationRule", {"host": "shop", "subsets": subsets}),
-            named("VirtualService", {"http": [route]}),
+            make("PodDisruptionBudget", {"selector": {"matchLabels": {"app": "shop"}}}),
+            make("HorizontalPodAutoscaler", {"scaleTargetRef": {"kind": "StatefulSet", "name": "shop"}}),
+            make("DestinationRule", {"host": "shop", "subsets": subsets}),
+            make("VirtualService", {"http": [route]}),
             {"metadata": {"name": "round"}, "kind": "CronJob", "spec": {"jobTemplate": {"spec": {"template": JOB}}}},
         ]
     )
 
 
-def test_what_is_sound_passes(find_reference_faults, documents):
+def test_sound_documents_pass(find_reference_faults, documents):
     assert find_reference_faults(documents) == []
 
 

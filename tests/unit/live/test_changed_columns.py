@@ -1,4 +1,4 @@
-"""What `upsert` sets of an item or a user is a feature of the very next answer."""
+"""Columns of an item or a user that `upsert` changes are features of the very next answer."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.unit.live.shops import KINDS
 from tests.unit.live.test_live_answers import answer, upserted
 
 
-def test_an_item_that_becomes_another_has_that_ones_features(pipeline, upsert):
+def test_an_item_with_another_items_columns_has_its_features(pipeline, upsert):
     """Items 1 and 2 differ in price and kind; both names of a column, its role and its own, are understood."""
     inputs = pipeline.stages["rank"].inputs
     rows, numbers = inputs.item_rows, inputs.item_numbers
-    own = [column.source for column in pipeline.stages["rank"].item_plan.continuous].index("catalogue_unit_price")
-    assert numbers[0, own] != numbers[1, own]
+    price_column = [column.source for column in pipeline.stages["rank"].item_plan.continuous].index("catalogue_unit_price")
+    assert numbers[0, price_column] != numbers[1, price_column]
     upserted(upsert, 1, price=2.0, category=KINDS[2])
     answer(pipeline, [7])
-    assert numbers[0, own] == numbers[1, own]
+    assert numbers[0, price_column] == numbers[1, price_column]
     kind = [column.source for column in pipeline.stages["rank"].item_plan.categorical].index("catalogue_kind")
     assert rows[0, kind] == rows[1, kind]
     assert rows[0, 0] != rows[1, 0]
     upserted(upsert, 1, unit_price=30.0)
     answer(pipeline, [7])
-    assert numbers[0, own] == numbers[29, own]
+    assert numbers[0, price_column] == numbers[29, price_column]
 
 
 def test_a_new_item_has_the_features_of_its_own_columns(pipeline, upsert):
@@ -36,8 +36,8 @@ def test_a_new_item_has_the_features_of_its_own_columns(pipeline, upsert):
     answer(pipeline, [7])
     rank = pipeline.stages["rank"]
     position = int(rank.inputs.items.positions(np.array([1_000]))[0])
-    own = [column.source for column in rank.item_plan.continuous].index("catalogue_unit_price")
-    assert rank.inputs.item_numbers[position, own] == rank.inputs.item_numbers[21, own]
+    price_column = [column.source for column in rank.item_plan.continuous].index("catalogue_unit_price")
+    assert rank.inputs.item_numbers[position, price_column] == rank.inputs.item_numbers[21, price_column]
     kind = [column.source for column in rank.item_plan.categorical].index("catalogue_kind")
     assert rank.inputs.item_rows[position, kind] == rank.inputs.item_rows[21, kind]
 

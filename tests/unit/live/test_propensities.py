@@ -11,7 +11,7 @@ import pytest
 from repository.applied_rules import apply_rules
 from serving.contract.tensors import Axes
 from serving.pipeline import Pipeline
-from serving.stages.rules.chances import UNKNOWN
+from serving.stages.rules.propensities import UNKNOWN
 from tests.unit.live.test_live_answers import answer, upserted
 
 USERS, BATCH = 6_000, 500
@@ -43,21 +43,21 @@ def compare(item_ids: np.ndarray, propensities: np.ndarray) -> int:
     Lists that begin alike must agree on the propensity of an item that follows.
     """
     beginnings: dict[tuple, list[tuple[int, float]]] = defaultdict(list)
-    for items, chances in zip(item_ids.tolist(), propensities.tolist(), strict=True):
-        for place, (item, chance) in enumerate(zip(items, chances, strict=True)):
-            beginnings[tuple(items[:place])].append((item, chance))
+    for items, row in zip(item_ids.tolist(), propensities.tolist(), strict=True):
+        for place, (item, propensity) in enumerate(zip(items, row, strict=True)):
+            beginnings[tuple(items[:place])].append((item, propensity))
     drawn = 0
     for beginning, followers in beginnings.items():
         counts = Counter(item for item, _ in followers)
         stated: dict[int, float] = {}
-        for item, chance in followers:
-            assert chance == stated.setdefault(item, chance) or chance == UNKNOWN, (len(beginning), item)
-        for item, chance in stated.items():
-            if chance == UNKNOWN:
+        for item, propensity in followers:
+            assert propensity == stated.setdefault(item, propensity) or propensity == UNKNOWN, (len(beginning), item)
+        for item, propensity in stated.items():
+            if propensity == UNKNOWN:
                 continue
-            drawn += chance < 1.0
-            expected = chance * len(followers)
-            error = max(np.sqrt(expected * (1.0 - chance)), 1.0) if chance < 1.0 else 0.0  # no normal law for rare items
+            drawn += propensity < 1.0
+            expected = propensity * len(followers)
+            error = max(np.sqrt(expected * (1.0 - propensity)), 1.0) if propensity < 1.0 else 0.0  # rare: not normal
             assert abs(counts[item] - expected) <= DEVIATIONS * error, (len(beginning), item, counts[item], expected)
     return drawn
 

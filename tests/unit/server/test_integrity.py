@@ -21,15 +21,15 @@ def repo(tmp_path):
     return tmp_path
 
 
-def looks(check: ArtifactCheck, count: int) -> list[str]:
+def collect_faults(check: ArtifactCheck, count: int) -> list[str]:
     return [fault for _ in range(count) if (fault := check.look())]
 
 
 def test_an_untouched_generation_has_no_fault(repo):
     check = ArtifactCheck(repo, 3)
-    assert looks(check, 50) == []
+    assert collect_faults(check, 50) == []
     os.utime(repo / "rank" / "3" / "array.npy")
-    assert looks(check, 50) == []
+    assert collect_faults(check, 50) == []
     assert is_intact(repo, 3)
 
 
@@ -55,7 +55,7 @@ def test_damage_that_leaves_no_trace_is_found_by_reading(repo):
     path = repo / "recommend" / "3" / "array.npy"
     content = path.read_bytes()
     path.write_bytes(b"x" + content[1:])
-    check = ArtifactCheck(repo, 3)  # as if the times had been set back
-    found = looks(check, 20)
+    check = ArtifactCheck(repo, 3)  # created after the damage: as if size and times had been restored
+    found = collect_faults(check, 20)
     assert found
     assert str(path) in found[0]

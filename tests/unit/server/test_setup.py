@@ -117,7 +117,7 @@ def test_an_interpreter_that_does_not_serve_is_refused(checkout, given):
 
 
 @pytest.mark.parametrize("given", ["argument", "environment"])
-def test_make_hands_the_interpreter_on_and_needs_it_once(checkout, given):
+def test_make_passes_the_interpreter_to_setup_and_needs_it_once(checkout, given):
     mine = str(checkout / "opt" / "mine")
     arguments, variables = ([f"PYTHON={mine}"], {}) if given == "argument" else ([], {"PYTHON": mine})
     done, calls = call(checkout, "make", "setup", *arguments, **variables)
@@ -152,6 +152,6 @@ def test_an_environment_whose_interpreter_is_gone_is_made_with_another_one(check
     assert "downloaded -m venv --clear .venv" in calls
 
 
-def test_what_make_calls_is_of_the_environment_whatever_python_is(checkout):
+def test_make_runs_the_python_of_the_environment_whatever_PYTHON_says(checkout):
     done, _ = call(checkout, "make", "--dry-run", "check", "PYTHON=/usr/local/bin/python3.11")
     assert ".venv/bin/python -m export check" in done.stdout

@@ -292,6 +292,8 @@ def test_a_publisher_refuses_rows_of_another_width(broker):
     publisher = Publisher(broker.address, "rank", {"items": WIDTH})
     with pytest.raises(DataError, match=r"Expected \[3, 4\]"):
         publisher.publish("items", np.arange(3), np.zeros((3, 5), np.float32))
+    with pytest.raises(DataError, match=r"has no table 'users'\. Expected one of items"):
+        publisher.publish("users", np.arange(3), versions(np.arange(3), 0))
 
 
 def test_the_updater_of_tables_without_an_update_source_ends_with_the_remedy_alone(tmp_path):

@@ -42,7 +42,7 @@ def test_a_failure_is_raised_when_all_have_ended_and_the_threads_go_on(wave):
     assert wave.run(pow, [(2, 3), (3, 2), (4, 1), (5, 0)]) == [8, 9, 4, 1]
 
 
-def test_who_asks_while_all_threads_read_reads_alone(wave):
+def test_a_caller_reads_itself_while_all_threads_are_busy(wave):
     reading, go_on = threading.Barrier(5, timeout=10), threading.Event()
 
     def held() -> None:

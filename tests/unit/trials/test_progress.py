@@ -1,4 +1,4 @@
-"""Progress of an experiment: counts by arm, intervals as time went, and the decision in words."""
+"""Progress of an experiment: counts by arm, confidence intervals over time, and the decision in words."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ANSWERS = 1_000  # of each arm
 SPRING = Experiment("spring/1", 1, 2, 0.5, started_ms=NOW_MS)
 
 
-def shown(arm: str, request_ids: str, **columns) -> list[dict]:
+def make_answers(arm: str, request_ids: str, **columns) -> list[dict]:
     """Answers of one arm, a second apart, each of the items 1 and 2."""
     usual = {"experiment": SPRING.name, "arm": arm, "item_ids": [1, 2]} | columns
     return [usual | {"request_id": f"{request_ids}{n}", "time_ms": NOW_MS + 1_000 * n} for n in range(ANSWERS)]
 
 
-def clicks(request_ids: str, every: int, item: int = 1) -> list[tuple]:
+def make_clicks(request_ids: str, every: int, item: int = 1) -> list[tuple]:
     return [(f"{request_ids}{n}", item, True, 1.0, n + 1) for n in range(0, ANSWERS, every)]
 
 
@@ -35,10 +35,10 @@ def measure(experiment: Experiment, rows: list[dict], clicked: list[tuple]) -> P
     [(2, "better", "better beyond doubt"), (10, "undecided", "no decision yet"), (200, "worse", "worse beyond doubt")],
 )
 def test_arms_intervals_and_decision_of_an_ab_test(every, verdict, words):
-    others = [row | {"experiment": "winter"} for row in shown("challenger", "w")]
+    others = [row | {"experiment": "winter"} for row in make_answers("challenger", "w")]
     before = [{"request_id": "x", "time_ms": NOW_MS - 1, "item_ids": [1], "experiment": SPRING.name}]
-    rows = shown("challenger", "b") + before + others + shown("champion", "a")
-    progress = measure(SPRING, rows, clicks("a", 10) + clicks("b", every) + clicks("w", 1))
+    rows = make_answers("challenger", "b") + before + others + make_answers("champion", "a")
+    progress = measure(SPRING, rows, make_clicks("a", 10) + make_clicks("b", every) + make_clicks("w", 1))
     assert {arm: (summary.count, summary.clicked) for arm, summary in progress.arms.items()} == {
         "champion": (ANSWERS, 100),
         "challenger": (ANSWERS, ANSWERS // every),
@@ -52,28 +52,30 @@ def test_arms_intervals_and_decision_of_an_ab_test(every, verdict, words):
 
 
 def test_a_look_sees_the_answers_given_until_then():
-    progress = measure(SPRING, shown("champion", "a") + shown("challenger", "b"), clicks("a", 10) + clicks("b", 5))
+    progress = measure(
+        SPRING, make_answers("champion", "a") + make_answers("challenger", "b"), make_clicks("a", 10) + make_clicks("b", 5)
+    )
     for time_ms, look in progress.looks:
         assert look.requests == 2 * ((time_ms - NOW_MS) // 1_000 + 1)
         assert np.isfinite(look.low) == (look.requests >= 2 * LEAST_OBSERVATIONS)
-    told = progress.told()["looks"]
-    assert (told[0]["low"], told[0]["high"], told[0]["difference"]) == (None, None, None)
-    assert told[-1]["low"] < 0.1 < told[-1]["high"]
+    facts = progress.as_json()["looks"]
+    assert (facts[0]["low"], facts[0]["high"], facts[0]["difference"]) == (None, None, None)
+    assert facts[-1]["low"] < 0.1 < facts[-1]["high"]
 
 
 @pytest.mark.parametrize(("item", "verdict"), [(2, "better"), (1, "worse")])
 def test_interleaving_credits_the_team_whose_item_was_clicked(item, verdict):
     experiment = replace(SPRING, mode="interleave")
-    rows = shown("interleaved", "a", teams=[0, 1]) + shown("champion", "b")
-    progress = measure(experiment, rows, clicks("a", 4, item))
+    rows = make_answers("interleaved", "a", teams=[0, 1]) + make_answers("champion", "b")
+    progress = measure(experiment, rows, make_clicks("a", 4, item))
     assert progress.verdict == verdict
     assert progress.looks[-1][1].difference == pytest.approx(0.25 if item == 2 else -0.25)
     assert progress.looks[-1][1].requests == ANSWERS
 
 
 def test_a_shadow_is_in_no_arm_and_decides_nothing():
-    rows = shown("champion", "a") + shown("shadow", "a", generation=2)
-    progress = measure(replace(SPRING, mode="shadow"), rows, clicks("a", 4))
+    rows = make_answers("champion", "a") + make_answers("shadow", "a", generation=2)
+    progress = measure(replace(SPRING, mode="shadow"), rows, make_clicks("a", 4))
     assert list(progress.arms) == ["champion"]
     assert progress.looks == []
     assert "no clicks to compare" in progress.decision
@@ -90,6 +92,6 @@ def test_without_answers_there_is_no_decision(mode: Mode):
     [("rolled back", "its p99 is 200 ms", "rolled back: its p99 is 200 ms"), ("stopped", "", "stopped")],
 )
 def test_an_experiment_that_ended_says_how(state, reason, words):
-    progress = measure(replace(SPRING, state=state, reason=reason, share=0.0), shown("champion", "a"), [])
+    progress = measure(replace(SPRING, state=state, reason=reason, share=0.0), make_answers("champion", "a"), [])
     assert progress.decision == words
-    assert progress.told()["experiment"]["state"] == state
+    assert progress.as_json()["experiment"]["state"] == state

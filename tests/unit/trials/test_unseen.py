@@ -181,7 +181,7 @@ def test_a_user_is_one_sample_however_many_answers_are_logged():
 
 def test_shown_answers_without_a_judged_list_are_left_out():
     rows = exposures({"request_id": "a", "item_ids": [1]}, {"request_id": "b", "item_ids": [1], "arm": "shadow"})
-    with pytest.raises(TrialError, match="No shown answer belongs to a request of the judged ones"):
+    with pytest.raises(TrialError, match="No shown answer has a request id of the judged lists"):
         pair_answers(rows, [], {"b": [1]})
 
 

@@ -56,7 +56,7 @@ def test_whatever_changes_the_answer_is_another_question(recommend, shop, other)
     assert len(shop.asked) == 2
 
 
-def test_of_many_only_those_who_are_new_are_asked(recommend, shop, cache):
+def test_only_users_that_are_not_cached_are_asked(recommend, shop, cache):
     recommend([1, 3])
     answers = recommend([1, 2, 3, 2, 4])
     assert [answer.item_ids[1] for answer in answers] == [120, 220, 320, 220, 420]

@@ -9,11 +9,11 @@ from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
 
 from tests.waiting import until
 from triton_recommender import CacheUnavailable, InvalidRequest, MemoryCache
-from triton_recommender.cache.events import Followed, Names, _assign, follow_log, follow_topic
+from triton_recommender.cache.events import FollowCounts, Names, _assign, follow_log, follow_topic
 from triton_recommender.ids import stable_id
 
 
@@ -39,14 +39,14 @@ def cache() -> Forgotten:
 
 @pytest.fixture
 def running() -> Iterator:
-    """running(function, *arguments, followed) starts it in a thread with a stop of its own, ended after the test."""
+    """running(function, *arguments, counts) starts it in a thread with a stop of its own, ended after the test."""
     stop, threads = Event(), []
 
-    def start(function, *arguments) -> Followed:
-        followed = Followed()
-        threads.append(Thread(target=function, args=[*arguments, stop, followed]))
+    def start(function, *arguments) -> FollowCounts:
+        counts = FollowCounts()
+        threads.append(Thread(target=function, args=[*arguments, stop, counts]))
         threads[-1].start()
-        return followed
+        return counts
 
     yield start
     stop.set()
@@ -57,7 +57,7 @@ def running() -> Iterator:
 
 def test_users_of_messages_are_forgotten(cache, broker, running):
     broker.create("events")
-    followed = running(follow_topic, cache, broker.address, "events", "customer", Names())
+    counts = running(follow_topic, cache, broker.address, "events", "customer", Names())
     sent = 0
     while not cache.users:  # until the follower is there; the mock broker knows no times
         broker.send("events", json.dumps({"customer": 1}).encode())
@@ -68,7 +68,7 @@ def test_users_of_messages_are_forgotten(cache, broker, running):
         broker.send("events", json.dumps({"customer": user, "item": 3}).encode(), partition)
     for nobody in (b"\xff", b"[]", b"{}", b'{"customer": null}', b'{"customer": "ann"}'):
         broker.send("events", nobody)
-    until(lambda: followed.unusable == 5)
+    until(lambda: counts.unusable == 5)
     until(lambda: {17850, 12583, 14911} <= set(cache.users))
 
 
@@ -90,6 +90,7 @@ class Partitions:
         self.partitions = {0: None, 1: None}
         self.assigned: list[tuple[int, int]] = []
         self.since_ms: set[int] = set()
+        self.error: KafkaError | None = None
 
     def list_topics(self, topic, timeout):
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=self.partitions)})
@@ -99,7 +100,8 @@ class Partitions:
 
     def offsets_for_times(self, asked, timeout):
         self.since_ms = {partition.offset for partition in asked}
-        return [TopicPartition(p.topic, p.partition, 33 if p.partition == 0 else OFFSET_END) for p in asked]
+        offsets = {0: 33, 1: OFFSET_END}
+        return [SimpleNamespace(partition=p.partition, offset=offsets[p.partition], error=self.error) for p in asked]
 
     def incremental_assign(self, partitions):
         self.assigned += [(partition.partition, partition.offset) for partition in partitions]
@@ -118,10 +120,18 @@ def test_a_topic_is_read_from_one_ttl_ago_and_later_partitions_whole():
     assert assigned == {0, 1, 2}
 
 
+def test_a_partition_whose_offset_is_unknown_is_not_taken_for_one_without_events():
+    consumer, assigned = Partitions(), set()
+    consumer.error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+    with pytest.raises(KafkaException, match="LEADER_NOT_AVAILABLE"):
+        _assign(consumer, "events", assigned, ttl_s=60.0)
+    assert (consumer.assigned, assigned) == ([], set())
+
+
 def test_users_of_a_log_that_grows_are_forgotten(cache, tmp_path, running):
     path = tmp_path / "events.csv"
     path.write_text('item,customer\n"a, b",5\nc,6\n')
-    followed = running(follow_log, cache, path, "customer", Names())
+    counts = running(follow_log, cache, path, "customer", Names())
     until(lambda: cache.users == [5, 6])
     with path.open("a") as log:
         log.write("d,7\ne,1")  # the last line is half written
@@ -129,7 +139,25 @@ def test_users_of_a_log_that_grows_are_forgotten(cache, tmp_path, running):
     with path.open("a") as log:
         log.write("8\nf\n")
     until(lambda: cache.users == [5, 6, 7, 18])
-    until(lambda: followed == Followed(events=5, users=4, unusable=1))
+    until(lambda: counts == FollowCounts(events=5, users=4, unusable=1))
+
+
+def test_a_log_is_followed_through_half_written_characters_and_text_that_is_not_utf8(cache, tmp_path, running):
+    path = tmp_path / "events.csv"
+    path.write_bytes(b"item,customer\nx,5\ng\xc3")  # ends inside of a character
+    running(follow_log, cache, path, "customer", Names())
+    until(lambda: cache.users == [5])
+    with path.open("ab") as log:
+        log.write(b"\xbc,9\n\xff,10\n")
+    until(lambda: cache.users == [5, 9, 10])
+
+
+def test_only_numbers_lose_the_fraction_that_missing_values_gave_them(repo):
+    (repo / "recommend" / "10" / "user_names.json").write_text('{"v1.0": 5, "v1": 6, "7.0": 8}')
+    names = Names(repo)
+    assert [names.find_id(value) for value in ("v1.0", "v1", "7.0")] == [5, 6, 8]
+    assert [Names().find_id(value) for value in ("17850.0", 17850.0, "-3.0")] == [17850, 17850, -3]
+    assert [names.find_id(value) for value in (None, [], {})] == [None] * 3
 
 
 def test_names_of_users_are_known_from_the_repository_also_later(repo):
@@ -147,7 +175,7 @@ def test_names_of_users_are_known_from_the_repository_also_later(repo):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("log.csv.gz", "only a log of plain lines can be followed"),
+        ("log.csv.gz", "only a log of plain lines can be counts"),
         ("nowhere.csv", "cannot be read: No such file"),
         ("other.csv", "has no column 'customer'; it has user, item"),
     ],

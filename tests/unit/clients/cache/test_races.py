@@ -159,10 +159,10 @@ def test_a_task_that_is_given_up_leaves_nobody_without_an_answer(shop, cache):
     assert shop.asked == [7, 7]
 
 
-def test_waiting_for_somebody_else_ends_at_the_own_deadline(pool, client, shop, cache):
+def test_waiting_for_another_request_ends_at_the_own_deadline(pool, client, shop, cache):
     first = ask_slowly(pool, client, shop)
     client.timeouts = Timeouts(0.05)
-    with pytest.raises(DeadlineExceeded, match=r"within 0.05 s.*somebody who had asked the same"):
+    with pytest.raises(DeadlineExceeded, match=r"within 0.05 s.*another request with the same query"):
         client.recommend(7)
     shop.gate.set()
     assert first.result().item_ids[0] == 710

@@ -21,7 +21,7 @@ FLOAT, HALF, INT64 = "float32", "float16", "int64"
 
 
 def fake(version: str) -> types.ModuleType:
-    """-> a module in which every class has exactly the names that the real one of this version has, of those in api.json."""
+    """Return a module whose classes have, of the names in api.json, exactly those of the real module of this version."""
     trt = types.ModuleType("tensorrt")
     vars(trt).update(__version__=version, float32=FLOAT, float16=HALF)
     for name in ("NetworkDefinitionCreationFlag", "BuilderFlag", "MemoryPoolType", "TensorIOMode"):

@@ -27,7 +27,7 @@ def test_train_seen_and_relevant_equal_the_obvious_loop(dataset):
         assert (row in problem.test_users) == bool(expected)
 
 
-def test_validation_lies_inside_the_training_part(dataset):
+def test_validation_is_a_part_of_the_training_events(dataset):
     problem = make_problem(dataset)
     everything = problem.validation.seen + problem.validation.relevant
     assert (everything > 0).astype(int).multiply(problem.test.seen == 0).nnz == 0

@@ -10,7 +10,7 @@ from training.dataset import load_dataset, split_by_time
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.distill import Lesson
-from training.models.ranking import RankingSettings, moments
+from training.models.ranking import RankingSettings, make_requests_by_moment
 from training.models.ranking_data import Requests
 from training.models.teachers import Teacher
 from training.models.train_ranker import Ranker, RankerSettings, train_ranker
@@ -26,7 +26,9 @@ def taught() -> tuple[object, Requests, Requests]:
     features = build_features(dataset, train, FeatureSettings(history_length=8))
     settings = RankingSettings(most_moments=2)
     rng = np.random.default_rng(0)
-    parts, _ = moments(dataset, train, features, lambda events: popularity_retrieve(features, events), settings, rng)
+    parts, _ = make_requests_by_moment(
+        dataset, train, features, lambda events: popularity_retrieve(features, events), settings, rng
+    )
     validation, teaching = parts
     tables = (dict(features.user_rows), dict(features.item_rows))
     teacher = train_ranker([teaching], validation, tables, RankerSettings(epochs=3, min_examples_per_row=5), **QUIET)

@@ -26,7 +26,7 @@ def random_network(width: int = 8) -> ListNetwork:
 
 
 def random_inputs(requests: int, places: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """The first list is full, of the others one place more is padding than of the one before."""
+    """The first list is full; each of the others has one padded place more than the list before it."""
     rng = np.random.default_rng(seed)
     valid = (np.arange(places) < places - np.arange(requests)[:, None]).astype(np.float32)
     return {

@@ -69,14 +69,14 @@ def test_attention_reads_a_history_whatever_its_order_and_padding(inputs):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_teacher_learns_to_rank(taught, name):
     dlrm, teaching, validation = taught
-    given = (name, dlrm, [teaching], validation, RankerSettings(epochs=2), 0, QUIET["report"])
-    teacher = train_teacher(*given)
+    arguments = (name, dlrm, [teaching], validation, RankerSettings(epochs=2), 0, QUIET["report"])
+    teacher = train_teacher(*arguments)
     assert isinstance(teacher.model, TeacherModel)
     learned = ranking_quality(teacher.shares(teaching), teaching.taken)["ndcg_at_10"]
     rng = np.random.default_rng(0)
     by_chance = ranking_quality(np.where(teaching.valid, rng.random(teaching.taken.shape), -np.inf), teaching.taken)
     assert learned > 1.5 * by_chance["ndcg_at_10"]
-    again = train_teacher(*given)
+    again = train_teacher(*arguments)
     np.testing.assert_array_equal(predict(again.model, validation), predict(teacher.model, validation))
 
 

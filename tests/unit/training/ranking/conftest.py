@@ -24,8 +24,8 @@ from training.models.ranking import (
     collect_lessons,
     fit_ranker,
     fit_reranker,
-    sample_of,
     save_ranking,
+    take_sample,
 )
 from training.models.ranking_data import Requests, in_blocks, statistics_of, taken_of
 from training.models.reranker import RerankerSettings
@@ -78,7 +78,7 @@ def fit_ranking(dataset, log, features, fit_retriever, settings):
     lessons = collect_lessons(dataset, log, features, statistics, fit_retriever, fit_retriever(log), settings, rng)
     ranker = fit_ranker(lessons, features, settings, 0, lambda _: None)
     reranker = fit_reranker(lessons, ranker, settings.reranker, 0, lambda _: None)
-    return Ranking(ranker, reranker, statistics, sample_of(lessons, features))
+    return Ranking(ranker, reranker, statistics, take_sample(lessons, features))
 
 
 def train(folder, settings):

@@ -20,7 +20,7 @@ from training.models.save_ranker import item_vectors_of, save_ranker
 from training.models.train_ranker import rank_scores_of
 
 
-def ranked_slowly(inputs, logits, retrieval_part, blend):
+def rank_slowly(inputs, logits, retrieval_part, blend):
     scores = logits + np.float32(blend) * retrieval_part
     padding = inputs["candidate_ids"] == PAD_ID
     broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
@@ -44,7 +44,7 @@ def test_ranked_equals_its_slow_twin(seed):
     retrieval_part, blend = rng.normal(size=(n, C)).astype(np.float32), float(rng.choice([0.0, 0.3]))
     before = inputs["lineage"].copy()
     got = RankOutputs(blend).scores(inputs, scores, retrieval_part)
-    expected = ranked_slowly(inputs, scores, retrieval_part, blend)
+    expected = rank_slowly(inputs, scores, retrieval_part, blend)
     np.testing.assert_array_equal(inputs["lineage"], before)
     assert got.keys() == expected.keys()
     for name, values in expected.items():
@@ -72,8 +72,8 @@ def test_every_compression_is_served_as_it_was_trained(trained, tmp_path, compre
     scores = stage(tensors(trained, np.arange(len(trained.requests))))["rank_scores"]
     stage.close()
     assert ranker.compression == compression
-    apart = np.abs(scores - rank_scores_of(ranker, trained.requests))
-    assert np.mean(apart < 1e-4) >= exact
+    errors = np.abs(scores - rank_scores_of(ranker, trained.requests))
+    assert np.mean(errors < 1e-4) >= exact
 
 
 def test_served_items_equal_the_trained_list_network(trained):
@@ -97,11 +97,11 @@ def test_served_items_equal_the_trained_list_network(trained):
 def test_answers_have_the_tensors_of_the_contract(trained):
     specs = stage_specs(trained.axes)
     for name, answer in zip(("rank", "rerank"), through_both(trained, np.arange(3)), strict=True):
-        given, taken = (
+        outputs, inputs = (
             {t.name: (t.dims, t.numpy_dtype) for t in side} for side in (specs[name].output_fields, specs[name].input_fields)
         )
         answered = {key: (values.shape[1:], values.dtype) for key, values in answer.items()}
-        assert taken | answered == taken | given  # what it does not answer it hands on
+        assert inputs | answered == inputs | outputs  # an output that is also an input may pass unchanged
 
 
 def test_a_request_is_answered_alone_as_in_a_batch(trained):
@@ -130,10 +130,10 @@ def test_a_batch_that_fills_the_cache_is_scored_in_parts(trained, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("count", "most", "taken"), [(0, 20, 1), (1, 20, 1), (16, 15, 8), (64, 20, 16), (32, 3, 3), (7, 7, 7), (5, 1, 1)]
+    ("count", "limit", "size"), [(0, 20, 1), (1, 20, 1), (16, 15, 8), (64, 20, 16), (32, 3, 3), (7, 7, 7), (5, 1, 1)]
 )
-def test_parts_are_of_like_size(count, most, taken):
-    assert rank_stage.choose_chunk_size(count, most) == taken
+def test_chunks_are_of_similar_size(count, limit, size):
+    assert rank_stage.choose_chunk_size(count, limit) == size
 
 
 def test_short_empty_and_unknown_lists_are_served_as_far_as_they_go(trained):

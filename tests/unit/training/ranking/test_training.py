@@ -12,7 +12,7 @@ from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.compress import compress
 from training.models.distill import STUDENT
-from training.models.ranking import moments
+from training.models.ranking import make_requests_by_moment
 from training.models.ranking_data import (
     make_requests,
     make_visit_requests,
@@ -115,7 +115,9 @@ def test_small_logs_teach_with_requests_of_several_moments(trained):
 
     def found(**changes):
         settings = replace(SETTINGS, **changes)
-        parts, _ = moments(trained.dataset, trained.train, features, fit_retrieve, settings, np.random.default_rng(0))
+        parts, _ = make_requests_by_moment(
+            trained.dataset, trained.train, features, fit_retrieve, settings, np.random.default_rng(0)
+        )
         return parts
 
     parts = found(most_moments=3)

@@ -1,4 +1,4 @@
-"""Which events a retriever learns from: one that teaches the ranker must not know the labels, one that serves knows all."""
+"""Leakage: the retriever that makes the ranker's training candidates does not see the labels; the served one sees all."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def shop():
     return dataset, features, earlier, replace(dataset, interactions=other)
 
 
-def test_labels_are_unknown_to_the_retriever_that_teaches(shop):
+def test_the_training_retriever_does_not_see_the_labels(shop):
     dataset, features, earlier, other = shop
     one, two = (fit_training_retriever(data, features, SETTINGS, quiet, earlier) for data in (dataset, other))
     np.testing.assert_array_equal(one.retriever.item_vectors, two.retriever.item_vectors)
@@ -40,20 +40,22 @@ def test_labels_are_unknown_to_the_retriever_that_teaches(shop):
     assert (one.seen != two.seen).nnz == 0
 
 
-def test_the_whole_log_is_known_to_the_retriever_that_serves(shop):
+def test_the_served_retriever_sees_the_whole_log(shop):
     dataset, features, _, other = shop
     one, two = (fit_served_retriever(data, features, SETTINGS, quiet) for data in (dataset, other))
     assert (one.retriever.neighbours.weights != two.retriever.neighbours.weights).any()
 
 
 @pytest.mark.parametrize("filter_seen", [True, False])
-def test_what_users_had_is_left_out_where_it_is_filtered(shop, filter_seen):
+def test_seen_items_are_excluded_only_with_the_filter(shop, filter_seen):
     dataset, features, _, _ = shop
     retriever = fit_served_retriever(dataset, features, replace(SETTINGS, filter_seen=filter_seen), quiet)
     user_ids = dataset.users["user_id"].to_numpy()[:20]
     positions, _ = retriever(features.encode_users(user_ids), user_ids)
     log = dataset.interactions
-    met = {(user, item) for user, item in zip(log["user_id"], log["item_id"], strict=True)}
+    seen_pairs = {(user, item) for user, item in zip(log["user_id"], log["item_id"], strict=True)}
     ids = np.append(features.items.ids, -1)[positions]
-    again = sum((user, item) in met for user, items in zip(user_ids.tolist(), ids.tolist(), strict=True) for item in items)
-    assert (again == 0) == filter_seen
+    repeated = sum(
+        (user, item) in seen_pairs for user, items in zip(user_ids.tolist(), ids.tolist(), strict=True) for item in items
+    )
+    assert (repeated == 0) == filter_seen
