@@ -1,0 +1,77 @@
+"""Connect to the Dask cluster that fits NVTabular, and refuse one that cannot."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from distributed import Client, KilledWorker
+from distributed.comm import CommClosedError
+
+from serving.contract.errors import ConfigError, DependencyError
+
+START = "Start them in a checkout of this version, with its .venv: `PYTHONPATH=. .venv/bin/dask worker {}` (docs/operating.md)."
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """scheduler: address, tcp://host:port. folder: shared by this process and all workers. rows_per_file: of training rows."""
+
+    scheduler: str
+    folder: Path
+    rows_per_file: int = 1 << 20
+
+
+@contextmanager
+def connect(scheduler: str, folder: Path) -> Iterator[Client]:
+    """Connect, and make the cluster the one that Dask and NVTabular compute on, until the end of the context.
+
+    folder: must be writable for every worker
+    Raises DependencyError when the scheduler does not answer, has no worker that can import this project, or is lost, and
+    ConfigError when a worker cannot write the folder.
+    """
+    try:
+        client = Client(scheduler)
+    except OSError as error:
+        raise DependencyError(
+            f"The Dask scheduler {scheduler} does not answer: {error}. Start it (`.venv/bin/dask scheduler`), "
+            "correct [dask] scheduler, or leave it out to fit in this process."
+        ) from error
+    with client:
+        _refuse_unfit_workers(client, scheduler, folder)
+        try:
+            yield client
+        except (KilledWorker, CancelledError, CommClosedError) as error:
+            raise DependencyError(
+                f"The Dask cluster {scheduler} was lost while it fitted NVTabular: {error}. Its workers' logs say why; "
+                "give them more memory if it ran out. Then export again."
+            ) from error
+
+
+def _refuse_unfit_workers(client: Client, scheduler: str, folder: Path) -> None:
+    try:
+        can_write_by_worker = client.run(can_write, str(folder))
+    except ModuleNotFoundError as error:
+        raise DependencyError(
+            f"Workers of the Dask scheduler {scheduler} cannot import {error.name}. {START.format(scheduler)}"
+        ) from error
+    if not can_write_by_worker:
+        raise DependencyError(f"The Dask scheduler {scheduler} has no worker. {START.format(scheduler)}")
+    if unable := [worker for worker, writable in can_write_by_worker.items() if not writable]:
+        raise ConfigError(
+            f"[dask] folder: {folder.parent} cannot be written by {', '.join(unable)}. Mount the same folder at the same path "
+            "on all workers, and run them as the user that exports."
+        )
+
+
+def can_write(folder: str) -> bool:
+    """Return whether this process, a worker, can write a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
