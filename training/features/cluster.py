@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from distributed import Client, KilledWorker
@@ -14,7 +15,11 @@ from distributed.comm import CommClosedError
 
 from serving.contract.errors import ConfigError, DependencyError
 
-START = "Start them in a checkout of this version, with its .venv: `PYTHONPATH=. .venv/bin/dask worker {}` (docs/operating.md)."
+PACKAGE = "training"  # of this checkout
+START = (
+    "Start scheduler and workers in a checkout of this version: `PYTHONPATH=$PWD .venv/bin/dask worker ADDRESS` "
+    "(docs/operating.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,8 @@ def connect(scheduler: str, folder: Path) -> Iterator[Client]:
     """Connect, and make the cluster the one that Dask and NVTabular compute on, until the end of the context.
 
     folder: must be writable for every worker
-    Raises DependencyError when the scheduler does not answer, has no worker that can import this project, or is lost, and
-    ConfigError when a worker cannot write the folder.
+    Raises DependencyError when the scheduler does not answer, has no worker, is lost, or a process cannot import this project;
+    and ConfigError when a worker cannot write the folder.
     """
     try:
         client = Client(scheduler)
@@ -42,7 +47,7 @@ def connect(scheduler: str, folder: Path) -> Iterator[Client]:
             "correct [dask] scheduler, or leave it out to fit in this process."
         ) from error
     with client:
-        _refuse_unfit_workers(client, scheduler, folder)
+        _refuse_unfit(client, scheduler, folder)
         try:
             yield client
         except (KilledWorker, CancelledError, CommClosedError) as error:
@@ -52,16 +57,13 @@ def connect(scheduler: str, folder: Path) -> Iterator[Client]:
             ) from error
 
 
-def _refuse_unfit_workers(client: Client, scheduler: str, folder: Path) -> None:
-    try:
-        can_write_by_worker = client.run(can_write, str(folder))
-    except ModuleNotFoundError as error:
-        raise DependencyError(
-            f"Workers of the Dask scheduler {scheduler} cannot import {error.name}. {START.format(scheduler)}"
-        ) from error
-    if not can_write_by_worker:
-        raise DependencyError(f"The Dask scheduler {scheduler} has no worker. {START.format(scheduler)}")
-    if unable := [worker for worker, writable in can_write_by_worker.items() if not writable]:
+def _refuse_unfit(client: Client, scheduler: str, folder: Path) -> None:
+    found_by_process = {**client.run(find_spec, PACKAGE), scheduler: client.run_on_scheduler(find_spec, PACKAGE)}
+    if len(found_by_process) == 1:
+        raise DependencyError(f"The Dask scheduler {scheduler} has no worker. {START}")
+    if unable := [address for address, found in found_by_process.items() if not found]:
+        raise DependencyError(f"{', '.join(unable)} of the Dask cluster cannot import {PACKAGE}. {START}")
+    if unable := [address for address, writable in client.run(can_write, str(folder)).items() if not writable]:
         raise ConfigError(
             f"[dask] folder: {folder.parent} cannot be written by {', '.join(unable)}. Mount the same folder at the same path "
             "on all workers, and run them as the user that exports."
