@@ -10,6 +10,7 @@ from serving.contract.tensors import MISSING_INT, OOV_ROW
 from serving.stages.features.encode import FIRST_ROW, Ragged
 from training.features.columns import frame_of
 from training.features.compile import compile_workflow
+from training.features.operators import Categories
 from training.features.parity import hard_sample, replay, transform
 from training.features.rows import MemoryRows
 from training.features.schema import Bins, Category, FeatureSettings, Number, Side
@@ -72,6 +73,19 @@ def test_reserved_rows_and_first_row_are_nvtabulars(tmp_path):
     asked = {"c": np.array([7, 8, 9, MISSING_INT])}
     assert transform(workflow, asked)["c"].tolist() == [FIRST_ROW, FIRST_ROW + 1, OOV_ROW, 1]
     assert compile_workflow(workflow)(asked).categorical[:, 0].tolist() == [FIRST_ROW, FIRST_ROW + 1, OOV_ROW, 1]
+
+
+@pytest.mark.parametrize(
+    "values", [np.repeat(np.arange(200), 3), np.repeat(np.array([f"é{n:03}" for n in range(200)], object), 3)]
+)
+def test_equally_frequent_values_are_in_their_own_order(values, tmp_path):
+    shuffled = np.random.default_rng(0).permutation(values)
+    frame = frame_of({"c": np.append(shuffled, [values[-1], values[0]])})  # two values are more frequent
+    workflow = Workflow(["c"] >> Categories(out_path=str(tmp_path))).fit(Dataset(frame, cpu=True))
+    expected = [*values[[0, -1]], *values[3:-3:3]]
+    encoded = compile_workflow(workflow)({"c": np.array(expected, values.dtype)})
+    assert encoded.categorical[:, 0].tolist() == list(range(FIRST_ROW, FIRST_ROW + 200))
+    assert transform(workflow, {"c": np.array(expected, values.dtype)})["c"].tolist() == encoded.categorical[:, 0].tolist()
 
 
 def test_a_threshold_that_drops_every_value_leaves_the_reserved_rows(tmp_path):
