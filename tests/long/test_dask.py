@@ -54,7 +54,7 @@ def workers(tmp_path_factory):
 @pytest.fixture
 def impatient():
     """Do not wait as long for a scheduler as Dask does by default."""
-    with dask.config.set({"distributed.comm.timeouts.connect": "300ms"}):
+    with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
         yield
 
 
@@ -166,7 +166,7 @@ def test_an_export_whose_scheduler_is_not_there_is_refused(impatient, tmp_path):
 
 def test_a_scheduler_without_workers_is_refused(tmp_path):
     with LocalCluster(n_workers=0, processes=False, protocol="tcp://", dashboard_address=":0") as cluster:
-        refuse(Cluster(cluster.scheduler_address, tmp_path), DependencyError, "has no worker. Start them")
+        refuse(Cluster(cluster.scheduler_address, tmp_path), DependencyError, "has no worker. Start scheduler and workers")
 
 
 def test_a_cluster_that_is_lost_is_named(impatient, tmp_path):
