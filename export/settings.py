@@ -161,10 +161,7 @@ class LiveChoices(_Section):
 
 
 class DaskSettings(_Section):
-    """A Dask cluster that fits NVTabular, for logs whose training columns outgrow one machine (docs/operating.md).
-
-    The features are the same as without it, but for the rounding of means and deviations.
-    """
+    """A Dask cluster that fits NVTabular, for logs whose training columns outgrow one machine (docs/operating.md)."""
 
     scheduler: Annotated[str, Field(pattern=r"^$|^(tcp|tls)://.+:\d+$")] = (
         ""  # address, "tcp://host:8786"; empty: this process fits
