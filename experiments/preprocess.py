@@ -26,6 +26,7 @@ from training.dataset import Dataset, load_dataset
 from training.features import Features, FeatureSettings, build_features
 from training.features.build import training_columns
 from training.features.columns import RawColumn, frame_of, take_rows
+from training.features.rows import MemoryRows
 from training.features.workflow import fit_workflow
 
 BATCHES = (1, 32, 1024)
@@ -85,7 +86,7 @@ def measure(data: str, batches: tuple[int, ...]) -> list[Figure]:
     columns = training_columns(features.log, train, rows, features.schema, settings, features.context)
     figures = []
     with tempfile.TemporaryDirectory() as folder:
-        workflow = fit_workflow(features.schema.user, frame_of(columns), settings, Path(folder) / "workflow")
+        workflow = fit_workflow(features.schema.user, MemoryRows(frame_of(columns), Path(folder) / "workflow"), settings)
         stage = load_stage(features, Path(folder) / "stage")
         for batch in batches:
             times_us = measure_batch(batch, columns, workflow, features, stage, dataset)

@@ -22,7 +22,7 @@ PAGE = PROJECT / "docs" / "results.md"
 README = PROJECT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SECTIONS = {  # title -> prefixes of the names of its results
-    "Quality": ("quality-", "prequential-", "leave-one-out-"),
+    "Quality": ("quality-", "prequential-", "leave-one-out-", "warm-start-"),
     "Speed": ("overhead-", "merlin", "growth", "preprocess", "sizing-", "sequence-"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tables-", "cache-policy", "soak"),

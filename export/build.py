@@ -23,7 +23,7 @@ from export.progress import Progress
 from export.recording import requests_like
 from export.references import write_drift_references
 from export.rehearsal import rehearse
-from export.settings import TAUGHT_WIDTH, PipelineSettings, Settings
+from export.settings import TAUGHT_WIDTH, DaskSettings, PipelineSettings, Settings
 from export.stages import write_rules, write_stages
 from export.tables import find_shapes, plan_tables, write_tables
 from repository.applied_rules import read_current_values
@@ -38,6 +38,7 @@ from serving.stages.rules.applied import FOLDER
 from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
 from training.features.build import Features, build_features
+from training.features.cluster import Cluster
 from training.features.schema import FeatureSettings
 from training.models.distill import STUDENT
 from training.models.graph import GraphSettings
@@ -107,7 +108,9 @@ def build_repository(
         workflow = Path(folder, "workflow") if plugin.keeps_workflow(settings) else None
         with progress.phase("features") as phase:
             chosen = FeatureSettings(history_length=pipeline.history)
-            features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, workflow)
+            features = build_features(
+                dataset, dataset.interactions, chosen, pipeline.seed, workflow, find_cluster(settings.dask)
+            )
             phase.result = f"{len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items"
         axes = make_axes(features, pipeline)
         specs = stage_specs(axes, features.context)
@@ -142,10 +145,14 @@ def build_repository(
                 generation = plugin.publish(rehearsed, progress.note)
                 phase.result = f"generation {generation} published in {repository}"
     if learning:
-        fitted = {EARLIER: past.retriever.retriever.sequence, SERVED: served.retriever.sequence}
-        models = {name: model for name, model in fitted.items() if model is not None}
+        models = {EARLIER: past.retriever.retriever.sequence, SERVED: served.retriever.sequence}
         write_learned(learning.keep_in, features.items.ids, models, learning.generations)
     return generation
+
+
+def find_cluster(settings: DaskSettings) -> Cluster | None:
+    """Return the cluster that fits NVTabular, None for this process."""
+    return Cluster(settings.scheduler, Path(settings.folder)) if settings.scheduler else None
 
 
 def fit_ranking(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from export.build import retrieval_settings
+from export.build import find_cluster, retrieval_settings
 from export.nvidia.hugectr.inputs import list_inputs
 from export.nvidia.hugectr.training_data import write_training_data
 from export.progress import Progress
@@ -24,7 +24,8 @@ from training.retrieval.fit import fit_training_retriever
 def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: Console) -> dict[str, int]:
     """Write `folder`. Return rows by part. Features and keys are those of an export of the same log and settings."""
     progress, pipeline, choices = Progress(console), settings.pipeline, RankingSettings()
-    features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=pipeline.history), pipeline.seed)
+    chosen, cluster = FeatureSettings(history_length=pipeline.history), find_cluster(settings.dask)
+    features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster)
     rng = np.random.default_rng(pipeline.seed)
     of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
     (latest, *older), of_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)

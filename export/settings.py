@@ -8,6 +8,7 @@ docs/settings.md is written from the classes here (`make docs`), from their docs
     [compute]   threads of the ranker's network, and the search effort of the index (`make tune` finds them)
     [rules]     the shop's business rules (serving/stages/rules/config.py)
     [training]  models that are tried, and the time they may take
+    [dask]      a cluster that fits NVTabular
     [hugectr]   a ranker that HugeCTR trained
     [live]      how events are accepted, and where they are stored (serving/live)
     [merlin]    where and how the merlin profile is served (export/merlin_settings.py)
@@ -162,6 +163,24 @@ class LiveChoices(_Section):
         return folder
 
 
+class DaskSettings(_Section):
+    """A Dask cluster that fits NVTabular, for logs whose training columns outgrow one machine (docs/operating.md)."""
+
+    scheduler: Annotated[str, Field(pattern=r"^$|^(tcp|tls)://.+:\d+$")] = (
+        ""  # address, "tcp://host:8786"; empty: this process fits
+    )
+    folder: str = ""  # for training rows and vocabularies: an absolute path that this process and all workers share
+
+    @model_validator(mode="after")
+    def _has_a_shared_folder(self) -> DaskSettings:
+        if self.scheduler and not Path(self.folder).is_absolute():
+            raise ValueError(
+                f"folder is {self.folder!r}, but scheduler is set. Name a folder that this process and all Dask workers share, "
+                "from / on"
+            )
+        return self
+
+
 class HugectrSettings(_Section):
     """A DLRM that HugeCTR trained replaces the one that is trained here (docs/merlin.md)."""
 
@@ -178,6 +197,7 @@ class Settings(_Section):
     tables: TableSettings = TableSettings()
     merlin: MerlinSettings = MerlinSettings()
     training: TrainingSettings = TrainingSettings()
+    dask: DaskSettings = DaskSettings()
     hugectr: HugectrSettings = HugectrSettings()
     live: LiveChoices = LiveChoices()
 

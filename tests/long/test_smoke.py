@@ -39,6 +39,7 @@ from experiments import (
     tables_updates,
     tables_workload,
     two_generations,
+    warm_start,
 )
 from experiments.harness import Figure, Result, run_in_turns
 from experiments.merlin_once import OnceExecutor
@@ -58,6 +59,7 @@ from training.evaluation.problem import TEST_SHARE, make_problem
 from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
+from training.models.train_sequence import SequenceSettings
 
 DATA = "synthetic:tiny"
 QUIET = Console(quiet=True)
@@ -258,6 +260,9 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "sequence_latency": lambda context: sequence_latency.measure(context.folder, n_items=50, n_requests=3, rounds=2),
     "simulated_shop": smoke_simulated_shop,
     "tables": smoke_tables,
+    "warm_start": lambda context: warm_start.measure(
+        context.dataset, SequenceSettings(SequenceShape(width=8, length=8), most_events=5_000)
+    ),
     "two_generations": lambda context: two_generations.make_figures(
         {f"{how}: {what}": [2.0, 4.0] for how in ("one", "two") for what in ("p50", "p99", "memory")}
     ),

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from export.build import ranking_settings, sequence_settings
+from export.build import find_cluster, ranking_settings, sequence_settings
 from export.settings import Settings, read_exported_settings, read_settings
 from export.settings_doc import DOCUMENT, settings_doc
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from training.features.cluster import Cluster
 from training.models.cold_rows import ColdRows
 
 
@@ -80,11 +81,20 @@ def test_cold_rows_are_off_by_default(tmp_path):
         ("[ranker]\ncompression = 'int8'\n[hugectr]\nmodel = 'dlrm'", "HugeCTR's, which is served as it is"),
         ("[ranker]\ncold_width = 4\nhot_share = 1.0", "hot_share"),
         ("[ranker]\ncold_width = 4\n[hugectr]\nmodel = 'dlrm'", "the ranker is HugeCTR's, whose rows have one width"),
+        ("[dask]\nscheduler = 'host:8786'\nfolder = '/shared'", "dask.scheduler: .*pattern"),
+        ("[dask]\nscheduler = 'tcp://host:8786'", "folder is '', but scheduler is set. Name a folder"),
+        ("[dask]\nscheduler = 'tcp://host:8786'\nfolder = 'shared'", "folder is 'shared', but scheduler is set"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text)
+
+
+def test_a_cluster_is_used_only_when_it_is_named(tmp_path):
+    assert find_cluster(read_settings(None).dask) is None
+    settings = read(tmp_path, "[dask]\nscheduler = 'tcp://host:8786'\nfolder = '/shared'")
+    assert find_cluster(settings.dask) == Cluster("tcp://host:8786", Path("/shared"))
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path):

@@ -5,7 +5,6 @@ train ─▶ EventLog (point-in-time states) ─▶ derive ─▶ NVTabular fit 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,17 +22,20 @@ from serving.stages.features.user_state import NO_CATEGORY, derive, history_age_
 from serving.stages.features.user_store import SeenItems
 from training.dataset.dataset import Dataset
 from training.features.aggregates import LogAggregates, ranker_aggregations
+from training.features.cluster import Cluster
 from training.features.columns import RawColumn, frame_of, raw_values
 from training.features.compile import compile_workflow
 from training.features.items import Codes, ItemArrays, encode_items, item_columns, item_statistics
 from training.features.parity import replay
 from training.features.point_in_time import EventLog, Moments
+from training.features.rows import TrainingRows, hold_rows
 from training.features.schema import FeatureSchema, FeatureSettings, Side, name_kind
 from training.features.store import make_profiles, seen_items, write_store
 from training.features.workflow import fit_workflow, save_for_serving
 
 DEFAULTS = FeatureSettings()
 CHUNK_ROWS = 32_768  # rows encoded at once, which bounds [rows, H] arrays to a few hundred MB
+REPLAY_POOL_ROWS = 2_000  # training examples of which some are replayed
 
 
 class Examples(NamedTuple):
@@ -130,13 +132,16 @@ def build_features(
     settings: FeatureSettings = DEFAULTS,
     seed: int = 0,
     workflow: Path | None = None,
+    cluster: Cluster | None = None,
 ) -> Features:
     """Fit and compile the features of a data set, and verify the compiled plan.
 
     train: the training part of `dataset.interactions`; the rest of the log is not used
     seed: selects the rows of the parity replay
     workflow: folder in which to save NVTabular's user workflow too, for servers that run NVTabular itself
-    Raises ExportError when there is no positive event, or when a plan disagrees with its workflow.
+    cluster: fits NVTabular, with the same result; None: this process
+    Raises ExportError when there is no positive event, or when a plan disagrees with its workflow; with a cluster also
+    what `hold_rows` raises.
     """
     rows = np.flatnonzero(train["positive"].to_numpy())
     if not len(rows):
@@ -149,12 +154,17 @@ def build_features(
     log = make_event_log(dataset, train, items, categories, settings)
     rng = np.random.default_rng(seed)
 
-    user_columns = training_columns(log, train, rows, schema, settings, dataset.context_columns)
-    catalogue = item_columns(dataset.items, schema.item, item_statistics(train, items, log.as_of_s, settings))
-    user_plan, user_report = _fit_and_prove(schema.user, frame_of(user_columns), user_columns, settings, rng, workflow)
+    def derive_user_rows(chosen: np.ndarray) -> dict[str, np.ndarray]:
+        return training_columns(log, train, chosen, schema, settings, dataset.context_columns)
+
+    replayed = derive_user_rows(rows[rng.integers(0, len(rows), REPLAY_POOL_ROWS)])
+    with hold_rows(len(rows), lambda part: frame_of(derive_user_rows(rows[part])), cluster) as user_rows:
+        user_plan, user_report = _fit_and_prove(schema.user, user_rows, replayed, settings, rng, workflow)
     # Models see items as often as they are sold, so the workflow is fitted on the items of positives.
-    sold = frame_of(catalogue).iloc[items.positions(train["item_id"].to_numpy()[rows])].reset_index(drop=True)
-    item_plan, item_report = _fit_and_prove(schema.item, sold, catalogue, settings, rng)
+    catalogue = item_columns(dataset.items, schema.item, item_statistics(train, items, log.as_of_s, settings))
+    catalogue_frame, sold = frame_of(catalogue), items.positions(train["item_id"].to_numpy()[rows])
+    with hold_rows(len(rows), lambda part: catalogue_frame.iloc[sold[part]].reset_index(drop=True), cluster) as item_rows:
+        item_plan, item_report = _fit_and_prove(schema.item, item_rows, catalogue, settings, rng)
     return Features(
         settings=settings,
         schema=schema,
@@ -225,20 +235,19 @@ def training_columns(
 
 def _fit_and_prove(
     side: Side,
-    frame: pd.DataFrame,
+    rows: TrainingRows,
     columns: Mapping[str, RawColumn],
     settings: FeatureSettings,
     rng: np.random.Generator,
     kept: Path | None = None,
 ) -> tuple[Plan, dict]:
-    """Fit on `frame`, compile, and replay rows of `columns`. Return plan and parity report. kept: folder of the workflow."""
-    with tempfile.TemporaryDirectory() as folder:
-        workflow = fit_workflow(side, frame, settings, Path(folder))
-        plan = compile_workflow(workflow)
-        report = replay(workflow, plan, columns, rng)
-        if kept:
-            save_for_serving(workflow, kept)
-        return plan, report
+    """Fit on `rows`, compile, and replay some of `columns`. Return plan and parity report. kept: folder of the workflow."""
+    workflow = fit_workflow(side, rows, settings)
+    plan = compile_workflow(workflow)
+    report = replay(workflow, plan, columns, rng)
+    if kept:
+        save_for_serving(workflow, kept)
+    return plan, report
 
 
 def _chunks(n_rows: int) -> Iterator[slice]:

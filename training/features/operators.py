@@ -41,10 +41,19 @@ class HashValues(ops.HashBucket):
 
 
 class Categories(ops.Categorify):
-    """Categorify that accepts columns without any value, which single requests have.
+    """Categorify that accepts columns without any value, which single requests have, and gives the same rows on any processor.
 
-    NVTabular 23.8's Categorify reads the first value of each column and fails without one.
+    NVTabular 23.8's Categorify reads the first value of each column and fails without one. It leaves equally frequent
+    values to an unstable sort, whose order differs between processors with AVX-512 and without. Here they are sorted by value.
     """
+
+    def fit_finalize(self, categories: dict[str, str]) -> None:
+        super().fit_finalize(categories)
+        for name, path in categories.items():
+            table = pd.read_parquet(path)
+            if (size := f"{name}_size") in table:  # not in that of a column without values
+                ordered = table.sort_values([size, name], ascending=[False, True])
+                ordered.set_axis(table.index).to_parquet(path, compression=None)
 
     def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:
         values = {name: self._any_value(df[name]) for name in col_selector.names if not df[name].notna().any()}

@@ -10,32 +10,33 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from training.features.operators import Categories, HashValues, Received
-from training.features.quiet_nvtabular import Dataset, Workflow, ops
+from training.features.quiet_nvtabular import Workflow, ops
+from training.features.rows import ColumnStatistics, TrainingRows
 from training.features.schema import Bins, Category, FeatureSettings, Number, Side
 
-CLIP_QUANTILES = (0.001, 0.999)
 SKEW_RATIO = 5.0  # a non-negative number whose clip is this many times its median gets a logarithm
 MISSING_BIN = -1.0  # fill of missing values: below the first boundary
 
 
-def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, folder: Path) -> Workflow:
-    """Build and fit the workflow of one side.
+def fit_workflow(side: Side, rows: TrainingRows, settings: FeatureSettings) -> Workflow:
+    """Build and fit the workflow of one side, on the cluster that holds the rows if one does.
 
-    frame: the training rows, one column per raw column of `side`. Columns without any value are skipped, because
-    NVTabular cannot transform them.
-    folder: for Categorify's vocabularies; must exist as long as the workflow
+    rows: have one column per raw column of `side`. Columns without any value are skipped, because NVTabular cannot transform
+    them. Their folder must exist as long as the workflow.
     """
-    present = {name for name in frame if frame[name].notna().any()}
-    categories = [column for column in (*side.categories, *side.lists) if column.name in present]
-    hashed = {c.name for c in categories if c.kind != "list" and frame[c.name].nunique() > settings.hash_above}
+    singles = {column.name for column in side.categories} | {column.name for column in side.numbers}
+    singles |= {column.source for column in side.bins}
+    statistics = {name: column for name, column in rows.describe(sorted(singles)).items() if column.has_value}
+    present = statistics.keys() | {column.name for column in side.lists}
+    categories = [column for column in side.categories if column.name in present]
+    hashed = {column.name for column in categories if statistics[column.name].n_distinct > settings.hash_above}
     nodes = [
-        *_categorify([column for column in categories if column.name not in hashed], folder),
+        *_categorify([column for column in (*categories, *side.lists) if column.name not in hashed], rows.folder),
         *_hash(sorted(hashed), settings.hash_buckets),
         *(_bucketize(column) for column in side.bins if column.source in present),
-        *(_normalize(column, frame[column.name]) for column in side.numbers if column.name in present),
+        *(_normalize(column, statistics[column.name]) for column in side.numbers if column.name in present),
     ]
     output = nodes[0]
     for node in nodes[1:]:
@@ -43,7 +44,7 @@ def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, fol
     workflow = Workflow(output)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        workflow.fit(Dataset(frame[sorted(present)], cpu=True))
+        workflow.fit(rows.dataset(sorted(present)))
     return workflow
 
 
@@ -73,12 +74,9 @@ def _bucketize(column: Bins):
     return binned >> ops.Rename(name=column.name)
 
 
-def _normalize(column: Number, values: pd.Series):
-    """Return FillMissing, Clip, LogOp and Normalize with parameters from these training values."""
-    low, high = (float(bound) for bound in values.quantile(CLIP_QUANTILES))
-    if low == high:  # nearly constant: do not clip
-        low, high = float(values.min()), float(values.max())
-    median = float(values.median())
+def _normalize(column: Number, statistics: ColumnStatistics):
+    """Return FillMissing, Clip, LogOp and Normalize with parameters from the training values."""
+    low, high, median = statistics.low, statistics.high, statistics.median
     filled = [column.name] >> ops.FillMissing(median if column.fill is None else column.fill) >> ops.Clip(low, high)
     if low >= 0 and high > SKEW_RATIO * max(median, 1.0):
         filled = filled >> ops.LogOp()

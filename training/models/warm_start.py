@@ -25,14 +25,16 @@ EARLIER, SERVED = "earlier", "served"
 ITEM_IDS, GENERATIONS, TABLE = "item ids", "generations", "table.weight"
 
 
-def write_learned(folder: Path, item_ids: np.ndarray, models: Mapping[str, SequenceModel], generations: int) -> None:
+def write_learned(folder: Path, item_ids: np.ndarray, models: Mapping[str, SequenceModel | None], generations: int) -> None:
     """Write the weights of models into an empty or new folder.
 
-    item_ids: int64 [n_items] ascending; models: by EARLIER and SERVED; generations: how many learned from one another so far
+    item_ids: int64 [n_items] ascending; models: by EARLIER and SERVED, None where a retriever has none; generations: how many learned from one another so far
     """
     folder.mkdir(parents=True, exist_ok=True)
     numbers: dict[str, Any] = {ITEM_IDS: item_ids, GENERATIONS: np.int64(generations)}
     for name, model in models.items():
+        if model is None:
+            continue
         arrays: dict[str, Any] = {key: value.numpy() for key, value in model.state_dict().items()}
         np.savez(folder / f"{name}.npz", **arrays, **numbers)
 

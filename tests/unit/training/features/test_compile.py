@@ -10,7 +10,9 @@ from serving.contract.tensors import MISSING_INT, OOV_ROW
 from serving.stages.features.encode import FIRST_ROW, Ragged
 from training.features.columns import frame_of
 from training.features.compile import compile_workflow
+from training.features.operators import Categories
 from training.features.parity import hard_sample, replay, transform
+from training.features.rows import MemoryRows
 from training.features.schema import Bins, Category, FeatureSettings, Number, Side
 from training.features.workflow import HashValues, fit_workflow
 
@@ -54,7 +56,7 @@ def test_plan_equals_nvtabular_on_random_tables(seed, tmp_path):
     rng = np.random.default_rng(seed)
     columns, side = random_table(rng), random_side(rng)
     settings = FeatureSettings(hash_above=int(rng.integers(3, 60)), hash_buckets=17)
-    workflow = fit_workflow(side, frame_of(columns), settings, tmp_path)
+    workflow = fit_workflow(side, MemoryRows(frame_of(columns), tmp_path), settings)
     plan = compile_workflow(workflow)
     report = replay(workflow, plan, columns, rng)
     assert report["columns"].keys() == {c.name for c in (*plan.categorical, *plan.continuous, *plan.lists)}
@@ -73,10 +75,23 @@ def test_reserved_rows_and_first_row_are_nvtabulars(tmp_path):
     assert compile_workflow(workflow)(asked).categorical[:, 0].tolist() == [FIRST_ROW, FIRST_ROW + 1, OOV_ROW, 1]
 
 
+@pytest.mark.parametrize(
+    "values", [np.repeat(np.arange(200), 3), np.repeat(np.array([f"é{n:03}" for n in range(200)], object), 3)]
+)
+def test_equally_frequent_values_are_in_their_own_order(values, tmp_path):
+    shuffled = np.random.default_rng(0).permutation(values)
+    frame = frame_of({"c": np.append(shuffled, [values[-1], values[0]])})  # two values are more frequent
+    workflow = Workflow(["c"] >> Categories(out_path=str(tmp_path))).fit(Dataset(frame, cpu=True))
+    expected = [*values[[0, -1]], *values[3:-3:3]]
+    encoded = compile_workflow(workflow)({"c": np.array(expected, values.dtype)})
+    assert encoded.categorical[:, 0].tolist() == list(range(FIRST_ROW, FIRST_ROW + 200))
+    assert transform(workflow, {"c": np.array(expected, values.dtype)})["c"].tolist() == encoded.categorical[:, 0].tolist()
+
+
 def test_a_threshold_that_drops_every_value_leaves_the_reserved_rows(tmp_path):
     columns = {"text": np.array(["a", "b", None], object), "id": np.array([1, 2, 3])}
     side = Side((Category("text", "string", 9), Category("id", "integer", 9)), (), ())
-    workflow = fit_workflow(side, frame_of(columns), FeatureSettings(), tmp_path)
+    workflow = fit_workflow(side, MemoryRows(frame_of(columns), tmp_path), FeatureSettings())
     plan = compile_workflow(workflow)
     replay(workflow, plan, columns, np.random.default_rng(0))
     assert plan.rows == {"text": FIRST_ROW, "id": FIRST_ROW}
@@ -86,7 +101,7 @@ def test_a_threshold_that_drops_every_value_leaves_the_reserved_rows(tmp_path):
 def test_a_column_without_any_value_is_left_out(tmp_path):
     columns = {"id": np.array([1, 1, 2]), "text": np.array([None, "", None], object), "x": np.full(3, np.nan)}
     side = Side((Category("id", "integer", 0), Category("text", "string", 0)), (Bins("b", "x", (0.0,)),), (Number("x"),))
-    plan = compile_workflow(fit_workflow(side, frame_of(columns), FeatureSettings(), tmp_path))
+    plan = compile_workflow(fit_workflow(side, MemoryRows(frame_of(columns), tmp_path), FeatureSettings()))
     assert [column.name for column in plan.categorical] == ["id"]
     assert plan.continuous == ()
 
@@ -137,13 +152,14 @@ def test_what_cannot_be_compiled_is_named(graph, message, tmp_path):
 def test_a_plan_that_disagrees_is_refused(tmp_path):
     columns = {"x": NUMBERS, "id": np.array([1, 1, 2])}
     side = Side((Category("id", "integer", 0),), (), (Number("x"),))
-    workflow = fit_workflow(side, frame_of(columns), FeatureSettings(), tmp_path / "a")
+    workflow = fit_workflow(side, MemoryRows(frame_of(columns), tmp_path / "a"), FeatureSettings())
     other = {"x": NUMBERS, "id": np.array([5, 2, 2])}
     for wrong, name in (({**columns, "x": NUMBERS * 2}, "x"), (other, "id")):
-        plan = compile_workflow(fit_workflow(side, frame_of(wrong), FeatureSettings(), tmp_path / name))
+        plan = compile_workflow(fit_workflow(side, MemoryRows(frame_of(wrong), tmp_path / name), FeatureSettings()))
         with pytest.raises(ExportError, match=f"disagrees with NVTabular about '{name}'"):
             replay(workflow, plan, columns, np.random.default_rng(0))
-    partial = compile_workflow(fit_workflow(Side((), (), (Number("x"),)), frame_of(columns), FeatureSettings(), tmp_path))
+    rows = MemoryRows(frame_of(columns), tmp_path)
+    partial = compile_workflow(fit_workflow(Side((), (), (Number("x"),)), rows, FeatureSettings()))
     with pytest.raises(ExportError, match="The plan lacks id"):
         replay(workflow, partial, columns, np.random.default_rng(0))
 

@@ -1,0 +1,131 @@
+"""Hold the training rows of one side while a workflow is fitted: in memory, or in Parquet files that a Dask cluster reads.
+
+derive ─▶ one frame in this process ─────────────────────▶ describe_column, NVTabular
+       └▶ Parquet files in a shared folder ──────────────▶ the same on the cluster's workers
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from distributed import Client
+
+from serving.contract.errors import ConfigError
+from training.features.cluster import Cluster, connect
+from training.features.quiet_nvtabular import Dataset
+
+CLIP_QUANTILES = (0.001, 0.999)
+
+
+@dataclass(frozen=True)
+class ColumnStatistics:
+    """Exact statistics of a whole column.
+
+    n_distinct: distinct values of a category. low, high: where a number is clipped. median: of a number
+    """
+
+    has_value: bool
+    n_distinct: int = 0
+    low: float = np.nan
+    high: float = np.nan
+    median: float = np.nan
+
+
+def describe_column(values: pd.Series) -> ColumnStatistics:
+    """Return the statistics of a column that is no list: of a number (float64), or of a category (any other dtype)."""
+    has_value = bool(values.notna().any())
+    if values.dtype != np.float64:
+        return ColumnStatistics(has_value, n_distinct=int(values.nunique()))
+    low, high = (float(bound) for bound in values.quantile(CLIP_QUANTILES))
+    if low == high:  # nearly constant: do not clip
+        low, high = float(values.min()), float(values.max())
+    return ColumnStatistics(has_value, low=low, high=high, median=float(values.median()))
+
+
+def describe_stored_column(paths: Sequence[str], name: str) -> ColumnStatistics:
+    """Return the statistics of a column of Parquet files, which is read as a whole."""
+    return describe_column(pd.concat([pd.read_parquet(path, columns=[name])[name] for path in paths], ignore_index=True))
+
+
+class TrainingRows(Protocol):
+    """The training rows of one side. folder: for Categorify's vocabularies; whoever fits can write it."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def describe(self, names: Sequence[str]) -> dict[str, ColumnStatistics]:
+        """Return the statistics of columns that are no lists, by name."""
+        ...
+
+    def dataset(self, names: Sequence[str]) -> Dataset:
+        """Return some columns as NVTabular reads them."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryRows:
+    """Training rows in a frame of this process, with the dtypes of `frame_of`."""
+
+    frame: pd.DataFrame
+    folder: Path
+
+    def describe(self, names: Sequence[str]) -> dict[str, ColumnStatistics]:
+        return {name: describe_column(self.frame[name]) for name in names}
+
+    def dataset(self, names: Sequence[str]) -> Dataset:
+        return Dataset(self.frame[list(names)], cpu=True)
+
+
+@dataclass(frozen=True)
+class ParquetRows:
+    """Training rows in Parquet files that the workers of `client` read."""
+
+    paths: tuple[str, ...]
+    folder: Path
+    client: Client
+
+    def describe(self, names: Sequence[str]) -> dict[str, ColumnStatistics]:
+        return self.client.gather({name: self.client.submit(describe_stored_column, self.paths, name) for name in names})
+
+    def dataset(self, names: Sequence[str]) -> Dataset:
+        # Merlin's own reader of Parquet fails on missing integers: it casts nullable columns to int64.
+        columns = list(names)
+        meta = pd.read_parquet(self.paths[0], columns=columns).iloc[:0]
+        return Dataset(dd.from_map(pd.read_parquet, self.paths, columns=columns, meta=meta), cpu=True)
+
+
+@contextmanager
+def hold_rows(n_rows: int, derive: Callable[[slice], pd.DataFrame], cluster: Cluster | None) -> Iterator[TrainingRows]:
+    """Hold training rows until the end of the context, then remove files and vocabularies.
+
+    derive: returns the rows of a slice as a frame (`frame_of`); called once for all rows, or once per file for a cluster
+    Raises ConfigError when the cluster's folder cannot be written, and DependencyError as `connect` does.
+    """
+    if cluster is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield MemoryRows(derive(slice(0, n_rows)), Path(folder))
+        return
+    with _make_folder(cluster.folder) as folder, connect(cluster.scheduler, Path(folder)) as client:
+        paths: list[str] = []
+        for start in range(0, n_rows, cluster.rows_per_file):
+            paths.append(str(Path(folder, f"rows.{len(paths)}.parquet")))
+            derive(slice(start, min(start + cluster.rows_per_file, n_rows))).to_parquet(paths[-1])
+        yield ParquetRows(tuple(paths), Path(folder), client)
+
+
+def _make_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="features.", dir=parent)
+    except OSError as error:
+        raise ConfigError(
+            f"[dask] folder: {parent} cannot be written ({error.strerror}). Name a folder that this process and all Dask "
+            "workers share and may write."
+        ) from error
