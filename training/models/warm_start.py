@@ -28,7 +28,8 @@ ITEM_IDS, GENERATIONS, TABLE = "item ids", "generations", "table.weight"
 def write_learned(folder: Path, item_ids: np.ndarray, models: Mapping[str, SequenceModel | None], generations: int) -> None:
     """Write the weights of models into an empty or new folder.
 
-    item_ids: int64 [n_items] ascending; models: by EARLIER and SERVED, None where a retriever has none; generations: how many learned from one another so far
+    item_ids: int64 [n_items] ascending; models: by EARLIER and SERVED, None where a retriever has none
+    generations: how many learned from one another so far
     """
     folder.mkdir(parents=True, exist_ok=True)
     numbers: dict[str, Any] = {ITEM_IDS: item_ids, GENERATIONS: np.int64(generations)}
