@@ -25,6 +25,7 @@ from server.processes import SHM_DIR, is_running, members
 from server.state import ServerState, known_servers
 from serving.contract.errors import ConfigError, ServerError
 from tests.server import toys
+from tests.waiting import until
 
 
 def start_and_fail(repo: Path, run_dir: Path, **options) -> str:
@@ -32,7 +33,8 @@ def start_and_fail(repo: Path, run_dir: Path, **options) -> str:
     server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=300.0, **options)
     with pytest.raises(ServerError) as failure:
         server.start()
-    assert [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in " ".join(p.info["cmdline"] or ())] == []
+    # a killed process takes a moment to end
+    until(lambda: not any(str(run_dir) in " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])))
     assert list(run_dir.glob("servers/*")) == []
     assert list(SHM_DIR.glob(f"triton_{server.ports.grpc}_*")) == []  # tags begin with the port
     return str(failure.value)
@@ -194,7 +196,8 @@ def test_a_server_whose_state_cannot_be_kept_is_stopped_again(repo, run_dir, mon
     monkeypatch.setattr(ServerState, "save", full)
     with pytest.raises(OSError, match="No space left"):
         TritonServer(repo, run_dir=run_dir).start()
-    assert [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in " ".join(p.info["cmdline"] or ())] == []
+    # a killed process takes a moment to end
+    until(lambda: not any(str(run_dir) in " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])))
 
 
 def test_a_server_goes_on_without_the_updater_of_its_tables(repo, launch, run_dir, monkeypatch):
