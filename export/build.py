@@ -7,7 +7,7 @@ log ─▶ features (NVTabular, compiled and replayed) ─▶ retriever, ranker,
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from export.catalogue import write_catalogue
+from export.learning import Learning
 from export.nvidia.hugectr.ranker import import_ranker
 from export.profiles import DEFAULT, Rehearsed, load_profile
 from export.progress import Progress
@@ -70,17 +71,6 @@ SEQUENCE_SHARE = 0.2  # of the minutes
 TAUGHT_PER_MINUTE = 300  # training requests from which two more teachers learn in a quarter of the time
 FEWEST_EVENTS, FEWEST_EPOCHS = 20_000, 3  # fewer teach it nothing
 MOST_READ = 50  # latest events of a history that it reads
-
-
-@dataclass(frozen=True)
-class Learning:
-    """start_from: what an earlier generation learned, None to learn from scratch; keep_in: an empty or new folder for what this
-    one learns; generations: how many have learned from one another then, this one included (training/models/warm_start.py)
-    """
-
-    start_from: Path | None
-    keep_in: Path
-    generations: int
 
 
 def build_repository(

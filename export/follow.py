@@ -17,8 +17,9 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from export.build import Learning, build_repository
+from export.build import build_repository
 from export.continued import continue_log, find_prompted
+from export.learning import keep_learned, measure_erasures, plan_learning
 from export.prequential import answer_live, choose_questions
 from export.relayout import relayout
 from export.settings import Settings
@@ -39,10 +40,9 @@ from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
 from serving.live.experiment import Experiment
-from serving.live.store import LEARNED, live_folder
+from serving.live.store import live_folder
 from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset
-from training.models.warm_start import count_generations, replace_learned
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
@@ -75,7 +75,7 @@ def follow_once(
             f"{repo} has no model `{OBSERVE}`, so there are no live events to learn from. Export with PROFILE=cpu."
         )
     folder = live_folder(repo, settings.live.folder)
-    whole = continue_log(dataset, folder)
+    erasures, whole = measure_erasures(folder), continue_log(dataset, folder)
     times_s = whole.interactions["timestamp"].to_numpy()
     known_until_s = UserStore(stage_folder(repo, STAGES[0], serving) / "store").as_of_s
     new_s = times_s[times_s > known_until_s]
@@ -88,7 +88,7 @@ def follow_once(
         return Round(0, f"waits: the new events are all of one moment, so that none is left to judge generation {serving} by")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
         candidate, layout = Path(scratch, "candidate"), layout_of(read_config(repo / ENSEMBLE / CONFIG_FILE))
-        learning = plan_learning(folder / LEARNED, Path(scratch, LEARNED), settings.training.scratch_every)
+        learning = plan_learning(folder, serving, Path(scratch, "learned"), settings.training.scratch_every)
         build_repository(earlier, candidate, settings, console, layout, learning=learning)
         rows = choose_judged(whole.interactions, folder, int(np.searchsorted(times_s, judged_from_s)))
         first, serving_first = np.searchsorted(times_s, (judged_from_s, known_until_s + 1)).tolist()  # rows neither has learned
@@ -102,27 +102,20 @@ def follow_once(
             record_act(repo, "not published", serving, reason=str(verdict))
             return Round(0, f"generation {serving} stays. {verdict}", verdict)
         generation = relayout(candidate, repo, layout)
-        replace_learned(learning.keep_in, folder / LEARNED)
-    if share < 1:
-        pin(repo, serving)  # a restart serves everybody what was served before
-    make_read_only(repo, generation)
-    record_act(repo, "published", generation, reason=str(verdict))
-    servers = running_servers(RUN_DIR, repo)
-    if share < 1:
-        challenge(servers, repo, Experiment(f"generation-{generation}", serving, generation, share, promotes=True))
-        return Round(generation, f"generation {generation} meets {share:.1%} of the users. {verdict}", verdict)
-    for state in servers:
-        activate(state, generation, RUN_DIR)
-    return Round(generation, f"generation {generation}. {verdict}", verdict)
-
-
-def plan_learning(learned: Path, keep_in: Path, scratch_every: int) -> Learning:
-    """Return whether the next generation goes on from what is in `learned`, or learns from scratch. Raises ArtifactError.
-
-    scratch_every: of so many generations one learns from scratch
-    """
-    generations = count_generations(learned) % scratch_every
-    return Learning(learned if generations else None, keep_in, generations + 1)
+        if share < 1:
+            pin(repo, serving)  # a restart serves everybody what was served before
+        make_read_only(repo, generation)
+        record_act(repo, "published", generation, reason=str(verdict))
+        servers = running_servers(RUN_DIR, repo)
+        if share < 1:
+            challenge(servers, repo, Experiment(f"generation-{generation}", serving, generation, share, promotes=True))
+        else:
+            for state in servers:
+                activate(state, generation, RUN_DIR)
+        not_kept = keep_learned(learning, folder, serving, generation, erasures)
+    met = f" meets {share:.1%} of the users" if share < 1 else ""
+    lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
+    return Round(generation, f"generation {generation}{met}. {verdict}{lost}", verdict)
 
 
 def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:

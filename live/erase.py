@@ -58,6 +58,15 @@ def erase_user(writer: Writer, user_id: int, shared: RedisState | None = None) -
         return _erase_user(writer, user_id, shared)
 
 
+def remove_learned(folder: Path) -> None:
+    """Remove the weights that the next generation would go on from. Raises RecommenderError. folder: of the live store"""
+    if (folder / LEARNED).exists():
+        try:
+            shutil.rmtree(folder / LEARNED)
+        except OSError as error:
+            raise RecommenderError(f"{folder / LEARNED} cannot be removed: {error}. Remove it, and erase again.") from error
+
+
 def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Erasure:
     folder = writer.store.folder
     removed = erase_from_store(writer, user_id)
@@ -67,7 +76,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
             removed["archived events"] = removed.get("archived events", 0) + count
             rewritten[segment.path.name] = hashlib.sha256(segment.path.read_bytes()).hexdigest()
     removed["answers"] = erase_exposures(folder, user_id)
-    shutil.rmtree(folder / LEARNED, ignore_errors=True)
+    remove_learned(folder)
     if shared:
         removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)
     digest = hashlib.sha256(str(user_id).encode()).hexdigest()

@@ -25,6 +25,7 @@ FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # half of the first answers: no statisti
 MORE_DEGRADED = 0.02  # share of answers, significantly
 FEWER_CLICKS = 0.1  # of the champion's click rate, significantly
 SLOWER, SLOWER_MS, SLOW_SHARE = 1.5, 20.0, 0.01  # p99: so many times the champion's, and by so much, significantly
+ENOUGH_FOR_P99 = 1_000  # answers of the champion: the slowest of fewer takes the place of their uncertain p99
 LEAST_COVERAGE = 0.3  # of the different items that as many answers of the champion show
 
 
@@ -85,7 +86,8 @@ def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
     if min(map(len, times_ms)) < LEAST_OBSERVATIONS:
         return ""
     champions_ms, own_ms = (float(np.percentile(times, 99)) for times in times_ms)
-    slow = int((times_ms[1] > max(SLOWER * champions_ms, champions_ms + SLOWER_MS)).sum())
+    compared_ms = champions_ms if len(times_ms[0]) >= ENOUGH_FOR_P99 else float(times_ms[0].max())
+    slow = int((times_ms[1] > max(SLOWER * compared_ms, compared_ms + SLOWER_MS)).sum())
     counts = slow, len(times_ms[1]) - slow
     if slow > SLOW_SHARE * sum(counts) and has_wrong_split(counts, (SLOW_SHARE, 1 - SLOW_SHARE), ALPHA):
         return f"its p99 is {own_ms:.0f} ms, the champion's {champions_ms:.0f} ms"

@@ -41,14 +41,19 @@ def connect(scheduler: str, folder: Path) -> Iterator[Client]:
     """
     try:
         client = Client(scheduler)
+    except TypeError as error:  # Dask's way to say that TLS is not set up
+        raise DependencyError(
+            f"The Dask scheduler {scheduler} cannot be reached by TLS: {error}. Set DASK_DISTRIBUTED__COMM__TLS__CA_FILE and "
+            "the other TLS settings of Dask."
+        ) from error
     except OSError as error:
         raise DependencyError(
             f"The Dask scheduler {scheduler} does not answer: {error}. Start it (`.venv/bin/dask scheduler`), "
             "correct [dask] scheduler, or leave it out to fit in this process."
         ) from error
     with client:
-        _refuse_unfit(client, scheduler, folder)
         try:
+            _refuse_unfit(client, scheduler, folder)
             yield client
         except (KilledWorker, CancelledError, CommClosedError) as error:
             raise DependencyError(

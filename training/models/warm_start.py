@@ -9,7 +9,6 @@ or begin near the end of their training, and the ranker's labels are others each
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,6 @@ def write_learned(folder: Path, item_ids: np.ndarray, models: Mapping[str, Seque
             continue
         arrays: dict[str, Any] = {key: value.numpy() for key, value in model.state_dict().items()}
         np.savez(folder / f"{name}.npz", **arrays, **numbers)
-
-
-def replace_learned(source: Path, target: Path) -> None:
-    """Move a folder to the place of another one, which goes even where there is no source."""
-    shutil.rmtree(target, ignore_errors=True)
-    if source.exists():
-        shutil.move(source, target)
 
 
 def count_generations(folder: Path) -> int:

@@ -55,10 +55,10 @@ class Names:
         """Return a user's id on the wire from 17850, "17850.0" or "ann", as events have it. None for what nobody can have."""
         if not isinstance(value, str | int | float) or not (text := str(value).strip()):
             return None
-        if text not in self._catalogue.user_names and WHOLE_FLOAT.fullmatch(text):
-            text = text.removesuffix(".0")
         if text not in self._catalogue.user_names and self._source and self._clock_s() - self._read_s > REFRESH_S:
             self._catalogue, self._read_s = self._load(), self._clock_s()
+        if text not in self._catalogue.user_names and WHOLE_FLOAT.fullmatch(text):
+            text = text.removesuffix(".0")
         user_id = self._catalogue.user_id(text)
         return user_id if isinstance(user_id, int) and user_id != ANONYMOUS else None
 
@@ -155,7 +155,7 @@ def _read_values(path: Path, column: str, stop: Event) -> Iterator[str | None]:
     """
     if path.suffix not in (".csv", ".tsv"):
         raise InvalidRequest(
-            f"{path} is not a .csv or .tsv file; only a log of plain lines can be counts. Write one, or use a topic."
+            f"{path} is not a .csv or .tsv file; only a log of plain lines can be followed. Write one, or use a topic."
         )
     try:
         file = path.open("rb")

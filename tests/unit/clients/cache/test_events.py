@@ -175,7 +175,7 @@ def test_names_of_users_are_known_from_the_repository_also_later(repo):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("log.csv.gz", "only a log of plain lines can be counts"),
+        ("log.csv.gz", "only a log of plain lines can be followed"),
         ("nowhere.csv", "cannot be read: No such file"),
         ("other.csv", "has no column 'customer'; it has user, item"),
     ],

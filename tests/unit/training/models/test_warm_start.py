@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from export.follow import plan_learning
+from export.learning import keep_learned, measure_erasures, plan_learning
+from live.erase import PROOFS
 from serving.contract.errors import ArtifactError
+from serving.live.store import LEARNED
 from tests.unit.training.models.test_sequence import LENGTH, N_ITEMS, SHAPE, cyclic_log
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_sequence import SequenceSettings, Taken, Windows, cut_windows, train_sequence
-from training.models.warm_start import EARLIER, SERVED, read_learned, replace_learned, write_learned
+from training.models.warm_start import EARLIER, SERVED, read_learned, write_learned
 
 ITEM_IDS = np.arange(N_ITEMS) * 10
 SETTINGS = SequenceSettings(SHAPE, epochs=20, most_events=12_000, batch_events=256, learning_rate=5e-3)
+
+
+@pytest.fixture
+def live(tmp_path) -> Path:
+    (tmp_path / "live").mkdir()
+    return tmp_path / "live"
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +87,38 @@ def test_a_damaged_file_is_an_error_with_the_remedy(learned, tmp_path):
         read_learned(tmp_path, SERVED, ITEM_IDS, SHAPE)
 
 
-def test_one_generation_of_some_learns_from_scratch(learned, tmp_path):
-    kept, scratch, from_scratch = tmp_path / "kept", tmp_path / "scratch", []
-    for _ in range(7):
-        learning = plan_learning(kept, scratch, scratch_every=3)
-        from_scratch.append(learning.start_from is None)
-        write_learned(learning.keep_in, ITEM_IDS, {SERVED: learned}, learning.generations)
-        replace_learned(scratch, kept)
-    assert from_scratch == [True, False, False, True, False, False, True]
-    replace_learned(scratch, kept)  # a generation without a sequence model
-    assert plan_learning(kept, scratch, scratch_every=3).start_from is None
+def publish(learned: SequenceModel | None, live: Path, serving: int, generation: int) -> str:
+    """Go through a round of continuous training as far as weights are concerned, with one generation of three from scratch.
+
+    Return "scratch" or "warm", or what prevented that the weights are kept.
+    """
+    erasures = measure_erasures(live)
+    learning = plan_learning(live, serving, live.parent / f"round-{generation}", scratch_every=3)
+    write_learned(learning.keep_in, ITEM_IDS, {SERVED: learned}, learning.generations)
+    return keep_learned(learning, live, serving, generation, erasures) or ("warm" if learning.start_from else "scratch")
+
+
+def test_one_generation_of_some_learns_from_scratch(learned, live):
+    began = [publish(learned, live, generation, generation + 1) for generation in range(1, 8)]
+    assert began == ["scratch", "warm", "warm", "scratch", "warm", "warm", "scratch"]
+    assert publish(None, live, 8, 9) == "warm"  # from then on there is no sequence model
+    assert publish(learned, live, 9, 10) == "scratch"
+
+
+def test_a_generation_goes_on_from_the_one_that_serves_and_from_no_other(learned, live):
+    publish(learned, live, 1, 2)
+    assert publish(learned, live, 2, 3) == "warm"
+    assert publish(learned, live, 2, 4) == "warm"  # users rejected 3
+    assert publish(learned, live, 1, 5) == "scratch"  # 1, which a person activated again, kept nothing
+    assert sorted(path.name for path in (live / LEARNED).iterdir()) == ["5"]
+
+
+def test_what_is_learned_is_not_kept_where_a_user_was_erased_meanwhile(learned, live):
+    learning = plan_learning(live, 1, live.parent / "round", scratch_every=3)
+    write_learned(learning.keep_in, ITEM_IDS, {SERVED: learned}, 1)
+    before = measure_erasures(live)
+    (live / PROOFS).write_text("{}\n")
+    assert "erased" in keep_learned(learning, live, 1, 2, before)
+    assert not (live / LEARNED).exists()
+    assert keep_learned(learning, live / "gone", 1, 2, before)
+    assert keep_learned(learning, live, 1, 2, measure_erasures(live)) == ""
