@@ -170,6 +170,9 @@ def test_names_of_users_are_known_from_the_repository_also_later(repo):
     assert names.find_id("bob") == stable_id("bob")  # read a moment ago
     now_s[0] += 6.0
     assert names.find_id("bob") == 8
+    (repo / "recommend" / "10" / "user_names.json").write_text('{"ann": 7, "bob": 8, "12": 4, "12.0": 5}')
+    now_s[0] += 6.0
+    assert [names.find_id(value) for value in ("12.0", "12")] == [5, 4]
 
 
 @pytest.mark.parametrize(
