@@ -28,7 +28,7 @@ from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.preprocess import Preprocess
 from trials.drift import measure_drift
 
-EVIDENTLY_PACKAGES = ("evidently==0.7.23",)
+EVIDENTLY_PACKAGES = ("evidently==0.7.23", "pandas==2.3.3")  # it cannot import pandas 3
 STATIONARY_WINDOWS = 50
 SHIFTS = 20
 MOST_DIFFERENCE = 1e-6
