@@ -19,6 +19,7 @@ The settings are recorded in the manifest of the generation.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -166,13 +167,13 @@ class LiveChoices(_Section):
 class DaskSettings(_Section):
     """A Dask cluster that fits NVTabular, for logs whose training columns outgrow one machine (docs/operating.md)."""
 
-    scheduler: Annotated[str, Field(pattern=r"^$|^(tcp|tls)://.+:\d+$")] = (
-        ""  # address, "tcp://host:8786"; empty: this process fits
-    )
+    scheduler: str = ""  # address, "tcp://host:8786" or "tls://host:8786"; empty: this process fits
     folder: str = ""  # for training rows and vocabularies: an absolute path that this process and all workers share
 
     @model_validator(mode="after")
-    def _has_a_shared_folder(self) -> DaskSettings:
+    def _can_be_reached(self) -> DaskSettings:
+        if self.scheduler and not re.fullmatch(r"(tcp|tls)://.+:\d+", self.scheduler):
+            raise ValueError(f"scheduler is {self.scheduler!r}. Expected an address like tcp://host:8786")
         if self.scheduler and not Path(self.folder).is_absolute():
             raise ValueError(
                 f"folder is {self.folder!r}, but scheduler is set. Name a folder that this process and all Dask workers share, "

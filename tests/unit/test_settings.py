@@ -81,7 +81,7 @@ def test_cold_rows_are_off_by_default(tmp_path):
         ("[ranker]\ncompression = 'int8'\n[hugectr]\nmodel = 'dlrm'", "HugeCTR's, which is served as it is"),
         ("[ranker]\ncold_width = 4\nhot_share = 1.0", "hot_share"),
         ("[ranker]\ncold_width = 4\n[hugectr]\nmodel = 'dlrm'", "the ranker is HugeCTR's, whose rows have one width"),
-        ("[dask]\nscheduler = 'host:8786'\nfolder = '/shared'", "dask.scheduler: .*pattern"),
+        ("[dask]\nscheduler = 'host:8786'\nfolder = '/shared'", "scheduler is 'host:8786'. Expected an address like tcp:"),
         ("[dask]\nscheduler = 'tcp://host:8786'", "folder is '', but scheduler is set. Name a folder"),
         ("[dask]\nscheduler = 'tcp://host:8786'\nfolder = 'shared'", "folder is 'shared', but scheduler is set"),
     ],
