@@ -30,7 +30,9 @@ def toml_faults(path: Path, reference: str) -> Iterator[None]:
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"])
-        raise ConfigError(f"{path}: {where}: {fault['msg'].removeprefix('Value error, ')}. {reference[0].upper()}{reference[1:]}.") from error
+        raise ConfigError(
+            f"{path}: {where}: {fault['msg'].removeprefix('Value error, ')}. {reference[0].upper()}{reference[1:]}."
+        ) from error
 
 
 def refuse_unknown_keys(document: Mapping[str, object], model: type[BaseModel], section: str = "") -> None:
