@@ -26,6 +26,7 @@ MORE_DEGRADED = 0.02  # share of answers, significantly
 FEWER_CLICKS = 0.1  # of the champion's click rate, significantly
 SLOWER, SLOWER_MS, SLOW_SHARE = 1.5, 20.0, 0.01  # p99: so many times the champion's, and by so much, significantly
 ENOUGH_FOR_P99 = 1_000  # answers of the champion: the slowest of fewer takes the place of their uncertain p99
+HARM_SOON = 500  # requests of both arms at which harm is found soonest; after 10,000, an interval is a tenth wider for it
 LEAST_COVERAGE = 0.3  # of the different items that as many answers of the champion show
 
 
@@ -126,4 +127,5 @@ def find_gain(feedback: Feedback, experiment: Experiment) -> str:
 
 
 def compare(feedback: Feedback, metric: str, experiment: Experiment) -> Comparison:
-    return compare_arms(feedback.arm_sums(metric, CHAMPION_ARM), feedback.arm_sums(metric, tried_arm(experiment)))
+    arms = feedback.arm_sums(metric, CHAMPION_ARM), feedback.arm_sums(metric, tried_arm(experiment))
+    return compare_arms(*arms, tightest_at=HARM_SOON)

@@ -72,8 +72,11 @@ def compute_boundary(count: float, alpha: float = ALPHA, tightest_at: float = TI
     return float(np.sqrt(2 * scaled / (count * rho_squared) * np.log(np.sqrt(scaled) / alpha)))
 
 
-def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA) -> Comparison:
-    """Return the difference of two arms' means. Infinitely wide until each arm has LEAST_OBSERVATIONS requests."""
+def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA, tightest_at: float = TIGHTEST_AT) -> Comparison:
+    """Return the difference of two arms' means. Infinitely wide until each arm has LEAST_OBSERVATIONS requests.
+
+    tightest_at: requests of both arms at which a difference should be found soonest
+    """
     requests = champion.count + challenger.count
     if min(champion.count, challenger.count) < LEAST_OBSERVATIONS:
         return Comparison(float("nan"), -np.inf, np.inf, requests)
@@ -81,7 +84,7 @@ def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA) -> Compar
     error = np.sqrt(champion.variance / champion.count + challenger.variance / challenger.count)
     if error == 0:  # no reward differs from another: nothing was seen yet
         return Comparison(difference, -np.inf, np.inf, requests)
-    half_width = compute_boundary(requests, alpha) * error
+    half_width = compute_boundary(requests, alpha, tightest_at) * error
     return Comparison(difference, difference - half_width, difference + half_width, requests)
 
 

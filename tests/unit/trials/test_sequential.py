@@ -4,26 +4,33 @@ import numpy as np
 import pytest
 from scipy.special import betaln
 
-from trials.sequential import Arm, bound_mean, compare_arms, has_wrong_split, sample_ratio_p_value
+from trials.sequential import TIGHTEST_AT, Arm, bound_mean, compare_arms, has_wrong_split, sample_ratio_p_value
 
 LOOKS = range(200, 10_001, 200)
 
 
-def ever(verdict, champion_rate, challenger_rate, seed, share=0.5):
+def ever(verdict, champion_rate, challenger_rate, seed, share=0.5, tightest_at=TIGHTEST_AT):
     """Return whether a test that is looked at every 200 requests ever says `verdict`."""
     generator = np.random.default_rng(seed)
     in_challenger = generator.random(LOOKS[-1]) < share
     rewards = (generator.random(LOOKS[-1]) < np.where(in_challenger, challenger_rate, champion_rate)).astype(float)
     for look in LOOKS:
         arms = [Arm.of(rewards[:look][in_challenger[:look] == arm]) for arm in (False, True)]
-        if compare_arms(*arms).verdict in verdict:
+        if compare_arms(*arms, tightest_at=tightest_at).verdict in verdict:
             return True
     return False
 
 
-def test_looking_often_raises_no_more_false_alarms_than_stated():
-    alarms = sum(ever(("better", "worse"), 0.1, 0.1, seed) for seed in range(200))
+@pytest.mark.parametrize("tightest_at", [TIGHTEST_AT, 500])
+def test_looking_often_raises_no_more_false_alarms_than_stated(tightest_at):
+    alarms = sum(ever(("better", "worse"), 0.1, 0.1, seed, tightest_at=tightest_at) for seed in range(200))
     assert alarms <= 10
+
+
+def test_a_large_loss_is_found_sooner_where_it_is_sought_soon():
+    champion, challenger = Arm.of(np.arange(200) % 10 < 4), Arm.of(np.arange(200) % 5 < 1)  # 40 % and 20 %
+    assert compare_arms(champion, challenger).verdict == "undecided"
+    assert compare_arms(champion, challenger, tightest_at=500).verdict == "worse"
 
 
 def test_a_difference_is_found():
