@@ -11,7 +11,7 @@ from export.build import build_repository
 from export.settings import Settings
 from training.dataset import Dataset, load_dataset
 
-SETTINGS = {"pipeline": {"recorded_requests": 64}}
+SETTINGS = {"pipeline": {"recorded_requests": 64}, "training": {"teachers": "one"}}
 TOML = """
 name = "small"
 [interactions]
