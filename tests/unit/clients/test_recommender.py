@@ -38,7 +38,6 @@ from triton_recommender import (
 from triton_recommender.ids import FIRST_USER_ID, session_id
 from triton_recommender.tensors import Degraded
 from triton_recommender.testing import AsyncFakeRecommender, FakeRecommender, FakeTransport
-from triton_recommender.transports import is_loopback
 
 
 @pytest.fixture
@@ -354,18 +353,6 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(kind, server, monkeyp
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{find_free_ports().grpc}")
     assert ask(kind, server.url, 1).item_ids == ANSWER.item_ids
-
-
-@pytest.mark.parametrize(
-    ("url", "here"), [("localhost:1", True), ("127.0.0.2:1", True), ("[::1]:1", True), ("shop:1", False), ("10.0.0.1:1", False)]
-)
-def test_whose_machine_an_address_is(url, here):
-    assert is_loopback(url) is here
-
-
-def test_brackets_without_an_ipv6_address_are_refused():
-    with pytest.raises(InvalidRequest, match=r"url is '\[shop:80'; expected host:port"):
-        Recommender("[shop:80")
 
 
 def test_no_time_left_is_not_taken_for_the_usual_timeout():
