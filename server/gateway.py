@@ -18,7 +18,6 @@ from server.environment import PROJECT
 from server.ports import is_free
 from server.state import ServerState
 from server.tls import ServerTls
-from server.updaters import stop as stop_all
 from serving.contract.errors import ServerError
 
 MODULE = "gateway"
@@ -62,7 +61,7 @@ def list_gateways(tag: str) -> list[psutil.Process]:
 
 def stop(tag: str) -> None:
     """Stop the gateway of a server, if it has one."""
-    stop_all(list_gateways(tag))
+    processes.terminate(list_gateways(tag))
 
 
 def _start(state: ServerState, port: int, config: str, run_dir: Path) -> tuple[subprocess.Popen, Path]:

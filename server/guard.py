@@ -16,7 +16,6 @@ from repository.experiments import follow_experiment
 from server import log, processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
-from server.updaters import stop as stop_all
 
 MODULE = "trials"
 
@@ -55,11 +54,6 @@ class ExperimentGuard:
 def list_guards(tag: str) -> list[psutil.Process]:
     """Return the processes of a server's guard: itself and its supervisor."""
     return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
-
-
-def stop(tag: str) -> None:
-    """Stop the guard of a server's experiment, if it has one."""
-    stop_all(list_guards(tag))
 
 
 def log_path(run_dir: Path, state: ServerState) -> Path:

@@ -25,7 +25,7 @@ import psutil
 
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
 from repository.registry import record_act
-from server import gateway, generations, guard, health, keys, live_helpers, log, processes, updaters
+from server import generations, health, keys, live_helpers, log, processes, updaters
 from server.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
 from server.health import held_versions
 from server.memory import check_memory
@@ -267,11 +267,8 @@ class TritonServer:
 
 def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """Stop a server with its stubs and helpers, and remove its shared memory and state file; also after it was killed."""
-    updaters.stop(list_supervisors(state.tag))  # first, because a supervisor would restart the server
-    gateway.stop(state.tag)
-    guard.stop(state.tag)
-    updaters.stop(updaters.updaters(state.tag))
-    live_helpers.stop(state.tag)
+    processes.terminate(list_supervisors(state.tag))  # first, because a supervisor would restart the server
+    processes.terminate(processes.helpers(state.tag))
     processes.stop_processes(state.pid, state.tag, timeout_s)
     keys.forget_key(state.grpc_url, state.tag)
     state.forget(run_dir)

@@ -19,7 +19,6 @@ import psutil
 from server import processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
-from server.updaters import stop as stop_all
 from serving.contract.artifacts import read_stage, stage_folder, stage_settings
 from serving.contract.errors import ArtifactError
 from serving.contract.generations import pinned_generation
@@ -33,7 +32,7 @@ MAINTAIN_EVERY_S = 600.0
 def follow(state: ServerState, run_dir: Path) -> None:
     """Start the helpers that the served generation needs, and stop those of another generation."""
     running, wanted = helpers(state.tag), list_commands(state)
-    stop_all([process for process in running if not any(runs(process, command) for command in wanted.values())])
+    processes.terminate([process for process in running if not any(runs(process, command) for command in wanted.values())])
     for name, command in wanted.items():
         if not any(runs(process, command) for process in running if processes.runs_module(process, supervisor.__name__)):
             _start(state, run_dir, name, command)
@@ -68,11 +67,6 @@ def runs(process: psutil.Process, command: list[str]) -> bool:
         return process.cmdline()[-len(command) :] == command
     except psutil.Error:  # gone meanwhile
         return False
-
-
-def stop(tag: str) -> None:
-    """Stop the helpers of a server. No acknowledged event is lost."""
-    stop_all(helpers(tag))
 
 
 def _start(state: ServerState, run_dir: Path, name: str, command: list[str]) -> None:

@@ -23,6 +23,7 @@ SHELLS = ("sh", "bash")
 SERVER_NAMES = "triton"  # tritonserver and its stubs
 PROCESS_NAMES = (SERVER_NAMES, "python")  # the others: gateway, supervisor, updaters of embedding tables
 POLL_S = 0.05
+STOP_TIMEOUT_S = 5.0  # for a gateway to answer what it has begun, and for an updater to commit what it applied
 SETTLE_S = 1.0  # time for a server to reap the stubs of an unloaded generation
 
 
@@ -82,12 +83,40 @@ def server_members(tag: str) -> list[psutil.Process]:
     return [process for process in members(tag) if process_name(process).startswith(SERVER_NAMES)]
 
 
+def helpers(tag: str) -> list[psutil.Process]:
+    """Return the live processes of a server beside tritonserver: gateway, guard, updaters, and their supervisors."""
+    return [process for process in members(tag) if not process_name(process).startswith(SERVER_NAMES)]
+
+
 def process_name(process: psutil.Process) -> str:
     """Return the name of a process; "" when it is gone."""
     try:
         return process.name()
     except psutil.NoSuchProcess:
         return ""
+
+
+def terminate(running: list[psutil.Process]) -> None:
+    """Terminate processes, all at once, and kill those that do not end in STOP_TIMEOUT_S. Nothing acknowledged is lost."""
+    for process in running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    while alive := [process for process in running if not _has_ended(process)]:
+        if time.monotonic() > deadline_s:
+            for process in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return
+        time.sleep(POLL_S)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Return whether a process is gone, or is a zombie: its exit code is its parent's business, which may never ask for it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], list[psutil.Process]] = members) -> None:

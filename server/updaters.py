@@ -7,7 +7,6 @@ tag and end with the server.
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import time
@@ -23,7 +22,6 @@ from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.generations import pinned_generation
 
 START_TIMEOUT_S = 20.0  # until it logs that it follows its source
-STOP_TIMEOUT_S = 5.0  # for committing what it applied
 POLL_S = 0.05
 MODULE = "serving.tables"
 
@@ -38,7 +36,7 @@ def follow(state: ServerState, run_dir: Path) -> None:
     current = [process for process in running if _has_argument(process, str(settings))]
     if not any(_has_argument(process, supervisor.__name__) for process in current):
         current = []  # an updater without a supervisor would not be restarted
-    stop([process for process in running if process not in current])
+    processes.terminate([process for process in running if process not in current])
     if settings is not None and not current:
         _start(state, run_dir, generation, settings)
 
@@ -63,17 +61,6 @@ def _has_argument(process: psutil.Process, argument: str) -> bool:
         return argument in process.cmdline()
     except psutil.Error:  # gone meanwhile
         return False
-
-
-def stop(running: list[psutil.Process]) -> None:
-    """Terminate processes, and kill those that do not end. Nothing acknowledged is lost."""
-    for process in running:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(running, STOP_TIMEOUT_S)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -> None:

@@ -26,7 +26,7 @@ def state(tmp_path) -> Iterator[ServerState]:
     repo = copy_small_repository(tmp_path / "repo")
     state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
-    guard.stop(state.tag)
+    launcher.stop_server(state, tmp_path)
     assert guard.list_guards(state.tag) == []
 
 
@@ -59,7 +59,7 @@ def test_the_guard_ends_with_its_server(state, tmp_path):
     start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
     ExperimentGuard(state, tmp_path).look()
     assert guard.list_guards(state.tag)
-    guard.stop(state.tag)
+    launcher.stop_server(state, tmp_path)
     assert guard.list_guards(state.tag) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server import live_helpers
+from server import live_helpers, processes
 from server.ports import Ports
 from server.state import ServerState
 from serving.contract.artifacts import read_stage, stage_folder
@@ -31,7 +31,7 @@ def state(tmp_path) -> Iterator[ServerState]:
     Observe.load(stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
     state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
-    live_helpers.stop(state.tag)
+    processes.terminate(live_helpers.helpers(state.tag))
     assert live_helpers.helpers(state.tag) == []
 
 

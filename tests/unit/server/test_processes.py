@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import time
 
-from server.processes import stop_processes
+import psutil
+
+from server.processes import STOP_TIMEOUT_S, stop_processes, terminate
 
 
 def test_a_shell_that_is_about_to_become_a_stub_is_ended_and_no_other(tmp_path):
@@ -16,3 +19,14 @@ def test_a_shell_that_is_about_to_become_a_stub_is_ended_and_no_other(tmp_path):
     assert looking.poll() is None
     looking.kill()
     looking.wait()
+
+
+def test_a_process_whose_parent_does_not_collect_its_exit_code_counts_as_ended():
+    with subprocess.Popen(["bash", "-c", "sleep 600 & echo $!; exec sleep 600"], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        started_s = time.monotonic()
+        terminate([child])
+        assert time.monotonic() - started_s < STOP_TIMEOUT_S
+        assert child.status() == psutil.STATUS_ZOMBIE
+        parent.kill()

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server import supervisor, updaters
+from server import processes, supervisor, updaters
 from server.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ServerError
@@ -40,7 +40,7 @@ def pin(repo: Path, generation: int) -> None:
 def state(tmp_path) -> Iterator[ServerState]:
     state = ServerState(1, f"triton_test_{tmp_path.name}_", tmp_path / "repo", tmp_path / "log", Ports(1, 2, 3))
     yield state
-    updaters.stop(updaters.updaters(state.tag))
+    processes.terminate(updaters.updaters(state.tag))
     assert updaters.updaters(state.tag) == []
 
 
@@ -107,14 +107,14 @@ def test_repositories_that_are_not_ours_have_no_updater(state, tmp_path):
 
 
 def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch):
-    monkeypatch.setattr(updaters, "STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.2)
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOLLOWS}"
     publish(state.repo, 1, {"brokers": "a:1"}, code=deaf)
     pin(state.repo, 1)
     updaters.follow(state, tmp_path)
     running = updaters.updaters(state.tag)
     assert len(running) == 2
-    updaters.stop(running)
+    processes.terminate(running)
     psutil.wait_procs(running, 10)
     assert not any(psutil.pid_exists(process.pid) for process in running)
 
