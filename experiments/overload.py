@@ -30,7 +30,7 @@ from triton_recommender.wire import encode
 SLO_S = 0.3
 DEADLINE_MS, LONG_MS = 250, 5_000
 HIGH_SHARE = 0.05
-CLIENTS = 16
+CLIENTS = (2, 4, 8, 16)  # closed loop; more than are admitted would ask again and again for popular items
 IDLE_PER_S = 20.0
 FACTORS = (1, 2, 5)
 
@@ -53,13 +53,17 @@ def measure_idle(served: Served, seconds: float, rng: np.random.Generator) -> An
 
 
 def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> float:
-    """Return the answers per second within the SLO that CLIENTS closed-loop clients get."""
-    count, rate = 200, 0.0
-    for _ in range(2):  # the first round tells how many requests the seconds hold
-        answers, taken_s = asyncio.run(send_closed_loop(served.port, make_requests(served, count, LONG_MS, rng)[0], CLIENTS))
-        rate = answers.good(SLO_S).sum() / taken_s
-        count = max(int(rate * seconds), 200)
-    return rate
+    """Return the most answers per second within the SLO that any number of CLIENTS in a closed loop gets."""
+    best = 0.0
+    for clients in CLIENTS:
+        count = 200
+        for _ in range(2):  # the first round tells how many requests the seconds hold
+            requests, _ = make_requests(served, count, LONG_MS, rng)
+            answers, taken_s = asyncio.run(send_closed_loop(served.port, requests, clients))
+            rate = answers.good(SLO_S).sum() / taken_s
+            count = max(int(rate * seconds), 200)
+        best = max(best, rate)
+    return best
 
 
 def measure_overload(

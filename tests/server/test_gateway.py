@@ -123,20 +123,22 @@ def test_an_event_that_the_server_refuses_has_its_own_error(served):
 
 def test_a_request_is_one_trace_from_the_caller_through_the_gateway_to_the_stages(served, collector):
     trace = caller = ""
+    asked_s = 0.0
 
-    def is_answered() -> bool:  # a request that is not in time is answered without the stages
-        nonlocal trace, caller
-        trace, caller = secrets.token_hex(16), secrets.token_hex(8)
+    def ask() -> None:
+        nonlocal trace, caller, asked_s
+        trace, caller, asked_s = secrets.token_hex(16), secrets.token_hex(8), time.monotonic()
         headers = {"traceparent": f"00-{trace}-{caller}-01", "x-deadline-ms": "5000"}
-        response = served.http.get("/v1/recommendations", params={"user": USER}, headers=headers).raise_for_status()
-        return response.json()["degraded"] == []
-
-    until(is_answered)
+        served.http.get("/v1/recommendations", params={"user": USER}, headers=headers).raise_for_status()
 
     def is_whole() -> bool:  # gateway and server send their spans when they like
         spans = collector.of_trace(trace)
         roots = {span.parent for span in spans} - {span.id for span in spans}
-        return {span.name for span in spans} >= STAGE_NAMES and roots == {caller}
+        if {span.name for span in spans} >= STAGE_NAMES and roots == {caller}:
+            return True
+        if time.monotonic() - asked_s > 10:  # not answered by the stages in time, or tritonserver lost its spans
+            ask()
+        return False
 
     until(is_whole, lambda: str(collector.of_trace(trace)))
     spans = collector.of_trace(trace)
