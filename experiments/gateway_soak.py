@@ -138,7 +138,7 @@ FAULTS: dict[str, Callable[[Served], None]] = {
 
 
 def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generator) -> list[Figure]:
-    peak = measure_peak(served, 3.0, rng)
+    peak = measure_peak(served, 1.0, rng)
     load, recovered_s, broken = Load(served.port, served.draw_user_ids(USERS, rng), peak / 2), [], 0
     load.start()
     time.sleep(min(every_s, 5.0))

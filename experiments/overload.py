@@ -7,13 +7,13 @@ Open loop: requests leave when they are due. Goodput counts recommendations of t
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
+import uvloop
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import serialize_byte_tensor
 
@@ -49,17 +49,17 @@ def make_requests(served: Served, count: int, deadline_ms: int, rng: np.random.G
 
 def measure_idle(served: Served, seconds: float, rng: np.random.Generator) -> Answers:
     due_s = draw_due_s(IDLE_PER_S, seconds, rng)
-    return asyncio.run(send_open_loop(served.port, make_requests(served, len(due_s), LONG_MS, rng)[0], due_s))
+    return uvloop.run(send_open_loop(served.port, make_requests(served, len(due_s), LONG_MS, rng)[0], due_s))
 
 
 def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> float:
     """Return the most answers per second within the SLO that any number of CLIENTS in a closed loop gets."""
     best = 0.0
-    for clients in CLIENTS:
+    for client_count in CLIENTS:
         count = 200
         for _ in range(2):  # the first round tells how many requests the seconds hold
             requests, _ = make_requests(served, count, LONG_MS, rng)
-            answers, taken_s = asyncio.run(send_closed_loop(served.port, requests, clients))
+            answers, taken_s = uvloop.run(send_closed_loop(served.port, requests, client_count))
             rate = answers.good(SLO_S).sum() / taken_s
             count = max(int(rate * seconds), 200)
         best = max(best, rate)
@@ -71,7 +71,7 @@ def measure_overload(
 ) -> dict[str, float]:
     due_s = draw_due_s(factor * peak, seconds, rng)
     requests, is_high = make_requests(served, len(due_s), deadline_ms, rng)
-    answers = asyncio.run(send_open_loop(served.port, requests, due_s))
+    answers = uvloop.run(send_open_loop(served.port, requests, due_s))
     high = Answers(answers.latency_s[is_high], answers.status[is_high], answers.degraded[is_high])
     return {
         "goodput over peak": answers.good(SLO_S).sum() / due_s[-1] / peak,
@@ -87,7 +87,7 @@ def measure_recovery(served: Served, rng: np.random.Generator, limit_s: float = 
     """Return the seconds until the first of ten requests in a row that the server answers within the SLO, `limit_s` at most."""
     begun_s, in_a_row, first_s = time.monotonic(), 0, 0.0
     while in_a_row < 10 and time.monotonic() - begun_s < limit_s:
-        answers, _ = asyncio.run(send_closed_loop(served.port, make_requests(served, 1, LONG_MS, rng)[0], 1))
+        answers, _ = uvloop.run(send_closed_loop(served.port, make_requests(served, 1, LONG_MS, rng)[0], 1))
         first_s = time.monotonic() - begun_s if in_a_row == 0 else first_s
         in_a_row = in_a_row + 1 if answers.good(SLO_S).all() else 0
     return first_s if in_a_row == 10 else limit_s

@@ -1,11 +1,12 @@
 """Open-loop and closed-loop load over HTTP/1.1: requests leave when they are due, on connections that stay open.
 
-Raw asyncio streams, because a client library would cost more than the gateway that is measured.
+A protocol of asyncio, because a client library, or a stream, would cost more than the gateway that is measured.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import numpy as np
 
 CONNECTIONS = 256
 TIMEOUT_S = 10.0
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+CLOSE = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 
 
 @dataclass
@@ -37,38 +40,83 @@ class Answers:
         return self.latency_s[(self.status == 200) & ~self.degraded]
 
 
+class Connection(asyncio.Protocol):
+    """One connection, which waits for one answer at a time. Answers must state their length."""
+
+    def __init__(self) -> None:
+        self._received, self._head_bytes, self._answer_bytes = bytearray(), 0, 0
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self.is_open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self.is_open = transport, True
+
+    def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
+        """Send a request. Return what will hold (status, body), or ConnectionError."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._answer
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if not self._head_bytes:
+            if (end := self._received.find(b"\r\n\r\n")) < 0:
+                return
+            self._head_bytes = end + 4
+            length = LENGTH.search(self._received, 0, self._head_bytes)
+            if length is None:
+                self._transport.abort()
+                return
+            self._answer_bytes = self._head_bytes + int(length[1])
+        if len(self._received) < self._answer_bytes:
+            return
+        status, body = int(self._received[9:12]), bytes(self._received[self._head_bytes : self._answer_bytes])
+        if CLOSE.search(self._received, 0, self._head_bytes):
+            self.close()
+        self._received.clear()
+        self._head_bytes = 0
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result((status, body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError("closed before the answer was complete"))
+
+    def close(self) -> None:
+        self.is_open = False
+        self._transport.close()
+
+
 class Connections:
     """A pool of connections to one address, opened as they are needed."""
 
     def __init__(self, port: int, most: int = CONNECTIONS) -> None:
-        self._port, self._free = port, asyncio.LifoQueue[tuple[asyncio.StreamReader, asyncio.StreamWriter] | None]()
+        self._port, self._free = port, asyncio.LifoQueue[Connection | None]()
         for _ in range(most):
             self._free.put_nowait(None)
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
         """Send a request. Return (status, body). Raises OSError or TimeoutError."""
-        pair = await self._free.get()
+        connection, answered = await self._free.get(), False
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                reader, writer = pair or await asyncio.open_connection("127.0.0.1", self._port)
-                pair = None
-                writer.write(request)
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = next(
-                    int(line.partition(b":")[2]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
-                )
-                body = await reader.readexactly(length)
-                pair = None if b"connection: close" in head.lower() else (reader, writer)
-                return int(head[9:12]), body
-        except asyncio.IncompleteReadError as error:
-            raise ConnectionError("closed before the answer was complete") from error
+                if connection is None or not connection.is_open:
+                    _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self._port)
+                answer = await connection.ask(request)
+                answered = True
+                return answer
         finally:
-            self._free.put_nowait(pair)
+            if connection is not None and not answered:
+                connection.close()
+                connection = None
+            self._free.put_nowait(connection)
 
     async def close(self) -> None:
         while not self._free.empty():
-            if pair := self._free.get_nowait():
-                pair[1].close()
+            if connection := self._free.get_nowait():
+                connection.close()
 
 
 def encode_get(path: str, **headers: str) -> bytes:

@@ -8,6 +8,7 @@ import time
 import psutil
 
 from server.processes import STOP_TIMEOUT_S, stop_processes, terminate
+from tests.waiting import until
 
 
 def test_a_shell_that_is_about_to_become_a_stub_is_ended_and_no_other(tmp_path):
@@ -22,11 +23,14 @@ def test_a_shell_that_is_about_to_become_a_stub_is_ended_and_no_other(tmp_path):
 
 
 def test_a_process_whose_parent_does_not_collect_its_exit_code_counts_as_ended():
-    with subprocess.Popen(["bash", "-c", "sleep 600 & echo $!; exec sleep 600"], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
-        started_s = time.monotonic()
-        terminate([child])
-        assert time.monotonic() - started_s < STOP_TIMEOUT_S
-        assert child.status() == psutil.STATUS_ZOMBIE
-        parent.kill()
+    parent = subprocess.Popen(["bash", "-c", "sleep 600 & echo $!; exec sleep 600"], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    until(lambda: psutil.Process(parent.pid).name() == "sleep")  # no shell any more, which would collect it
+    started_s = time.monotonic()
+    terminate([child])
+    took_s, status = time.monotonic() - started_s, child.status()
+    parent.kill()
+    parent.communicate()
+    assert took_s < STOP_TIMEOUT_S
+    assert status == psutil.STATUS_ZOMBIE
