@@ -121,7 +121,7 @@ def measure_grpc(served: Served, factor: float, peak: float, deadline_ms: int | 
     due_s = draw_due_s(factor * peak, seconds, rng)
     bodies = encode_queries(served, len(due_s), rng)
     if deadline_ms is not None:
-        due_s += 0.5 + len(due_s) / 20_000  # the time that the next lines take
+        due_s += 2 + len(due_s) / 2_000  # more than the next lines take
         start_ms = 1_000 * time.time()
         bodies = [
             add_deadline(body, start_ms + 1_000 * due + deadline_ms, deadline_ms)

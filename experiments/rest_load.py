@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -49,8 +50,8 @@ class Connection(asyncio.Protocol):
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self.is_open = transport, True
+        # uvloop's transports are none of asyncio's classes
+        self._transport, self.is_open = cast(asyncio.Transport, transport), True
 
     def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
         """Send a request. Return what will hold (status, body), or ConnectionError."""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 SHARES = {"high": 1.0, "normal": 0.8, "low": 0.4}  # of the limit, by priority; "high" may exceed the limit by RESERVED requests
 RESERVED = 8
-LEAST, FIRST = 4, 16
+LEAST, FIRST = 10, 16  # with fewer, the stages of an ensemble, each of which works on a batch of its own, would run dry
 WINDOW_ANSWERS, WINDOW_S = 20, 0.1
 BASELINE_WINDOWS = 300
 BACK_OFF = 0.9
@@ -69,7 +69,7 @@ class Limiter:
         median_s = latencies_s[len(latencies_s) // 2]
         self._medians_s.append(median_s)
         if median_s > self.target_s:
-            self.limit = max(self.limit * BACK_OFF, LEAST)
+            self.limit = max(self.limit * BACK_OFF, min(LEAST, self._most))
         elif self._busiest >= self.limit * SHARES["normal"] - 1:
             self.limit = min(self.limit + 1, self._most)
         self._latencies_s.clear()

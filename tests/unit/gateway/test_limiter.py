@@ -69,3 +69,13 @@ def test_the_limit_never_falls_to_nothing_and_never_exceeds_the_most():
         limiter.end(began_s)
         assert LEAST <= limiter.limit <= 20
     assert limiter.limit == LEAST
+
+
+def test_at_most_one_means_one_also_when_all_are_slow():
+    clock = Clock()
+    limiter = Limiter(1, factor=2.0, least_target_s=0.001, clock_s=clock)
+    for _ in range(1_000):
+        began_s = limiter.begin()
+        clock.now_s += 5.0
+        limiter.end(began_s)
+    assert limiter.limit == 1
