@@ -25,6 +25,7 @@ from serving.contract.tensors import (
     stage_specs,
     unpack_records,
 )
+from serving.stages.adapter.deadlines import DeadlineCheck
 from tests.contract import fake_backend as pb
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
@@ -348,6 +349,18 @@ def test_what_cannot_be_in_time_is_refused_before_it_costs_anything(model):
     assert [users_of(responses[place]) for place in (0, 2)] == [[5], [3]]
     model.reporter.report()
     assert pb.MetricFamily.metrics["recommender_late_total/preprocess"].value == 3
+
+
+def test_after_one_slow_call_requests_are_not_refused_for_ever():
+    """Such as a call that was paused for a minute: nothing but the refused requests would tell that calls are fast again."""
+    check = DeadlineCheck("preprocess")
+    check.count(60.0)
+    assert check.refuse_late([with_deadline(1, 250, 250)])
+    for _ in range(60):
+        refused = check.refuse_late([with_deadline(1, 250, 250)])
+    assert not refused
+    check.count(1.0)
+    assert check.refuse_late([with_deadline(1, 150, 250)])  # the mean counts all the same
 
 
 @pytest.mark.parametrize(
