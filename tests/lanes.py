@@ -20,6 +20,7 @@ from pathlib import Path
 
 LANES = ("unit", "long", "contract", "server", "gpu")
 STREAMS = {"server": 0, "unit+long contract gpu": 10}  # runs of a stream (lanes joined by +), how far it stands back (nice)
+MORE_WORKERS = {"server": ["--numprocesses", str(1 + (os.cpu_count() or 1))]}  # than cores, because its tests mostly wait
 RUNS = [run for stream in STREAMS for run in stream.split()]
 PROJECT = Path(__file__).parents[1]
 LANES_DIR = PROJECT / ".run" / "lanes"
@@ -82,7 +83,16 @@ def run_stream(pytest: list[str], runs: list[str], niceness: int, printing: thre
     """Do one run after the other, whatever became of those before it; a file that cannot be imported stops no other."""
     for run in runs:
         folders = [f"tests/{lane}" for lane in run.split("+")]
-        command = ["nice", f"-n{niceness}", *pytest, "--continue-on-collection-errors", "--lane", run, *folders]
+        command = [
+            "nice",
+            f"-n{niceness}",
+            *pytest,
+            *MORE_WORKERS.get(run, []),
+            "--continue-on-collection-errors",
+            "--lane",
+            run,
+            *folders,
+        ]
         output = LANES_DIR / f"{run}.log"
         with output.open("w") as file:
             subprocess.run(command, cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT)
