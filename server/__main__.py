@@ -146,9 +146,9 @@ def stop(grpc_port: OneServer = None) -> None:
 
 
 @app.command()
-def status() -> None:
+def status(grpc_port: OneServer = None) -> None:
     """List the servers that were started here, and ask each a real question; exit code 1 unless there is one and all answer."""
-    states = known_servers(RUN_DIR)
+    states = [state for state in known_servers(RUN_DIR) if grpc_port in (None, state.ports.grpc)]
     broken = False
     for state in states:
         condition = examine(state.grpc_url, state)
@@ -159,7 +159,8 @@ def status() -> None:
     for path in unreadable_states(RUN_DIR):
         typer.echo(f"note: {path} names no server. Remove it; no command can find the server it was written for.", err=True)
     if not states:
-        typer.echo("no server is running here. Start one with `make serve`.")
+        where = "here" if grpc_port is None else f"here on gRPC port {grpc_port}"
+        typer.echo(f"no server is running {where}. Start one with `make serve`.")
     if broken or not states:
         raise typer.Exit(1)
 

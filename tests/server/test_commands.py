@@ -169,7 +169,8 @@ def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_i
     stub = next(process for process in members(state.tag) if process.pid != state.pid)
     stub.suspend()
     assert is_ready(state.grpc_url)  # what a look at the models would say
-    for command in (("status",), ("diagnose", "--grpc-port", ports.grpc)):
+    assert f"no server is running here on gRPC port {ports.http}" in call("status", "--grpc-port", ports.http, exit_code=1)
+    for command in (("status",), ("status", "--grpc-port", ports.grpc), ("diagnose", "--grpc-port", ports.grpc)):
         begun_s = time.monotonic()
         assert f"recommend does not answer a request within {QUESTION_TIMEOUT_S:g} s" in call(*command, exit_code=1)
         assert time.monotonic() - begun_s < QUESTION_TIMEOUT_S + 5
