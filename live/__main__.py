@@ -27,6 +27,7 @@ from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
 from live.replay import replay as replay_log
 from live.sharing import Sharer
+from live.users import find_user_id
 from serving.contract.artifacts import read_stage, stage_folder, stage_settings
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import pinned_generation
@@ -47,13 +48,13 @@ DEFAULT = Path("model_repository")
 @app.command()
 def inspect(
     repo: Repo = DEFAULT,
-    user: Annotated[int | None, typer.Option(help="show what is known of this user (int64 id on the wire)")] = None,
+    user: Annotated[str | None, typer.Option(help="show what is known of this user, as the shop writes it")] = None,
 ) -> None:
     """Print what the store holds: events, users, items, clock, bytes."""
     folder = find_store(repo)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         if user is not None:
-            show_user(snapshot, user)
+            show_user(snapshot, find_user_id(repo, user))
             return
         progress = snapshot.progress()
         archived = list_segments(folder)
@@ -184,10 +185,10 @@ def export(
 
 
 @app.command()
-def erase(user: Annotated[int, typer.Argument(help="int64 id of the user on the wire")], repo: Repo = DEFAULT) -> None:
+def erase(user: Annotated[str, typer.Argument(help="the user, as the shop writes it")], repo: Repo = DEFAULT) -> None:
     """Erase a user from the store, the archive and Redis, search for remains, and keep the result as proof."""
     with closing(open_writer(find_store(repo))) as writer:
-        erasure = erase_user(writer, user, open_shared_state(repo))
+        erasure = erase_user(writer, find_user_id(repo, user), open_shared_state(repo))
     out.print(f"removed: {erasure.removed}")
     out.print(f"left: {erasure.left}")
 

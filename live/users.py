@@ -1,0 +1,43 @@
+"""Find the id on the wire of a user, for commands that take it as the shop writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.generations import pinned_generation
+from serving.contract.ids import stable_id
+from serving.contract.tensors import ENSEMBLE
+
+
+def find_user_id(repo: Path, user: str) -> int:
+    """Return the int64 id of a user. Where the shop's ids are text, a user that came since the export has the hash of the text.
+
+    Raises ConfigError for a text in a shop whose ids are numbers.
+    """
+    names, number = read_user_names(repo), whole_number(user)
+    if user in names:
+        return names[user]
+    if names and number not in names.values():
+        return stable_id(user)
+    if number is None:
+        raise ConfigError(f"user is {user!r}; this shop's ids are whole numbers. Correct the id.")
+    return number
+
+
+def read_user_names(repo: Path) -> dict[str, int]:
+    """Return ids of users by name: none where ids are numbers, or where the repository is gone, which its store outlives."""
+    try:
+        path = repo / ENSEMBLE / str(pinned_generation(repo)) / "user_names.json"
+    except RecommenderError:
+        return {}
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text spells; None for other texts, and for "007", which is not how 7 is written."""
+    try:
+        return int(text) if str(int(text)) == text else None
+    except ValueError:
+        return None

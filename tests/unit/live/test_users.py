@@ -1,0 +1,48 @@
+"""Commands of the live store take a user as the shop writes it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from live.users import find_user_id
+from serving.contract.errors import ConfigError
+from serving.contract.ids import stable_id
+from serving.contract.tensors import ENSEMBLE
+
+NAMES = {"anna": 17, "bert": 4, "12": 99}
+
+
+@pytest.fixture
+def publish(tmp_path):
+    def write(names: dict[str, int] | None):
+        folder = tmp_path / ENSEMBLE / "2"
+        folder.mkdir(parents=True)
+        (tmp_path / ENSEMBLE / "config.pbtxt").write_text("version_policy { specific { versions: 2 } }")
+        if names is not None:
+            (folder / "user_names.json").write_text(json.dumps(names))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [("anna", 17), ("12", 99), ("17", 17), ("carla", stable_id("carla")), ("13", stable_id("13"))],
+    ids=["a name", "a name of digits", "an id on the wire", "came since the export", "digits, and no id"],
+)
+def test_a_shop_whose_ids_are_text(publish, user, expected):
+    assert find_user_id(publish(NAMES), user) == expected
+
+
+def test_a_shop_whose_ids_are_numbers(publish):
+    repo = publish(None)
+    assert find_user_id(repo, "17850") == 17850
+    assert find_user_id(repo, "-5") == -5
+    with pytest.raises(ConfigError, match="user is '017'; this shop's ids are whole numbers"):
+        find_user_id(repo, "017")
+
+
+def test_a_store_that_outlived_its_repository(tmp_path):
+    assert find_user_id(tmp_path / "gone", "17850") == 17850
