@@ -14,14 +14,14 @@ from serving.pipeline import Pipeline
 from serving.stages.rules.propensities import UNKNOWN
 from tests.unit.live.test_live_answers import answer, upserted
 
-USERS, BATCH = 6_000, 500
+USERS, BATCH = 3_000, 500  # frequencies are compared over all users; what holds for every list is seen in one batch
 LENGTH, PLACE, SHARE = Axes().items_returned, 9, 0.4
 NEW = (901, 902, 903)
 DEVIATIONS = 4.5  # standard errors that chance may explain: of a thousand comparisons, one in 150 runs is beyond
 
 
-def ask_strangers(repository, reader, upsert, share: float, rules: dict) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lists and propensities, [USERS, LENGTH], of strangers with the same history. Three items are new."""
+def ask_strangers(repository, reader, upsert, share: float, rules: dict, users: int = USERS) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lists and propensities, [users, LENGTH], of strangers with the same history. Three items are new."""
     for item in NEW:
         upserted(upsert, item, title=f"game number {item}", kind="game", category="game", price=3.0)
     apply_rules(repository, rules)
@@ -32,7 +32,7 @@ def ask_strangers(repository, reader, upsert, share: float, rules: dict) -> tupl
     history = [3, 5, 8, *[-1] * (Axes().history - 3)]
     parts = [
         answer(pipeline, list(range(10_000 + start, 10_000 + start + BATCH)), history=[history] * BATCH)
-        for start in range(0, USERS, BATCH)
+        for start in range(0, users, BATCH)
     ]
     return tuple(np.concatenate([part[name] for part in parts]) for name in ("item_ids", "propensities"))
 
@@ -99,14 +99,15 @@ def test_both_draws_together_are_right_where_they_are_known(repository, reader, 
 
 def test_exploration_at_the_place_of_new_items_leaves_the_rest_of_the_list_unknown(repository, reader, upsert):
     rules = {"exploration": {"slots": 15, "pool": 17}}
-    _, propensities = ask_strangers(repository, reader, upsert, SHARE, rules)
+    _, propensities = ask_strangers(repository, reader, upsert, SHARE, rules, BATCH)
     assert (propensities[:, :PLACE] > 0).all()
     assert (propensities[:, PLACE:] == UNKNOWN).all()
 
 
 @pytest.mark.parametrize("rule", [{"price_cap": 50.0}, {"max_per_category": 9}])
 def test_rules_that_move_drawn_items_up_leave_the_whole_list_unknown(repository, reader, upsert, rule):
-    _, propensities = ask_strangers(repository, reader, upsert, SHARE, {"exploration": {"slots": 2, "pool": 5}, **rule})
+    rules = {"exploration": {"slots": 2, "pool": 5}, **rule}
+    _, propensities = ask_strangers(repository, reader, upsert, SHARE, rules, BATCH)
     assert (propensities == UNKNOWN).all()
     apply_rules(repository, rule)  # without exploration, rules draw nothing
     assert (answer(Pipeline.load(repository, live=reader), [7])["propensities"][:, :PLACE] == 1.0).all()
