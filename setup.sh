@@ -17,8 +17,10 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$1"; [ $# -lt 2 ] || say "$2"; exit 1; }
 log_tail_and_fail() { tail -n 15 "$LOG" >&2; fail "$1 (log: $LOG)." "$2"; }
 network_failed() { log_tail_and_fail "$1" "Check the network, and pip's index settings if you use a mirror; then run make setup again: it goes on where it stopped."; }
-# Print "3.11" or the like; fail where $1 is no Python that runs.
-version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+# Print "3.11" or the like, with "candidate" or the like behind it where $1 was not released; fail where it is no Python that runs.
+version_of() {
+  "$1" -c 'import sys; v = sys.version_info; print("%d.%d" % v[:2] + (" " + v.releaselevel) * (v.releaselevel != "final"))' 2>/dev/null
+}
 
 # What a finished setup depends on; the stamp inside .venv holds it, so that it disappears with .venv.
 fingerprint() { cat "$REQUIREMENTS" setup.sh | sha256sum | cut -d' ' -f1; }
@@ -55,11 +57,12 @@ apt_install() {
 
 # --- the interpreter ------------------------------------------------------------------------------------------------------------
 INSTALL_PYTHON="Install CPython 3.11 or 3.12 (Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv), or set PYTHON=/path/to/python."
-# Print the first supported Python on PATH. A pyenv shim is on PATH for versions that are not active: it must run.
+# Print the first supported Python on PATH. A pyenv shim is on PATH for versions that are not active: it must run. Ubuntu 22.04
+# has a release candidate of 3.11, which lacks what torch needs.
 python_on_path() {
   local name
   for name in python3.11 python3.12; do
-    if [ -n "$(version_of $name)" ]; then command -v $name; return; fi
+    case "$(version_of $name)" in 3.11 | 3.12) command -v $name; return ;; esac
   done
 }
 # Print a uv: the one on PATH, else one in a folder of its own, installed with any Python 3.

@@ -98,6 +98,17 @@ def test_a_machine_without_a_supported_python_downloads_one_and_says_so(checkout
     assert "downloaded -m venv --clear .venv" in calls
 
 
+def test_a_release_candidate_is_left_alone(checkout):
+    """Ubuntu 22.04 has one of Python 3.11."""
+    write_program(checkout / "bin" / "python3.11", INTERPRETER.replace("VERSION", "3.11 candidate"))
+    done, calls = call(checkout, "./setup.sh")
+    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    assert "downloaded -m venv --clear .venv" in calls
+    done, calls = call(checkout, "./setup.sh", PYTHON=str(checkout / "bin" / "python3.11"))
+    assert (done.returncode, installed(calls)) == (1, [])
+    assert "is Python 3.11 candidate; the pinned packages need CPython 3.11 or 3.12" in done.stderr
+
+
 def test_a_download_that_fails_says_what_to_do(checkout):
     (checkout / "offline").touch()
     done, calls = call(checkout, "./setup.sh")
