@@ -20,6 +20,7 @@ from experiments import (
     cache_policy,
     compression,
     growth,
+    interleaving,
     leave_one_out,
     live_kills,
     merlin,
@@ -258,6 +259,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),
     "row_widths": smoke_row_widths,
     "sequence_latency": lambda context: sequence_latency.measure(context.folder, n_items=50, n_requests=3, rounds=2),
+    "interleaving": lambda context: interleaving.measure(World(100, 100, context.rng), (1.0,), 1, context.rng, lambda _: None),
     "simulated_shop": smoke_simulated_shop,
     "tables": smoke_tables,
     "warm_start": lambda context: warm_start.measure(

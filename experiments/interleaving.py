@@ -1,0 +1,78 @@
+"""How many requests find the better of two generations, by A/B and interleaved, by how much the two differ.
+
+    python -m experiments.interleaving [--users 800] [--items 600]
+
+Users of a simulated shop (shop_world.py) click on lists of ten. The better generation ranks by their tastes, a little blurred.
+The other one shows the same to most users, and a blurrier ranking to the rest, as a fault does that concerns some of them. An
+A/B test sees the chance in all clicks on either list, interleaving only in those on items that one of the two lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.shop_world import World
+from experiments.simulated_shop import count_until_decided, count_until_drafted
+from perf.command import run
+
+LENGTH = 10
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the users who are shown the worse ranking
+BLUR, WORSE_BLUR = 0.08, 0.2  # standard deviations of what is added to the chances that rank the items
+MUCH_ALIKE, LEAST_SAVED = 0.95, 10.0  # items in both lists, from which on interleaving is to need so many times fewer requests
+MOST_AB, MOST_BOTH = 1_000_000, 200_000
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def draw_lists(world: World, blur: float, rng: np.random.Generator) -> np.ndarray:
+    """Return a list for each user, int64 [U, LENGTH]."""
+    return (world.takes + blur * rng.normal(size=world.takes.shape)).argsort(axis=1)[:, ::-1][:, :LENGTH] + 1
+
+
+def measure(
+    world: World, shares: tuple[float, ...], trials: int, rng: np.random.Generator, say: Callable[[str], None]
+) -> list[Figure]:
+    good, worse, figures = draw_lists(world, BLUR, rng), draw_lists(world, WORSE_BLUR, rng), []
+    for share in shares:
+        say(f"{share:.0%} of the users are shown the worse ranking")
+        near = np.where((rng.random(len(good)) < share)[:, None], worse, good)
+        alike = float(np.mean([np.isin(one, other).mean() for one, other in zip(near, good, strict=True)]))
+        clicked = [1 - (1 - world.taking(world.user_ids, lists)).prod(1) for lists in (near, good)]
+        by_ab = [count_until_decided(clicked[0], clicked[1], MOST_AB, rng) for _ in range(trials)]
+        by_both = [count_until_drafted(world, near, good, MOST_BOTH, rng) for _ in range(trials)]
+        requests = [np.median([count for count, _ in runs]) for runs in (by_ab, by_both)]
+        found = sum(sign == 1 for _, sign in by_ab + by_both)
+        bound = {"at_least": LEAST_SAVED} if alike >= MUCH_ALIKE else {}
+        name = f"{share:.0%} of the users"
+        figures += [
+            Figure(name=f"{name}: items that both lists show", values=[alike]),
+            Figure(name=f"{name}: A/B requests", values=[requests[0]]),
+            Figure(name=f"{name}: interleaved requests", values=[requests[1]]),
+            Figure(name=f"{name}: A/B requests over interleaved ones", values=[requests[0] / requests[1]], **bound),
+            Figure(name=f"{name}: found the better one, of {2 * trials}", values=[found], at_least=2 * trials),
+        ]
+    return figures
+
+
+@app.command()
+def main(
+    users: Annotated[int, typer.Option(min=100)] = 800,
+    items: Annotated[int, typer.Option(min=100)] = 600,
+    trials: Annotated[int, typer.Option(min=1, help="of each way")] = 10,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Exit code 1 when a bound is missed."""
+    machine, rng = read_machine(), np.random.default_rng(0)
+    figures = measure(World(users, items, rng), SHARES, trials, rng, lambda message: typer.echo(message, err=True))
+    conditions = f"{users:,} users, {items:,} items, medians of {trials} tests of each way"
+    command = f"python -m experiments.interleaving --users {users} --items {items} --trials {trials}"
+    finish("interleaving", "Interleaving beside A/B", command, conditions, figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.interleaving")
