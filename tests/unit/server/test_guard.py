@@ -58,7 +58,7 @@ def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, t
 def test_the_guard_ends_with_its_server(state, tmp_path):
     start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
     ExperimentGuard(state, tmp_path).look()
-    assert guard.list_guards(state.tag)
+    until(lambda: guard.list_guards(state.tag))  # a process that was just started has no command line for a moment
     launcher.stop_server(state, tmp_path)
     assert guard.list_guards(state.tag) == []
 
