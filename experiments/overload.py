@@ -53,7 +53,7 @@ def measure_idle(served: Served, seconds: float, rng: np.random.Generator) -> An
 
 
 def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> float:
-    """Return the most answers per second within the SLO that any number of CLIENTS in a closed loop gets."""
+    """Return the most answers per second within the SLO: of any number of CLIENTS in a closed loop, or at twice that rate."""
     best = 0.0
     for client_count in CLIENTS:
         count = 200
@@ -63,7 +63,9 @@ def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> fl
             rate = answers.good(SLO_S).sum() / taken_s
             count = max(int(rate * seconds), 200)
         best = max(best, rate)
-    return best
+    due_s = draw_due_s(2 * best, seconds, rng)
+    answers = uvloop.run(send_open_loop(served.port, make_requests(served, len(due_s), LONG_MS, rng)[0], due_s))
+    return max(best, answers.good(SLO_S).sum() / due_s[-1])
 
 
 def measure_overload(
