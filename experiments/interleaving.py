@@ -1,4 +1,4 @@
-"""How many requests find the better of two generations, by A/B and interleaved, by how much the two differ.
+"""Count the requests that A/B and interleaving need to find the better of two generations, by how much the two differ.
 
     python -m experiments.interleaving [--users 800] [--items 600]
 
