@@ -15,7 +15,7 @@ def repo(tmp_path):
     for model in ("rank", "recommend"):
         folder = tmp_path / model / "3"
         folder.mkdir(parents=True)
-        (folder / "array.npy").write_bytes(os.urandom(3_000_000))
+        (folder / "array.npy").write_bytes(b"a" + os.urandom(3_000_000))
         (folder / "stage.json").write_text("{}")
         write_manifest(folder)
     return tmp_path
