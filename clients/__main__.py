@@ -1,4 +1,4 @@
-"""`python -m clients`: the client's commands, and `warm`, which needs the repository's own stages."""
+"""`python -m clients`: the client's commands, and `warm`, which runs the published stages and so needs a checkout."""
 
 from clients.warming import warm_cache
 from triton_recommender.cli import app, report_errors

@@ -82,7 +82,7 @@ def hold_nothing(repository: Path) -> set[int]:
 
 
 class Staging:
-    """A folder like the repository, on the same file system, in which the next generation is built. One at a time.
+    """A folder like the repository, on the same file system, in which the next generation is built; one at a time.
 
     layout: "ensemble", or "fused" (only `recommend`, with the stages in subfolders of its version)
     find_held: returns the generations that running servers have loaded, which a publication keeps; None when a server does not
@@ -90,7 +90,7 @@ class Staging:
     """
 
     def __init__(self, repository: Path, layout: str = "ensemble", find_held: FindHeld = hold_nothing) -> None:
-        self.repository = repository.resolve()  # beside the target of a link, which may be on another file system
+        self.repository = repository.resolve()  # links are followed, because staging must be on the target's file system
         self.layout, self.models = layout, models_of(layout)
         self.root = self.repository.parent / f".{self.repository.name}.staging"
         self.generation = 0
@@ -221,9 +221,9 @@ def derive_live_specs(stages: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
 
 
 def refuse_other_file_system(staging: Path, repository: Path) -> None:
-    """Raise ExportError when no file can be renamed from one folder into the other, as publication will have to.
+    """Raise ExportError when no file can be renamed from one folder into the other, as publication must.
 
-    It is tried before the training, which may take hours.
+    This is checked before training, which may take hours.
     """
     staged, placed = staging / ".probe", repository / f".{repository.name}.probe"
     staged.touch()
@@ -263,7 +263,7 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
             "Generations of one repository share their layout: export into another REPO, or remove this one first."
         )
     specs = {**specs, **derive_live_specs(specs), ENSEMBLE: ensemble_spec(specs)}
-    for name in reversed(models_of(layout)):  # from `recommend` on, the model that callers know
+    for name in reversed(models_of(layout)):  # `recommend` first, because it is the model that callers know
         if differing := compare_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
             raise ExportError(
                 f"{repository} serves another contract: {differing} of {name} differ. "
@@ -284,10 +284,10 @@ def write_live_model(folder: Path, name: str) -> None:
 
 
 def write_model_py(
-    folder: Path, function: str, adapter: str, stages: Sequence[tuple[str, str]], more: Sequence[str] = ()
+    folder: Path, function: str, adapter: str, stages: Sequence[tuple[str, str]], extra_modules: Sequence[str] = ()
 ) -> None:
-    """Write a model.py that serves stages, (module, class) each, and copy the code that it and the modules `more` import."""
-    copy_serving_code(folder, [adapter, *(module for module, _ in stages), *more])
+    """Write a model.py that serves stages, (module, class) each, and copy the code that it and `extra_modules` import."""
+    copy_serving_code(folder, [adapter, *(module for module, _ in stages), *extra_modules])
     imports = sorted((*stages, (adapter, function)))
     text = MODEL_PY.format(
         imports="\n".join(f"from {module} import {name}" for module, name in imports),

@@ -5,7 +5,7 @@
       └──────────────┘
 
 The pause doubles with every crash, from 0.2 s to 30 s, and starts anew after a minute without a crash. With --every, a process
-that exits with 0 is started again after SECONDS; between its runs it needs no memory.
+that exits with 0 is started again after SECONDS; between the runs it takes no memory.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Supervisor:
         self._process: subprocess.Popen | None = None
 
     def run(self) -> int:
-        """Run until the process exits with 0 or `stop` is called. Return its exit code."""
+        """Run until `stop` is called or, without `every_s`, the process exits with 0. Return its last exit code."""
         pause_s = FIRST_PAUSE_S
         while True:
             started_s = time.monotonic()
             self._process = subprocess.Popen(self._command, cwd=self._folder)
-            if self._stopping.is_set():  # while it was being started
+            if self._stopping.is_set():  # stopped while the process was being started
                 self._process.terminate()
             code = self._process.wait()
             if self._stopping.is_set() or (code == 0 and self._every_s is None):
@@ -47,7 +47,7 @@ class Supervisor:
                 continue
             if time.monotonic() - started_s > STEADY_S:
                 pause_s = FIRST_PAUSE_S
-            print(f"{REMARK} ended, {_reason(code)}; started again in {pause_s:g} s", flush=True)
+            print(f"{REMARK} ended, {_describe_exit(code)}; started again in {pause_s:g} s", flush=True)
             if self._stopping.wait(pause_s):
                 return code
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -59,8 +59,8 @@ class Supervisor:
             self._process.terminate()
 
 
-def _reason(code: int) -> str:
-    """Return the reason of an end, from an exit code of `Popen`."""
+def _describe_exit(code: int) -> str:
+    """Return how a process ended. code: as `Popen` returns it, negative for a signal."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 

@@ -1,13 +1,14 @@
 """`python -m server.watch`: supervise one server that was started here, until it is stopped.
 
-    twice a second:  tritonserver or a stub gone, or paused for a second      ─▶ restart, with the generation that was active
-                     a real question unanswered for ten seconds, no progress  ─▶ restart
-                     an artifact changed on disk   ─▶ restart with another intact generation, or take `recommend` out of service
-                     its gateway gone or paused    ─▶ restart the gateway
-                     an experiment without a guard ─▶ start the guard, which rolls back what does harm
+    every 0.5 s  tritonserver or a stub gone, or paused for a second ─▶ restart, with the generation that was active
+                 an artifact changed on disk ─▶ restart with another intact generation, or take `recommend` out of service
+    every 2 s    no real request answered for ten seconds ─▶ restart
+    every 5 s    its gateway gone or paused    ─▶ restart the gateway
+                 an experiment without a guard ─▶ start the guard, which rolls back a harmful challenger
+                 a challenger promoted         ─▶ activate it
 
-Meanwhile the gateway answers with popular items. A server that keeps dying is restarted after a pause that doubles from 0.2 s
-to 30 s. Every line of the log says what was found and what was done.
+While the server is down, the gateway answers with popular items. A server that keeps dying is restarted after a pause that
+doubles from 0.2 s to 30 s. Every line of the log says what was found and what was done.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ TICK_S = 0.5
 PAUSED_S = 1.0  # a stub that is paused for longer and then continues under load makes tritonserver 2.51 abort
 ASK_EVERY_S, ASK_TIMEOUT_S = 2.0, 1.0
 HANGS_S = 10.0  # without an answer to the supervisor's requests or to any other
-SCAN_EVERY_S = 5.0  # for gateways, experiments, and stubs of another generation
+SCAN_EVERY_S = 5.0  # for gateways, experiments, and the stubs of a newly activated generation
 RESTART_TIMEOUT_S = 300.0
 
 
 class Observer:
-    """Finds out what is wrong with one server process."""
+    """Finds the faults of one server process."""
 
     def __init__(self, state: ServerState) -> None:
         now_s = time.monotonic()
@@ -70,7 +71,7 @@ class Observer:
         if is_scan := now_s - self._scanned_s > SCAN_EVERY_S:
             self._members, self._scanned_s = processes.server_members(state.tag), now_s
         statuses = [_read_status(process) for process in self._members]
-        # A stub that died before it was scanned is no member: nothing but its parent tells of it.
+        # A stub that died before it was scanned is not among the members; only its parent shows that it is lost.
         if (is_scan or psutil.STATUS_ZOMBIE in statuses) and (lost := processes.count_lost_stubs(state.pid)):
             return f"{lost} of its Python model process(es) died"
         if psutil.STATUS_STOPPED not in statuses:
@@ -144,7 +145,7 @@ class Watch:
                     say(done)
 
     def _describe_end(self, fault: str) -> str:
-        """Return what ended a server. Of our own child process we know the signal for certain."""
+        """Return why the server ended: the signal if it is a child of this process and a signal ended it, otherwise `fault`."""
         code = self._process.poll() if self._process is not None else None
         return f"it was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else fault
 
@@ -192,13 +193,13 @@ class Watch:
             with local_client(state.grpc_url) as client:
                 client.unload_model(ENSEMBLE)
         replace(state, fault=fault).save(self._run_dir)
-        self._check = None  # the files may be as published by now
+        self._check = None  # so that the next tick reads the files: they may be as published by then
 
     def _return_to_service(self, state: ServerState) -> None:
         """Restart a server that was taken out of service once its files are as published."""
         if self._check is not None and not self._check.has_changed():
             return
-        self._check = ArtifactCheck(state.repo, state.generation)  # before they are read: it notices what changes meanwhile
+        self._check = ArtifactCheck(state.repo, state.generation)  # made before the files are read, to notice changes meanwhile
         if is_intact(state.repo, state.generation):
             self._restart(replace(state, fault=""), "its files are as published again")
 
@@ -279,7 +280,7 @@ def _count_answers(grpc_url: str) -> int:
     return sum(model.inference_stats.success.count for model in statistics.model_stats)
 
 
-def _end(signum: int, _: FrameType | None) -> None:
+def _exit_on_signal(signum: int, _: FrameType | None) -> None:
     sys.exit(128 + signum)
 
 
@@ -291,7 +292,7 @@ def main() -> None:
     parser.add_argument("--owner", action="store_true", help="stop the server when this process ends")
     options = parser.parse_args()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, _end)
+        signal.signal(signum, _exit_on_signal)
     try:
         Watch(options.run_dir, options.grpc_port).run()
     finally:

@@ -1,4 +1,4 @@
-"""`python -m triton_recommender` (from a checkout `python -m clients`): one call, for people or, with --json, for programs.
+"""`python -m triton_recommender` (from a checkout `python -m clients`): one call, printed as text or, with --json, as JSON.
 
 Exit status: 0 answered, 1 no answer (not ready, too late, overloaded, failed), 2 the call was wrong.
 """
@@ -30,7 +30,7 @@ app = typer.Typer(help="Ask a served repository for recommendations.", no_args_i
 out = Console()
 err = Console(stderr=True, highlight=False)
 
-N_USERS = 3  # that `users` names
+N_USERS = 3  # how many `users` prints
 
 Url = Annotated[
     str, typer.Option("--url", help="host:port of the server's gRPC endpoint, or http://host:port; several: comma-separated")
@@ -105,7 +105,7 @@ def observe(
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell the server what a user did; prints the event's place in the log once it is durable."""
+    """Tell the server what a user did; print the event's sequence once it is durable."""
     with report_errors():
         details = {"timestamp_ms": timestamp_ms, "value": value, "event_id": event_id, "request_id": request_id}
         columns = parse_pairs(context or [], "--context")
@@ -184,23 +184,23 @@ def health(
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the server one real question, and say whether it was answered."""
+    """Send every server one real request, and print whether it was answered."""
     with report_errors():
         with connect(url, timeout, root_certificates, header) as shop:
             endpoints = shop.health()
         if as_json:
-            facts = [vars(one) | {"degraded": list_fallbacks(one)} for one in endpoints]
-            typer.echo(dump_json({"ready": any(one.ready for one in endpoints), "endpoints": facts}))
+            facts = [vars(endpoint) | {"degraded": list_fallbacks(endpoint)} for endpoint in endpoints]
+            typer.echo(dump_json({"ready": any(endpoint.ready for endpoint in endpoints), "endpoints": facts}))
         else:
-            for one in endpoints:
-                out.print(describe_health(one), markup=False, soft_wrap=True)
-    if not any(one.ready for one in endpoints):
+            for endpoint in endpoints:
+                out.print(describe_health(endpoint), markup=False, soft_wrap=True)
+    if not any(endpoint.ready for endpoint in endpoints):
         raise typer.Exit(1)
 
 
 @app.command()
 def users(repo: Annotated[Path, typer.Option(help="the repository that knows them")] = Path(DEFAULT_SOURCE)) -> None:
-    """Name some users to ask for: the most active one, one in the middle and the least active one."""
+    """Print some users to try: the most active one, one in the middle and the least active one."""
     with report_errors():
         for user in list_users(repo, N_USERS):
             typer.echo(escape_text(user))
@@ -215,7 +215,7 @@ def catalogue(repo: Source = DEFAULT_SOURCE) -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Turn what goes wrong into a message on stderr and an exit status."""
+    """Turn errors into a message on stderr and an exit status."""
     try:
         yield
     except RecommenderError as error:
@@ -308,7 +308,7 @@ def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue 
 
 
 def compare_lists(before: Recommendations, changed: Recommendations, names: Catalogue) -> Table:
-    """Return a table of two lists, place by place."""
+    """Return a table of two lists, rank by rank."""
     table = Table()
     table.add_column("#", justify="right")
     for title in ("before", "after"):
@@ -321,7 +321,7 @@ def compare_lists(before: Recommendations, changed: Recommendations, names: Cata
 
 
 def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str, url: str) -> None:
-    """Warn when names may belong to another shop: they would become ids of other users or items."""
+    """Warn when the catalogue may be another shop's, where names have other ids."""
     if foreign := names.foreign_items(answer):
         err.print(
             f"warning: {len(foreign)} of the {len(answer)} items, such as {foreign[0]}, are not in the catalogue of "
@@ -332,8 +332,8 @@ def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str
         )
 
 
-def describe_health(one: Health) -> str:
-    if not one.ready:
-        return f"{one.url} is not ready: {escape_text(one.reason)}"
-    fallbacks = f", by the fallback of {', '.join(list_fallbacks(one))}" if one.degraded else ""
-    return f"{one.url} is ready: generation {one.generation} answered{fallbacks}"
+def describe_health(endpoint: Health) -> str:
+    if not endpoint.ready:
+        return f"{endpoint.url} is not ready: {escape_text(endpoint.reason)}"
+    fallbacks = f", by the fallback of {', '.join(list_fallbacks(endpoint))}" if endpoint.degraded else ""
+    return f"{endpoint.url} is ready: generation {endpoint.generation} answered{fallbacks}"

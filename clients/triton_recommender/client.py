@@ -1,4 +1,4 @@
-"""Hold what the blocking and the asyncio client share: settings, and how queries become calls and outputs answers."""
+"""Hold what the blocking and the asyncio client share: settings, encoding queries as calls, and decoding answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("triton_recommender")
 
 
 class Deadline:
-    """Time budget of one call by the user, which may take several requests."""
+    """Time budget of one call of the client, which may send several requests."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s, self._started_s = timeout_s, time.monotonic()
@@ -79,7 +79,7 @@ class SharedClient:
     ) -> Iterator[tuple[list[Query], Call]]:
         """Yield the queries in parts of at most the server's batch size, each part with its call.
 
-        generation: asks that challenger; None asks the champion. Raises InvalidRequest.
+        generation: of the challenger to ask; None asks the champion. Raises InvalidRequest.
         """
         check_k(k, signature)
         request_id = request_id or uuid.uuid4().hex
@@ -110,7 +110,7 @@ class SharedClient:
         return replace(event, user_id=resolve_visitor(event), session=None)
 
     def make_observe_calls(self, events: list[Event], model: ModelDescription) -> Iterator[Call]:
-        """Yield calls of `observe`, each of as many events as the server takes."""
+        """Yield calls of `observe`, each with at most as many events as the server takes."""
         for part in _split(events, model.max_batch):
             keyed = all(event.event_id is not None for event in part)
             yield self._call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)
@@ -122,14 +122,14 @@ class SharedClient:
         return self._call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)
 
     def make_health_call(self, signature: Signature) -> Call:
-        """Return one real request: that of an anonymous visitor."""
+        """Return one real request, for an anonymous visitor."""
         return replace(self._call(encode([Query(None)], signature)), timeout_s=self.timeouts.connect)
 
     def decode_sequences(self, outputs: Mapping[str, np.ndarray]) -> list[int]:
         return decode_sequences(outputs)
 
     def describe_span(self, call: Call) -> dict[str, str | int]:
-        """Return the attributes of a call in a trace, without ids of users."""
+        """Return the attributes of a call in a trace, without user ids."""
         first = next(iter(call.inputs.values()))
         return {"triton.model": call.model, "triton.batch": len(first), "triton.request_id": call.request_id}
 
@@ -144,7 +144,7 @@ class SharedClient:
 
 
 def resolve_visitor(request: Query | Event) -> int | str | None:
-    """Return the id of the user or of the session. Raises InvalidRequest if both are set, or a user id is a session's."""
+    """Return the id of the user or of the session. Raises InvalidRequest for both, or for a user id reserved for sessions."""
     if request.session is None:
         user_id = int(request.user_id) if isinstance(request.user_id, np.integer) else request.user_id
         if isinstance(user_id, int) and user_id < FIRST_USER_ID:

@@ -56,7 +56,7 @@ DEFAULT_TIMEOUTS = Timeouts()
 class Tls:
     """PEM files for an encrypted connection.
 
-    root_certificates:                whom to trust; None trusts what the system trusts
+    root_certificates:                whom to trust; None trusts the system's certificate authorities
     client_key, client_certificate:   who the caller is, where the server asks for it (mutual TLS); both or neither
     """
 
@@ -75,7 +75,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Query:
-    """One user's question. Ids are the shop's own; texts need a Catalogue of a shop whose ids are text.
+    """One user's request for recommendations. Ids are the shop's own; text ids need a Catalogue.
 
     user_id: None for an anonymous visitor, whom only `history` and `context` describe
     history: item ids, newest first, in place of the server's own history of the user; None leaves it to the server,
@@ -105,7 +105,7 @@ class Event:
                   key are sent again after a failure.
     request_id:   the `request_id` of the answer that the event reacts to
     context:      column -> value, as in Query
-    session:      of a visitor without a user id, as in Query; user_id is None then
+    session:      for a visitor without a user id, as in Query; user_id must then be None
     """
 
     user_id: int | str | None
@@ -120,7 +120,7 @@ class Event:
 
 
 class Notice(NamedTuple):
-    """Something that the caller said and the server will not understand.
+    """A user or item in a query that the catalogue does not know.
 
     field: "user_id", "history" or "exclude";  value: as the caller gave it;  message: for people
     """
@@ -149,14 +149,14 @@ class DescribedItem(NamedTuple):
 class Recommendations:
     """The answer for one user, best first. Iterating gives (item_id, score) pairs; `items` has names and titles too.
 
-    scores:     of the re-ranker, in the served order; rules may have moved items, so they need not fall
+    scores:     of the re-ranker, in the served order; rules may have moved items, so they need not descend
     degraded:   which parts came from a fallback; falsy when none did
     generation: which published generation answered
     propensities: of each item, the probability that the server's random draws put it at its place, given the items before it:
-                1.0 where nothing was drawn, None where it is not known. Empty from a server that does not say, or a cache
+                1.0 where nothing was drawn, None where it is not known. Empty from a cache and from a server without them
     names, titles: one per item, None where the client has no catalogue or the catalogue does not know the item
-    warnings:   texts that named no known user or item
-    request_id: to be given to the events that the answer leads to
+    warnings:   users and items of the query that the catalogue does not know
+    request_id: pass it to the events that the answer leads to
     """
 
     item_ids: tuple[int, ...]
@@ -216,10 +216,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Health:
-    """One endpoint's reply to one real question.
+    """One endpoint's reply to one real request.
 
-    ready:      it answered it;  reason: why not, else ""
-    generation: the one that answered, None when none did;  degraded: as in Recommendations
+    ready:      whether it answered with items;  reason: why not, else ""
+    generation: the one that answered, None without an answer;  degraded: as in Recommendations
     """
 
     url: str

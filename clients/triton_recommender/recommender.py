@@ -1,4 +1,4 @@
-"""The client. `Recommender` blocks, `AsyncRecommender` awaits; everything but the waiting is shared (`client.py`).
+"""The client. `Recommender` blocks, `AsyncRecommender` awaits; both share the rest (`client.py`).
 
 with Recommender("localhost:8001", timeouts=Timeouts(request=0.5)) as shop:
     for item_id, score in shop.recommend(17850, exclude=[22423], k=10):
@@ -48,9 +48,9 @@ class Recommender(SharedClient):
     tls:           root certificates, and the client's own where the server asks for them
     headers:       sent with every request, such as {"authorization": "Bearer …"}
     catalogue:     names and titles in answers, and ids for shops whose ids are text
-    strict:        raise UnknownId for a text that names no known user or item, instead of a warning in the answer
-    cache:         a MemoryCache or RedisCache; it may serve several clients, and is closed by its maker
-    transport:     another way to reach a server; triton_recommender.testing has one that needs none
+    strict:        raise UnknownId for a user or item that the catalogue does not know, instead of a warning in the answer
+    cache:         a MemoryCache or RedisCache; several clients may share it, and whoever created it closes it
+    transport:     another way to reach a server; triton_recommender.testing has a fake that needs no server
     """
 
     def __init__(
@@ -69,7 +69,11 @@ class Recommender(SharedClient):
         transport=None,
     ) -> None:
         super().__init__(timeouts, priority, catalogue, strict, cache)
-        transports = [transport] if transport is not None else [open_transport(at, tls, headers or {}) for at in list_urls(url)]
+        transports = (
+            [transport]
+            if transport is not None
+            else [open_transport(address, tls, headers or {}) for address in list_urls(url)]
+        )
         endpoints = [Endpoint(transport) for transport in transports]
         self._endpoints = Endpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
         self._transport = CachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
@@ -91,9 +95,9 @@ class Recommender(SharedClient):
         """Return one user's recommendations; see Query for the arguments.
 
         k: how many items at most, None for all that the server returns
-        request_id: of your own; the client makes one otherwise. It is in the answer, in the server's trace and log.
+        request_id: your own id; without one the client makes one. The answer, the server's trace and its log have it.
         timeout_s: of this call; None is the client's own
-        generation: of a challenger that the server holds beside the one it serves, for tests; None asks `recommend`
+        generation: ask this loaded challenger instead, for tests; None asks `recommend`
         Raises RecommenderError; triton_recommender.errors has the tree.
         """
         query = Query(user_id, history, exclude, context or {}, after, session)
@@ -111,7 +115,7 @@ class Recommender(SharedClient):
         """Return one answer per query, in their order. A bare id stands for Query(id). Raises RecommenderError.
 
         More queries than the server takes in one request are sent in several, one after the other, inside one timeout; their
-        answers may come from two generations when the server moves meanwhile.
+        answers may come from two generations when another one is activated meanwhile.
         """
         resolved, notices = self.resolve(queries)
         signature, deadline = self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
@@ -121,10 +125,10 @@ class Recommender(SharedClient):
         return self.complete(answers, notices, call.request_id)
 
     def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
-        """Tell the server what a user did, and return the event's place in the log: it is durable then.
+        """Tell the server what a user did. Return the event's sequence once the event is durable.
 
         details: the other fields of Event. Give the result to `recommend(after=…)` to see the event's effect at once.
-        An event without an `event_id` is never sent twice: after NoAnswer nobody knows whether it arrived.
+        An event without an `event_id` is never sent twice: after NoAnswer it is unknown whether it arrived.
         Raises RecommenderError.
         """
         return self.observe_many([Event(user_id, item_id, event, **details)])[0]
@@ -146,7 +150,7 @@ class Recommender(SharedClient):
         return sequences
 
     def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
-        """Tell the server that an item or user is new or changed, and return the change's place in the log.
+        """Tell the server that an item or user is new or changed. Return the change's sequence.
 
         kind: "item" or "user";  columns: of the data set; those that are left out stay as they are
         Never sent twice: a late second arrival could undo a later change. Raises RecommenderError.
@@ -155,11 +159,11 @@ class Recommender(SharedClient):
         return self.decode_sequences(self._infer(call, Deadline(self.timeouts.request)))[0]
 
     def signature(self) -> Signature:
-        """Return sizes and context columns of the served `recommend`; asked once, then remembered."""
+        """Return sizes and context columns of the served `recommend`, which are read once and kept."""
         return Signature.of(self._describe(RECOMMEND))
 
     def health(self) -> list[Health]:
-        """Ask every endpoint one real question, past cache and breakers, and return what each said."""
+        """Send every endpoint one real request, bypassing cache and circuit breakers, and return each one's health."""
         return [self._health(endpoint.transport) for endpoint in self._endpoints.endpoints]
 
     def close(self) -> None:
@@ -222,7 +226,9 @@ class AsyncRecommender(SharedClient):
     ) -> None:
         super().__init__(timeouts, priority, catalogue, strict, cache)
         transports = (
-            [transport] if transport is not None else [open_async_transport(at, tls, headers or {}) for at in list_urls(url)]
+            [transport]
+            if transport is not None
+            else [open_async_transport(address, tls, headers or {}) for address in list_urls(url)]
         )
         endpoints = [Endpoint(transport) for transport in transports]
         self._endpoints = AsyncEndpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))

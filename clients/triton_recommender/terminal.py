@@ -7,7 +7,7 @@ from typing import Any
 
 
 def escape_text(text: str) -> str:
-    """Return the text with control and formatting characters written out, such as \\x1b, and every space as a space."""
+    """Return the text with control and formatting characters written out, such as \\x1b, and other whitespace as spaces."""
     return "".join(_escape(character) for character in text)
 
 

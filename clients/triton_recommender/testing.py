@@ -8,8 +8,8 @@
     assert shop.events == [Event(17850, 3, "purchase", event_id="order-1")]
 
 The handler gets each Query as a server would understand it (ids, history and exclusions as sent, absent context left out).
-It returns item ids, best first, or a whole Recommendations, or raises one of triton_recommender.errors. What is wrong with a
-query is refused here too. FakeRecommender takes the other arguments of Recommender as well (catalogue, strict, cache, …);
+It returns item ids, best first, or a whole Recommendations, or raises one of triton_recommender.errors. Invalid queries
+are refused here too. FakeRecommender takes the other arguments of Recommender as well (catalogue, strict, cache, …);
 AsyncFakeRecommender is its asyncio twin.
 """
 
@@ -51,13 +51,14 @@ def describe_models(
 
 
 class FakeServer:
-    """A server as a function. `calls`, `queries`, `events` and `upserts` hold what arrived, oldest first.
+    """A server in this process, which answers with `handler`.
 
+    calls, queries, events, upserts: what arrived, oldest first
     models: model -> its description; answers have the outputs described there. Items have the propensity 1.0 unless the handler
         returns Recommendations with other ones.
     history, exclusions, items_returned: H, E and K
-    served_generation: states the generation of answers, but for a handler that returns whole Recommendations
-    challengers: generation -> handler, of generations that are loaded beside the served one
+    served_generation: generation of the answers, unless the handler returns whole Recommendations
+    challengers: generation -> handler that answers as this challenger
     """
 
     def __init__(
@@ -85,18 +86,18 @@ class FakeServer:
         if call.model == CHALLENGER:
             return self._challenge(call)
         if call.model == OBSERVE:
-            return {"sequence": np.array([[self._observe(event)] for event in _events(call.inputs)], np.int64)}
+            return {"sequence": np.array([[self._observe(event)] for event in _decode_events(call.inputs)], np.int64)}
         if call.model == UPSERT:
             for kind, record_id, columns in zip(*(call.inputs[name][:, 0] for name in ("kind", "id", "columns")), strict=True):
                 self.upserts.append((kind.decode(), int(record_id), json.loads(columns)))
             return {"sequence": np.array([[self._new_sequence()] for _ in call.inputs["id"]], np.int64)}
-        return self._recommend(_queries(call.inputs))
+        return self._recommend(_decode_queries(call.inputs))
 
     def _challenge(self, call: Call) -> dict[str, np.ndarray]:
         generation = int(call.version)
         if generation not in self.challengers:
             raise ModelNotFound(f"The fake holds no challenger of generation {generation}.", call)
-        return self._recommend(_queries(call.inputs), self.challengers[generation], generation)
+        return self._recommend(_decode_queries(call.inputs), self.challengers[generation], generation)
 
     def _recommend(
         self, queries: list[Query], handler: Handler | None = None, generation: int | None = None
@@ -203,7 +204,7 @@ class _Received:
 
 
 class FakeRecommender(_Received, Recommender):
-    """A Recommender without a server. context: column -> INT64, FP32 or BYTES. settings: of Recommender."""
+    """A Recommender without a server. context: column -> INT64, FP32 or BYTES. settings: other arguments of Recommender."""
 
     def __init__(self, handler: Handler = lambda query: [], *, context: Mapping[str, str] | None = None, **settings) -> None:
         self.server = FakeTransport(handler, context=context)
@@ -218,8 +219,8 @@ class AsyncFakeRecommender(_Received, AsyncRecommender):
         super().__init__(transport=self.server, **settings)
 
 
-def _queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
-    """Return what was sent, as queries again."""
+def _decode_queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
+    """Return the queries that these tensors encode."""
     columns = [name for name in inputs if name not in ("user_id", "history", "exclude", "after")]
     queries = []
     for row, user_id in enumerate(inputs["user_id"][:, 0].tolist()):
@@ -238,8 +239,8 @@ def _queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
     return queries
 
 
-def _events(inputs: Mapping[str, np.ndarray]) -> list[Event]:
-    """Return what was sent, as events again."""
+def _decode_events(inputs: Mapping[str, np.ndarray]) -> list[Event]:
+    """Return the events that these tensors encode."""
     own = ("user_id", "item_id", "event", "timestamp_ms", "value", "event_id", "request_id")
     events = []
     for row in range(len(inputs["user_id"])):
@@ -251,5 +252,5 @@ def _events(inputs: Mapping[str, np.ndarray]) -> list[Event]:
 
 
 def _drop_missing(values: Mapping[str, object]) -> dict:
-    """Return what is not the marker of a missing value."""
+    """Return the values without markers of missing ones."""
     return {name: value for name, value in values.items() if value != MISSING_INT and value == value and value != b""}

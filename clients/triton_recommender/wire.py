@@ -1,6 +1,6 @@
 """Encode queries as tensors, and decode answers. Nothing here does I/O.
 
-The sizes H, E and K and the context columns come from the server's own description of the model, never from a guess.
+The sizes H, E and K and the context columns come from the server's own description of the model.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _OWN_INPUTS = ("user_id", "history", "exclude", "after")
 class Signature:
     """Sizes and context columns of the served `recommend`."""
 
-    history: int  # H
-    exclusions: int  # E
-    items_returned: int  # K
+    history: int  # H, item ids in a history
+    exclusions: int  # E, item ids that the server excludes
+    items_returned: int  # K, items in an answer
     context: Mapping[str, str]  # column -> Triton's dtype: INT64, FP32 or BYTES
     max_batch: int  # queries per request
-    has_after: bool = False
+    has_after: bool = False  # whether `after` is one of the inputs
 
     @classmethod
     def of(cls, model: ModelDescription) -> Signature:
@@ -55,7 +55,7 @@ class Signature:
 def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
     """Return every input tensor [B, …] for queries with integer ids, with fill values where a query has none.
 
-    All tensors are always sent: tritonserver batches only requests that send the same ones.
+    All tensors are always sent: tritonserver batches only requests with the same inputs.
     A history keeps its newest H items. Exclusions beyond E do not fit the tensor: `decode` drops those items instead.
     Raises InvalidRequest.
     """

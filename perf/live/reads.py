@@ -1,4 +1,4 @@
-"""The store read of `preprocess`: what it takes to replace one user's state by the live record, in process."""
+"""Measure the store read of `preprocess`: how long one user's state takes to be replaced by the live record, in process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import NO_CATEGORY, UserState
 from serving.stages.live.users import LiveUsers
 
-P50_US = 20.0  # bounds
-DRIFT, GROWTH = 1.1, 1.5
+P50_US = 20.0  # upper bound of each store's median read
+DRIFT = 1.1  # upper bound of the last tenth's median over that of the first
+GROWTH = 1.5  # upper bound of the largest store's median over that of the smallest
 SIZES = (10_000, 1_000_000)
 N_ITEMS = 10_000
 WARMING_CALLS = 10_000
@@ -31,20 +32,20 @@ MS_PER_DAY = 86_400_000
 
 
 def measure(calls: int, sizes: tuple[int, ...], folder: Path, rng: np.random.Generator, progress) -> list[Figure]:
-    """Return the figures of stores of `sizes` users, filled with random records. folder: with room for them"""
+    """Return the figures of stores of `sizes` users, filled with random records. folder: for temporary stores"""
     taken_us: dict[int, np.ndarray] = {}
     for size in sizes:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             progress(f"a store of {size:,} users")
             store = Path(scratch) / "shop.live"
-            fill(store, size, rng)
+            fill_store(store, size, rng)
             progress(f"{calls:,} reads")
             taken_us[size] = time_reads(store, size, calls, rng)
     return make_figures(taken_us)
 
 
 def make_figures(taken_us: dict[int, np.ndarray]) -> list[Figure]:
-    """taken_us: float64 [calls] by the number of users"""
+    """Return the figures. taken_us: float64 [calls] by the number of users"""
     figures = []
     p50 = {size: float(np.median(taken)) for size, taken in taken_us.items()}
     for size, taken in taken_us.items():
@@ -62,12 +63,12 @@ def make_figures(taken_us: dict[int, np.ndarray]) -> list[Figure]:
     return [*figures, Figure(name=name, values=[p50[largest] / p50[smallest]], unit="x", at_most=GROWTH)]
 
 
-def fill(folder: Path, n_users: int, rng: np.random.Generator) -> None:
+def fill_store(folder: Path, n_users: int, rng: np.random.Generator) -> None:
     """Write a store of users 0 … n_users - 1, each with a full record."""
     layout = Layout()
     with closing(Writer(folder, layout, ["purchase"])) as writer:
         keys = ids_as_keys(np.arange(n_users))
-        order = sorted(range(n_users), key=keys.__getitem__)  # in the store's order pages are filled one after the other
+        order = sorted(range(n_users), key=keys.__getitem__)  # sequential inserts fill pages one after the other
         for start in range(0, n_users, USERS_PER_TRANSACTION):
             part = [keys[place] for place in order[start : start + USERS_PER_TRANSACTION]]
             records = draw_records(layout, len(part), rng)
@@ -96,9 +97,9 @@ def time_reads(folder: Path, n_users: int, calls: int, rng: np.random.Generator)
     taken_ns = np.empty(calls, np.int64)
     with closing(Reader(folder)) as reader:
         with reader.snapshot() as snapshot:
-            snapshot.all_users()  # maps every page of the store, as a server that has run for long has done
+            snapshot.all_users()  # maps every page, as in a server that has run for a while
         live = LiveUsers(reader, ItemIndex(np.arange(N_ITEMS)), np.zeros(N_ITEMS + 1, np.int32))
-        live, state = live.with_machine_code(empty_state(np.zeros(2, np.int64))), empty_state(user_ids[0])
+        live, state = live.with_machine_code(make_empty_state(np.zeros(2, np.int64))), make_empty_state(user_ids[0])
         with prevent_delays():
             for user_id in user_ids[:WARMING_CALLS]:
                 state.user_ids[:] = user_id
@@ -111,8 +112,8 @@ def time_reads(folder: Path, n_users: int, calls: int, rng: np.random.Generator)
     return taken_ns / 1e3
 
 
-def empty_state(user_ids: np.ndarray) -> UserState:
-    """Return what the generation knows of users, [B]: nothing."""
+def make_empty_state(user_ids: np.ndarray) -> UserState:
+    """Return the state of users whom the generation does not know. user_ids: int64 [B]"""
     batch, history = len(user_ids), Layout().history
     return UserState(
         user_ids.copy(),

@@ -16,7 +16,7 @@ def draw_poisson(rate: float, duration_s: float, rng: np.random.Generator) -> np
 
     Raises ConfigError beyond MAX_REQUESTS.
     """
-    _check(rate, duration_s, rate * duration_s)
+    _check_load(rate, duration_s, rate * duration_s)
     return np.sort(rng.uniform(0.0, duration_s, rng.poisson(rate * duration_s)))
 
 
@@ -25,7 +25,7 @@ def draw_bursts(
 ) -> np.ndarray:
     """Draw Poisson arrivals at `rate`, and `factor` times that during the first `burst_s` of every `every_s` but the first.
 
-    Thinned from a Poisson process at the peak rate.
+    The arrivals are thinned from a Poisson process at the peak rate.
     """
     due_s = draw_poisson(rate * factor, duration_s, rng)
     keep = is_in_burst(due_s, every_s, burst_s) | (rng.random(len(due_s)) < 1.0 / factor)
@@ -35,9 +35,9 @@ def draw_bursts(
 def make_volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
     """Return `size` requests at the same instant, then none until the next volley. This detects a batcher that sleeps.
 
-    Under steady load each request wakes the batcher for the one before, so such a fault stays hidden.
+    Under steady load such a fault stays hidden: each request wakes the batcher for the one before.
     """
-    _check(rate, duration_s, rate * duration_s)
+    _check_load(rate, duration_s, rate * duration_s)
     starts_s = np.arange(0.0, duration_s, size / rate)
     return np.repeat(starts_s, size)
 
@@ -52,7 +52,7 @@ def draw_recorded(times_s: np.ndarray, rate: float, duration_s: float, rng: np.r
 
     times_s: float64 [M] unix seconds, any order. A log shorter than the load starts over.
     """
-    _check(rate, duration_s, rate * duration_s)
+    _check_load(rate, duration_s, rate * duration_s)
     count = max(round(rate * duration_s), 2)
     times_s = np.sort(np.asarray(times_s, np.float64))
     laps = -(-count // max(len(times_s), 1))
@@ -78,7 +78,7 @@ def read_times(source: str) -> np.ndarray:
     return load_dataset(source).interactions["timestamp"].to_numpy(np.float64)
 
 
-def _check(rate: float, duration_s: float, expected: float) -> None:
+def _check_load(rate: float, duration_s: float, expected: float) -> None:
     if rate <= 0 or duration_s <= 0:
         raise ConfigError(f"Rate and duration must be positive, got {rate:g} requests/s for {duration_s:g} s.")
     if expected > MAX_REQUESTS:

@@ -1,4 +1,4 @@
-"""What the real server answers equals what the same stages answer in this process, and one batch is one call of a stage."""
+"""The real server answers as the same stages do in this process, and one batch is one call of each stage."""
 
 import re
 import time
@@ -41,34 +41,34 @@ QUIET_S = 2.5  # the stages report once a second
 
 
 class StageCounts:
-    """Calls and rows by stage since this object was made; nobody else may ask meanwhile."""
+    """Calls and rows by stage since this object was made. No other requests may run meanwhile."""
 
     def __init__(self, server) -> None:
         self.url = server.metrics_url
-        self.before = self.settled()
+        self.before = self.read_settled()
 
     def read(self) -> dict[str, dict[str, float]]:
         text = urllib.request.urlopen(self.url, timeout=5).read().decode()
-        found = re.findall(r'^recommender_stage_(calls|rows)_total{stage="(\w+)"} (\S+)$', text, re.MULTILINE)
+        samples = re.findall(r'^recommender_stage_(calls|rows)_total{stage="(\w+)"} (\S+)$', text, re.MULTILINE)
         counts: dict[str, dict[str, float]] = {"calls": {}, "rows": {}}
-        for what, stage, value in found:
+        for what, stage, value in samples:
             if stage in STAGES:
                 counts[what][stage] = float(value)
         return counts
 
-    def settled(self) -> dict[str, dict[str, float]]:
-        """-> the counts, when all that was answered so far has been reported."""
+    def read_settled(self) -> dict[str, dict[str, float]]:
+        """Return the counts, once two reads in a row agree: then all calls so far have been reported."""
         now, last = self.read(), None
         while now != last:
             time.sleep(QUIET_S)
             now, last = self.read(), now
         return now
 
-    def since(self, rows: int) -> dict[str, dict[str, float]]:
-        """-> the differences, once every stage has counted `rows` rows."""
+    def wait_for_rows(self, rows: int) -> dict[str, dict[str, float]]:
+        """Return the increases, once every stage has counted `rows` new rows, or after 30 s."""
         deadline = time.monotonic() + 30.0
         while True:
-            now = self.settled()
+            now = self.read_settled()
             new = {what: {stage: n - self.before[what][stage] for stage, n in now[what].items()} for what in now}
             if new["rows"] == dict.fromkeys(STAGES, rows) or time.monotonic() > deadline:
                 return new
@@ -77,13 +77,13 @@ class StageCounts:
 def test_one_batch_is_one_stage_call_in_every_stage(server, client):
     counts = StageCounts(server)
     infer(client, user_id=list(range(32)))
-    assert counts.since(32) == {"calls": dict.fromkeys(STAGES, 1), "rows": dict.fromkeys(STAGES, 32)}
+    assert counts.wait_for_rows(32) == {"calls": dict.fromkeys(STAGES, 1), "rows": dict.fromkeys(STAGES, 32)}
 
 
 def test_requests_that_wait_together_share_stage_calls(server, client):
     counts = StageCounts(server)
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(lambda user: infer(client, user_id=[user]), range(320)))
-    new = counts.since(320)
+    new = counts.wait_for_rows(320)
     assert new["rows"] == dict.fromkeys(STAGES, 320)
     assert new["calls"]["rank"] < 320

@@ -23,8 +23,8 @@ MISSING_BIN = -1.0  # fill of missing values: below the first boundary
 def fit_workflow(side: Side, rows: TrainingRows, settings: FeatureSettings) -> Workflow:
     """Build and fit the workflow of one side, on the cluster that holds the rows if one does.
 
-    rows: have one column per raw column of `side`. Columns without any value are skipped, because NVTabular cannot transform
-    them. Their folder must exist as long as the workflow.
+    rows: one column per raw column of `side`. Columns without any value are skipped, because NVTabular cannot transform them.
+    The folder of the rows must exist as long as the workflow.
     """
     singles = {column.name for column in side.categories} | {column.name for column in side.numbers}
     singles |= {column.source for column in side.bins}

@@ -1,5 +1,5 @@
-"""The retriever: item-item neighbours in closed form, two towers initialised as their low-rank half and then trained; where
-they help also a transformer over the history (training/models/sequence.py) and a graph model (training/models/graph.py).
+"""The retriever: item-item neighbours in closed form, and two towers initialised with their low-rank factors and then trained.
+Where they help, it also has a transformer over the history (training/models/sequence.py) and a graph model (graph.py).
 
     data = prepare_data(features, train, rows)
     retriever = fit_retriever(data, RetrieverSettings(), seed)
@@ -32,7 +32,7 @@ from training.models.train_sequence import SequenceSettings, Taken, cut_windows,
 from training.models.train_two_tower import TowerSettings, train_towers
 from training.models.two_tower import ItemInputs, TwoTower, UserTower
 
-MOST_SCORED = 512
+MOST_SCORED = 512  # users whose scores give the graph model its scale
 USERS_PER_BLOCK = 128  # each scores the whole catalogue
 MOST_EXAMPLES = TowerSettings.most_examples
 LOGITS_PER_WEIGHT = 10.0  # scales EASE's weights, which are far smaller than differences of logits
@@ -52,7 +52,7 @@ class RetrieverData:
     """One training log, prepared for the retriever.
 
     positives: CSR float32 [n_users, n_items], 1.0 where a user took an item
-    items: the encoded catalogue; user_rows: rows of the tables of user_categorical
+    items: the encoded catalogue; user_rows: number of rows of each embedding table of user_categorical
     examples: users just before N positives; targets: their items, int64 [N] positions; takers: int64 [N] rows of positives
     taken: the positives, for the sequence model
     """
@@ -72,9 +72,9 @@ class RetrieverData:
 
 @dataclass(frozen=True)
 class Retriever:
-    """The parts of a retriever. One score is the sum of them all.
+    """The models of a retriever, whose scores are added up.
 
-    In a vector, the values of the sequence model and of the graph come before those of the towers.
+    In a vector, the values of the sequence model and of the graph model come before those of the towers.
 
     neighbours: weights as fitted, before the blend; tower_vectors: float32 [n_items, D]
     sequence_weight: logits of the towers per logit of the sequence model; graph_weight: per unit of the graph's scores
@@ -97,7 +97,7 @@ class Retriever:
 
     @cached_property
     def history_table(self) -> np.ndarray:
-        """float32 [n_items + 1, D - 1 + G], the rows of the history that `user_network` reads"""
+        """float32 [n_items + 1, D - 1 + G]; `user_network` reads the rows of a history's items"""
         own = self.model.history_table.weight.detach().numpy()
         return own if self.graph is None else np.hstack([own, self.graph.history])
 
@@ -125,7 +125,7 @@ class Retriever:
 
     @torch.no_grad()
     def network_inputs(self, users: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `user_network` takes for N users."""
+        """Return the inputs of `user_network` for N users."""
         history = users.history_positions.astype(np.int64)
         return (
             torch.from_numpy(self.history_table[history]),
@@ -137,14 +137,14 @@ class Retriever:
     @torch.no_grad()
     def _network_vectors(self, users: Examples) -> np.ndarray:
         """Return the last G + D values of user vectors, float32 [N, G + D]."""
-        network, found = self.user_network, []
+        network, blocks = self.user_network, []
         for start in range(0, len(users.user_continuous), USERS_PER_BLOCK):
             part = Examples(*(values[start : start + USERS_PER_BLOCK] for values in users))
-            found.append(network(*self.network_inputs(part)).numpy())
-        return np.concatenate(found)
+            blocks.append(network(*self.network_inputs(part)).numpy())
+        return np.concatenate(blocks)
 
     def weigh(self, *, sequence: float, graph: float) -> Retriever:
-        """Return the retriever with other weights of its optional models, without those whose weight is 0."""
+        """Return the retriever with other weights of its optional models; a weight of 0 removes the model."""
         return replace(
             self,
             sequence=self.sequence if sequence else None,
@@ -154,7 +154,7 @@ class Retriever:
         )
 
     def retrieve(self, users: Examples, seen: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions by falling score, int64 [N, count], n_items padded, and scores float32 [N, count], -inf padded.
+        """Return positions int64 [N, count], best first, padded with n_items, and scores float32 [N, count], padded with -inf.
 
         seen: CSR [N, n_items]; stored entries are not retrieved
         """
@@ -168,7 +168,7 @@ def fit_retriever(
     say: Callable[[str], None] = print,
     start: SequenceModel | None = None,
 ) -> Retriever:
-    """Fit the retriever: minutes on one core, seconds on small logs. start: a sequence model that goes on learning, in place"""
+    """Fit the retriever: minutes on one core, seconds on small logs. start: a sequence model to train further, in place"""
     neighbours = fit_neighbours(data.positives, settings.item_item, np.random.default_rng(seed))
     say(f"  item-item: {(neighbours.weights > 0).sum():,} neighbours of {data.n_items:,} items")
     torch.manual_seed(seed)
@@ -217,7 +217,7 @@ def compute_root_mean_square(positives: sp.csr_matrix, neighbours: Neighbours, r
 
 
 def factorise(neighbours: Neighbours, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (history side, item side), float32 [n_items, width], whose inner products approximate the neighbours' weights."""
+    """Return (history side, item side), float32 [n_items, width]: their product is about LOGITS_PER_WEIGHT * weights."""
     matrix = make_neighbour_matrix(neighbours)
     n_items = matrix.shape[0]
     left, strength, right = randomized_svd(matrix, min(width, n_items), n_iter=4, random_state=seed)
@@ -243,10 +243,10 @@ def item_vectors(model: TwoTower) -> np.ndarray:
 def prepare_data(
     features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool = True, seed: int = 0
 ) -> RetrieverData:
-    """Prepare the data. rows: int64 [N] ascending, positives of `train` (the frame of the features) to learn from.
+    """Prepare the data. rows: int64 [N] ascending, positives to learn from. train: the log that the features were built from.
 
     filter_seen: do not learn targets that the user already had, because they are not served again
-    seed: samples the towers' events where there are too many
+    seed: draws the towers' examples where there are more than MOST_EXAMPLES
     """
     taken = _list_taken(features, train, rows, filter_seen)
     if filter_seen:
@@ -274,7 +274,7 @@ def _list_taken(features: Features, train: pd.DataFrame, rows: np.ndarray, filte
 
 
 def _encode_at_store_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:
-    """Encode users just before rows of `train`, with ages to the store's clock, as in serving."""
+    """Encode users just before rows of `train`, with ages relative to the store's clock, as in serving."""
     clocks = np.full(len(rows), features.as_of_s)
     context = take_context(train.iloc[rows], features.context)
     return features.encode_moments(features.log.before_rows(train, rows), clocks, context)

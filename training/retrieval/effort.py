@@ -1,9 +1,8 @@
 """Tune the index's search effort until its recall suffices for requests as callers send them.
 
 The index is chosen with users of the log. Requests also come from unknown users and sessions, whose vectors are in sparse
-regions:
-at an effort with a recall of 98.8 % for users of the log, theirs is 93 and 89 %. Recall also falls with the number of results:
-98 % of 200, 89 % of 1,000.
+regions: at an effort with a recall of 98.8 % for users of the log, it is 93 % for unknown users and 89 % for sessions. Recall
+also falls with the number of results: 98 % for 200, 89 % for 1,000.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ KIND = "lists"
 
 
 def widen_search(preprocess: Path, retrieve: Path, requests: Arrays, fixed: bool) -> list[Trial]:
-    """Raise the effort of the index in a stage's folder until it finds WANTED_RECALL of the C exact answers.
+    """Raise the effort of the index in a stage's folder until its recall of the C exact answers reaches WANTED_RECALL.
 
-    preprocess, retrieve: folders of the staged stages; requests: the ensemble's inputs, each [R, *dims]; fixed: only try the
-    configured effort. Returns the trials, none for a catalogue without an index. Raises ExportError when the recall is not
+    preprocess, retrieve: folders of the staged stages; requests: the ensemble's inputs, each [R, *dims]; fixed: try only
+    the configured effort. Returns the trials, none for a catalogue without an index. Raises ExportError when the recall is not
     reached.
     """
     stage = Retrieve.load(retrieve)
@@ -40,8 +39,8 @@ def widen_search(preprocess: Path, retrieve: Path, requests: Arrays, fixed: bool
     trials = try_wider(stage.search, queries, count, fixed)
     if not is_sufficient(trials[-1], fixed):
         raise ExportError(
-            f"The index finds {trials[-1].recall:.3f} (surely {trials[-1].surely:.3f}) of the {count:,} items that exact "
-            f"search finds for requests with strangers and sessions, at effort {trials[-1].effort}. Expected {WANTED_RECALL}. "
+            f"The index finds {trials[-1].recall:.3f} (lower bound {trials[-1].surely:.3f}) of the {count:,} items that exact "
+            f"search finds, over all kinds of users and sessions, at effort {trials[-1].effort}. Expected {WANTED_RECALL}. "
             + ("Set a larger compute.index_effort, or none." if fixed else "Check the item vectors: most of them may be equal.")
         )
     if len(trials) > 1:
@@ -50,7 +49,7 @@ def widen_search(preprocess: Path, retrieve: Path, requests: Arrays, fixed: bool
 
 
 def try_wider(search: Search, queries: np.ndarray, count: int, fixed: bool = False) -> list[Trial]:
-    """Try the index's effort and, unless `fixed`, wider ones, up to the first with WANTED_RECALL of `count` exact answers.
+    """Try the index's effort and, unless `fixed`, wider ones, until the recall of `count` exact answers suffices.
 
     queries: float32 [Q, D] user vectors. The index keeps the last effort.
     """
@@ -63,7 +62,7 @@ def try_wider(search: Search, queries: np.ndarray, count: int, fixed: bool = Fal
 
 
 def is_sufficient(trial: Trial, fixed: bool = False) -> bool:
-    """Return whether the lower confidence bound reaches WANTED_RECALL; a few hard requests make samples differ.
+    """Return whether the lower confidence bound reaches WANTED_RECALL, because a few hard requests make samples differ.
 
     For a configured effort the measured recall suffices.
     """
@@ -82,7 +81,7 @@ def exact_answers(search: Search, queries: np.ndarray, count: int) -> np.ndarray
 
 
 def every_other(requests: Arrays, first: int) -> dict[str, np.ndarray]:
-    """Return half of the requests. first: 0 for the half that tunes the effort, 1 for the half that measures recall.
+    """Return half of the requests, QUERIES at most. first: 0 for tuning the effort, 1 for measuring recall.
 
     Each half has half of the sessions, whose recall is lowest.
     """

@@ -15,10 +15,10 @@ class StateTable:
     def __init__(self, plan: EntityPlan):
         self.plan = plan
         self._rows: dict[tuple[int, ...], int] = {}
-        self._records = plan.empty(FIRST_RECORDS)  # the last record always stays empty: it is that of entities without events
+        self._records = plan.empty(FIRST_RECORDS)  # the last record stays empty: `records` gives it to entities without events
 
     def update(self, keys: np.ndarray, events: np.ndarray) -> None:
-        """Add events, EVENT [N] sorted by sequence, to the entities of `keys`; an event with NO_KEY has none."""
+        """Add events, EVENT [N] sorted by sequence, to the entities of `keys`; an event with NO_KEY belongs to none."""
         rows = np.full(len(keys), -1)
         for place in np.flatnonzero(keys[:, 0] != NO_KEY):
             rows[place] = self._rows.setdefault(tuple(keys[place].tolist()), len(self._rows))

@@ -42,7 +42,7 @@ class Blocked(NamedTuple):
 class Neighbours:
     """The strongest neighbours of each item; the last row is padding.
 
-    positions: int32 [n_items + 1, N], n_items padded; weights: float32 [n_items + 1, N], none negative
+    positions: int32 [n_items + 1, N], padded with n_items; weights: float32 [n_items + 1, N], none negative
     """
 
     positions: np.ndarray
@@ -67,7 +67,7 @@ class Neighbours:
 
 
 def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
-    """Return weights float32 [B, H] of int [B, H], newest first: (1 + r) ** -0.5 for the r-th distinct item, otherwise 0."""
+    """Return weights, float32 [B, H], of int [B, H], newest first: r ** -0.5 for the r-th distinct item, otherwise 0."""
     weights = np.empty(history.shape, np.float32)
     weigh_all_by_recency(history, n_items, weights)
     return weights
@@ -75,7 +75,7 @@ def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
 
 @compiled
 def weigh_all_by_recency(history, n_items, weights):
-    """Write `recency_weights` of int [B, H], newest first, to weights, float32 [B, H]."""
+    """Write `recency_weights` of history, int [B, H], to weights, float32 [B, H]."""
     for row in range(len(history)):
         weigh_by_recency(history[row], n_items, weights[row])
 
@@ -121,12 +121,12 @@ def normalise_queries(vectors, queries):
 
 
 class Search:
-    """The searcher of one generation. One call at a time, under a lock.
+    """The searcher of one generation. Threads may share it: a lock guards the scratch arrays.
 
     index: a Faiss index; None for a catalogue small enough to score whole
 
-    Requests of a batch are searched one by one: each stays in the processor's cache, gets no more results of the index than it
-    needs, and does not depend on its batch mates.
+    Requests of a batch are searched one by one: each stays in the processor's cache, takes no more results from the index than
+    it needs, and does not depend on the others.
     """
 
     def __init__(self, item_vectors: np.ndarray, neighbours: Neighbours, available: np.ndarray, index: Any = None):
@@ -148,7 +148,7 @@ class Search:
     def __call__(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions int64 [B, count], best first, n_items padded, and scores float32 [B, count].
+        """Return positions int64 [B, count], best first, padded with n_items, and scores float32 [B, count].
 
         user_vectors: float32 [B, D]; history: int [B, H] positions. Padding scores -inf and appears only where the catalogue
         has no more items to serve.
@@ -190,9 +190,8 @@ class Search:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return positions and scores of the best items among the history's neighbours and `near`, and n_near.
 
+        near: int64 [B, A] positions, negative = none; [1, A] for all requests alike
         n_near: int64 [B], number of items in `near` that may be served
-
-        near: int64 [B, A] positions, negative = none; [1, A] for all
         """
         batch = len(user_vectors)
         positions, scores = np.empty((batch, count), np.int64), np.empty((batch, count), np.float32)

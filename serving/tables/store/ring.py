@@ -1,7 +1,7 @@
 """Keep one table's latest updates in a ring buffer in shared memory, from which every instance's L1 takes them.
 
-One writer at a time, which holds the lock of the table's block, appends rows. Every reader remembers its position. A reader
-that was lapped must drop its cached rows. The block also holds the updater's counters and offsets (batch.py).
+One writer at a time appends rows, under the lock of the table's block. Every reader remembers its position. A reader that was
+lapped must drop its cached rows. The block also holds the updater's counters and offsets (batch.py).
 
     claimed ─▶ rows and keys ─▶ head          a reader copies up to `head`, then checks whether `claimed` lapped it
 
@@ -20,7 +20,7 @@ from serving.tables.store.row_formats import RowCodec
 CLAIMED, HEAD, APPLIED, REJECTED, LAG_US, HEARTBEAT_MS, BROKER_DOWN, STORE_DOWN, STORED, LOST = range(10)
 N_WORDS = 16
 MAX_ROWS = 16_384
-UNKNOWN = -(1 << 62)  # as `stored`: a store lost rows, nobody knows which; it is further back than any ring holds
+UNKNOWN = -(1 << 62)  # value of `stored` when a store lost unknown rows: further back than any ring reaches
 
 
 class UpdateRing:
@@ -66,14 +66,14 @@ class UpdateRing:
         np.copyto(self.stored_reached, self.reached)
         self.words[STORED] = self.words[HEAD]
 
-    def publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
+    def publish(self, keys: np.ndarray, encoded_rows: np.ndarray) -> None:
         """Append rows, and let readers see them. The caller holds the block's lock.
 
-        keys: int64 [N]; stored: encoded rows, [N, columns] (row_formats.py)
+        keys: int64 [N]; encoded_rows: [N, columns] (row_formats.py)
         """
         most = self.most_staged
         for start in range(0, len(keys), most):
-            self.stage(keys[start : start + most], stored[start : start + most])
+            self.stage(keys[start : start + most], encoded_rows[start : start + most])
             self.show()
 
     @property
@@ -81,7 +81,7 @@ class UpdateRing:
         """The largest number of rows for one `stage`. More would lap every reader."""
         return self.size // 2
 
-    def stage(self, keys: np.ndarray, stored: np.ndarray) -> None:
+    def stage(self, keys: np.ndarray, encoded_rows: np.ndarray) -> None:
         """Append rows as `publish` does, invisible until `show`."""
         head = self.words[HEAD]
         places = np.arange(head, head + len(keys)) % self.size
@@ -89,7 +89,7 @@ class UpdateRing:
         # A writer that died may have claimed more: the rows that it overwrote stay lost.
         self.words[CLAIMED] = max(self._staged, self.words[CLAIMED])
         self._keys[places] = keys
-        self._rows[places] = stored
+        self._rows[places] = encoded_rows
 
     def show(self) -> None:
         """Let readers see the staged rows."""
@@ -107,11 +107,11 @@ class UpdateRing:
         """
         head = self.words[HEAD]
         places = self._places(position, head)
-        keys, stored = self._keys[places], self._rows[places]
+        keys, encoded_rows = self._keys[places], self._rows[places]
         if self._lapped(position):
             return None
         latest = last_of_each(keys)
-        return keys[latest], stored[latest], head
+        return keys[latest], encoded_rows[latest], head
 
     def find_changed(self, keys: np.ndarray, position: int) -> np.ndarray:
         """Return which keys, int64 [N], were or may have been updated since `position`, bool [N]."""
@@ -130,11 +130,11 @@ class UpdateRing:
         return not 0 <= self.words[CLAIMED] - position <= self.size
 
     def add(self, word: int, amount: int) -> None:
-        """Add to a counter of the updater. word: such as APPLIED"""
+        """Add to a counter of the updater. word: its index, such as APPLIED"""
         self.words[word] += amount
 
     def set(self, word: int, value: int) -> None:
-        """Set a value of the updater. word: such as LAG_US"""
+        """Set a value of the updater. word: its index, such as LAG_US"""
         self.words[word] = value
 
     @property

@@ -1,4 +1,4 @@
-"""`make check` on a merlin repository: sound ones have no findings, each rule of the backends that is broken has one."""
+"""`make check` of a merlin repository: a sound one has no findings, and each broken rule of a backend has one."""
 
 import json
 import shutil
@@ -22,18 +22,18 @@ def test_sound_repositories_have_no_findings(exported, triton):
     assert check_repository(exported[triton]) == []
     result = CliRunner().invoke(app, ["check", "--repo", str(exported[triton])])
     assert (result.exit_code, "0 errors, 0 warnings" in result.output) == (0, True)
-    said = [line for line in result.output.splitlines() if line.startswith("checked by format only: that ")]
-    assert sum("TensorRT" in line or "Faiss" in line for line in said) == 2
-    assert sum("hps" in line for line in said) == (2 if triton == "24.03" else 0)
+    notes = [line for line in result.output.splitlines() if line.startswith("checked by format only: that ")]
+    assert sum("TensorRT" in line or "Faiss" in line for line in notes) == 2
+    assert sum("hps" in line for line in notes) == (2 if triton == "24.03" else 0)
 
 
-def every_config(folder):
+def read_configs(folder):
     return [text_format.Parse(path.read_text(), pb.ModelConfig()) for path in sorted(folder.rglob("*.pbtxt"))]
 
 
 @pytest.mark.parametrize("triton", ["24.03", "modern"])
 def test_every_config_parses_with_the_official_protobuf(exported, triton):
-    configs = every_config(exported[triton])
+    configs = read_configs(exported[triton])
     assert {config.name for config in configs} == {path.name for path in exported[triton].iterdir() if path.is_dir()}
 
 
@@ -51,7 +51,7 @@ class TestFiles:
         edit(repository, EMBEDDINGS, lambda config: setattr(config, "name", "other"))
         assert f"{EMBEDDINGS}/config.pbtxt: It names the model 'other'" in errors(repository)
 
-    def test_a_stranger(self, repository):
+    def test_a_model_that_the_profile_lacks(self, repository):
         (repository / "hugectr").mkdir()
         assert "hugectr: The profile has no model of this name. Move it out" in errors(repository)
 
@@ -84,8 +84,8 @@ class TestFiles:
         assert f"warmup/user_0 holds {len(whole) - 1} bytes, a row of its tensor takes {len(whole)}" in errors(repository)
 
 
-def of_warmup(name: str):
-    """-> (config -> the tensor of its first warm-up)."""
+def warmup_input(name: str):
+    """Return a function from a config to the input `name` of its first warm-up."""
     return lambda config: config.model_warmup[0].inputs[name]
 
 
@@ -117,20 +117,20 @@ class TestConfigs:
             ),
             (
                 "rank_features",
-                lambda c: setattr(of_warmup("user")(c), "data_type", pb.TYPE_INT32),
+                lambda c: setattr(warmup_input("user")(c), "data_type", pb.TYPE_INT32),
                 "sends user as TYPE_INT32, the model takes TYPE_UINT8",
             ),
             (
                 "rank_features",
-                lambda c: of_warmup("user")(c).dims.__setitem__(0, 3),
+                lambda c: warmup_input("user")(c).dims.__setitem__(0, 3),
                 "sends user with the dims [3], the model takes [",
             ),
             (
                 "rank_features",
-                lambda c: of_warmup("user")(c).dims.append(1),
+                lambda c: warmup_input("user")(c).dims.append(1),
                 ", 1], the model takes [",
             ),
-            ("rank_features", lambda c: of_warmup("more")(c).dims.append(1), "sends more, which the model does not take"),
+            ("rank_features", lambda c: warmup_input("more")(c).dims.append(1), "sends more, which the model does not take"),
             (
                 "rank_features",
                 lambda c: c.model_warmup[0].inputs.pop("user"),
@@ -141,7 +141,11 @@ class TestConfigs:
                 lambda c: setattr(c.model_warmup[0], "batch_size", 65),
                 "has a batch of 65; max_batch_size is 64",
             ),
-            ("rank_dense", lambda c: of_warmup("embeddings")(c).dims.__setitem__(0, 0), "sends embeddings with the dims [0]"),
+            (
+                "rank_dense",
+                lambda c: warmup_input("embeddings")(c).dims.__setitem__(0, 0),
+                "sends embeddings with the dims [0]",
+            ),
         ],
     )
     def test_broken_rules(self, repository, model, change, fact):
@@ -164,7 +168,7 @@ class TestConfigs:
 
 
 class TestWiring:
-    """KEYS and NUMKEYS on their way to the backend."""
+    """How KEYS and NUMKEYS reach the HPS backend."""
 
     @pytest.mark.parametrize(
         ("model", "change", "fact"),
@@ -231,7 +235,7 @@ class TestEnsembles:
         edit(repository, "rank", lambda c: setattr(c.ensemble_scheduling.step[3], "model_name", "gone"))
         assert "rank/config.pbtxt: Step gone is no model of this repository; expected one of preprocess, " in errors(repository)
 
-    def test_one_name_for_what_comes_in_and_what_goes_out(self, repository):
+    def test_one_name_for_an_input_and_an_output(self, repository):
         config = read_config(repository / "rerank" / "config.pbtxt")
         config.output.add(name="ranked", data_type=pb.TYPE_UINT8, dims=[1])
         configs = {path.parent.name: read_config(path) for path in repository.glob("*/config.pbtxt")}
@@ -248,7 +252,7 @@ class TestNetworks:
         assert "rank_dense/config.pbtxt: max_batch_size 1000" in errors(repository)
 
     def test_answers_are_compared(self, repository):
-        """A network that is whole, sealed, and another one."""
+        """The network is intact and sealed, but has other weights."""
         network = repository / "rank_dense" / "1" / "model.onnx"
         import onnx
         from onnx import numpy_helper

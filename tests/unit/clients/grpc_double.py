@@ -1,4 +1,4 @@
-"""Triton's gRPC protocol over a fake, in this process: real sockets and real statuses without a tritonserver."""
+"""Serve a fake by Triton's gRPC protocol in this process: real sockets and real statuses without a tritonserver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ CONTEXT = {"store": "INT64", "device": "BYTES", "basket": "FP32"}
 
 
 class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """`failures`: statuses and words to answer the next infer calls with, oldest first. `delay_s` slows every infer."""
+    """A gRPC server over a FakeTransport.
+
+    failures: statuses and messages that the next infer calls get, first to last; delay_s: added to every infer call
+    """
 
     def __init__(self, handler: Callable, credentials: grpc.ServerCredentials | None = None) -> None:
         self.fake = FakeTransport(handler, context=CONTEXT, **SIZES)
@@ -79,7 +82,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 def _array(tensor, raw: bytes | None) -> np.ndarray:
-    """raw: the tensor's bytes; None where the request spells its values."""
+    """Return an input tensor as an array. raw: its bytes; None where the request holds typed values."""
     if raw is None:
         contents = tensor.contents.bytes_contents if tensor.datatype == "BYTES" else tensor.contents.int64_contents
         return np.array(list(contents), triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)

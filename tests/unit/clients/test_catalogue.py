@@ -1,4 +1,4 @@
-"""Names and titles that a repository publishes, and the users that it can name."""
+"""Names and titles that a repository publishes, and the users that `list_users` finds in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_catalogue_is_that_of_a_named_generation_or_of_the_pinned_one(repo):
     assert Catalogue.load(repo, 2).title(10) == "item 10 [red] café"
     assert Catalogue.load(repo).title(10) == "new item 10 [red] café"
     assert Catalogue.load(repo, 2).title(11) is None
-    (repo / "recommend" / "config.pbtxt").write_text("version_policy { specific { versions: 2 } }")  # moved back
+    (repo / "recommend" / "config.pbtxt").write_text("version_policy { specific { versions: 2 } }")  # rolled back
     assert Catalogue.load(repo).title(10) == "item 10 [red] café"
     (repo / "recommend" / "config.pbtxt").write_text("version_policy { specific { versions: 3 } }")
     with pytest.raises(CatalogueMissing):
@@ -31,9 +31,9 @@ def test_names_both_ways(repo):
 
 
 def test_what_is_not_published_is_not_known(repo, tmp_path):
-    for missing in (lambda: Catalogue.load(repo, 3), lambda: Catalogue.load(tmp_path / "nowhere")):
+    for load in (lambda: Catalogue.load(repo, 3), lambda: Catalogue.load(tmp_path / "nowhere")):
         with pytest.raises(CatalogueMissing):
-            missing()
+            load()
     (repo / "recommend" / "10" / "item_titles.json").unlink()
     assert Catalogue.load(repo).title(10) is None
 
@@ -46,7 +46,7 @@ def write_store(folder: Path, user_ids: list[int], events: list[int]) -> None:
 
 @pytest.mark.parametrize("place", ["preprocess/10", "recommend/10/preprocess", "preprocess_features/10"])
 def test_list_users_go_from_the_most_to_the_least_active(repo, place):
-    """In every layout. Only user 7 has a published name."""
+    """This holds in every layout. Only user 7 has a published name."""
     write_store(repo / place, [3, 5, 7, 8, 9], [10, 2, 50, 1, 4])
     assert list_users(repo, 3) == ["ann", "9", "8"]
     assert list_users(repo, 99) == ["ann", "3", "9", "5", "8"]

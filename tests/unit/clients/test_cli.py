@@ -190,7 +190,7 @@ def test_a_catalogue_file_stands_in_for_the_folder(server, repo, tmp_path):
 
 
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
-def test_every_option_has_help(command):
+def test_every_command_has_help(command):
     result = run(command.callback.__name__, "--help")
     assert result.exit_code == 0
     assert command.callback.__doc__.split(".")[0] in result.stdout

@@ -11,7 +11,7 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 
 @pytest.fixture(scope="module")
 def find_reference_faults():
-    """`make check-deploy` runs these files in an environment of its own; they are no package."""
+    """The file is loaded by path, because deploy/ is no package: `make check-deploy` runs it in its own environment."""
     spec = importlib.util.spec_from_file_location("references", DEPLOY / "references.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -48,7 +48,7 @@ JOB = {
 }
 
 
-def make(kind, spec):
+def make_document(kind, spec):
     return {"kind": kind, "metadata": {"name": "shop"}, "spec": spec}
 
 
@@ -60,15 +60,17 @@ def documents():
     route = {"name": "all", "route": [{"destination": {"host": "shop", "subset": "stable"}, "weight": 100}]}
     return copy.deepcopy(
         [
-            make("StatefulSet", {"template": {"metadata": {"labels": labels}, "spec": POD}, "volumeClaimTemplates": claims}),
-            make("Service", {"selector": {"app": "shop"}, "ports": [{"port": 80, "targetPort": "http"}]}),
-            make(
+            make_document(
+                "StatefulSet", {"template": {"metadata": {"labels": labels}, "spec": POD}, "volumeClaimTemplates": claims}
+            ),
+            make_document("Service", {"selector": {"app": "shop"}, "ports": [{"port": 80, "targetPort": "http"}]}),
+            make_document(
                 "NetworkPolicy", {"podSelector": {"matchLabels": {"app": "shop"}}, "ingress": [{"ports": [{"port": "http"}]}]}
             ),
-            make("PodDisruptionBudget", {"selector": {"matchLabels": {"app": "shop"}}}),
-            make("HorizontalPodAutoscaler", {"scaleTargetRef": {"kind": "StatefulSet", "name": "shop"}}),
-            make("DestinationRule", {"host": "shop", "subsets": subsets}),
-            make("VirtualService", {"http": [route]}),
+            make_document("PodDisruptionBudget", {"selector": {"matchLabels": {"app": "shop"}}}),
+            make_document("HorizontalPodAutoscaler", {"scaleTargetRef": {"kind": "StatefulSet", "name": "shop"}}),
+            make_document("DestinationRule", {"host": "shop", "subsets": subsets}),
+            make_document("VirtualService", {"http": [route]}),
             {"metadata": {"name": "round"}, "kind": "CronJob", "spec": {"jobTemplate": {"spec": {"template": JOB}}}},
         ]
     )

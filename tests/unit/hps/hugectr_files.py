@@ -1,4 +1,4 @@
-"""A model that was written as HugeCTR's files, read back as one from a stranger."""
+"""Read a model that an export wrote as HugeCTR's files, with the readers for foreign models."""
 
 from pathlib import Path
 

@@ -46,8 +46,8 @@ def upserted(stage: Upsert, item: int, **columns) -> int:
 
 
 def answer(pipeline: Pipeline, users: list[int], **inputs: list) -> dict[str, np.ndarray]:
-    given = {name: np.array(values, np.int64).reshape(len(users), -1) for name, values in inputs.items()}
-    return pipeline({"user_id": np.array(users, np.int64).reshape(-1, 1), **given})
+    tensors = {name: np.array(values, np.int64).reshape(len(users), -1) for name, values in inputs.items()}
+    return pipeline({"user_id": np.array(users, np.int64).reshape(-1, 1), **tensors})
 
 
 def last_event_ms(repository: Path) -> int:
@@ -86,7 +86,7 @@ def test_a_purchase_changes_the_next_answer_of_its_user_and_nobody_elses_history
     assert (trace["history_ids"][0, 0], trace["history_age_days"][0, 0]) == (bought, 0.0)
 
 
-def test_every_item_a_user_had_is_kept_back_however_many_there_are(repository, observe, reader):
+def test_no_item_that_a_user_had_is_recommended_however_many_there_are(repository, observe, reader):
     pipeline, at_ms = Pipeline.load(repository, live=reader), last_event_ms(repository)
     bought = np.arange(1, 61)[::2]
     observe(event_inputs(user_id=[7] * 30, item_id=bought.tolist(), timestamp_ms=[at_ms + n for n in range(30)]))
@@ -107,7 +107,7 @@ def test_a_user_nobody_knew_is_served_by_what_they_did(repository, observe, read
 def test_an_event_of_today_on_an_old_log_makes_nobody_look_old(repository, observe, reader):
     users = list(range(1, 31))
     expected = Pipeline.load(repository).trace({"user_id": np.array(users).reshape(-1, 1)})
-    observe(event_inputs(user_id=[99], item_id=[1]))  # now: years after the log's end
+    observe(event_inputs(user_id=[99], item_id=[1]))  # without a time it happens now, years after the log's end
     found = Pipeline.load(repository, live=reader).trace({"user_id": np.array(users).reshape(-1, 1)})
     for name in ("history_ids", "history_age_days", "user_categorical", "user_continuous"):
         assert found[name].tolist() == expected[name].tolist()
@@ -117,14 +117,14 @@ def test_an_event_of_today_on_an_old_log_makes_nobody_look_old(repository, obser
     assert ages[1] == pytest.approx(expected["history_age_days"][6, 0], abs=0.01)
 
 
-def test_an_event_that_is_not_there_is_waited_for_and_then_admitted_to(repository, observe, reader):
+def test_an_event_that_is_missing_is_waited_for_and_then_the_answer_is_degraded(repository, observe, reader):
     pipeline = Pipeline.load(repository, live=reader)
     sequence = observe(event_inputs(user_id=[7], item_id=[1], timestamp_ms=[last_event_ms(repository)]))["sequence"][0, 0]
     degraded = answer(pipeline, [7, 7, 7], after=[sequence, sequence + 1, -1])["degraded"]
     assert degraded[:, 0].tolist() == [0, Degraded.LIVE, 0]
 
 
-def test_an_event_that_is_asked_for_without_a_store_is_admitted_to(repository, reader):
+def test_an_answer_after_an_event_is_degraded_without_a_store(repository, reader):
     degraded = answer(Pipeline.load(repository, live=reader), [7, 7], after=[1, -1])["degraded"]
     assert degraded[:, 0].tolist() == [Degraded.LIVE, 0]
 
@@ -174,7 +174,7 @@ def test_an_item_that_is_sold_out_is_in_no_answer_until_it_is_back(pipeline, ups
 
 
 def test_an_item_that_was_unavailable_at_export_is_recommended_when_it_arrives(pipeline, upsert):
-    """None is in this shop: it is taken out before the search is asked for the first time."""
+    """This shop has no such item, so one is withdrawn before the first search."""
     upserted(upsert, 5, available=False)
     upserted(upsert, 5, available=None)
     assert 5 in answer(pipeline, list(range(100, 103)))["item_ids"]

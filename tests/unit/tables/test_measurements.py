@@ -1,4 +1,4 @@
-"""What is measured of the tiers, under names for people who watch a server."""
+"""The tiers' metrics have unique names, and counters only grow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def test_every_value_has_a_name_of_its_own_and_counters_only_grow(source, open_t
     for keys in (np.arange(50), np.arange(100), np.array([1000, 5])):
         tiers.lookup("items", keys)
         tiers.settle()
-        taken = list(measurements(tiers.metrics()))
-        now = {(one.name, *one.labels.items()): one.value for one in taken}
-        assert len(now) == len(taken)
-        kinds = {(one.name, *one.labels.items()): one.kind for one in taken}
+        snapshot = list(measurements(tiers.metrics()))
+        now = {(metric.name, *metric.labels.items()): metric.value for metric in snapshot}
+        assert len(now) == len(snapshot)
+        kinds = {(metric.name, *metric.labels.items()): metric.kind for metric in snapshot}
         assert all(now[key] >= before.get(key, 0.0) for key in now if kinds[key] == COUNTER)
         before = now
     answered = [value for key, value in before.items() if key[0] == "recommender_table_rows_total"]
