@@ -1,7 +1,7 @@
 """Compare the files of a served generation with their manifests, again and again, at little cost.
 
     every look   size and times of all files (a stat each); a file that differs is read at once
-                 and one block of the next file is read, so that damage which leaves no trace is found within minutes
+                 and HASH_BLOCK_BYTES of them are read, in turn: damage that leaves no trace is found within minutes
 
 The stages verify every file when they load. Afterwards they read mapped pages, which change when somebody writes to the file.
 """
@@ -59,16 +59,20 @@ class ArtifactCheck:
         return any(_read_stamp(path) != stamp for path, stamp in self._stamps.items())
 
     def _read_in_turn(self) -> Iterator[str]:
-        """Read one block at every step -> a fault, or "". Never ends."""
+        """Read HASH_BLOCK_BYTES at every step -> a fault, or "". Never ends."""
+        left = HASH_BLOCK_BYTES
         while True:
             yield ""
             for file in self._files:
                 digest = hashlib.sha256()
                 try:
                     with file.path.open("rb") as content:
-                        while block := content.read(HASH_BLOCK_BYTES):
+                        while block := content.read(left):
                             digest.update(block)
-                            yield ""
+                            left -= len(block)
+                            if left == 0:
+                                left = HASH_BLOCK_BYTES
+                                yield ""
                 except OSError as error:
                     yield f"{file.path} cannot be read: {error.strerror}"
                     continue

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import signal
 from dataclasses import dataclass
 from pathlib import Path
+
+from server.signals import name_signal
 
 # Each pattern finds (model, reason) on one line; the reason is quoted in the log, its newlines written as \n.
 FAILURES = (
@@ -74,7 +75,7 @@ def find_ending_signal(log: str) -> str:
     The log is the only source: the server is not our child process.
     """
     numbers = ENDED.findall(log)
-    return signal.Signals(int(numbers[-1])).name if numbers else ""
+    return name_signal(int(numbers[-1])) if numbers else ""
 
 
 def explain_end(log: str) -> str:

@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 
+from server.signals import name_signal
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 STEADY_S = 60.0  # a process that ran this long is restarted after the first pause again
 REMARK = "supervisor:"  # prefix of the supervisor's lines in the shared log
@@ -61,7 +63,7 @@ class Supervisor:
 
 def _describe_exit(code: int) -> str:
     """Return how a process ended. code: as `Popen` returns it, negative for a signal."""
-    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}" if code >= 0 else f"killed by {name_signal(-code)}"
 
 
 def main() -> int:
@@ -72,7 +74,8 @@ def main() -> int:
     supervisor = Supervisor(arguments[0], arguments[1:], every_s)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: supervisor.stop())
-    return supervisor.run()
+    code = supervisor.run()
+    return code if code >= 0 else 128 - code  # of a process that a signal ended, as shells state it
 
 
 if __name__ == "__main__":

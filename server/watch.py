@@ -39,6 +39,7 @@ from server.integrity import ArtifactCheck, is_intact
 from server.launcher import TritonServer, end_server, stop_server
 from server.lock import starting
 from server.promotion import Promotion
+from server.signals import name_signal
 from server.state import ServerState, read_state, state_path
 from server.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S
 from serving.contract.errors import RecommenderError, ServerError
@@ -92,7 +93,7 @@ class Observer:
             answered = True
         except ServerError as error:
             answered = "Deadline" not in str(error)  # an immediate refusal is no hang
-        answers = _count_answers(self._state.grpc_url)
+        answers = _count_answers(self._state.grpc_url) or self._answers
         if answered or answers > self._answers:
             self._progress_s = now_s
         self._answers = answers
@@ -106,7 +107,7 @@ class Watch:
 
     def __init__(self, run_dir: Path, grpc_port: int) -> None:
         self._run_dir, self._port = run_dir, grpc_port
-        self._pause_s, self._restarted_s = FIRST_PAUSE_S, float("-inf")
+        self._pause_s, self._restarted_s, self._restart_failed = FIRST_PAUSE_S, float("-inf"), False
         self._observer: Observer | None = None
         self._check: ArtifactCheck | None = None
         self._observed: ServerState | None = None
@@ -133,10 +134,11 @@ class Watch:
             return
         assert self._observer is not None
         assert self._check is not None
-        if fault := self._observer.find_fault():
-            self._restart(state, self._describe_end(fault))
-        elif fault := self._check.look():
-            self._leave_generation(state, fault)
+        # First, because a server must not be restarted with damaged files; all are read once they may have failed a restart.
+        if damage := self._check.read_all() if self._restart_failed else self._check.look():
+            self._leave_generation(state, damage)
+        elif fault := self._observer.find_fault():
+            self._restart(state, self._describe_end(state, fault))
         if time.monotonic() - self._helpers_checked_s > SCAN_EVERY_S:
             self._helpers_checked_s = time.monotonic()
             self._keep_gateway(state)
@@ -144,10 +146,11 @@ class Watch:
                 if done := follower.look():
                     say(done)
 
-    def _describe_end(self, fault: str) -> str:
+    def _describe_end(self, state: ServerState, fault: str) -> str:
         """Return why the server ended: the signal if it is a child of this process and a signal ended it, otherwise `fault`."""
-        code = self._process.poll() if self._process is not None else None
-        return f"it was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else fault
+        child = self._process
+        code = child.poll() if child is not None and child.pid == state.pid else None
+        return f"it was ended by {name_signal(-code)}" if code is not None and code < 0 else fault
 
     def _restart(self, state: ServerState, reason: str, generation: int | None = None) -> None:
         """Restart the server with the generation that it served, or with `generation`."""
@@ -170,10 +173,11 @@ class Watch:
                     server.start()
             except (RecommenderError, OSError) as error:
                 say(f"restart failed: {error}")
-                state.save(self._run_dir)
+                self._restart_failed = True
+                replace(state, generation=generation).save(self._run_dir)
                 return
         assert server.state is not None
-        self._process = server.process
+        self._process, self._restart_failed = server.process, False
         replace(server.state, settings=state.settings, owner=state.owner).save(self._run_dir)
         say(f"answers again after {time.monotonic() - begun_s:.1f} s")
 
@@ -187,7 +191,7 @@ class Watch:
                 self._restart(state, fault, generation)
                 return
         say(f"no other generation is intact: {ENSEMBLE} is taken out of service until the files are as published")
-        if state.settings.get("fixed"):
+        if state.settings.get("fixed") or not processes.is_running(state.pid, state.tag):
             end_server(state)
         else:
             with local_client(state.grpc_url) as client:
@@ -275,7 +279,7 @@ def _count_answers(grpc_url: str) -> int:
     try:
         with local_client(grpc_url) as client:
             statistics = client.get_inference_statistics(ENSEMBLE)
-    except Exception:  # whatever the reason, no progress is visible
+    except Exception:  # of any kind: a server that hangs may answer this question with any error
         return 0
     return sum(model.inference_stats.success.count for model in statistics.model_stats)
 

@@ -103,3 +103,18 @@ def test_a_challenger_that_is_promoted_answers_everybody(shop, tmp_path):
     shop.wait(lambda: read_acts(shop.repo)[-1].action == "activated")
     assert pinned_generation(shop.repo) == challenger
     shop.recover()
+
+
+def test_a_server_that_dies_on_damaged_files_comes_back_with_another_generation(shop):
+    """Both happen before the supervisor looks. The generation that it leaves stays as it is, for somebody to find out why."""
+    damaged = shop.state.generation
+    (supervisor,) = launcher.list_supervisors(shop.state.tag)
+    supervisor.suspend()
+    path = stage_folder(shop.repo, "rank", damaged) / "stage.json"
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
+    psutil.Process(shop.state.pid).kill()
+    supervisor.resume()
+    shop.wait(lambda: shop.state.generation != damaged)
+    shop.recover()
+    assert shop.ask()["generation"] == pinned_generation(shop.repo) == shop.state.generation

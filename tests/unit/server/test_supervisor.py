@@ -44,12 +44,20 @@ def test_crashes_are_followed_by_starts_after_longer_and_longer_pauses(tmp_path)
     assert all(later - earlier >= pause for earlier, later, pause in zip(times, times[1:], pauses_s, strict=False))
 
 
-@pytest.mark.parametrize("code", ["time.sleep(60)", "sys.exit(7)"], ids=["while it runs", "between two starts"])
-def test_told_to_stop_it_ends_and_leaves_nothing(tmp_path, code):
+def test_a_real_time_signal_which_has_no_name_is_survived(tmp_path):
+    process = kept(tmp_path, "import os, signal; starts > 1 or os.kill(os.getpid(), signal.SIGRTMIN + 1)")
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "supervisor: ended, killed by signal 35; started again in 0.2 s\n")
+
+
+@pytest.mark.parametrize(("code", "status"), [("time.sleep(60)", 128 + signal.SIGTERM), ("sys.exit(7)", 7)])
+def test_told_to_stop_it_ends_and_leaves_nothing(tmp_path, code, status):
+    """While the process runs, and between two starts."""
     process = kept(tmp_path, code)
     until(lambda: starts_s(tmp_path))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)  # whoever holds its output is gone as well
+    assert process.returncode == status
     starts = starts_s(tmp_path)
     time.sleep(1)
     assert starts_s(tmp_path) == starts

@@ -1,0 +1,13 @@
+"""Names of signals, for messages. Standard library only: small supervisors import it."""
+
+from __future__ import annotations
+
+import signal
+
+
+def name_signal(number: int) -> str:
+    """Return a signal's name, such as SIGKILL; real-time signals have only a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
