@@ -36,7 +36,7 @@ Url = Annotated[
     str, typer.Option("--url", help="host:port of the server's gRPC endpoint, or http://host:port; several: comma-separated")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of a table")]
-Seconds = Annotated[float, typer.Option("--timeout", help="seconds for the whole call, retries included")]
+Seconds = Annotated[float, typer.Option("--timeout", help="seconds to connect, and again for the call with its retries")]
 Source = Annotated[str, typer.Option("--repo", help="names and titles: the repository's folder, or a catalogue's file or URL")]
 RootCertificates = Annotated[
     Path | None, typer.Option("--root-certificates", help="PEM file of trusted root certificates (TLS)")
@@ -302,9 +302,10 @@ def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue 
         table.add_row(str(rank), described.get("name", str(item_id)), *title, f"{score:.3f}")
     out.print(table, markup=False)
     if answer.degraded:
-        err.print(f"note: answered by the fallback of {', '.join(list_fallbacks(answer))}.")
+        err.print(f"note: answered by the fallback of {', '.join(list_fallbacks(answer))}.", markup=False, soft_wrap=True)
     if not names:
-        err.print(f"note: no titles, as {source} lacks generation {answer.generation}. Name the repository with --repo.")
+        note = f"note: no titles, as {source} lacks generation {answer.generation}. Name the repository with --repo."
+        err.print(escape_text(note), markup=False, soft_wrap=True)
 
 
 def compare_lists(before: Recommendations, changed: Recommendations, names: Catalogue) -> Table:

@@ -119,6 +119,8 @@ class SharedClient:
         """Return the call of `upsert` for one item or user. Raises InvalidRequest."""
         if self.catalogue is not None:
             record_id = self.catalogue.user_id(record_id) if kind == "user" else self.catalogue.item_id(record_id)
+        if kind == "user":
+            refuse_reserved(record_id)
         return self._call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)
 
     def make_health_call(self, signature: Signature) -> Call:
@@ -134,7 +136,7 @@ class SharedClient:
         return {"triton.model": call.model, "triton.batch": len(first), "triton.request_id": call.request_id}
 
     def warn_of_stale_answers(self, error: CacheUnavailable) -> None:
-        log.warning("the event is durable, but cached answers of its user stay until they expire: %s", error)
+        log.warning("cached answers of users with new events stay until they expire: %s", error)
 
     def _call(self, inputs: dict[str, np.ndarray], **settings) -> Call:
         timeouts = self.timeouts
@@ -147,14 +149,19 @@ def resolve_visitor(request: Query | Event) -> int | str | None:
     """Return the id of the user or of the session. Raises InvalidRequest for both, or for a user id reserved for sessions."""
     if request.session is None:
         user_id = int(request.user_id) if isinstance(request.user_id, np.integer) else request.user_id
-        if isinstance(user_id, int) and user_id < FIRST_USER_ID:
-            raise InvalidRequest(f"user_id is {user_id}; ids below {FIRST_USER_ID} are reserved for sessions. Use another id.")
+        refuse_reserved(user_id)
         return user_id
     if request.user_id is not None:
         raise InvalidRequest("Both user_id and session are given; expected one of them. Leave the other out.")
     if not isinstance(request.session, str) or not request.session:
         raise InvalidRequest(f"session is {request.session!r}; expected a text that is not empty.")
     return session_id(request.session)
+
+
+def refuse_reserved(user_id: int | str | None) -> None:
+    """Raise InvalidRequest for a user id that is reserved for sessions."""
+    if isinstance(user_id, int) and user_id < FIRST_USER_ID:
+        raise InvalidRequest(f"user_id is {user_id}; ids below {FIRST_USER_ID} are reserved for sessions. Use another id.")
 
 
 def judge_health(url: str, outputs: Mapping[str, np.ndarray]) -> Health:

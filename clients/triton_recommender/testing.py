@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -232,7 +233,7 @@ def _decode_queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
                 None if user_id == ANONYMOUS else user_id,
                 None if history[0] == FROM_STORE else [item for item in history if item != PAD_ID],
                 [item for item in exclude if item != PAD_ID],
-                _drop_missing({name: inputs[name][row, 0] for name in columns}),
+                _read_values({name: inputs[name][row, 0] for name in columns}),
                 None if after == PAD_ID else after,
             )
         )
@@ -244,13 +245,13 @@ def _decode_events(inputs: Mapping[str, np.ndarray]) -> list[Event]:
     own = ("user_id", "item_id", "event", "timestamp_ms", "value", "event_id", "request_id")
     events = []
     for row in range(len(inputs["user_id"])):
-        given = _drop_missing({name: array[row, 0] for name, array in inputs.items()})
-        given = {name: value.decode() if isinstance(value, bytes) else value.item() for name, value in given.items()}
+        given = _read_values({name: array[row, 0] for name, array in inputs.items()})
         context = {name: value for name, value in given.items() if name not in own}
         events.append(Event(**{name: value for name, value in given.items() if name in own}, context=context))
     return events
 
 
-def _drop_missing(values: Mapping[str, object]) -> dict:
-    """Return the values without markers of missing ones."""
-    return {name: value for name, value in values.items() if value != MISSING_INT and value == value and value != b""}
+def _read_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as int, float or str, without markers of missing ones."""
+    given = {name: value for name, value in values.items() if value != MISSING_INT and value == value and value != b""}
+    return {name: value.decode() if isinstance(value, bytes) else value.item() for name, value in given.items()}

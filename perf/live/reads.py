@@ -93,7 +93,7 @@ def draw_records(layout: Layout, count: int, rng: np.random.Generator) -> np.nda
 
 def time_reads(folder: Path, n_users: int, calls: int, rng: np.random.Generator) -> np.ndarray:
     """Return float64 [calls] microseconds of `LiveUsers.update` for one user each."""
-    user_ids, after = rng.integers(0, n_users, (calls, 1)), np.full(1, NO_SEQUENCE)
+    user_ids, after = rng.integers(0, n_users, (WARMING_CALLS + calls, 1)), np.full(1, NO_SEQUENCE)
     taken_ns = np.empty(calls, np.int64)
     with closing(Reader(folder)) as reader:
         with reader.snapshot() as snapshot:
@@ -105,7 +105,7 @@ def time_reads(folder: Path, n_users: int, calls: int, rng: np.random.Generator)
                 state.user_ids[:] = user_id
                 live.update(state, after, NOW_S)
             for number in range(calls):
-                state.user_ids[:] = user_ids[number]
+                state.user_ids[:] = user_ids[WARMING_CALLS + number]
                 started_ns = time.perf_counter_ns()
                 live.update(state, after, NOW_S)
                 taken_ns[number] = time.perf_counter_ns() - started_ns

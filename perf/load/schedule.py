@@ -17,7 +17,7 @@ def draw_poisson(rate: float, duration_s: float, rng: np.random.Generator) -> np
     Raises ConfigError beyond MAX_REQUESTS.
     """
     _check_load(rate, duration_s, rate * duration_s)
-    return np.sort(rng.uniform(0.0, duration_s, rng.poisson(rate * duration_s)))
+    return _draw_arrivals(rate, duration_s, rng)
 
 
 def draw_bursts(
@@ -25,9 +25,12 @@ def draw_bursts(
 ) -> np.ndarray:
     """Draw Poisson arrivals at `rate`, and `factor` times that during the first `burst_s` of every `every_s` but the first.
 
-    The arrivals are thinned from a Poisson process at the peak rate.
+    The arrivals are thinned from a Poisson process at the peak rate. Raises ConfigError beyond MAX_REQUESTS.
     """
-    due_s = draw_poisson(rate * factor, duration_s, rng)
+    whole, rest_s = divmod(duration_s, every_s)
+    in_bursts_s = burst_s * max(whole - 1, 0) + (min(rest_s, burst_s) if whole else 0.0)
+    _check_load(rate, duration_s, rate * (duration_s + (factor - 1) * in_bursts_s))
+    due_s = _draw_arrivals(rate * factor, duration_s, rng)
     keep = is_in_burst(due_s, every_s, burst_s) | (rng.random(len(due_s)) < 1.0 / factor)
     return due_s[keep]
 
@@ -55,7 +58,9 @@ def draw_recorded(times_s: np.ndarray, rate: float, duration_s: float, rng: np.r
     _check_load(rate, duration_s, rate * duration_s)
     count = max(round(rate * duration_s), 2)
     times_s = np.sort(np.asarray(times_s, np.float64))
-    laps = -(-count // max(len(times_s), 1))
+    if not len(times_s):
+        raise ConfigError("The log has no events; expected the times of at least two. Take another log.")
+    laps = -(-count // len(times_s))
     if laps > 1:
         lap_s = np.ptp(times_s) * (1 + 1 / len(times_s))
         times_s = (times_s + lap_s * np.arange(laps)[:, None]).ravel()
@@ -78,11 +83,15 @@ def read_times(source: str) -> np.ndarray:
     return load_dataset(source).interactions["timestamp"].to_numpy(np.float64)
 
 
+def _draw_arrivals(rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
+    return np.sort(rng.uniform(0.0, duration_s, rng.poisson(rate * duration_s)))
+
+
 def _check_load(rate: float, duration_s: float, expected: float) -> None:
     if rate <= 0 or duration_s <= 0:
         raise ConfigError(f"Rate and duration must be positive, got {rate:g} requests/s for {duration_s:g} s.")
     if expected > MAX_REQUESTS:
         raise ConfigError(
-            f"{rate:g} requests/s for {duration_s:g} s are {expected:,.0f} requests; at most {MAX_REQUESTS:,} are sent in one "
-            "load. Lower the rate or the duration."
+            f"{rate:g} requests/s for {duration_s:g} s would send {expected:,.0f} requests; at most {MAX_REQUESTS:,} are "
+            "sent in one load. Lower the rate or the duration."
         )

@@ -39,8 +39,9 @@ def widen_search(preprocess: Path, retrieve: Path, requests: Arrays, fixed: bool
     trials = try_wider(stage.search, queries, count, fixed)
     if not is_sufficient(trials[-1], fixed):
         raise ExportError(
-            f"The index finds {trials[-1].recall:.3f} (lower bound {trials[-1].surely:.3f}) of the {count:,} items that exact "
-            f"search finds, over all kinds of users and sessions, at effort {trials[-1].effort}. Expected {WANTED_RECALL}. "
+            f"The index finds {trials[-1].recall:.3f} (lower bound {trials[-1].recall_lower_bound:.3f}) of the {count:,} items "
+            f"that exact search finds, over all kinds of users and sessions, at effort {trials[-1].effort}. Expected "
+            f"{WANTED_RECALL}. "
             + ("Set a larger compute.index_effort, or none." if fixed else "Check the item vectors: most of them may be equal.")
         )
     if len(trials) > 1:
@@ -66,7 +67,7 @@ def is_sufficient(trial: Trial, fixed: bool = False) -> bool:
 
     For a configured effort the measured recall suffices.
     """
-    return (trial.recall if fixed else trial.surely) >= WANTED_RECALL
+    return (trial.recall if fixed else trial.recall_lower_bound) >= WANTED_RECALL
 
 
 def measure_recall(search: Search, queries: np.ndarray, count: int) -> Trial:

@@ -39,13 +39,13 @@ SIZES = Sizes()
 class Trial:
     """One index at one effort. cost: distances computed per query; recall: share of the exact answers found.
 
-    surely: lower bound of the 95 % interval of the recall on as many other queries
+    recall_lower_bound: lower bound of the 95 % interval of the recall on as many other queries
     """
 
     kind: str
     effort: int
     recall: float
-    surely: float
+    recall_lower_bound: float
     cost: float
 
 

@@ -86,9 +86,11 @@ def test_a_catalogue_of_another_shop_is_warned_of(server, repo, options):
 
 
 def test_an_anonymous_visitor_and_no_repository(server, tmp_path):
-    result = run("recommend", "--history", "", "--url", server.url, "--repo", tmp_path)
+    empty = tmp_path / "[red]"  # would vanish as markup
+    empty.mkdir()
+    result = run("recommend", "--history", "", "--url", server.url, "--repo", empty)
     assert "for an anonymous visitor" in result.stdout
-    assert "note: no titles" in result.stderr
+    assert f"note: no titles, as {empty} lacks generation 2" in result.stderr
     assert server.fake.calls[0].inputs["history"].tolist() == [[-1] * 4]
 
 

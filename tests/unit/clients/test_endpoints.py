@@ -154,6 +154,8 @@ def test_wrong_events_are_refused(server):
         ):
             with pytest.raises(InvalidRequest, match=message):
                 shop.observe_many([event])
+        with pytest.raises(InvalidRequest, match="reserved for sessions"):
+            shop.upsert("user", -(1 << 62) - 1, {})
         for arguments in (("shop", 2, {}), ("item", -1, {}), ("item", 2, "price"), ("item", 2, {"price": float("nan")})):
             with pytest.raises(InvalidRequest):
                 shop.upsert(*arguments)
@@ -205,7 +207,7 @@ def test_http_answers_as_grpc_does(kind, http):
     ask = lambda shop: [lambda: shop.recommend(17850, **question), lambda: shop.observe(1, 2, "view"), shop.health]  # noqa: E731
     answer, sequence, [health] = use(kind, http.url, ask)
     assert answer.item_ids == (30, 10, 40)
-    assert http.fake.queries[0] == Query(17850, [5], [20], {"device": b"phone", "store": 1, "basket": 9.5})
+    assert http.fake.queries[0] == Query(17850, [5], [20], {"device": "phone", "store": 1, "basket": 9.5})
     assert sequence == 1
     assert (health.ready, health.generation) == (True, 2)
 

@@ -113,5 +113,10 @@ def test_loads_that_are_none_or_too_many_are_refused():
             schedule.draw_poisson(rate, duration_s, rng)
     with pytest.raises(ConfigError, match="Lower the rate"):
         schedule.draw_poisson(1e6, 60.0, rng)
+    with pytest.raises(ConfigError, match="has no events"):
+        schedule.draw_recorded(np.array([]), 10.0, 1.0, rng)
+    assert len(schedule.draw_bursts(5_000.0, 12.0, rng)) > 60_000  # the sum counts, not the rate of a burst
+    with pytest.raises(ConfigError, match="would send 258,000 requests"):
+        schedule.draw_bursts(6_000.0, 25.0, rng)
     with pytest.raises(ConfigError, match="all came at the same time"):
         schedule.draw_recorded(np.array([5.0, 5.0]), 10.0, 1.0, rng)

@@ -59,7 +59,7 @@ def test_recall_is_the_share_of_the_best_that_the_index_names(pipeline, vectors)
 def test_a_larger_c_is_searched_more_widely(pipeline, vectors):
     search = pipeline.stages["retrieve"].search
     trials = try_wider(search, vectors[:64], 1_000)
-    assert [trial.surely >= WANTED_RECALL for trial in trials] == [False] * (len(trials) - 1) + [True]
+    assert [trial.recall_lower_bound >= WANTED_RECALL for trial in trials] == [False] * (len(trials) - 1) + [True]
     assert len(trials) > 1
     assert faiss.downcast_index(search.index).nprobe == trials[-1].effort
     assert trials[-1].recall == pytest.approx(naive_recall(vectors, search.index, vectors[:64], 1_000), abs=1e-3)
@@ -87,12 +87,12 @@ def folder(monkeypatch, tmp_path, pipeline):
 
 def test_a_staged_index_is_widened_until_requests_find_enough(folder):
     trials = widen_search(folder, folder, REQUESTS, fixed=False)
-    assert trials[-1].surely >= WANTED_RECALL > trials[0].recall
+    assert trials[-1].recall_lower_bound >= WANTED_RECALL > trials[0].recall
     assert faiss.downcast_index(faiss.read_index(str(folder / INDEX_FILE))).nprobe == trials[-1].effort
 
 
 def test_a_set_effort_that_finds_too_little_is_refused(folder):
-    with pytest.raises(ExportError, match=r"surely 0\.\d+.*at effort 1\. Expected 0\.98\. Set a larger compute"):
+    with pytest.raises(ExportError, match=r"lower bound 0\.\d+.*at effort 1\. Expected 0\.98\. Set a larger compute"):
         widen_search(folder, folder, REQUESTS, fixed=True)
 
 

@@ -23,7 +23,9 @@ def clustered(n: int, seed: int) -> np.ndarray:
 def test_small_catalogues_are_scored_whole():
     choice = choose_index(clustered(200, 0), np.arange(200), clustered(10, 1), K)
     assert (choice.kind, choice.index) == ("exact", None)
-    assert choice.report()["trials"] == [{"kind": "exact", "effort": 0, "recall": 1.0, "surely": 1.0, "cost": 200.0}]
+    assert choice.report()["trials"] == [
+        {"kind": "exact", "effort": 0, "recall": 1.0, "recall_lower_bound": 1.0, "cost": 200.0}
+    ]
 
 
 @pytest.mark.parametrize("compress_from", [10**9, 1_000], ids=["lists", "compressed"])
@@ -58,8 +60,8 @@ def test_the_interval_of_a_recall_is_that_of_its_queries():
     index.nprobe = 2
     shares = recalls_of(module.true_scores(vectors, queries, index.search(index_queries(queries), K)[1]), exact)
     assert narrow.recall == pytest.approx(shares.mean())
-    assert narrow.surely == pytest.approx(shares.mean() - 1.96 * shares.std() * (2 / 200) ** 0.5)
-    assert narrow.surely < narrow.recall < whole.recall == whole.surely == 1.0
+    assert narrow.recall_lower_bound == pytest.approx(shares.mean() - 1.96 * shares.std() * (2 / 200) ** 0.5)
+    assert narrow.recall_lower_bound < narrow.recall < whole.recall == whole.recall_lower_bound == 1.0
 
 
 def test_distances_on_the_sphere_order_as_inner_products():
