@@ -24,6 +24,7 @@ from triton_recommender import InvalidRequest
 Arrays = dict[str, np.ndarray]
 
 TOGETHER = "bought_together"  # the term of the retrieval score that comes from the history's neighbours
+LIVE_PAIRS = "live_pairs"  # bought together with an item of the history since the export
 MOST_CONTRIBUTORS = 5
 
 
@@ -174,6 +175,8 @@ def find_sources(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[list
     proposes = {name: float(terms[columns].sum()) > 0 for name, columns in retrieve.sources.items()} | {
         TOGETHER: bool(contributors)
     }
+    if (live_items := retrieve.outputs.live_items) and (stored := live_items.pairs):
+        proposes[LIVE_PAIRS] = bool(stored.pairs.strengths(history, np.array([[position]]))[0, 0] > 0)
     return [source for source, is_positive in proposes.items() if is_positive], contributors
 
 

@@ -38,7 +38,6 @@ from serving.live.store import (
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
 MOST_READ_EVENTS = 4_096  # when more are new, it is faster to read all items
-ITEM_ID = offset_of(HEADER, "item_id")  # its place in a packed event
 WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited for
 
 
@@ -136,12 +135,18 @@ class Snapshot:
             for key, packed in cursor.iternext(keys=True, values=True):
                 yield int.from_bytes(key, "big"), packed
 
-    def item_ids_since(self, after: int) -> np.ndarray | None:
-        """Return int64 [N] items of the events after a sequence; None when they are many, or the log no longer holds all."""
+    def headers_since(self, after: int) -> np.ndarray | None:
+        """Return HEADER [N] of the events after a sequence; None when they are many, or the log no longer holds all."""
         rows = list(islice(self.events(after), MOST_READ_EVENTS + 1))
         if len(rows) > MOST_READ_EVENTS or (rows[0][0] if rows else self.progress().last_sequence + 1) != after + 1:
             return None
-        return np.unique(np.frombuffer(b"".join(packed[ITEM_ID : ITEM_ID + 8] for _, packed in rows), "<i8"))
+        return np.frombuffer(b"".join(packed[: HEADER.itemsize] for _, packed in rows), HEADER)
+
+    def all_user_records(self, at_once: int) -> Iterator[np.ndarray]:
+        """Yield the records of all users with live events, [N], at most `at_once` of them each."""
+        records = self._txn.cursor(self._store.users).iternext(keys=False, values=True)
+        while part := list(islice(records, at_once)):
+            yield np.frombuffer(b"".join(part), self.layout.user)
 
     def all_items(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (int64 [N] ids, records [N]) of all items with live events."""

@@ -31,11 +31,12 @@ from serving.loops.compiled import compiled
 from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import SCORE, ItemStatistics, pair_numbers
+from serving.stages.features.ranking import N_FEATURES, SCALE, SCORE, TOGETHER, ItemStatistics, pair_numbers, scale_strengths
 from serving.stages.live.content import Content
 from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.items import LiveItems
+from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.tables.leveled import LeveledTables
@@ -49,6 +50,9 @@ TABLES_FOLDER, NETWORK = "tables", "rank"
 OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that depend on the request
 # (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
 PAIRS_AT_ONCE = 4_096
+# Live pairs multiply the odds of a candidate by 1 + LIFT * strength / (1 + sales before the export). The network reads the
+# strength too, but learns too little for new items: the lists of its training know them, those of a served generation do not.
+LIFT = 3.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class RankInputs:
     """Computes the network's inputs other than table rows, and the keys of these rows, in every layout of the stage.
 
     item_rows: int32 [n_items + 1, Si] keys; item_numbers: float32 [n_items + 1, Gi]
+    stored, novelty: items taken together since the export, and 1 / (1 + sales before it), float32 [n_items + 1]; None without a
+    live store
     """
 
     settings: RankSettings
@@ -85,6 +91,8 @@ class RankInputs:
     item_rows: np.ndarray
     item_numbers: np.ndarray
     statistics: ItemStatistics
+    stored: StoredPairs | None = None
+    novelty: np.ndarray | None = None
 
     @classmethod
     def load(cls, folder: Path, settings: RankSettings) -> RankInputs:
@@ -108,7 +116,21 @@ class RankInputs:
         """Return the candidates' numbers, then the cross features, float32 [B, C, Gp]. candidates: int [B, C] item positions"""
         history = self.items.positions(inputs["history_ids"])
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
-        return pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
+        numbers = pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
+        if self.stored:
+            strengths = self.stored.pairs.strengths(history, candidates)
+            numbers[..., self.item_numbers.shape[1] + TOGETHER] = scale_strengths(strengths)
+        return numbers
+
+    def lift_together(self, candidates: np.ndarray, pair_numbers: np.ndarray) -> np.ndarray:
+        """Return what live pairs add to the scores, float32 [B, C]: log(1 + LIFT * strength / (1 + sales before the export)).
+
+        candidates: int [B, C] positions; pair_numbers: [B, C, Gp]
+        """
+        if self.novelty is None:
+            return np.zeros(candidates.shape, np.float32)
+        logarithms = pair_numbers[..., self.item_numbers.shape[1] + TOGETHER] / np.float32(SCALE)
+        return np.log1p(np.float32(LIFT) * np.expm1(logarithms) * self.novelty.take(candidates))
 
     def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
         """Return one of the cross features, float32 [B, C]: the standardised retrieval score. pair_numbers: [B, C, Gp]"""
@@ -208,6 +230,12 @@ class Rank:
         settings = stage_settings(folder, info, RankSettings)
         network = open_network(folder, NETWORK, settings.threads)
         inputs = RankInputs.load(folder, settings)
+        taken = {tensor.name: tensor.shape[-1] for tensor in network.get_inputs()}["pair_numbers"]
+        if taken != (computed := inputs.item_numbers.shape[1] + N_FEATURES):
+            raise ArtifactError(
+                f"{folder / NETWORK}.onnx takes {taken} numbers per candidate; expected {computed}, as this version computes "
+                f"them. {REMEDY}"
+            )
         rows, outputs = EmbeddingRows.load(folder, info, inputs, as_exported), RankOutputs(settings.blend)
         plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
         drift = DriftWindow.load(folder, 0, "scores")
@@ -223,7 +251,10 @@ class Rank:
         arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features)
         as_of_s = inputs.settings.as_of_s
         sales = LiveSales(inputs.items, as_of_s, self.learned) if as_of_s else None
-        return replace(self, live_items=LiveItems(reader, inputs.items, self.content, arrays, sales))
+        stored = StoredPairs.after(inputs.items, self.learned) if sales else None
+        live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored)
+        novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE)) if sales else None
+        return replace(self, inputs=replace(inputs, stored=stored, novelty=novelty), live_items=live_items)
 
     @property
     def tables(self) -> LeveledTables:
@@ -250,24 +281,26 @@ class Rank:
             self.live_items.refresh()
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
         try:
-            logits, retrieval_part = self._compute_logits(inputs, candidates)
+            logits, retrieval_part, lifts = self._compute_logits(inputs, candidates)
         except DependencyError:  # the tables cannot be read
             logits = retrieval_part = np.full(candidates.shape, np.nan, np.float32)
+            lifts = np.zeros(candidates.shape, np.float32)
         outputs = self.outputs.scores(inputs, logits, retrieval_part)
         if self.drift:
             self.drift.add(np.empty((len(logits), 0), np.int64), find_best_scores(outputs["rank_scores"]))
+        outputs["rank_scores"] += lifts  # after the drift is measured, which is that of the model's own scores
         outputs["lineage"] = self.rows.mark_degraded(outputs["lineage"])
         return outputs
 
-    def _compute_logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (logits, retrieval_part), float32 [B, C]. candidates: int [B, C] positions.
+    def _compute_logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (logits, retrieval_part, lifts of live pairs), float32 [B, C]. candidates: int [B, C] positions.
 
         Table rows are looked up for the whole batch, so that a slow level is read once. The network runs on as many requests at
         a time as fit the processor's caches.
         """
         tensors = {name: inputs[name] for name in OF_REQUESTS} | self.rows.read(*self.inputs.row_keys(inputs, candidates))
         at_once = choose_chunk_size(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
-        logits, retrieval_part = np.empty(candidates.shape, np.float32), np.empty(candidates.shape, np.float32)
+        logits, retrieval_part, lifts = (np.zeros(candidates.shape, np.float32) for _ in range(3))
         for first in range(0, len(candidates), at_once):
             part = slice(first, first + at_once)
             chunk = {name: values[part] for name, values in tensors.items()}
@@ -276,7 +309,8 @@ class Rank:
             feeds |= {name: chunk[name] for name in ("user_rows", "item_rows")}
             logits[part] = self.network.run(["logits"], feeds)[0]
             retrieval_part[part] = self.inputs.retrieval_part(pairs)
-        return logits, retrieval_part
+            lifts[part] = self.inputs.lift_together(candidates[part], pairs)
+        return logits, retrieval_part, lifts
 
 
 def find_best_scores(rank_scores: np.ndarray) -> np.ndarray:

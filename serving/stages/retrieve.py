@@ -36,6 +36,7 @@ from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.content import Content
 from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.items import LiveItems
+from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.stages.live.users import LiveSeen, SeenSince
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weights
@@ -133,6 +134,8 @@ class RetrieveOutputs:
         positions, scores = self.search(vectors, history, blocked, self.axes.candidates)
         if self.live_items:
             self.live_items.arrays.lift_popular(vectors, history, blocked, positions, scores)
+            if stored := self.live_items.pairs:
+                stored.pairs.put_candidates(history, blocked, self.search.servable, positions, scores)
             self.live_items.arrays.put_newcomers(vectors, blocked, positions, scores)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
@@ -207,7 +210,8 @@ class Retrieve:
             self.search, self.inputs.tables.tables[HISTORY_TABLE], self.popularity, self.tower
         ).compile_loops()
         sales = LiveSales(self.items, self.as_of_s, self.learned) if self.as_of_s else None
-        live_items = LiveItems(reader, self.items, self.content, arrays, sales)
+        pairs = StoredPairs.after(self.items, self.learned) if sales else None
+        live_items = LiveItems(reader, self.items, self.content, arrays, sales, pairs)
         return replace(self, outputs=self.outputs.with_live(reader, live_items))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:

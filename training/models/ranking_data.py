@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from serving.stages.features.ranking import ItemStatistics, cross_features
+from serving.stages.features.ranking import N_FEATURES, TOGETHER, ItemStatistics, cross_features, scale_strengths
 from training.dataset import Dataset, split_by_time
 from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays, encode_items, item_columns, item_statistics
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
+from training.models.live_pairs import put_live_pairs
 
 Retrieve = Callable[[Examples, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """(examples of N users, user_ids int64 [N]) -> (int [N, C] positions, best first, n_items padded; float32 [N, C] scores)."""
@@ -163,7 +164,8 @@ def make_visit_requests(
     """Return requests just before events of `later`, labelled with the item of that event alone: what comes next.
 
     Live requests come in the middle of a visit, seconds after the user's last event; requests before a visit do not cover them.
-    Labels are items that are new to the user, at most `max_requests`, sampled; None without any. Arguments as `make_requests`.
+    Labels are items that are new to the user, at most `max_requests`, sampled; None without any. What was taken together in
+    `later` before a request counts as live. Arguments as `make_requests`.
     """
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
     rows = rows[~train.duplicated(["user_id", "item_id"]).to_numpy()[rows]]
@@ -174,9 +176,12 @@ def make_visit_requests(
     events, moments = train.iloc[rows], features.log.before_rows(train, rows)
     times, item_ids = events["timestamp"].to_numpy(), events["item_id"].to_numpy()
     users = features.encode_moments(moments, times, take_context(events, features.context))
-    candidates, scores = retrieve(users, events["user_id"].to_numpy())
+    candidates, scores = (np.array(values) for values in retrieve(users, events["user_id"].to_numpy()))
+    history = users.history_positions.astype(np.int64)
+    strengths = put_live_pairs(features.items, train, later, rows, history, candidates, scores)
     trends = features.log.aggregates.of_items(candidates, times, rows)
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
+    cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     taken = candidates == features.items.positions(item_ids)[:, None]
     return Requests(users, candidates.astype(np.int32), scores, cross, taken, items)
 

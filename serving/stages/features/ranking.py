@@ -151,6 +151,7 @@ def feature_names() -> tuple[str, ...]:
         *("popularity", *(f"popularity_{days:.0f}d" for days in HORIZONS_DAYS)),
         *("popularity_then", "trend_then", "first_sold_since", "last_sold_since"),
         *("category_share", "provider_share", "history_length", "idle_days"),
+        "taken_together_since",
     )
 
 
@@ -159,6 +160,7 @@ SCORE, RANK = _column("retrieval_score"), _column("retrieval_rank")
 AFFINITY, LOGARITHM = _column("customers_even"), _column("customers_even_log")  # the first column of each group
 POPULARITY, THEN, SOLD = _column("popularity"), _column("popularity_then"), _column("first_sold_since")
 SHARE, LENGTH, IDLE = _column("category_share"), _column("history_length"), _column("idle_days")
+TOGETHER = _column("taken_together_since")
 N_FEATURES = len(feature_names())
 NO_NUMBERS = np.empty((1, 0), np.float32)
 NO_NUMBERS.flags.writeable = False
@@ -209,6 +211,11 @@ def pair_numbers(
     return pairs
 
 
+def scale_strengths(strengths: np.ndarray) -> np.ndarray:
+    """Return the feature `taken_together_since` of `LivePairs.strengths`, float32 of any shape."""
+    return np.log1p(strengths) * np.float32(SCALE)
+
+
 def aggregate_numbers(features: np.ndarray) -> np.ndarray:
     """Return aggregations of items as numbers near one: scaled logarithms, 0 for missing ones. features: float32 [..., A]"""
     return np.nan_to_num(np.copysign(np.log1p(np.abs(features)), features) * np.float32(SCALE))
@@ -245,6 +252,7 @@ def write_pairs(
         length, idle = log1p(n_distinct) * SCALE, log1p(idle_days) * SCALE
         for place in range(len(listed)):
             cross[place, RANK], cross[place, LENGTH], cross[place, IDLE] = ranks[place], length, idle
+            cross[place, TOGETHER] = 0.0  # written later, where there are live pairs
             if listed[place] == n_items:
                 cross[place] = 0.0
             for number in range(n_numbers):

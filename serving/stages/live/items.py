@@ -17,6 +17,7 @@ from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Change, Reader
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import Content
+from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.sales import LiveSales
 
 TEMPLATES = 8  # items most like a new one
@@ -47,7 +48,8 @@ StageArrays = TypeVar("StageArrays", bound=ItemArrays)
 class LiveItems(Generic[StageArrays]):
     """Keeps the arrays of one stage up to date with the live store.
 
-    sales: for arrays that are SoldItems; changed_sequence: the last change that was applied
+    sales: for arrays that are SoldItems; pairs: items taken together, None where there are no sales either
+    changed_sequence, read_sequence: the last change that was applied, and the last event that was read
     """
 
     reader: Reader
@@ -55,7 +57,9 @@ class LiveItems(Generic[StageArrays]):
     content: Content
     arrays: StageArrays
     sales: LiveSales | None = None
+    pairs: StoredPairs | None = None
     changed_sequence: int = field(default=0, init=False)
+    read_sequence: int = field(default=0, init=False)
 
     def refresh(self) -> bool:
         """Apply what changed since the last call. Return whether the live store could be read."""
@@ -71,8 +75,12 @@ class LiveItems(Generic[StageArrays]):
                 for change in changes:
                     self._apply(change.id, change.columns)
                 self.changed_sequence = progress.changed_sequence
-                if sales and progress.last_sequence != sales.sequence:
-                    sold = sales.read(snapshot, progress, [change.id for change in changes])
+                if sales and progress.last_sequence != self.read_sequence:
+                    headers = snapshot.headers_since(self.read_sequence)
+                    sold = sales.read(snapshot, progress, headers, [change.id for change in changes])
+                    if self.pairs:
+                        self.pairs.read(snapshot, progress, headers)
+                    self.read_sequence = progress.last_sequence
         except DependencyError:
             return False
         if sales and (sold is None or len(sold)):

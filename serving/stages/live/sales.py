@@ -57,7 +57,6 @@ class LiveSales:
     first_s: np.ndarray = field(init=False)
     last_s: np.ndarray = field(init=False)
     clock_s: int = field(init=False)
-    sequence: int = field(default=0, init=False)  # the latest counted event's
 
     def __post_init__(self) -> None:
         n_rows = self.items.n_items + 1
@@ -73,26 +72,28 @@ class LiveSales:
         """Return the days from moments, int64 [N], to now; 0 for moments after the rounded clock."""
         return np.maximum(self.clock_s - moments_s, 0) / SECONDS_PER_DAY
 
-    def read(self, snapshot: Snapshot, progress: Progress, changed_ids: list[int]) -> np.ndarray | None:
+    def read(
+        self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, changed_ids: list[int]
+    ) -> np.ndarray | None:
         """Read the sales since the last call. Return the positions of the changed items, int64 [N]; None for all items.
 
+        headers: HEADER [N] of the events since the last call; None to read all items
         changed_ids: new items, which may have got a position after their sales were read
         """
         pauses_ms = snapshot.pauses_ms() if progress.n_pauses else []
         timeline = Timeline.of(pauses_ms, progress.first_ms, 1_000 * self.as_of_s)
         elapsed_s = max(timeline.skip_pauses(progress.watermark_ms // 1_000) - self.as_of_s, 0)
         clock_s = self.as_of_s + elapsed_s // STEP_S * STEP_S
-        sold = snapshot.item_ids_since(self.sequence)
-        if sold is None:
+        if headers is None:
             ids, records = snapshot.all_items()
         else:
-            ids = np.union1d(sold, np.array(changed_ids, np.int64))
+            ids = np.union1d(headers["item_id"], np.array(changed_ids, np.int64))
             rows, records = snapshot.items(ids)
             ids = ids[rows]
         positions = self._keep(ids, records, timeline)
-        self.sequence, stepped = progress.last_sequence, clock_s != self.clock_s
+        stepped = clock_s != self.clock_s
         self.clock_s = clock_s
-        return None if stepped or sold is None else positions
+        return None if stepped or headers is None else positions
 
     @property
     def fading(self) -> np.ndarray:

@@ -43,8 +43,12 @@ def test_a_rank_folder_that_disagrees_with_itself_is_refused(trained, tmp_path, 
 
 def test_item_arrays_of_another_catalogue_are_refused(trained, tmp_path):
     rank, rerank = (rewritten(trained.folder, name, tmp_path) for name in ("rank", "rerank"))
+    numbers = np.load(rank / "item_numbers.npy")
     np.save(rank / "item_numbers.npy", np.zeros((3, 2), np.float32))
     with pytest.raises(ArtifactError, match=r"items need .* rows, found"):
+        Rank.load(rank)
+    np.save(rank / "item_numbers.npy", np.pad(numbers, ((0, 0), (0, 1))))
+    with pytest.raises(ArtifactError, match=r"rank\.onnx takes \d+ numbers per candidate; expected"):
         Rank.load(rank)
     np.save(rerank / "item_vectors.npy", np.zeros((3, 2), np.float32))
     with pytest.raises(ArtifactError, match=r"item_vectors\.npy holds float32 \[3, 2\]; expected float32 \[81, any\]"):

@@ -1,0 +1,225 @@
+"""Pairs of items taken together since the export: equal to a slow twin, however they arrive, and in training as live."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from serving.contract.artifacts import stage_folder
+from serving.live.events import HEADER, EventBatch, Flags
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.writer import Writer, WriterSettings
+from serving.pipeline import Pipeline
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ranking import SCALE
+from serving.stages.live.pairs import KEPT_COMPANIONS, MOST_CANDIDATES, OWN_ITEMS, VISIT_S, LivePairs, StoredPairs
+from serving.stages.search.search import Blocked
+from tests.unit.live.test_live_answers import event_inputs, last_event_ms
+from training.models.live_pairs import find_pairs, put_live_pairs
+
+N_ITEMS, START_S, LONGEST = 30, 1_600_000_000, 64
+NOBODY = Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
+ITEMS = ItemIndex(np.arange(N_ITEMS) * 10)
+
+
+def draw_log(count: int, seed: int = 3) -> pd.DataFrame:
+    """Events of 20 users, some minutes to hours apart, of items that are 10 times their positions."""
+    rng = np.random.default_rng(seed)
+    times_s = START_S + np.cumsum(rng.integers(60, 1_200, count))
+    columns = {"user_id": rng.integers(0, 20, count), "item_id": rng.integers(0, N_ITEMS, count) * 10, "timestamp": times_s}
+    return pd.DataFrame(columns | {"positive": rng.random(count) < 0.8})
+
+
+def count_slowly(log: pd.DataFrame, first: int = 0) -> Counter:
+    """Count the pairs of positions whose newer event is in a row from `first` on."""
+    counts: Counter = Counter()
+    history: dict[int, list[tuple[int, int]]] = {}
+    for row, (user, item, time_s, positive) in enumerate(log.itertuples(index=False)):
+        if not positive:
+            continue
+        for other, other_s in history.get(user, [])[-LONGEST + 1 :]:
+            if row >= first and time_s - other_s <= VISIT_S and other != item:
+                counts[item // 10, other // 10] += 1
+                counts[other // 10, item // 10] += 1
+        history.setdefault(user, []).append((item, time_s))
+    return counts
+
+
+def read_strengths(pairs: LivePairs) -> np.ndarray:
+    """Return the strength of each item for each history of one item, [N_ITEMS, N_ITEMS]."""
+    everything = np.broadcast_to(np.arange(N_ITEMS), (N_ITEMS, N_ITEMS)).copy()
+    return pairs.strengths(np.arange(N_ITEMS)[:, None], everything)
+
+
+def as_strengths(counts: Counter) -> np.ndarray:
+    matrix = np.zeros((N_ITEMS, N_ITEMS))
+    for pair, count in counts.items():
+        matrix[pair] = count
+    return matrix
+
+
+def write(folder: Path, log: pd.DataFrame) -> None:
+    headers = np.zeros(len(log), HEADER)
+    headers["flags"] = np.where(log["positive"], Flags.POSITIVE, 0) | Flags.COUNTED
+    for name in ("user_id", "item_id"):
+        headers[name] = log[name]
+    headers["time_ms"] = log["timestamp"] * 1_000
+    nothing = [b""] * len(log)
+    writer = Writer(folder, Layout(history=LONGEST), ("purchase",), settings=WriterSettings(lateness_s=0))
+    writer.append(EventBatch(headers, nothing, nothing, nothing))
+    writer.close()
+
+
+@pytest.fixture
+def log_reader(tmp_path):
+    log_reader = Reader(tmp_path / "live")
+    yield log_reader
+    log_reader.close()
+
+
+def read(stored: StoredPairs, log_reader: Reader, after: int | None) -> int:
+    """Read what came after a sequence, None for everything anew, and return the last sequence."""
+    with log_reader.snapshot() as snapshot:
+        progress = snapshot.progress()
+        stored.read(snapshot, progress, None if after is None else snapshot.headers_since(after))
+    return progress.last_sequence
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 100, 600])
+def test_events_as_they_come_and_the_store_as_a_whole_give_the_twins_counts(log_reader, at_once):
+    log = draw_log(600)
+    stored, after = StoredPairs(ITEMS), 0
+    for start in range(0, len(log), at_once):
+        write(log_reader.folder, log.iloc[start : start + at_once])
+        after = read(stored, log_reader, after)
+    expected = as_strengths(count_slowly(log))
+    assert (expected > 0).sum() > 200
+    np.testing.assert_allclose(read_strengths(stored.pairs), expected, rtol=1e-6)
+    anew = StoredPairs(ITEMS)
+    read(anew, log_reader, None)
+    np.testing.assert_allclose(read_strengths(anew.pairs), expected, rtol=1e-6)
+
+
+def test_pairs_that_the_generation_learned_from_do_not_count_again(log_reader):
+    log = draw_log(600)
+    write(log_reader.folder, log)
+    stored = StoredPairs(ITEMS, learned_until_s=int(log["timestamp"].iloc[399]))
+    read(stored, log_reader, None)
+    np.testing.assert_allclose(read_strengths(stored.pairs), as_strengths(count_slowly(log, 400)), rtol=1e-6)
+
+
+def test_training_counts_what_a_live_store_would_have(log_reader):
+    """At a request, the pairs of the later rows before it."""
+    log = draw_log(600).assign(row=np.arange(600))
+    rows, pairs = find_pairs(ITEMS, log, log.iloc[200:], LONGEST)
+    assert (np.diff(rows) >= 0).all()
+    live = LivePairs(N_ITEMS)
+    live.add(pairs[rows < 500])
+    np.testing.assert_allclose(read_strengths(live), as_strengths(count_slowly(log.iloc[:500, :4], 200)), rtol=1e-6)
+
+    asked = np.array([210, 400, 599])
+    history = np.full((3, LONGEST), N_ITEMS)
+    history[:, :2] = [3, N_ITEMS], [7, 2], [11, 5]
+    candidates = np.tile(np.arange(N_ITEMS), (3, 1))
+    strengths = put_live_pairs(ITEMS, log, log.iloc[200:], asked, history, candidates, np.zeros((3, N_ITEMS), np.float32))
+    np.testing.assert_array_equal(candidates, np.tile(np.arange(N_ITEMS), (3, 1)))  # all are listed already
+    for number, row in enumerate(asked):
+        counts = count_slowly(log.iloc[:row, :4], 200)
+        expected = [
+            sum(counts[own, item] / (place + 1) for place, own in enumerate(history[number, :2])) for item in candidates[0]
+        ]
+        np.testing.assert_allclose(strengths[number], expected, rtol=1e-6)
+
+
+def test_only_the_latest_distinct_items_of_a_history_count():
+    pairs = LivePairs(N_ITEMS)
+    pairs.add(np.array([[1, 20], [2, 20], [3, 20], [4, 20]]))
+    history = np.array([[1, 1, 2, N_ITEMS, 3, 4]])
+    assert OWN_ITEMS == 3
+    expected = 1 + 1 / 2 + 1 / 3
+    assert pairs.strengths(history, np.array([[20, 5]])).tolist() == [[pytest.approx(expected), 0.0]]
+
+
+def test_strong_companions_become_candidates_in_place_of_the_last_ones():
+    pairs = LivePairs(N_ITEMS)
+    pairs.add(np.repeat([[1, 20], [1, 21], [1, 22], [1, 23], [1, 24]], [5, 4, 3, 2, 1], axis=0))
+    servable = np.append(np.ones(N_ITEMS, bool), False)
+    servable[21] = False
+    blocked = Blocked(np.array([22]), np.array([0, 1]))
+    positions, scores = np.array([[9, 23, 8, 7, 6]]), np.array([[5.0, 4.0, 3.0, 2.0, 1.0]], np.float32)
+    pairs.put_candidates(np.array([[1]]), blocked, servable, positions, scores)
+    assert (positions.tolist(), scores.tolist()) == ([[9, 23, 8, 20, 24]], [[5.0, 4.0, 3.0, 1.0, 1.0]])
+    positions, scores = np.array([[9, N_ITEMS, N_ITEMS]]), np.array([[5.0, -np.inf, -np.inf]], np.float32)
+    pairs.put_candidates(np.array([[1]]), blocked, servable, positions, scores)
+    assert (positions.tolist(), scores.tolist()) == ([[20, 23, 24]], [[5.0, 5.0, 5.0]])
+
+
+def test_lists_have_no_repeats_and_keep_their_first_candidates():
+    rng = np.random.default_rng(0)
+    n_items, width = 300, 40
+    pairs, servable = LivePairs(n_items), np.append(rng.random(n_items) < 0.9, False)
+    pairs.add(rng.integers(0, n_items, (20_000, 2)))
+    for _ in range(50):
+        positions = rng.permutation(n_items)[None, :width].copy()
+        before, scores = positions.copy(), np.sort(rng.random((1, width), np.float32))[:, ::-1].copy()
+        blocked = rng.integers(0, n_items, 20)
+        pairs.put_candidates(
+            rng.integers(0, n_items, (1, 10)), Blocked(blocked, np.array([0, 20])), servable, positions, scores
+        )
+        assert len(set(positions[0].tolist())) == width
+        changed = np.flatnonzero(positions[0] != before[0])
+        assert 0 < len(changed) <= MOST_CANDIDATES
+        assert changed.min() >= width - MOST_CANDIDATES
+        assert servable[positions[0, changed]].all()
+        assert not np.isin(positions[0, changed], blocked).any()
+        assert (np.diff(scores[0]) <= 0).all()
+
+
+def test_an_item_with_too_many_companions_keeps_the_strongest():
+    pairs = LivePairs(1_000)
+    strong = np.arange(1, 1 + KEPT_COMPANIONS // 2)
+    rng = np.random.default_rng(1)
+    for number in range(3, 40):
+        pairs.add(np.stack([np.zeros_like(strong), strong], axis=1))
+        pairs.add(np.array([[0, companion] for companion in rng.integers(100, 1_000, 20)]))
+        values = pairs.strengths(np.array([[0]]), strong[None])
+        np.testing.assert_allclose(values, number - 2, rtol=1e-6)
+
+
+def test_events_of_nobody_known_are_no_pairs(log_reader):
+    """Items that the catalogue lacks, and padding of histories."""
+    log = pd.DataFrame(
+        {"user_id": [1, 1, 1], "item_id": [10, 999_999, 20], "timestamp": START_S + np.arange(3), "positive": True}
+    )
+    write(log_reader.folder, log)
+    stored = StoredPairs(ITEMS)
+    read(stored, log_reader, 0)
+    np.testing.assert_allclose(read_strengths(stored.pairs), as_strengths(Counter({(1, 2): 1, (2, 1): 1})), rtol=1e-6)
+
+
+def test_what_is_taken_with_an_item_rises_for_who_has_that_item(repository, observe, reader):
+    """By 3 times its strength, less for items that sold before the export: their pairs are in the generation's lists."""
+    at_ms, first, second = last_event_ms(repository), 3, 5
+    users = np.repeat(np.arange(101, 106), 2)
+    times_ms = at_ms + 60_000 * np.arange(10)
+    observe(event_inputs(user_id=users.tolist(), item_id=[first, second] * 5, timestamp_ms=times_ms.tolist()))
+    observe(event_inputs(user_id=[200], item_id=[first], timestamp_ms=[at_ms + 700_000]))
+    pipeline = Pipeline.load(repository, live=reader)
+    trace = pipeline.trace({"user_id": np.array([[200]])})
+    rank = pipeline.stages["rank"]
+    owned, asked = (rank.inputs.items.positions(np.array([[item]])) for item in (first, second))
+    assert rank.inputs.stored.pairs.strengths(owned, asked) == 5
+    without = replace(rank, inputs=replace(rank.inputs, novelty=None))
+    fields = {tensor.name: trace[tensor.name] for tensor in pipeline.specs["rank"].input_fields}
+    lifts = rank(fields)["rank_scores"] - without(fields)["rank_scores"]
+    sold = np.expm1(np.load(stage_folder(repository, "rank", 1) / "popularity.npy")[:, 0] / SCALE)
+    column = trace["candidate_ids"][0].tolist().index(second)
+    assert sold[asked] > 0
+    assert lifts[0, column] == pytest.approx(np.log1p(3 * 5 / (1 + sold[asked].item())), rel=1e-4)
+    assert np.count_nonzero(np.abs(lifts) > 1e-5) == 1

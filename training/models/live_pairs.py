@@ -1,0 +1,83 @@
+"""Give training requests the pairs that a live store would have counted by then (serving/stages/live/pairs.py).
+
+For serving, what is new came after the export; for training, it is in the later part of the log, before the request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numba import njit
+
+from serving.stages.features.ids import ItemIndex
+from serving.stages.live.pairs import VISIT_S, LivePairs
+from serving.stages.search.search import Blocked
+
+
+def put_live_pairs(
+    items: ItemIndex,
+    train: pd.DataFrame,
+    later: pd.DataFrame,
+    rows: np.ndarray,
+    history: np.ndarray,
+    candidates: np.ndarray,
+    scores: np.ndarray,
+) -> np.ndarray:
+    """Put strong companions among the candidates of requests. Return `LivePairs.strengths` of the candidates, float32 [N, C].
+
+    train, later: as for `make_visit_requests`; rows: int64 [N] of `train`, ascending, each just before which a request comes
+    history: int64 [N, H] positions; candidates: int64 [N, C] and scores: float32 [N, C], both written
+    """
+    pair_rows, pairs = find_pairs(items, train, later, history.shape[1])
+    live, servable = LivePairs(items.n_items), np.append(np.ones(items.n_items, bool), False)
+    strengths = np.empty(candidates.shape, np.float32)
+    ends = np.searchsorted(pair_rows, rows)  # pairs of earlier rows
+    start, bounds = 0, np.array([0, history.shape[1]])
+    for number, end in enumerate(ends.tolist()):
+        if end > start:
+            live.add(pairs[start:end])
+            start = end
+        own, part = history[number, None], slice(number, number + 1)
+        live.put_candidates(own, Blocked(own[0], bounds), servable, candidates[part], scores[part])
+        strengths[part] = live.strengths(own, candidates[part])
+    return strengths
+
+
+def find_pairs(items: ItemIndex, train: pd.DataFrame, later: pd.DataFrame, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the newer events, int64 [P] ascending, and the pairs, int64 [P, 2] positions.
+
+    longest: events of a user's history that are remembered
+    """
+    taken = np.flatnonzero(train["positive"].to_numpy())
+    events = train.iloc[taken]
+    order = np.argsort(events["user_id"].to_numpy(), kind="stable")
+    is_new = np.zeros(len(train), bool)
+    is_new[later["row"].to_numpy()] = True
+    rows = taken[order]
+    columns = (events[name].to_numpy(np.int64)[order] for name in ("user_id", "timestamp"))
+    found = _find_pairs(*columns, items.positions(events["item_id"].to_numpy(np.int64)[order]), is_new[rows], longest)
+    found_rows = rows[found[:, 0]]
+    by_row = np.argsort(found_rows, kind="stable")
+    return found_rows[by_row], found[by_row, 1:]
+
+
+@njit
+def _find_pairs(users, times_s, positions, is_new, longest):
+    """Return int64 [P, 3]: the newer event, its item and the other item. Arguments: [E], sorted by user and time."""
+    found = np.empty((64, 3), np.int64)
+    count = 0
+    for event in range(len(users)):
+        if not is_new[event]:
+            continue
+        for other in range(event - 1, max(event - longest, -1), -1):
+            if users[other] != users[event] or times_s[event] - times_s[other] > VISIT_S:
+                break
+            if positions[other] == positions[event]:
+                continue
+            if count == len(found):
+                more = np.empty((2 * count, 3), np.int64)
+                more[:count] = found
+                found = more
+            found[count] = event, positions[event], positions[other]
+            count += 1
+    return found[:count]
