@@ -37,7 +37,7 @@ from serving.live.store import (
 )
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
-MOST_READ_EVENTS = 4_096  # when more are new, it is faster to read all items
+MOST_READ_EVENTS = 4_096  # at once
 WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited for
 
 
@@ -136,9 +136,9 @@ class Snapshot:
                 yield int.from_bytes(key, "big"), packed
 
     def headers_since(self, after: int) -> np.ndarray | None:
-        """Return HEADER [N] of the events after a sequence; None when they are many, or the log no longer holds all."""
-        rows = list(islice(self.events(after), MOST_READ_EVENTS + 1))
-        if len(rows) > MOST_READ_EVENTS or (rows[0][0] if rows else self.progress().last_sequence + 1) != after + 1:
+        """Return HEADER [N] of the first events after a sequence; None when the log no longer holds them."""
+        rows = list(islice(self.events(after), MOST_READ_EVENTS))
+        if not rows or rows[0][0] != after + 1:
             return None
         return np.frombuffer(b"".join(packed[: HEADER.itemsize] for _, packed in rows), HEADER)
 

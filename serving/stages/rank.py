@@ -252,8 +252,10 @@ class Rank:
         as_of_s = inputs.settings.as_of_s
         sales = LiveSales(inputs.items, as_of_s, self.learned) if as_of_s else None
         stored = StoredPairs.after(inputs.items, self.learned) if sales else None
-        live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored)
+        # Before `refresh`, which adds live sales to the popularity.
         novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE)) if sales else None
+        live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored)
+        live_items.refresh()  # here, so that no request waits for it
         return replace(self, inputs=replace(inputs, stored=stored, novelty=novelty), live_items=live_items)
 
     @property
@@ -288,7 +290,8 @@ class Rank:
         outputs = self.outputs.scores(inputs, logits, retrieval_part)
         if self.drift:
             self.drift.add(np.empty((len(logits), 0), np.int64), find_best_scores(outputs["rank_scores"]))
-        outputs["rank_scores"] += lifts  # after the drift is measured, which is that of the model's own scores
+        # After the drift is measured, which is that of the model's own scores. Broken requests keep their retrieval scores.
+        outputs["rank_scores"] += np.where(np.isfinite(logits).all(axis=1, keepdims=True), lifts, 0.0)
         outputs["lineage"] = self.rows.mark_degraded(outputs["lineage"])
         return outputs
 

@@ -135,7 +135,8 @@ class RetrieveOutputs:
         if self.live_items:
             self.live_items.arrays.lift_popular(vectors, history, blocked, positions, scores)
             if stored := self.live_items.pairs:
-                stored.pairs.put_candidates(history, blocked, self.search.servable, positions, scores)
+                n_newcomers = len(self.live_items.arrays.served_newcomers)
+                stored.pairs.put_candidates(history, blocked, self.search.servable, positions, scores, n_newcomers)
             self.live_items.arrays.put_newcomers(vectors, blocked, positions, scores)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
@@ -212,6 +213,7 @@ class Retrieve:
         sales = LiveSales(self.items, self.as_of_s, self.learned) if self.as_of_s else None
         pairs = StoredPairs.after(self.items, self.learned) if sales else None
         live_items = LiveItems(reader, self.items, self.content, arrays, sales, pairs)
+        live_items.refresh()  # here, so that no request waits for it
         return replace(self, outputs=self.outputs.with_live(reader, live_items))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:

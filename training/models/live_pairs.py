@@ -69,10 +69,15 @@ def _find_pairs(users, times_s, positions, is_new, longest):
     for event in range(len(users)):
         if not is_new[event]:
             continue
-        for other in range(event - 1, max(event - longest, -1), -1):
-            if users[other] != users[event] or times_s[event] - times_s[other] > VISIT_S:
+        start = event  # of the visit
+        while start > max(event - longest + 1, 0) and users[start - 1] == users[event]:
+            if times_s[event] - times_s[start - 1] > VISIT_S:
                 break
-            if positions[other] == positions[event]:
+            start -= 1
+        if np.any(positions[start:event] == positions[event]):
+            continue
+        for other in range(event - 1, start - 1, -1):
+            if np.any(positions[other + 1 : event] == positions[other]):
                 continue
             if count == len(found):
                 more = np.empty((2 * count, 3), np.int64)

@@ -17,11 +17,10 @@ from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Change, Reader
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import Content
-from serving.stages.live.pairs import StoredPairs
+from serving.stages.live.pairs import NO_PAIRS, StoredPairs
 from serving.stages.live.sales import LiveSales
 
 TEMPLATES = 8  # items most like a new one
-NOTHING = np.empty(0, np.int64)
 
 
 class ItemArrays(Protocol):
@@ -65,8 +64,7 @@ class LiveItems(Generic[StageArrays]):
         """Apply what changed since the last call. Return whether the live store could be read."""
         if not self.reader.exists():
             return True
-        sales, changes = self.sales, list[Change]()
-        sold: np.ndarray | None = NOTHING
+        changes, sold = list[Change](), list[np.ndarray | None]()
         try:
             with self.reader.snapshot() as snapshot:
                 progress = snapshot.progress()
@@ -75,17 +73,25 @@ class LiveItems(Generic[StageArrays]):
                 for change in changes:
                     self._apply(change.id, change.columns)
                 self.changed_sequence = progress.changed_sequence
-                if sales and progress.last_sequence != self.read_sequence:
+                while self.sales and progress.last_sequence != self.read_sequence:
                     headers = snapshot.headers_since(self.read_sequence)
-                    sold = sales.read(snapshot, progress, headers, [change.id for change in changes])
-                    if self.pairs:
-                        self.pairs.read(snapshot, progress, headers)
-                    self.read_sequence = progress.last_sequence
+                    found = self.pairs.find(snapshot, progress, headers) if self.pairs else NO_PAIRS
+                    sold.append(self.sales.read(snapshot, progress, headers, [change.id for change in changes]))
+                    if self.pairs:  # after everything was read, so that no pair counts twice if that fails
+                        self.pairs.pairs.add(found)
+                    self.read_sequence = progress.last_sequence if headers is None else self.read_sequence + len(headers)
         except DependencyError:
             return False
-        if sales and (sold is None or len(sold)):
-            cast(SoldItems, self.arrays).update_sales(sales, sold)
+        finally:
+            self._update_sales(sold)
         return True
+
+    def _update_sales(self, sold: list[np.ndarray | None]) -> None:
+        """Apply the sales of positions, int64 [N] each; None: of all items."""
+        if self.sales and sold:
+            positions = [part for part in sold if part is not None]
+            everything = len(positions) < len(sold)
+            cast(SoldItems, self.arrays).update_sales(self.sales, None if everything else np.unique(np.concatenate(positions)))
 
     def _apply(self, item_id: int, columns: Mapping[str, object]) -> None:
         position = int(self.items.positions(np.array([item_id]))[0])

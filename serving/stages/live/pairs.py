@@ -5,12 +5,15 @@
     history's latest items ─────────────────┴─▶ strength of an item = sum over them of count / place: 1, 2, 3
 
 Strong companions become candidates, and the ranker reads their strength; training counts the same pairs in its log
-(training/models/live_pairs.py). Every two events count, if the newer one came after the export.
+(training/models/live_pairs.py). An event counts once with each other item, and only if it is the first one of its item within
+VISIT_S, so that no visitor can push a pair by repeating it. The newer event of a pair must have come after the export.
+
+Counts are those of the events as they came in. A process that starts counts the pairs in the histories of all users, which may
+be fewer: histories are finite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,11 +26,13 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.search.search import Blocked
 
 VISIT_S = 8 * 3_600  # events of a user that are further apart are no pair
-KEPT_COMPANIONS = 64  # of each item: the strongest, more or less, where it has more
+KEPT_COMPANIONS = 32  # of each item; where there are more, those that are left by `count_pairs`
 OWN_ITEMS = 3  # the latest distinct items of a history, whose companions count
 MOST_CANDIDATES = 32  # companions that become candidates
 FIRST_SLOTS = 64
 USERS_AT_ONCE = 4_096
+HISTORY_FIELDS = ("history_ids", "history_s")
+NO_PAIRS = np.empty((0, 2), np.int64)
 
 
 @dataclass
@@ -50,7 +55,7 @@ class LivePairs:
         self.counts = np.zeros((FIRST_SLOTS, KEPT_COMPANIONS), np.float32)
 
     def add(self, pairs: np.ndarray) -> None:
-        """Count pairs of items, int64 [P, 2] positions, in order. An item that is full gives up its weakest companion."""
+        """Count pairs of items, int64 [P, 2] positions, in order."""
         new = np.unique(pairs[self.slot_of[pairs] < 0])
         if missing := self.n_slots + len(new) - len(self.companions):
             self._grow(max(missing, 0))
@@ -67,10 +72,14 @@ class LivePairs:
     def compile_loops(self) -> LivePairs:
         """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
         history, nothing = np.full((1, 1), self.n_items), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
-        count_pairs(np.empty((0, 2), np.int64), self.slot_of, self.n_items, self.companions, self.counts)
+        times_s, is_new, none = np.zeros((1, 1), np.uint32), np.zeros((1, 1), np.bool_), np.empty(0, np.int64)
+        mark_new(history, times_s, none, none, none, is_new)
+        count_pairs(
+            collect_pairs(history, self.n_items, times_s, is_new, 0), self.slot_of, self.n_items, self.companions, self.counts
+        )
         arrays, scores = (self.slot_of, self.n_items, self.companions, self.counts), np.zeros((1, 1), np.float32)
         write_strengths(history, history, *arrays, scores)
-        put_companions(history, *nothing, np.zeros(self.n_items + 1, np.bool_), *arrays, history.copy(), scores)
+        put_companions(history, *nothing, np.zeros(self.n_items + 1, np.bool_), *arrays, 0, history.copy(), scores)
         return self
 
     def strengths(self, history: np.ndarray, candidates: np.ndarray) -> np.ndarray:
@@ -84,16 +93,22 @@ class LivePairs:
         return values
 
     def put_candidates(
-        self, history: np.ndarray, blocked: Blocked, servable: np.ndarray, positions: np.ndarray, scores: np.ndarray
+        self,
+        history: np.ndarray,
+        blocked: Blocked,
+        servable: np.ndarray,
+        positions: np.ndarray,
+        scores: np.ndarray,
+        n_spared: int = 0,
     ) -> None:
         """Put strong companions among the candidates, int64 [B, C]: after the last one, or in place of the last ones.
 
-        servable: bool [n_items + 1]; scores: float32 [B, C], the lowest of the list for a companion. Both lists are written.
+        servable: bool [n_items + 1]; scores: float32 [B, C], that of the candidate before for a companion. Both lists are
+        written. n_spared: places at the end of a full list that are left alone, because new items will take them
         """
         if self.n_slots:
-            put_companions(
-                history, *blocked, servable, self.slot_of, self.n_items, self.companions, self.counts, positions, scores
-            )
+            arrays = (self.slot_of, self.n_items, self.companions, self.counts)
+            put_companions(history, *blocked, servable, *arrays, n_spared, positions, scores)
 
 
 @dataclass
@@ -115,36 +130,34 @@ class StoredPairs:
         """learned: LEARNED_SALE [L], the live sales that the generation learned from"""
         return cls(items, int(learned["last_ms"].max()) // 1_000 if len(learned) else 0)
 
-    def read(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None) -> None:
-        """Count the pairs of the events since the last call. headers: HEADER [N] of these events; None to count all anew"""
+    def find(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None) -> np.ndarray:
+        """Return the pairs of events, int64 [P, 2], for `pairs.add`. headers: HEADER [N] of the events
+
+        Without `headers`, the pairs of all users replace the counts, and none is returned.
+        """
         since_s = max(progress.first_ms // 1_000, self.learned_until_s + 1)
         if headers is None:
-            self.pairs = LivePairs(self.items.n_items)
-            for histories in read_histories(snapshot):
-                self._add(*histories, np.ones(histories[0].shape, np.bool_), since_s)
-        else:
-            is_taken = (headers["flags"] & (Flags.POSITIVE | Flags.ERASED)) == Flags.POSITIVE
-            taken = headers[(headers["type"] == OBSERVED) & is_taken]
-            if len(taken):
-                user_ids, places = np.unique(taken["user_id"], return_inverse=True)
-                rows, records = snapshot.users(user_ids)
-                row_of = np.full(len(user_ids), -1)
-                row_of[rows] = np.arange(len(rows))
-                ids, times_s = np.ascontiguousarray(records["history_ids"]), np.ascontiguousarray(records["history_s"])
-                is_new = np.zeros(ids.shape, np.bool_)
-                mark_new(ids, times_s, row_of[places], taken["item_id"].copy(), taken["time_ms"] // 1_000, is_new)
-                self._add(ids, times_s, is_new, since_s)
+            counted = LivePairs(self.items.n_items)
+            for records in snapshot.all_user_records(USERS_AT_ONCE):
+                counted.add(self._collect(records, np.ones(records["history_ids"].shape, np.bool_), since_s))
+            self.pairs = counted
+            return NO_PAIRS
+        is_taken = (headers["flags"] & (Flags.POSITIVE | Flags.ERASED)) == Flags.POSITIVE
+        taken = headers[(headers["type"] == OBSERVED) & is_taken]
+        if not len(taken):
+            return NO_PAIRS
+        user_ids, places = np.unique(taken["user_id"], return_inverse=True)
+        rows, records = snapshot.users(user_ids)
+        row_of = np.full(len(user_ids), -1)
+        row_of[rows] = np.arange(len(rows))
+        ids, times_s = (np.array(records[name]) for name in HISTORY_FIELDS)
+        is_new = np.zeros(ids.shape, np.bool_)
+        mark_new(ids, times_s, row_of[places], taken["item_id"].copy(), taken["time_ms"] // 1_000, is_new)
+        return self._collect(records, is_new, since_s)
 
-    def _add(self, ids: np.ndarray, times_s: np.ndarray, is_new: np.ndarray, since_s: int) -> None:
-        pairs = collect_pairs(self.items.positions(ids), self.items.n_items, times_s, is_new, since_s)
-        if len(pairs):
-            self.pairs.add(pairs)
-
-
-def read_histories(snapshot: Snapshot) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (ids int64 [U, H], times uint32 [U, H]) of the histories of all users with live events."""
-    for records in snapshot.all_user_records(USERS_AT_ONCE):
-        yield np.ascontiguousarray(records["history_ids"]), np.ascontiguousarray(records["history_s"])
+    def _collect(self, records: np.ndarray, is_new: np.ndarray, since_s: int) -> np.ndarray:
+        ids, times_s = (np.array(records[name]) for name in HISTORY_FIELDS)
+        return collect_pairs(self.items.positions(ids), self.items.n_items, times_s, is_new, since_s)
 
 
 @compiled
@@ -174,12 +187,14 @@ def collect_pairs(positions, n_items, times_s, is_new, since_s):
             item, time_s = positions[row, place], np.int64(times_s[row, place])
             if time_s < since_s or time_s == 0:
                 break
-            for other in range(place + 1, positions.shape[1]):
-                earlier_s = np.int64(times_s[row, other])
-                if earlier_s == 0 or time_s - earlier_s > VISIT_S:
-                    break
+            end = place + 1  # of the visit
+            while end < positions.shape[1] and times_s[row, end] > 0 and time_s - np.int64(times_s[row, end]) <= VISIT_S:
+                end += 1
+            if item == n_items or is_among(item, positions[row, place + 1 : end]):
+                continue
+            for other in range(place + 1, end):
                 companion = positions[row, other]
-                if item == n_items or companion in (n_items, item):
+                if companion == n_items or is_among(companion, positions[row, place + 1 : other]):
                     continue
                 if not is_new[row, place] and not is_new[row, other]:
                     continue
@@ -193,21 +208,38 @@ def collect_pairs(positions, n_items, times_s, is_new, since_s):
 
 
 @compiled
+def is_among(position, positions):
+    """Return whether a position is among others, [N]."""
+    found = False
+    for other in positions:  # without an early exit, so that the comparison vectorises
+        found |= other == position
+    return found
+
+
+@compiled
 def count_pairs(pairs, slot_of, n_items, companions, counts):
-    """Count pairs, int64 [P, 2], for both of their items. Every item has a slot."""
+    """Count pairs, int64 [P, 2], for both of their items. Every item has a slot.
+
+    Where an item has no place for another companion, all of its counts fall by one, and companions without a count leave: the
+    algorithm of Misra and Gries. A companion in more than one of KEPT_COMPANIONS + 1 pairs stays; no count is too high.
+    """
     for pair in range(len(pairs)):
         for side in range(2):
             slot, other = slot_of[pairs[pair, side]], pairs[pair, 1 - side]
-            weakest = 0
-            for place in range(companions.shape[1]):
-                if companions[slot, place] == other or companions[slot, place] == n_items:
-                    weakest = place
-                    break
-                if counts[slot, place] < counts[slot, weakest]:
-                    weakest = place
-            if companions[slot, weakest] != other:
-                companions[slot, weakest], counts[slot, weakest] = other, 0.0
-            counts[slot, weakest] += 1.0
+            own, own_counts = companions[slot], counts[slot]
+            place = 0
+            while place < len(own) and own[place] != other and own[place] != n_items:
+                place += 1
+            if place < len(own):
+                own[place] = other
+                own_counts[place] += 1.0
+                continue
+            n_left = 0
+            for place in range(len(own)):
+                if own_counts[place] > 1.0:
+                    own[n_left], own_counts[n_left] = own[place], own_counts[place] - 1.0
+                    n_left += 1
+            own[n_left:], own_counts[n_left:] = n_items, 0.0
 
 
 @compiled
@@ -218,10 +250,7 @@ def gather_companions(history, slot_of, n_items, companions, counts):
     n_listed, n_own = 0, 0
     for age in range(len(history)):
         item = history[age]
-        repeats = item == n_items
-        for earlier in range(age):
-            repeats |= history[earlier] == item
-        if repeats:
+        if item == n_items or is_among(item, history[:age]):
             continue
         n_own += 1
         slot = slot_of[item]
@@ -258,8 +287,9 @@ def write_strengths(history, candidates, slot_of, n_items, companions, counts, v
 
 
 @compiled
-def put_companions(history, blocked, starts, servable, slot_of, n_items, companions, counts, positions, scores):
+def put_companions(history, blocked, starts, servable, slot_of, n_items, companions, counts, n_spared, positions, scores):
     """Do what `LivePairs.put_candidates` says. blocked: int64 [P] positions, starts: int64 [B + 1]: `Blocked`"""
+    most = max(0, min(MOST_CANDIDATES, positions.shape[1] - n_spared))
     chosen = np.empty(MOST_CANDIDATES, np.int64)
     for row in range(len(positions)):
         found, strengths = gather_companions(history[row], slot_of, n_items, companions, counts)
@@ -272,24 +302,20 @@ def put_companions(history, blocked, starts, servable, slot_of, n_items, compani
             if servable[found[at]] and not (place < len(listed) and listed[place] == found[at]):
                 found[n_free], strengths[n_free] = found[at], strengths[at]
                 n_free += 1
-        while n_free > 0 and n_chosen < min(MOST_CANDIDATES, positions.shape[1]):
+        while n_free > 0 and n_chosen < most:
             at = np.argmax(strengths[:n_free])  # the first of equals
             if strengths[at] == 0:
                 break
             position, strengths[at] = found[at], 0.0
-            is_blocked = False
-            for other in range(starts[row], starts[row + 1]):  # without an early exit, so that the comparison vectorises
-                is_blocked |= blocked[other] == position
-            if is_blocked:
-                continue
-            chosen[n_chosen] = position
-            n_chosen += 1
+            if not is_among(position, blocked[starts[row] : starts[row + 1]]):
+                chosen[n_chosen] = position
+                n_chosen += 1
         if n_chosen == 0:
             continue
         end = 0
         while end < positions.shape[1] and positions[row, end] != n_items:
             end += 1
-        first = min(end, positions.shape[1] - n_chosen)
-        lowest = scores[row, end - 1] if end > 0 else np.float32(0.0)
+        first = min(end, positions.shape[1] - n_spared - n_chosen)
+        score = scores[row, max(first - 1, 0)] if end > 0 else np.float32(0.0)
         for at in range(n_chosen):
-            positions[row, first + at], scores[row, first + at] = chosen[at], lowest
+            positions[row, first + at], scores[row, first + at] = chosen[at], score

@@ -18,13 +18,13 @@ from serving.live.writer import Writer, WriterSettings
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
+from serving.stages.live.candidates import put_newcomers
 from serving.stages.live.pairs import KEPT_COMPANIONS, MOST_CANDIDATES, OWN_ITEMS, VISIT_S, LivePairs, StoredPairs
 from serving.stages.search.search import Blocked
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
 from training.models.live_pairs import find_pairs, put_live_pairs
 
 N_ITEMS, START_S, LONGEST = 30, 1_600_000_000, 64
-NOBODY = Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
 ITEMS = ItemIndex(np.arange(N_ITEMS) * 10)
 
 
@@ -43,8 +43,9 @@ def count_slowly(log: pd.DataFrame, first: int = 0) -> Counter:
     for row, (user, item, time_s, positive) in enumerate(log.itertuples(index=False)):
         if not positive:
             continue
-        for other, other_s in history.get(user, [])[-LONGEST + 1 :]:
-            if row >= first and time_s - other_s <= VISIT_S and other != item:
+        visit = {other for other, other_s in history.get(user, []) if time_s - other_s <= VISIT_S}
+        if row >= first and item not in visit:
+            for other in visit:
                 counts[item // 10, other // 10] += 1
                 counts[other // 10, item // 10] += 1
         history.setdefault(user, []).append((item, time_s))
@@ -87,7 +88,7 @@ def read(stored: StoredPairs, log_reader: Reader, after: int | None) -> int:
     """Read what came after a sequence, None for everything anew, and return the last sequence."""
     with log_reader.snapshot() as snapshot:
         progress = snapshot.progress()
-        stored.read(snapshot, progress, None if after is None else snapshot.headers_since(after))
+        stored.pairs.add(stored.find(snapshot, progress, None if after is None else snapshot.headers_since(after)))
     return progress.last_sequence
 
 
@@ -137,6 +138,20 @@ def test_training_counts_what_a_live_store_would_have(log_reader):
         np.testing.assert_allclose(strengths[number], expected, rtol=1e-6)
 
 
+def test_training_puts_companions_among_the_candidates():
+    log = pd.DataFrame({"user_id": [1, 1, 2], "item_id": [30, 40, 30], "timestamp": START_S + np.arange(3), "positive": True})
+    log = log.assign(row=np.arange(3))
+    history, candidates = np.full((1, LONGEST), N_ITEMS), np.arange(5)[None].copy()
+    history[0, 0] = 3
+    scores = np.arange(5, 0, -1, dtype=np.float32)[None]
+    strengths = put_live_pairs(ITEMS, log, log, np.array([2]), history, candidates, scores)
+    assert (candidates.tolist(), strengths.tolist()) == ([[0, 1, 2, 3, 4]], [[0, 0, 0, 0, 1]])
+    candidates[0, 4] = 9
+    strengths = put_live_pairs(ITEMS, log, log, np.array([2]), history, candidates, scores)
+    assert (candidates.tolist(), strengths.tolist()) == ([[0, 1, 2, 3, 4]], [[0, 0, 0, 0, 1]])
+    assert scores.tolist() == [[5, 4, 3, 2, 2]]
+
+
 def test_only_the_latest_distinct_items_of_a_history_count():
     pairs = LivePairs(N_ITEMS)
     pairs.add(np.array([[1, 20], [2, 20], [3, 20], [4, 20]]))
@@ -154,7 +169,7 @@ def test_strong_companions_become_candidates_in_place_of_the_last_ones():
     blocked = Blocked(np.array([22]), np.array([0, 1]))
     positions, scores = np.array([[9, 23, 8, 7, 6]]), np.array([[5.0, 4.0, 3.0, 2.0, 1.0]], np.float32)
     pairs.put_candidates(np.array([[1]]), blocked, servable, positions, scores)
-    assert (positions.tolist(), scores.tolist()) == ([[9, 23, 8, 20, 24]], [[5.0, 4.0, 3.0, 1.0, 1.0]])
+    assert (positions.tolist(), scores.tolist()) == ([[9, 23, 8, 20, 24]], [[5.0, 4.0, 3.0, 3.0, 3.0]])
     positions, scores = np.array([[9, N_ITEMS, N_ITEMS]]), np.array([[5.0, -np.inf, -np.inf]], np.float32)
     pairs.put_candidates(np.array([[1]]), blocked, servable, positions, scores)
     assert (positions.tolist(), scores.tolist()) == ([[20, 23, 24]], [[5.0, 5.0, 5.0]])
@@ -181,15 +196,56 @@ def test_lists_have_no_repeats_and_keep_their_first_candidates():
         assert (np.diff(scores[0]) <= 0).all()
 
 
-def test_an_item_with_too_many_companions_keeps_the_strongest():
-    pairs = LivePairs(1_000)
-    strong = np.arange(1, 1 + KEPT_COMPANIONS // 2)
+def test_an_item_with_too_many_companions_keeps_the_strongest_and_overstates_none():
     rng = np.random.default_rng(1)
-    for number in range(3, 40):
-        pairs.add(np.stack([np.zeros_like(strong), strong], axis=1))
-        pairs.add(np.array([[0, companion] for companion in rng.integers(100, 1_000, 20)]))
-        values = pairs.strengths(np.array([[0]]), strong[None])
-        np.testing.assert_allclose(values, number - 2, rtol=1e-6)
+    strong, n_pairs = np.arange(1, 9), 4_000
+    others = np.where(rng.random(n_pairs) < 0.4, rng.choice(strong, n_pairs), rng.integers(100, 1_000, n_pairs))
+    pairs = LivePairs(1_000)
+    pairs.add(np.stack([np.zeros_like(others), others], axis=1))
+    true = np.bincount(others, minlength=1_000)
+    counted = pairs.strengths(np.array([[0]]), np.arange(1_000)[None])[0]
+    assert (counted <= true).all()
+    assert (true - counted).max() <= n_pairs / (KEPT_COMPANIONS + 1)
+    assert (counted[strong] > 0).all()
+
+
+def test_counts_of_many_items_equal_the_twins():
+    """More than the first rows of the arrays."""
+    drawn = np.random.default_rng(2).integers(0, 500, (2_000, 2))
+    drawn, pairs = drawn[drawn[:, 0] != drawn[:, 1]], LivePairs(500)
+    for start in range(0, len(drawn), 300):
+        pairs.add(drawn[start : start + 300])
+    expected = np.zeros((500, 500))
+    np.add.at(expected, (drawn[:, 0], drawn[:, 1]), 1)
+    expected += expected.T
+    assert (expected > 0).sum(axis=1).max() <= KEPT_COMPANIONS
+    everything = np.broadcast_to(np.arange(500), (500, 500)).copy()
+    np.testing.assert_array_equal(pairs.strengths(np.arange(500)[:, None], everything), expected)
+
+
+def test_new_items_and_companions_both_become_candidates():
+    pairs, n_items, width = LivePairs(100), 100, 20
+    pairs.add(np.array([[1, 50], [1, 51], [1, 90]]))
+    vectors, newcomers = np.ones((n_items, 2), np.float32), np.arange(88, 92)
+    positions, scores = np.arange(2, 2 + width)[None], np.linspace(9, 1, width, dtype=np.float32)[None]
+    servable, nothing = np.append(np.ones(n_items, bool), False), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
+    pairs.put_candidates(np.array([[1]]), nothing, servable, positions, scores, n_spared=len(newcomers))
+    assert (np.diff(scores[0]) <= 0).all()
+    put_newcomers(newcomers, vectors, np.ones((1, 2), np.float32), *nothing, positions, scores)
+    assert {50, 51, 88, 89, 90, 91} <= set(positions[0].tolist())
+    assert len(set(positions[0].tolist())) == width
+
+
+def test_repeating_a_pair_and_erased_events_push_nothing(log_reader):
+    items, times_s = np.array([10, 20] * 10), START_S + 60 * np.arange(20)
+    write(log_reader.folder, pd.DataFrame({"user_id": 1, "item_id": items, "timestamp": times_s, "positive": True}))
+    stored = StoredPairs(ITEMS)
+    with log_reader.snapshot() as snapshot:
+        headers = snapshot.headers_since(0).copy()
+        found = stored.find(snapshot, snapshot.progress(), headers)
+        headers["flags"] |= Flags.ERASED
+        assert len(stored.find(snapshot, snapshot.progress(), headers)) == 0
+    assert found.tolist() == [[2, 1]]
 
 
 def test_events_of_nobody_known_are_no_pairs(log_reader):
