@@ -142,7 +142,7 @@ def consume(
         settings = observe.settings
         if not settings.brokers:
             raise ConfigError("The export names no Kafka brokers. Set [live] brokers, and export again.")
-        changes = ChangeAdmission(settings.columns)
+        changes = ChangeAdmission(settings.columns, settings.roles)
         decoder = MessageDecoder(observe.admission, changes, observe.info.spec.inputs, observe.writer.codes)
         EventConsumer(observe.writer, decoder, settings.brokers, settings.topic).run(stop_on_signals())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.ids import stable_id
 from serving.contract.tensors import ENSEMBLE
@@ -14,9 +14,13 @@ from serving.contract.tensors import ENSEMBLE
 def find_user_id(repo: Path, user: str) -> int:
     """Return the int64 id of a user. Where the shop's ids are text, a user that came since the export has the hash of the text.
 
-    Raises ConfigError for a text in a shop whose ids are numbers.
+    A store outlives its repository: without one, a number is the id itself, and a text is hashed.
+    Raises ConfigError for a text in a shop whose ids are numbers, and RecommenderError when the repository cannot be read.
     """
-    names, number = read_user_names(repo), whole_number(user)
+    number = parse_whole_number(user)
+    if not repo.exists():
+        return stable_id(user) if number is None else number
+    names = read_user_names(repo)
     if user in names:
         return names[user]
     if names and number not in names.values():
@@ -27,15 +31,12 @@ def find_user_id(repo: Path, user: str) -> int:
 
 
 def read_user_names(repo: Path) -> dict[str, int]:
-    """Return ids of users by name: none where ids are numbers, or where the repository is gone, which its store outlives."""
-    try:
-        path = repo / ENSEMBLE / str(pinned_generation(repo)) / "user_names.json"
-    except RecommenderError:
-        return {}
+    """Return ids of users by name, none where ids are numbers. Raises RecommenderError when the generation is not known."""
+    path = repo / ENSEMBLE / str(pinned_generation(repo)) / "user_names.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def whole_number(text: str) -> int | None:
+def parse_whole_number(text: str) -> int | None:
     """Return the number that a text spells; None for other texts, and for "007", which is not how 7 is written."""
     try:
         return int(text) if str(int(text)) == text else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class ChangeAdmission:
     """Turns the tensors of `upsert` into events."""
 
     columns: Mapping[str, Mapping[str, str]]  # that may change: "item" or "user" -> column -> a key of EXPECTED
-    roles: Mapping[str, str] = field(default_factory=dict)  # role of an item's column, such as "price" -> its name in the data
+    roles: Mapping[str, str]  # role of an item's column, such as "price" -> its name in the data
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message by row for each malformed change of a batch. inputs: [N, 1] by tensor"""

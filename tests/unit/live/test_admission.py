@@ -15,7 +15,7 @@ from tests.unit.live.batches import KINDS, START_MS
 CONTEXT = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("heat", "continuous"))
 ADMISSION = EventAdmission(KINDS, CONTEXT)
 CODES = np.array([4, 5, 6], np.uint8)
-CHANGES = ChangeAdmission({"item": {"price": "number", "title": "text", "tags": "texts", "available": "flag"}, "user": {}})
+CHANGES = ChangeAdmission({"item": {"price": "number", "title": "text", "tags": "texts", "available": "flag"}, "user": {}}, {})
 
 
 def observed(count: int = 1, **columns) -> dict[str, np.ndarray]:

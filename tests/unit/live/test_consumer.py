@@ -68,7 +68,7 @@ def broker():
 
 def consumer_of(writer: Writer, brokers: str = "") -> EventConsumer:
     context = tuple(column.tensor() for column in CONTEXT)
-    changes = ChangeAdmission({"item": {"price": "number"}, "user": {}})
+    changes = ChangeAdmission({"item": {"price": "number"}, "user": {}}, {})
     decoder = MessageDecoder(EventAdmission(KINDS, CONTEXT), changes, live_specs(context)[OBSERVE].inputs, writer.codes)
     return EventConsumer(writer, decoder, brokers, TOPIC)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from live.users import find_user_id
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.ids import stable_id
 from serving.contract.tensors import ENSEMBLE
 
@@ -46,3 +46,12 @@ def test_a_shop_whose_ids_are_numbers(publish):
 
 def test_a_store_that_outlived_its_repository(tmp_path):
     assert find_user_id(tmp_path / "gone", "17850") == 17850
+    assert find_user_id(tmp_path / "gone", "anna") == stable_id("anna")
+
+
+def test_without_a_known_generation_no_user_is_guessed(publish):
+    """It may be a shop whose ids are text, in which 12 is a name."""
+    repo = publish(NAMES)
+    (repo / ENSEMBLE / "config.pbtxt").unlink()
+    with pytest.raises(RecommenderError):
+        find_user_id(repo, "12")
