@@ -2,9 +2,10 @@
 
     python -m experiments.compression --data online-retail
 
-Trains the DLRM on the training part of a data set once, makes every smaller network of it, and lets all of them rank the same
-candidates of the test users. Every network runs as it is served: its file on ONNX Runtime, with one thread, in runs as large as
-those of the rank stage. Latencies are medians of many rounds in turns: only their ratios count. The bounds are of the default.
+Trains the DLRM on the training part of a data set once, derives every smaller network from it, and lets all of them rank the
+same candidates of the test users. Every network runs as it is served: its file on ONNX Runtime, with one thread, in chunks as
+large as those of the rank stage. Latencies are medians of many rounds in turns: only their ratios count. The bounds apply to
+the default.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 MOST_USERS = 3_000  # test users, drawn at random where there are more
 ROWS = (1, 64)  # of a request to the rank stage
 ROUNDS = 25
-TAUGHT, SERVED = "none", "distilled"  # what the others are compared with; the default
-AFTER, WITHIN = "int8, quantised after training", "int8, trained in int8"  # between which the export chooses
+TAUGHT, SERVED = "none", "distilled"  # the reference of all others; the default
+AFTER, WITHIN = "int8, quantised after training", "int8, trained in int8"  # the export chooses one of the two
 LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM
 LEAST_SAVING = 12.0  # times fewer multiply-accumulates
 
@@ -84,7 +85,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """latency_us: rows of a request -> median, microseconds. macs: multiply-accumulates per candidate. n_bytes: of the file."""
+    """The figures of one network.
+
+    latency_us: rows of a request -> median, microseconds; macs: multiply-accumulates per candidate; n_bytes: of the file
+    """
 
     name: str
     macs: int
@@ -152,7 +156,7 @@ def export_variant(name: str, ranker: Ranker, work: Workload, folder: Path) -> V
 
 
 def score(variant: Variant, requests: Requests) -> np.ndarray:
-    """Return float32 [N, C] as the rank stage serves them, -inf at padding."""
+    """Return the scores as the rank stage serves them, float32 [N, C], -inf at padding."""
     blocks = np.array_split(np.arange(len(requests)), -(-len(requests) // 32))
     feeds = (network_inputs(variant.ranker.model, requests.take(rows)) for rows in blocks)
     logits = np.concatenate([variant.session.run(["logits"], feed)[0] for feed in feeds])
@@ -177,8 +181,8 @@ def measure_qualities(scores: np.ndarray, work: Workload) -> Qualities:
     taken = sp.csr_matrix(scores.shape, dtype=bool).tolil()
     hit = np.asarray(work.relevant[rows, positions]).ravel() > 0
     taken[rows[hit], columns[hit]] = True
-    among = auc(np.where(test.valid, scores, 0.0), taken.tocsr(), sp.csr_matrix(~test.valid))
-    return Qualities(ndcg_at(ranked, work.relevant, 10), recall_at(ranked, work.relevant, 20), among)
+    candidate_auc = auc(np.where(test.valid, scores, 0.0), taken.tocsr(), sp.csr_matrix(~test.valid))
+    return Qualities(ndcg_at(ranked, work.relevant, 10), recall_at(ranked, work.relevant, 20), candidate_auc)
 
 
 def measure_quality(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
@@ -188,7 +192,7 @@ def measure_quality(variant: Variant, work: Workload, latency_us: dict[int, floa
 
 
 def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:
-    """Return the median µs of one request by its rows, for each variant, measured in turns."""
+    """Return for each variant: rows of a request -> median, microseconds. The variants run in turns."""
     times: list[dict[int, list[float]]] = [{rows: [] for rows in ROWS} for _ in variants]
     for rows in ROWS:
         requests = work.test.take(np.resize(np.arange(len(work.test)), rows))
@@ -196,16 +200,16 @@ def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int,
         runs = [requests.take(np.arange(first, min(first + at_once, rows))) for first in range(0, rows, at_once)]
         feeds = [[network_inputs(variant.ranker.model, part) for part in runs] for variant in variants]
         for _ in range(ROUNDS):
-            for variant, own_feeds, own in zip(variants, feeds, times, strict=True):
-                started = time.perf_counter()
-                for feed in own_feeds:
+            for variant, variant_feeds, variant_times in zip(variants, feeds, times, strict=True):
+                started_s = time.perf_counter()
+                for feed in variant_feeds:
                     variant.session.run(None, feed)
-                own[rows].append((time.perf_counter() - started) * 1e6)
-    return [{rows: float(np.median(values)) for rows, values in own.items()} for own in times]
+                variant_times[rows].append((time.perf_counter() - started_s) * 1e6)
+    return [{rows: float(np.median(values)) for rows, values in variant_times.items()} for variant_times in times]
 
 
 def make_figures(rows: list[Row]) -> list[Figure]:
-    """Return each network's figures; rows: the DLRM first. The network served by default has bounds."""
+    """Return each network's figures. The network served by default has bounds. rows: the DLRM first"""
     taught, figures = rows[0], []
     for row in rows:
         at_least = dict.fromkeys(("ndcg", "auc", "saving"))
@@ -244,7 +248,7 @@ def main(
     data: Annotated[str, typer.Option(help="folder with a dataset.toml, or a bundled name")] = "online-retail",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Measure quality, bytes and latency of each value of `[ranker] compression`; trains them all, for minutes.
+    """Measure quality, bytes and latency of each value of `[ranker] compression`. Training them all takes minutes.
 
     Exit code 1 when a bound is missed.
     """

@@ -1,4 +1,4 @@
-"""Shared by all experiments: figures with their bounds (perf/figures.py), rounds in turns, draws of keys, and bootstraps."""
+"""Helpers of all experiments: figures with their bounds (perf/figures.py), rounds in turns, draws of keys, and bootstraps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_in_turns(
 ) -> dict[str, list[float]]:
     """Run every task once per round and return what they measured, by name: a value per round.
 
-    The first task moves on by one each round, because a machine's speed drifts. step: called with each task's name.
+    Each round starts one task later than the one before, because a machine's speed drifts. step: called with each task's name.
     """
     names = list(tasks)
     values: dict[str, list[float]] = {}
@@ -61,7 +61,7 @@ def rows_one_by_one(tensors: dict[str, np.ndarray]) -> Iterator[dict[str, np.nda
 
 
 class Drop(BaseModel, frozen=True):
-    """The drop from one mean over users to another; 95 % of the bootstrap's draws are in `low` … `high`."""
+    """The drop from one mean over users to another; `low` … `high` is the 95 % bootstrap interval."""
 
     mean: float
     low: float
@@ -84,7 +84,7 @@ def bootstrap_drop(values: np.ndarray, reference: np.ndarray, draws: int = 2_000
     means = []
     for _ in range(draws):
         users = rng.integers(0, n_users, n_users)
-        ours, theirs = rng.integers(0, n_seeds, (2, n_seeds))
-        means.append((reference[theirs].mean(axis=0) - values[ours].mean(axis=0))[users].mean())
+        value_seeds, reference_seeds = rng.integers(0, n_seeds, (2, n_seeds))
+        means.append((reference[reference_seeds].mean(axis=0) - values[value_seeds].mean(axis=0))[users].mean())
     low, high = np.quantile(means, (0.025, 0.975)).tolist()
     return Drop(mean=float(reference.mean() - values.mean()), low=low, high=high)

@@ -48,7 +48,9 @@ def section_doc(name: str, cls: type) -> str:
     rows = [
         f"| `{key}` | {value} | {default} | {comments[key]} |"
         for key, entry in schema["properties"].items()
-        for value, default in [bytes_key(entry) if takes_bytes(cls, key) else (name_kind(entry, schema), format_default(entry))]
+        for value, default in [
+            format_bytes_key(entry) if takes_bytes(cls, key) else (name_kind(entry, schema), format_default(entry))
+        ]
     ]
     table = "\n".join(["| key | value | default | |", "|---|---|---|---|", *rows])
     return f"## [{name}]\n{inspect.getdoc(cls)}\n\n{table}\n{SERVING_TAIL if cls is Serving else ''}"
@@ -61,7 +63,7 @@ def read_comments(cls: type) -> dict[str, str]:
     by_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign)]
     lines = {ast.unparse(node.target): range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in fields}
-    return {name: by_line[line] for name, own in lines.items() for line in own if line in by_line}
+    return {name: by_line[line] for name, field_lines in lines.items() for line in field_lines if line in by_line}
 
 
 def name_kind(entry: dict[str, Any], schema: dict[str, Any]) -> str:
@@ -97,7 +99,7 @@ def takes_bytes(cls: type, key: str) -> bool:
     return any(getattr(item, "func", None) is parse_bytes for item in metadata)
 
 
-def bytes_key(entry: dict[str, Any]) -> tuple[str, str]:
-    """Return the allowed values of such a key, and its default in the largest unit that fits."""
+def format_bytes_key(entry: dict[str, Any]) -> tuple[str, str]:
+    """Return the allowed values of a key that `takes_bytes`, and its default in the largest unit that does not exceed it."""
     unit, size = max((pair for pair in UNITS.items() if entry["default"] >= pair[1]), key=lambda pair: pair[1])
     return "bytes", f'`"{entry["default"] // size} {unit}"`'

@@ -23,8 +23,7 @@ def convert_levels(
     table_rows: table -> number of rows; dense: whether their keys are 0 … rows - 1
     source: folder of <table>.npy, or of HPS's <table>.model, that fills an empty L3
 
-    Raises ConfigError for unknown models, tables without a
-    row count, and a Redis over TLS.
+    Raises ConfigError for unknown models, tables without a row count, and a Redis over TLS.
     """
     params = config.model(model)
     lacking = [table for table in params.embedding_table_names if table not in table_rows]
@@ -35,23 +34,23 @@ def convert_levels(
     volatile, persistent = config.volatile_db, config.persistent_db
     return LevelsConfig(
         model=model,
-        tables=tuple(_table(config, params, i, table_rows, dense) for i in range(len(params.embedding_table_names))),
+        tables=tuple(_convert_table(config, params, i, table_rows, dense) for i in range(len(params.embedding_table_names))),
         arena=arena,
         hit_rate_threshold=params.hit_rate_threshold,
-        redis=_redis(volatile) if volatile.type == "redis_cluster" else None,
+        redis=_convert_redis(volatile) if volatile.type == "redis_cluster" else None,
         rocksdb=RocksConfig(persistent.path, persistent.num_threads, read_only=persistent.read_only)
         if persistent.type == "rocks_db"
         else None,
-        updates=_updates(config.update_source, config) if config.update_source.type != "null" else None,
+        updates=_convert_updates(config.update_source, config) if config.update_source.type != "null" else None,
         source=source,
     )
 
 
-def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int], dense: bool) -> TableConfig:
-    """Return one table's settings. A table that L2 holds whole has no L1: shared rows are as fast (side_by_side.py)."""
+def _convert_table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int], dense: bool) -> TableConfig:
+    """Return one table's settings. A table that L2 holds whole has no L1: shared rows are as fast (store/side_by_side.py)."""
     name = params.embedding_table_names[i]
     rows = table_rows[name]
-    l2_rows = _l2_rows(config.volatile_db, rows)
+    l2_rows = _count_l2_rows(config.volatile_db, rows)
     return TableConfig(
         name,
         rows,
@@ -64,14 +63,14 @@ def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[st
     )
 
 
-def _l2_rows(volatile: VolatileDb, rows: int) -> int:
+def _count_l2_rows(volatile: VolatileDb, rows: int) -> int:
     """Return the rows of a table in shared memory: 0 when Redis is L2 or L2 is off."""
     if volatile.type in ("disabled", "redis_cluster"):
         return 0
     return min(rows, volatile.overflow_margin * volatile.num_partitions)
 
 
-def _redis(volatile: VolatileDb) -> RedisConfig:
+def _convert_redis(volatile: VolatileDb) -> RedisConfig:
     if volatile.enable_tls:
         raise ConfigError(
             "ps.json asks for Redis over TLS (enable_tls), which our levels do not support. Expected enable_tls false. Put "
@@ -80,7 +79,7 @@ def _redis(volatile: VolatileDb) -> RedisConfig:
     return RedisConfig(volatile.address, volatile.num_partitions, volatile.user_name, volatile.password)
 
 
-def _updates(source: UpdateSource, config: PsConfig) -> UpdateConfig:
+def _convert_updates(source: UpdateSource, config: PsConfig) -> UpdateConfig:
     """Return the update source: one consumer feeds all levels, so it follows the topics of both databases."""
     databases = (config.volatile_db, config.persistent_db)
     followed = dict.fromkeys(f for database in databases if database.type != "disabled" for f in database.update_filters)

@@ -1,4 +1,4 @@
-"""Find the id on the wire of a user, for commands that take it as the shop writes it."""
+"""Find a user's id on the wire, for commands that take the id as the shop writes it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from serving.contract.tensors import ENSEMBLE
 
 
 def find_user_id(repo: Path, user: str) -> int:
-    """Return the int64 id of a user. Where the shop's ids are text, a user that came since the export has the hash of the text.
+    """Return the int64 id of a user.
 
+    Where the shop's ids are text, a user added since the export has the hash of the text; a known int64 id is accepted too.
     A store outlives its repository: without one, a number is the id itself, and a text is hashed.
     Raises ConfigError for a text in a shop whose ids are numbers, and RecommenderError when the repository cannot be read.
     """

@@ -1,4 +1,4 @@
-"""One server, its requests, and the run that is written about it: every measurement of this package works on a `Bench`."""
+"""One server, its requests, and the results of its run: every measurement of this package works on a `Bench`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PEAK_CLIENTS = (8, 16, 32, 64, 128, 256)  # the peak is the best of these
 
 @dataclass
 class Bench:
-    """One server, its requests, and the run that is being written into `folder`.
+    """One server, its requests, and the run whose results are written into `folder`.
 
-    answers: the recorded ones, [R, *dims]; none where they are not comparable (answers.py)
+    answers: the recorded ones, [R, *dims]; empty where they are not comparable (answers.py)
     """
 
     site: Site
@@ -46,7 +46,7 @@ class Bench:
         self.answers = recorded.outputs if self.run.comparable else {}
         self._numbers = itertools.count()  # of raw files
         self._drawn: Arrays | None = None
-        self._of_stages: dict[str, Arrays] = {}
+        self._stage_rows: dict[str, Arrays] = {}
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -95,9 +95,9 @@ class Bench:
             self._drawn = draw(self.requests, ROWS, self.rng)
         if model == ENSEMBLE:
             return self._drawn
-        if not self._of_stages:
-            self._of_stages = stage_inputs(self.site.grpc_url, self.specs, self.site.generation, self._drawn)
-        return self._of_stages[model]
+        if not self._stage_rows:
+            self._stage_rows = stage_inputs(self.site.grpc_url, self.specs, self.site.generation, self._drawn)
+        return self._stage_rows[model]
 
 
 def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:

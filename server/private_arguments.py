@@ -1,14 +1,14 @@
 """Start a program with arguments that other users of the machine cannot read.
 
 Everybody can read /proc/PID/cmdline, and tritonserver and perf_analyzer accept keys only as arguments. The kernel shows the
-memory between two addresses of the process; a program follows its argument pointers:
+memory between two fixed addresses of the process, but the program follows its argument pointers:
 
     /proc/PID/cmdline   program  [hidden]                        readable by everybody
     argv[1] --------------------------------.
     /proc/PID/environ   PRIVATE_ARGUMENT_0=--option=key          readable by the same user alone
 
-So the private argument is in the environment, and the parent redirects the pointer while the process is stopped before its
-first instruction, because it asked to be traced (ptrace). The key is never in the command line.
+So the private argument goes into the environment, and the parent redirects the pointer. It can, because the child asks to be
+traced (ptrace) and is therefore stopped before the program's first instruction. The key is never in the command line.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ except OSError:
 def start_privately(command: Sequence[str], private: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen:
     """Start `command` followed by the arguments `private`. Other users see `[hidden]` in place of each of these.
 
-    options: passed to `subprocess.Popen`. Where tracing is forbidden (kernel.yama.ptrace_scope of 2 or 3, or a container), the
-    program starts anyway, with a warning that its arguments can be read.
+    Where tracing is forbidden (kernel.yama.ptrace_scope of 2 or 3, or a container), the program starts anyway, with a warning
+    that its arguments can be read. options: passed to `subprocess.Popen`
     """
     if not private:
         return subprocess.Popen(command, env=env, **options)

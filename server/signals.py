@@ -1,4 +1,4 @@
-"""Names of signals, for messages. Standard library only: small supervisors import it."""
+"""Names of signals, for messages. Standard library only, because supervisors import it and must stay small."""
 
 from __future__ import annotations
 

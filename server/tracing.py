@@ -1,4 +1,4 @@
-"""tritonserver's own OpenTelemetry: a span per request and stage, where the environment names a collector."""
+"""Options of tritonserver's own OpenTelemetry: a span per request and stage, if the environment names a collector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SERVICE = "recommender-server"
 def trace_options(environment: Mapping[str, str]) -> list[str]:
     """Return tritonserver's options that send spans to the collector of OTEL_EXPORTER_OTLP_…ENDPOINT; none without one.
 
-    Rate 0 traces the requests that carry a trace, and no others: who asks decides how many are traced.
+    Rate 0 traces only requests that carry a trace context: the caller decides how many are traced.
     """
     url = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
     if not url and (endpoint := environment.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")):

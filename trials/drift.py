@@ -1,8 +1,8 @@
-"""Describe the distributions that an export saw, and say how far a window may differ from them by chance.
+"""Describe the distributions that an export saw, and compute how far a window may differ from them by chance.
 
 The population stability index of two samples of n and m values from one distribution is about (1/n + 1/m) times a chi-square of
 `bins - 1` degrees of freedom. So the bound of a window follows from its number of rows, instead of one constant (0.25) for all:
-a small window is not accused, and a large one cannot hide.
+a small window raises no false alarm, and a large one shows a small drift.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def describe_categories(name: str, values: np.ndarray, bins: int = BINS) -> Refe
 
 
 def bound_psi(references: list[Reference], window_rows: int) -> list[Reference]:
-    """Return the references with the bounds for windows of `window_rows`, all of which are watched together."""
+    """Return the references with their bounds for windows of `window_rows`. Together they share FALSE_ALARMS."""
     return [
         replace(reference, psi_bound=psi_bound(reference.rows, window_rows, len(reference.shares), len(references)))
         for reference in references
@@ -58,10 +58,10 @@ def bound_psi(references: list[Reference], window_rows: int) -> list[Reference]:
 
 
 def measure_drift(reference: Reference, values: np.ndarray, features: int = 1) -> Drift:
-    """Return how far a window is from its reference. features: how many are watched, over which FALSE_ALARMS are shared."""
-    expected, found = np.asarray(reference.shares), reference.count_shares(values)
+    """Return how far a window is from its reference. features: number of features that share FALSE_ALARMS"""
+    expected, observed = np.asarray(reference.shares), reference.count_shares(values)
     bound = psi_bound(reference.rows, len(values), len(expected), features)
-    return Drift(reference.name, len(values), psi(expected, found), kl(expected, found), bound)
+    return Drift(reference.name, len(values), psi(expected, observed), kl(expected, observed), bound)
 
 
 def psi_bound(reference_rows: int, rows: int, bins: int, features: int = 1) -> float:

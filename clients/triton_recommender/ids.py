@@ -19,9 +19,9 @@ FIRST_USER_ID = -(1 << 62)  # ids below it belong to sessions
 
 
 def session_id(session: str) -> int:
-    """Return the id of a visitor without a user id, by the shop's name of the session: below the id of any user.
+    """Return the id of a visitor without a user id, from the shop's name of the session.
 
-    61 bits of the text's BLAKE2b digest, counted down from FIRST_USER_ID.
+    It lies below FIRST_USER_ID by 1 plus the first 61 bits of the name's BLAKE2b digest, so it is no user's id.
     """
     digest = blake2b(session.encode(), digest_size=8).digest()
     return FIRST_USER_ID - 1 - (int.from_bytes(digest, "big") >> 3)

@@ -1,4 +1,4 @@
-"""Events and changed items to tensors of `observe` and `upsert`, and their sequences back. Pure."""
+"""Encode events and changes as tensors of `observe` and `upsert`, and decode their sequences. No I/O."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
         for name in ("event", "event_id", "request_id"):
             if row.get(name) is not None and not isinstance(row[name], str):
                 raise InvalidRequest(f"{name} is {row[name]!r}; expected text.")
-    named = {name for event in events for name in event.context}
+    context_names = {name for event in events for name in event.context}
     known = {name: dtype for name, (dtype, _) in model.inputs.items() if name not in ("user_id", "item_id", *_OPTIONAL)}
-    columns = {name: dtype for name, dtype in known.items() if name in named}
-    check_columns(named, known)
+    columns = {name: dtype for name, dtype in known.items() if name in context_names}
+    check_columns(context_names, known)
     return tensors | encode_values(rows, wanted) | encode_context([event.context for event in events], columns)
 
 
 def encode_upsert(kind: str, record_id: int | str, columns: Mapping[str, object]) -> dict[str, np.ndarray]:
-    """Return the input tensors [1, 1] of `upsert`. columns: of the data set, as JSON can say them. Raises InvalidRequest."""
+    """Return the input tensors [1, 1] of `upsert`. columns: of the data set, with JSON values. Raises InvalidRequest."""
     if kind not in KINDS:
         raise InvalidRequest(f"kind is {kind!r}; expected one of {', '.join(KINDS)}.")
     if not isinstance(columns, Mapping):
@@ -56,5 +56,5 @@ def encode_upsert(kind: str, record_id: int | str, columns: Mapping[str, object]
 
 
 def decode_sequences(outputs: Mapping[str, np.ndarray]) -> list[int]:
-    """Return the places in the log, one per event, in the order they were sent."""
+    """Return the sequence of each event, in the order in which they were sent."""
     return outputs["sequence"][:, 0].tolist()

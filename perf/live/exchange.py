@@ -15,7 +15,7 @@ OnAnswer = Callable[[Answer], None]
 
 
 class Due(NamedTuple):
-    """One thing to do at an instant, ns after the start. act: gets the instant as `time.perf_counter_ns` counts"""
+    """An action that is due `at_ns` after the start. act: called with the due time on the clock of `time.perf_counter_ns`"""
 
     at_ns: int
     act: Callable[[int], None]
@@ -47,7 +47,7 @@ class Exchange:
             self._callbacks.pop(answer.number)(answer)
 
     def finish(self) -> None:
-        """Wait until nothing is in flight: answers or deadlines end it."""
+        """Wait until every call is answered or has reached its deadline."""
         while self._callbacks:
             self.wait(DEADLINE_S)
 
@@ -60,7 +60,7 @@ class Exchange:
         return require_message(answers[0])
 
     def run_open_loop(self, schedule: Iterable[Due]) -> None:
-        """Do what is due, whether or not earlier calls were answered; answers are passed on in between."""
+        """Run each action when it is due, whether or not earlier calls were answered. In between, pass answers to callbacks."""
         start_ns = time.perf_counter_ns()
         for due in schedule:
             due_ns = start_ns + due.at_ns
@@ -96,7 +96,7 @@ class Exchange:
 
 
 def require_message(answer: Answer) -> bytes:
-    """Return the body of an answer. Raises ServerError for an error: what is measured here must not fail."""
+    """Return the body of an answer. Raises ServerError for an error: a measured call must not fail."""
     if answer.error:
         raise ServerError(f"The server refused a call of this measurement: {answer.error}. Look at its log.")
     return answer.message

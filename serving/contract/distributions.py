@@ -20,7 +20,7 @@ OTHER = "other"  # of categories: all that are not listed
 class Reference:
     """Bins of one feature and the shares that the export saw.
 
-    edges: float64 [bins - 1], the inner edges of a numeric feature, else empty
+    edges: float64 [bins - 2], the inner edges of a numeric feature, else empty
     categories: those of a categorical feature, the most frequent first, OTHER last, else empty
     shares: float64 [bins]; the last bin of a numeric feature holds missing values (NaN)
     psi_bound: the largest PSI that chance explains in a watched window of requests

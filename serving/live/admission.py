@@ -3,10 +3,10 @@
 | event | treatment |
 |---|---|
 | malformed (see `EventAdmission.faults`) | refused with INVALID_ARGUMENT, together with the other events of its request |
-| later than now by more than `ahead_s` | refused: one wrong clock would move the watermark and age every history |
+| more than `ahead_s` in the future | refused: one wrong clock would move the watermark and age every history |
 | late (see WriterSettings.lateness_s) | accepted, sorted into the history by its time, counted |
 | with a known event id | changes nothing; the sequence of the first one is returned |
-| of an unknown user or item | accepted: a user is learned at once, an item counts from its first event |
+| of an unknown user or item | accepted: the user has a state at once, and the item's events count from the first |
 """
 
 from __future__ import annotations
@@ -142,11 +142,11 @@ class ChangeAdmission:
         headers["value"] = headers["label"] = np.nan
         texts = inputs["columns"][:, 0].tolist()
         if self.roles:
-            texts = [self._add_role_names(text) if named else text for text, named in zip(texts, is_item.tolist(), strict=True)]
+            texts = [self._add_role_names(text) if item else text for text, item in zip(texts, is_item.tolist(), strict=True)]
         return EventBatch(headers, [b""] * count, [b""] * count, texts)
 
     def _add_role_names(self, text: bytes) -> bytes:
-        """Return an item's columns. One that has a role is there by its name and by its role, with the latest value."""
+        """Return an item's columns. Each with a role is under its name and its role, so that neither keeps an older value."""
         columns = json.loads(text)
         for role, name in self.roles.items():
             for given, other in ((name, role), (role, name)):

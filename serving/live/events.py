@@ -37,13 +37,13 @@ MAX_KINDS = 256
 
 
 class Flags(IntFlag):
-    """The decision on an event, made when it arrived."""
+    """What was decided on an event when it arrived. Only ERASED is set later."""
 
     POSITIVE = 1
     SEEN = 2  # the item is not recommended to this user again
     LATE = 4  # older than the watermark at its arrival
     COUNTED = 8  # its kind is in the interaction log, from which generations learn
-    ERASED = 16  # the user was erased: the event counts only for its item, and says nothing else
+    ERASED = 16  # the user was erased since: the event counts only for its item
     KAFKA = 32  # arrived by Kafka, which every machine reads
 
 

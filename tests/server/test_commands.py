@@ -36,7 +36,7 @@ def call(run_dir, monkeypatch):
     def run(*arguments: object, exit_code: int = 0, supervised: bool = False) -> str:
         words = [str(argument) for argument in arguments]
         if words[0] == "start" and not supervised:
-            words.append("--unsupervised")  # these tests look at what died
+            words.append("--unsupervised")  # a supervisor would restart what these tests let die
         result = CliRunner().invoke(commands.app, words, catch_exceptions=False)
         assert result.exit_code == exit_code, result.output
         return result.output
@@ -68,7 +68,7 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
     toys.publish(repo, 3)
     pin(repo, 3)
     toys.remove(repo, 2)
-    assert call(*start).startswith("ready: ")  # what it served is gone, so it was started again
+    assert call(*start).startswith("ready: ")  # its generation is gone from the repository, so it is started again
     with grpcclient.InferenceServerClient(url) as client:
         assert toys.ask(client, 1) == toys.expected(1, generation=3)
     assert "generation 1 answers" in call("activate", "--generation", 1, "--grpc-port", ports.grpc)
@@ -80,7 +80,7 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
     assert "no server is running" in call("status", exit_code=1)
 
 
-def test_start_serves_what_a_repository_holds_by_now_also_under_the_same_number(repo, call):
+def test_start_serves_a_generation_that_was_replaced_under_the_same_number(repo, call):
     ports = find_free_ports()
     start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
     manifest = repo / "recommend" / "1" / "manifest.json"
@@ -111,7 +111,7 @@ def test_a_server_that_may_not_load_is_started_again_for_another_generation(repo
         assert toys.ask(client, 1) == toys.expected(1, generation=2)
 
 
-def test_a_failed_start_is_one_message_and_diagnose_tells_it_again(repo, call, monkeypatch):
+def test_a_failed_start_is_one_message_and_diagnose_repeats_it(repo, call, monkeypatch):
     (repo / "second" / "1" / "model.py").write_text("raise RuntimeError('tables.npy is cut short')")
     ports = find_free_ports()
     start = ["server", "start", "--repo", str(repo), "--grpc-port", str(ports.grpc)]
@@ -127,7 +127,7 @@ def test_a_failed_start_is_one_message_and_diagnose_tells_it_again(repo, call, m
     assert "tables.npy is cut short" in told
 
 
-def test_a_killed_model_process_is_told_by_status_and_diagnose_and_start_starts_again(repo, call, run_dir):
+def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_starts_again(repo, call, run_dir):
     ports = find_free_ports()
     start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
     url = f"localhost:{ports.grpc}"
@@ -168,7 +168,7 @@ def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_i
     state = running_servers(run_dir)[0]
     stub = next(process for process in members(state.tag) if process.pid != state.pid)
     stub.suspend()
-    assert is_ready(state.grpc_url)  # what a look at the models would say
+    assert is_ready(state.grpc_url)  # the models alone report no problem
     assert f"no server is running here on gRPC port {ports.http}" in call("status", "--grpc-port", ports.http, exit_code=1)
     for command in (("status",), ("status", "--grpc-port", ports.grpc), ("diagnose", "--grpc-port", ports.grpc)):
         begun_s = time.monotonic()
@@ -197,7 +197,7 @@ def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
     ],
     ids=["SIGABRT", "SIGSEGV", "SIGKILL"],
 )
-def test_what_ended_a_server_is_told_first_and_its_log_is_kept(repo, call, run_dir, ending, told):
+def test_the_cause_of_a_servers_end_is_reported_first_and_its_log_is_kept(repo, call, run_dir, ending, told):
     ports = find_free_ports()
     call(*start_arguments(repo, ports))
     state = running_servers(run_dir)[0]

@@ -2,7 +2,7 @@
 
 A column is text as soon as one of its values is not a plain integer: "007" and "7" must not become one item.
 Item ids must not be negative, because PAD_ID (-1) and FROM_STORE (-2) of serving/contract/tensors.py are reserved. User ids
-may be.
+may be negative.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stable_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_i
 
 
 def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarray], pd.DataFrame | None]:
-    """Number all columns of one kind of id (items of the log and of the item file) alike.
+    """Convert all columns of one kind of id alike, such as the item ids of the log and of the item file.
 
     Returns int64 [n_rows] per column (0 where missing; see column.missing), and a table (id, name) for text ids, otherwise
     None.

@@ -1,7 +1,7 @@
 """A DLRM network that multiplies candidates by weights in int8, in torch exactly as ONNX Runtime serves it.
 
-    values ─▶ whole steps of 0 … 255, one range per product ─┐
-    weight ─▶ whole steps of -63 … 63, one size per unit ────┴▶ whole sums ─▶ times both sizes of a step ─▶ float32
+    values ─▶ integers 0 … 255, one range per product ─┐
+    weight ─▶ integers -63 … 63, one scale per unit ───┴▶ integer sums ─▶ times both scales ─▶ float32
 
 Products of a candidate's rows with the user's rows stay float32, because their weights differ with every request; so does what
 is computed once per request. Weights have 7 bits: processors without VNNI add two products in 16 bits, and 8 bits would
@@ -21,7 +21,7 @@ from torch.nn import functional
 from training.models.dlrm import Network
 
 VALUE_STEPS, WEIGHT_STEPS = 255, 63
-SMALLEST = 1e-30  # range, where all values are 0
+SMALLEST = 1e-30  # range where all values are 0
 
 
 class QuantisedNetwork(Network):
@@ -46,7 +46,7 @@ class QuantisedNetwork(Network):
 
     @contextmanager
     def measuring_ranges(self) -> Iterator[None]:
-        """Within it, widen the range of each product to the values that it reads, and compute in float32."""
+        """Within the block, widen the range of each product to the values that it reads, and compute in float32."""
         self.measuring = True
         try:
             yield
@@ -54,7 +54,7 @@ class QuantisedNetwork(Network):
             self.measuring = False
 
     def fold(self) -> None:
-        """Leave the standardisation as it is: numbers of one product share its steps, so they must be of one size."""
+        """Leave the standardisation as it is: inputs of one product share a scale, so they must be of similar magnitude."""
 
     def multiply(self, name: str, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if self.measuring:
@@ -62,17 +62,17 @@ class QuantisedNetwork(Network):
             self.lowest[place] = torch.minimum(self.lowest[place], values.min())
             self.highest[place] = torch.maximum(self.highest[place], values.max())
             return super().multiply(name, values, weight, bias)
-        size, zero = self.steps_of(name)
-        steps = _round(values / size).clamp(-zero, VALUE_STEPS - zero)
-        unit_sizes = weight_sizes(weight)
-        product = functional.linear(steps, _round(weight / unit_sizes.unsqueeze(1))) * (size * unit_sizes)
+        scale, zero_point = self.steps_of(name)
+        steps = _round(values / scale).clamp(-zero_point, VALUE_STEPS - zero_point)
+        unit_scales = weight_sizes(weight)
+        product = functional.linear(steps, _round(weight / unit_scales.unsqueeze(1))) * (scale * unit_scales)
         return product if bias is None else product + bias
 
     def steps_of(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the size of a step of the values that a product reads, and the step of 0, both float32 scalars."""
+        """Return the scale and the zero point of the values that a product reads, both float32 scalars."""
         place = self.products.index(name)
-        size = (self.highest[place] - self.lowest[place]).clamp(min=SMALLEST) / VALUE_STEPS
-        return size, (-self.lowest[place] / size).round()
+        scale = (self.highest[place] - self.lowest[place]).clamp(min=SMALLEST) / VALUE_STEPS
+        return scale, (-self.lowest[place] / scale).round()
 
     def interact_own(self, candidate_rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Weigh the products element by element, in the order of dlrm_graph.py."""
@@ -82,7 +82,7 @@ class QuantisedNetwork(Network):
 
 
 def weight_sizes(weight: torch.Tensor) -> torch.Tensor:
-    """Return the size of a step of each unit's weights, float32 [out], without gradient. weight: float32 [out, in]."""
+    """Return the scale of each unit's weights, float32 [out], without gradient. weight: float32 [out, in]."""
     return weight.detach().abs().amax(dim=1).clamp(min=SMALLEST) / WEIGHT_STEPS
 
 

@@ -1,4 +1,4 @@
-"""Lay out a record: `loops.py` reads its cells by an integer program, people by the field names of its dtype."""
+"""Lay out an entity's record. `loops.py` reads its cells by an integer program; its dtype names the fields for people."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Cell(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """dtype of a record; cells, reads: the program of `loops.py`."""
+    """dtype: of a record; cells, reads: the program of `loops.py`, int64 [n_cells, CELL_WIDTH] and int64 [F, 3]"""
 
     dtype: np.dtype
     cells: np.ndarray
@@ -76,8 +76,8 @@ def lay_out(aggregations: Sequence[Aggregation], event_names: Sequence[str]) -> 
             fields.append((f"cell{number}_{name}", dtype, 8 * word))
             starts[name] = word
             word += -(-dtype.itemsize // 8)
-        places = (min(starts.values()), starts.get("sums", -1))
-        program.append((cell.kind, cell.value, cell.events, cell.span_ms, *places, cell.length))
+        first_words = (min(starts.values()), starts.get("sums", -1))
+        program.append((cell.kind, cell.value, cell.events, cell.span_ms, *first_words, cell.length))
     names, formats, offsets = zip(*fields, strict=True)
     dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": 8 * word})
     reads = [

@@ -35,7 +35,7 @@ from serving.stages.adapter.deadlines import DeadlineCheck
 Arrays = dict[str, np.ndarray]
 
 
-# Names instead of values, because the backend fills pb_utils only after this file was imported.
+# Names instead of values, because the backend fills pb_utils only after this file is imported.
 ERROR_CODES = {
     "INVALID_ARGUMENT": "INVALID_ARG",
     "UNAVAILABLE": "UNAVAILABLE",
@@ -98,7 +98,7 @@ class StageModel:
         folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]
         infos = [read_stage(path) for path in folders]
         stages = [with_live(kind.load(path), self.live) for kind, path in zip(self.stage_types, folders, strict=True)]
-        return [Link(each.spec, stage, Metrics(each.stage)) for each, stage in zip(infos, stages, strict=True)]
+        return [Link(own.spec, stage, Metrics(own.stage)) for own, stage in zip(infos, stages, strict=True)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         late = self.deadlines.refuse_late(requests) if self.deadlines else {}

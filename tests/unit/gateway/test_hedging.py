@@ -1,4 +1,4 @@
-"""Two servers behind one gateway, over real sockets: a second one is asked when the first is late, or fails."""
+"""Two servers behind one gateway, over real sockets: the second is asked when the first is late or fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def two_servers() -> Iterator[tuple[GrpcDouble, GrpcDouble]]:
 
 
 def ask(repo: Path, urls: list[str], hedge_after_s: float | None, count: int = 1) -> list[dict]:
-    """Return the answers of a new gateway to one question after the other."""
+    """Return the answers of a new gateway to `count` requests, sent one after the other."""
 
     async def ask_all() -> list[dict]:
         recommender = AsyncRecommender(urls, timeouts=Timeouts(5.0), hedge_after_s=hedge_after_s)
@@ -69,7 +69,7 @@ def test_a_first_server_in_time_is_the_only_one_that_is_asked(repo):
 
 
 def test_a_hedged_question_does_not_wait_for_the_slow_server(repo):
-    """The attempt that lost is cancelled: closing the client ends it, too."""
+    """The losing attempt is cancelled: neither an answer nor closing the client waits for it."""
     with two_servers() as (slow, quick):
         slow.delay_s = 3.0
         begun_s = time.monotonic()

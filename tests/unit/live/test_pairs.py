@@ -1,4 +1,4 @@
-"""Pairs of items taken together since the export: equal to a slow twin, however they arrive, and in training as live."""
+"""Pairs of items taken together since the export: counts equal those of a slow reference, live and in training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def draw_log(count: int, seed: int = 3) -> pd.DataFrame:
 
 
 def count_slowly(log: pd.DataFrame, first: int = 0) -> Counter:
-    """Count the pairs of positions whose newer event is in a row from `first` on."""
+    """Count the pairs of item positions whose newer event is in row `first` or later."""
     counts: Counter = Counter()
     history: dict[int, list[tuple[int, int]]] = {}
     for row, (user, item, time_s, positive) in enumerate(log.itertuples(index=False)):
@@ -58,7 +58,7 @@ def read_strengths(pairs: LivePairs) -> np.ndarray:
     return pairs.strengths(np.arange(N_ITEMS)[:, None], everything)
 
 
-def as_strengths(counts: Counter) -> np.ndarray:
+def make_matrix(counts: Counter) -> np.ndarray:
     matrix = np.zeros((N_ITEMS, N_ITEMS))
     for pair, count in counts.items():
         matrix[pair] = count
@@ -85,7 +85,7 @@ def log_reader(tmp_path):
 
 
 def read(stored: StoredPairs, log_reader: Reader, after: int | None) -> int:
-    """Read what came after a sequence, None for everything anew, and return the last sequence."""
+    """Count the events after sequence `after`, or all events anew if it is None. Return the last sequence."""
     with log_reader.snapshot() as snapshot:
         progress = snapshot.progress()
         stored.pairs.add(stored.find(snapshot, progress, None if after is None else snapshot.headers_since(after)))
@@ -93,13 +93,13 @@ def read(stored: StoredPairs, log_reader: Reader, after: int | None) -> int:
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 100, 600])
-def test_events_as_they_come_and_the_store_as_a_whole_give_the_twins_counts(log_reader, at_once):
+def test_batches_of_events_and_the_whole_store_give_the_counts_of_the_reference(log_reader, at_once):
     log = draw_log(600)
     stored, after = StoredPairs(ITEMS), 0
     for start in range(0, len(log), at_once):
         write(log_reader.folder, log.iloc[start : start + at_once])
         after = read(stored, log_reader, after)
-    expected = as_strengths(count_slowly(log))
+    expected = make_matrix(count_slowly(log))
     assert (expected > 0).sum() > 200
     np.testing.assert_allclose(read_strengths(stored.pairs), expected, rtol=1e-6)
     anew = StoredPairs(ITEMS)
@@ -112,25 +112,27 @@ def test_pairs_that_the_generation_learned_from_do_not_count_again(log_reader):
     write(log_reader.folder, log)
     stored = StoredPairs(ITEMS, learned_until_s=int(log["timestamp"].iloc[399]))
     read(stored, log_reader, None)
-    np.testing.assert_allclose(read_strengths(stored.pairs), as_strengths(count_slowly(log, 400)), rtol=1e-6)
+    np.testing.assert_allclose(read_strengths(stored.pairs), make_matrix(count_slowly(log, 400)), rtol=1e-6)
 
 
 def test_training_counts_what_a_live_store_would_have(log_reader):
-    """At a request, the pairs of the later rows before it."""
+    """A request counts the pairs whose newer event is after the split and before the request."""
     log = draw_log(600).assign(row=np.arange(600))
     rows, pairs = find_pairs(ITEMS, log, log.iloc[200:], LONGEST)
     assert (np.diff(rows) >= 0).all()
     live = LivePairs(N_ITEMS)
     live.add(pairs[rows < 500])
-    np.testing.assert_allclose(read_strengths(live), as_strengths(count_slowly(log.iloc[:500, :4], 200)), rtol=1e-6)
+    np.testing.assert_allclose(read_strengths(live), make_matrix(count_slowly(log.iloc[:500, :4], 200)), rtol=1e-6)
 
-    asked = np.array([210, 400, 599])
+    request_rows = np.array([210, 400, 599])
     history = np.full((3, LONGEST), N_ITEMS)
     history[:, :2] = [3, N_ITEMS], [7, 2], [11, 5]
     candidates = np.tile(np.arange(N_ITEMS), (3, 1))
-    strengths = put_live_pairs(ITEMS, log, log.iloc[200:], asked, history, candidates, np.zeros((3, N_ITEMS), np.float32))
+    strengths = put_live_pairs(
+        ITEMS, log, log.iloc[200:], request_rows, history, candidates, np.zeros((3, N_ITEMS), np.float32)
+    )
     np.testing.assert_array_equal(candidates, np.tile(np.arange(N_ITEMS), (3, 1)))  # all are listed already
-    for number, row in enumerate(asked):
+    for number, row in enumerate(request_rows):
         counts = count_slowly(log.iloc[:row, :4], 200)
         expected = [
             sum(counts[own, item] / (place + 1) for place, own in enumerate(history[number, :2])) for item in candidates[0]
@@ -248,19 +250,18 @@ def test_repeating_a_pair_and_erased_events_push_nothing(log_reader):
     assert found.tolist() == [[2, 1]]
 
 
-def test_events_of_nobody_known_are_no_pairs(log_reader):
-    """Items that the catalogue lacks, and padding of histories."""
+def test_unknown_items_and_the_padding_of_histories_form_no_pairs(log_reader):
     log = pd.DataFrame(
         {"user_id": [1, 1, 1], "item_id": [10, 999_999, 20], "timestamp": START_S + np.arange(3), "positive": True}
     )
     write(log_reader.folder, log)
     stored = StoredPairs(ITEMS)
     read(stored, log_reader, 0)
-    np.testing.assert_allclose(read_strengths(stored.pairs), as_strengths(Counter({(1, 2): 1, (2, 1): 1})), rtol=1e-6)
+    np.testing.assert_allclose(read_strengths(stored.pairs), make_matrix(Counter({(1, 2): 1, (2, 1): 1})), rtol=1e-6)
 
 
-def test_what_is_taken_with_an_item_rises_for_who_has_that_item(repository, observe, reader):
-    """By 3 times its strength, less for items that sold before the export: their pairs are in the generation's lists."""
+def test_a_companion_rises_for_users_who_have_its_item(repository, observe, reader):
+    """By log(1 + 3 * strength / (1 + sales before the export)): the generation's lists hold the pairs of items that sold."""
     at_ms, first, second = last_event_ms(repository), 3, 5
     users = np.repeat(np.arange(101, 106), 2)
     times_ms = at_ms + 60_000 * np.arange(10)

@@ -1,4 +1,4 @@
-"""An updater at work beside a test, batches as it makes them, and what the tests of updates look at."""
+"""Helpers for tests of updates: a running updater, batches as it makes them, and the state that the tests check."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS, WIDTH = 300, 4
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
 GROUP = consumer_group("persistent", False, socket.gethostname())
 
-# processes that have the imports of a reader and a writer already: a spawned one takes a second for them
+# The imports of a reader and a writer are preloaded, because they take a spawned process a second.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__, "serving.tables.updates.applier"])
 
@@ -41,7 +41,7 @@ def updating(config: LevelsConfig) -> Iterator[Updater]:
             yield updater
         finally:
             stop.set()
-            running.result()  # whatever it raised
+            running.result()  # raises what the updater raised
             updater.close()
 
 
@@ -72,7 +72,7 @@ def rocksdb_of(config: LevelsConfig) -> RocksConfig:
 
 @contextmanager
 def held_by_another_writer(config: LevelsConfig) -> Iterator[None]:
-    """Hold the writers' lock of the database, as another updater would: one that opens it now finds it down."""
+    """Hold the database's writer lock, as another updater would. An updater that opens the database finds it down."""
     with open(Path(rocksdb_of(config).path) / WRITER_FILE, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -94,7 +94,7 @@ def full(*_) -> None:
 
 
 def committed(config: LevelsConfig) -> list[int]:
-    """Messages of each partition that the updater of this machine need not be sent again."""
+    """Return the committed offset of each partition for the updater of this machine, 0 for none."""
     assert config.updates is not None
     consumer = Consumer({"bootstrap.servers": config.updates.brokers, "group.id": GROUP})
     offsets = consumer.committed([TopicPartition("hps_et.rank.items", partition) for partition in range(4)], timeout=10)

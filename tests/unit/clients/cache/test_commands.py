@@ -24,7 +24,7 @@ def run(*arguments: object):
 
 @pytest.fixture
 def options(redis_server, tmp_path) -> list[str]:
-    """Of a cache that no other test sees."""
+    """Return the options of a cache that no other test uses."""
     return ["--cache", f"redis://{redis_server.address}", "--namespace", tmp_path.name]
 
 
@@ -38,7 +38,7 @@ def test_forget(options, client, shop, repo):
     client.recommend_many([7, 8, 9])
     result = run("forget", "ann", "8", "--repo", repo, *options)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"error: Nobody is known as 8 in {repo}" in result.stderr  # ids are text there, and 8 is none of them
+    assert f"error: Nobody is known as 8 in {repo}" in result.stderr  # ids are text there, and no user is named 8
     result = run("forget", "ann", "--repo", repo, *options)
     assert (result.exit_code, result.stdout) == (0, "forgotten: ann\n")
     client.recommend_many([7, 8, 9])
@@ -52,7 +52,7 @@ def test_forget_without_redis_ends_with_1(tmp_path):
 
 
 @pytest.mark.parametrize("sources", [[], ["--topic", "events"], ["--brokers", "b:1", "--topic", "events", "--data", "."]])
-def test_follow_follows_one_source(options, sources):
+def test_follow_requires_exactly_one_source(options, sources):
     result = run("follow", *sources, *options)
     assert result.exit_code == 2
     assert "expected --brokers and --topic, or --data" in result.stderr

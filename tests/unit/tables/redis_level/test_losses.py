@@ -1,4 +1,4 @@
-"""A Redis that lost writes, by a failover or with an older snapshot: nothing of it is trusted before they came again."""
+"""A Redis that lost writes, by a failover or an older snapshot: its rows are not trusted until the writes are replayed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import until
 
 
 def lose_all_but(batch: Batch, config: LevelsConfig, *tables: str) -> None:
-    """As a failover that lost the last writes of all tables."""
+    """Leave these tables as a failover does that lost all writes but the first `batch`."""
     assert config.redis is not None
     redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
     for table in tables:
@@ -29,7 +29,7 @@ def lose_all_but(batch: Batch, config: LevelsConfig, *tables: str) -> None:
 
 
 def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, server):
-    """After a failover, or from an older snapshot: it says how far it has the log, and is sent the rest."""
+    """After a failover, or from an older snapshot: the log is replayed from the offset that Redis holds."""
     log, keys, (tiers, applier) = Log(), np.arange(ROWS), machine("first")
     batches = [log.batch(keys, version(number)) for number in range(4)]
     for batch in batches[:3]:
@@ -37,7 +37,7 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, serv
     lose_all_but(batches[0], config, "items")
     applier.apply("items", batches[3].select(slice(0, 20)))
     assert applier.lost_rows
-    tiers.lookup("items", keys)  # most of them as Redis has them
+    tiers.lookup("items", keys)  # most rows come from Redis
     assert tiers.degraded
     start = applier.start({"items": np.where(np.arange(PARTITIONS) == 0, 3, 0)}, {"items": zero_offsets()})
     assert start.offsets["items"][0] == 1
@@ -49,7 +49,7 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, serv
 
 
 def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(config, source):
-    """One update finds it out, of one table."""
+    """An update of one table detects the loss of all tables."""
     source(users=random_rows(ROWS, WIDTH))
     config = replace(config, tables=(*config.tables, TableConfig("users", ROWS, WIDTH)))
     log, keys, applier = Log(), np.arange(ROWS), Applier(config)
@@ -69,7 +69,7 @@ def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(con
     applier.close()
 
 
-def test_a_redis_that_lost_writes_is_found_out_without_an_update_and_what_was_kept_of_it_is_forgotten(config):
+def test_lost_writes_are_detected_without_an_update_and_cached_rows_are_dropped(config):
     config = replace(config, tables=(TableConfig("items", ROWS, WIDTH, l1_rows=64),))
     log, keys, applier, tiers = Log(), np.arange(ROWS), Applier(config), LeveledTables(config)
     batches = [log.batch(keys, version(number)) for number in range(2)]
@@ -79,7 +79,7 @@ def test_a_redis_that_lost_writes_is_found_out_without_an_update_and_what_was_ke
     assert not applier.lost_rows
     lose_all_but(batches[0], config, "items")
     late = LeveledTables(config)
-    assert right(late, version(0))  # nobody knows yet
+    assert right(late, version(0))  # the loss is not detected yet
     late.settle()
     applier.check_redis()
     assert applier.lost_rows
@@ -96,7 +96,7 @@ def test_a_redis_that_lost_writes_is_found_out_without_an_update_and_what_was_ke
 
 
 def test_a_log_hash_that_redis_threw_out_is_no_loss(config, server):
-    """It comes again with the next update, of one partition; nothing is known of the others."""
+    """The next update restores it for one partition; the offsets of the others stay unknown."""
     keys, applier, logs = np.arange(ROWS), Applier(config), (Log(0), Log(1))
     for log in logs:
         applier.apply("items", log.batch(keys, version(log.partition)))
@@ -109,7 +109,7 @@ def test_a_log_hash_that_redis_threw_out_is_no_loss(config, server):
 
 
 def test_messages_without_rows_are_no_loss(config):
-    """They were refused: committed, and in no log."""
+    """Refused messages are committed, but advance no offset in Redis."""
     applier = Applier(config)
     applier.apply("items", Log().batch(np.arange(ROWS), version(1)))
     applier.close()
@@ -120,7 +120,7 @@ def test_messages_without_rows_are_no_loss(config):
     again.close()
 
 
-def test_a_new_updater_finds_out_what_redis_lost_of_what_was_not_yet_committed(config):
+def test_a_new_updater_detects_lost_writes_that_were_not_yet_committed(config):
     log, keys, applier = Log(), np.arange(ROWS), Applier(config)
     batches = [log.batch(keys, version(number)) for number in range(2)]
     tiers = LeveledTables(config)
@@ -143,7 +143,7 @@ def test_a_new_updater_finds_out_what_redis_lost_of_what_was_not_yet_committed(c
     tiers.close()
 
 
-def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config, source, monkeypatch):
+def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, source, monkeypatch):
     source(users=random_rows(ROWS, WIDTH))
     config = replace(config, tables=(*config.tables, TableConfig("users", ROWS, WIDTH)))
     log, keys, applier = Log(), np.arange(ROWS), Applier(config)
@@ -153,16 +153,16 @@ def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config
             applier.apply(table, batch)
     lose_all_but(batches[0], config, "items", "users")
     read_offsets = RedisStore.read_offsets
-    asked = iter(["items", "items", "gone"])  # to find it out, then all tables
+    reads = iter(["items", "items", "gone"])  # one read detects the loss; then the offsets of all tables are read
 
-    def gone_in_the_middle(store: RedisStore, table: str) -> np.ndarray:
-        if next(asked) == "gone":
+    def fail_at_third_read(store: RedisStore, table: str) -> np.ndarray:
+        if next(reads) == "gone":
             raise DependencyError("gone")
         return read_offsets(store, table)
 
-    monkeypatch.setattr(RedisStore, "read_offsets", gone_in_the_middle)
+    monkeypatch.setattr(RedisStore, "read_offsets", fail_at_third_read)
     applier.check_redis()
-    assert list(asked) == []
+    assert list(reads) == []
     assert not applier.lost_rows
     assert [int(positions[0]) for positions in applier.redis.reached.values()] == [2, 2]
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""A generation goes on from the weights of the one before: rows of items are found again, and learning takes fewer steps."""
+"""A generation starts from the weights of the one before: known items keep their rows, and training takes fewer steps."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_known_items_keep_their_rows_and_new_ones_get_one(learned, tmp_path):
 
 def test_going_on_takes_fewer_steps_and_loses_nothing(windows, learned, tmp_path):
     write_learned(tmp_path, ITEM_IDS, {SERVED: learned}, 1)
-    said: dict[bool, list[str]] = {True: [], False: []}
+    messages: dict[bool, list[str]] = {True: [], False: []}
     for warm in (True, False):
         start = read_learned(tmp_path, SERVED, ITEM_IDS, SHAPE) if warm else None
-        train_sequence(windows, N_ITEMS, SETTINGS, say=said[warm].append, start=start)
-    steps, losses = ({warm: read(lines[-1]) for warm, lines in said.items()} for read in (read_steps, read_loss))
+        train_sequence(windows, N_ITEMS, SETTINGS, say=messages[warm].append, start=start)
+    steps, losses = ({warm: read(lines[-1]) for warm, lines in messages.items()} for read in (read_steps, read_loss))
     assert steps[True] < 0.5 * steps[False]
     assert losses[True] < losses[False] + 0.05
 
@@ -77,7 +77,7 @@ def read_loss(line: str) -> float:
 def test_a_model_of_another_shape_is_learned_from_scratch(learned, tmp_path):
     write_learned(tmp_path, ITEM_IDS, {SERVED: learned}, 1)
     assert read_learned(tmp_path, SERVED, ITEM_IDS, SequenceShape(width=8, length=LENGTH)) is None
-    assert read_learned(tmp_path, EARLIER, ITEM_IDS, SHAPE) is None  # nothing was kept of it
+    assert read_learned(tmp_path, EARLIER, ITEM_IDS, SHAPE) is None  # there are no weights of it
 
 
 def test_a_damaged_file_is_an_error_with_the_remedy(learned, tmp_path):
@@ -88,9 +88,9 @@ def test_a_damaged_file_is_an_error_with_the_remedy(learned, tmp_path):
 
 
 def publish(learned: SequenceModel | None, live: Path, serving: int, generation: int) -> str:
-    """Go through a round of continuous training as far as weights are concerned, with one generation of three from scratch.
+    """Keep weights as one round of continuous training does; every third generation learns from scratch.
 
-    Return "scratch" or "warm", or what prevented that the weights are kept.
+    Return "scratch" or "warm", or the reason why the weights are not kept.
     """
     erasures = measure_erasures(live)
     learning = plan_learning(live, serving, live.parent / f"round-{generation}", scratch_every=3)
@@ -109,7 +109,7 @@ def test_a_generation_goes_on_from_the_one_that_serves_and_from_no_other(learned
     publish(learned, live, 1, 2)
     assert publish(learned, live, 2, 3) == "warm"
     assert publish(learned, live, 2, 4) == "warm"  # users rejected 3
-    assert publish(learned, live, 1, 5) == "scratch"  # 1, which a person activated again, kept nothing
+    assert publish(learned, live, 1, 5) == "scratch"  # a person activated 1 again, whose weights are not kept
     assert sorted(path.name for path in (live / LEARNED).iterdir()) == ["5"]
 
 
