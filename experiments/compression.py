@@ -255,7 +255,7 @@ def main(
     machine, dataset = read_machine(), load_dataset(data)
     figures = measure(dataset, Progress(Console(width=130, soft_wrap=True)).note)
     name = f"compression-{dataset.description.name}"
-    conditions = f"{data}, test users that no student was taught on, one thread"
+    conditions = f"{data}, requests of the test part, one thread"
     command = f"python -m experiments.compression --data {data}"
     finish(name, f"Smaller ranking networks on {dataset.description.name}", command, conditions, figures, results, machine)
 
