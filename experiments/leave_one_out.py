@@ -99,7 +99,7 @@ class Quality:
 
     @classmethod
     def of(cls, positions: np.ndarray, targets: np.ndarray, n_items: int) -> Quality:
-        """Average over users. positions: int64 [U, 10 or more], n_items padded; targets: int64 [U]"""
+        """Average over users. positions: int64 [U, 10 or more], padded with n_items; targets: int64 [U]"""
         relevant = sp.csr_matrix((np.ones(len(targets)), (np.arange(len(targets)), targets)), shape=(len(targets), n_items))
         positions = positions[:, :10]
         recall, ndcg = recall_at(positions, relevant, 10).mean(), ndcg_at(positions, relevant, 10).mean()

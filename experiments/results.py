@@ -35,8 +35,8 @@ OVER_BEST = "served (end to end) over the best baseline: NDCG@10"
 IN_RAM = "large: 10 % in RAM, waits for misses, p99 of recommend over all in RAM, one client"
 SUMMARY = (  # (result, figure, its label in README.md)
     ("quality-online-retail", OVER_BEST, "NDCG@10 over the best baseline, Online Retail"),
-    ("quality-movielens", OVER_BEST, "NDCG@10 over the best baseline, MovieLens"),
     ("quality-amazon-grocery", OVER_BEST, "NDCG@10 over the best baseline, Amazon grocery"),
+    ("prequential-online-retail", "live over V-SKNN: NDCG@10", "NDCG@10 of live answers over a session kNN, Online Retail"),
     ("overhead-200", "ensemble: p50 of one client", "p50 of one client, ensemble layout"),
     ("overhead-200", "fused: p50 of one client", "p50 of one client, fused layout"),
     ("overhead-200", "ensemble: answers/s at the peak", "answers/s at the peak, ensemble layout"),

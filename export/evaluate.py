@@ -150,7 +150,7 @@ def find_positions(item_ids: np.ndarray, problem: Problem) -> np.ndarray:
 
 
 def measure_quality(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> Quality:
-    """Return the quality of lists. item_ids: int64 [U, K] of the test users, PAD_ID padded."""
+    """Return the quality of lists. item_ids: int64 [U, K] of the test users, padded with PAD_ID."""
     positions = find_positions(item_ids, problem)
     relevant = problem.test.relevant[problem.test_users]
     recall, ndcg = recall_at(positions, relevant, 20).mean(), ndcg_at(positions, relevant, 10).mean()

@@ -31,7 +31,8 @@ LIST_LENGTH = 20
 class Answers:
     """Answers of a pipeline to Q questions.
 
-    items: int64 [Q, 20], best first; candidates: int64 [Q, C], what it retrieved, PAD_ID padded; rank_scores: float32 [Q, C]
+    items: int64 [Q, 20], best first; candidates: int64 [Q, C], what it retrieved, padded with PAD_ID
+    rank_scores: float32 [Q, C]
     """
 
     items: np.ndarray

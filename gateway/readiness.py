@@ -1,4 +1,4 @@
-"""Whether a server answers: one real question at most a second, however many ask."""
+"""Whether a server answers: one real request at most a second, however many ask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Readiness:
         self._asked_s = float("-inf")
 
     async def servers(self) -> list[Health]:
-        """Return what each server said to one real question, at most a second ago."""
+        """Return what each server said to one real request, at most a second ago."""
         async with self._asking:
             if time.monotonic() - self._asked_s > KEPT_S:
                 self._health = await self._recommender.health()

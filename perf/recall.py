@@ -10,7 +10,7 @@ import numpy as np
 from perf.load.workload import read_requests
 from serving.pipeline import Pipeline
 from serving.stages.search.search import Search
-from training.retrieval.effort import every_other, measure_recall, user_vectors
+from training.retrieval.effort import measure_recall, split_half, user_vectors
 
 WIDENED_BY, JUDGED_BY = 0, 1  # first of every other request: the requests that set the effort do not judge it
 
@@ -30,4 +30,4 @@ def compute_recall(search: Search, queries: np.ndarray, count: int) -> float:
 def recorded_vectors(pipeline: Pipeline, repo: Path, first: int) -> np.ndarray:
     """Return user vectors float32 [Q, D] of every other recorded request; first: WIDENED_BY or JUDGED_BY."""
     stages, requests = pipeline.stages, read_requests(repo, pipeline.info.generation)
-    return user_vectors(stages["preprocess"], stages["retrieve"], every_other(requests, first))
+    return user_vectors(stages["preprocess"], stages["retrieve"], split_half(requests, first))

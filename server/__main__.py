@@ -15,7 +15,7 @@ from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
 from server.health import wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
-from server.lock import starting
+from server.lock import hold_start_lock
 from server.log import explain, explain_end
 from server.ports import LOOPBACK, Ports, listens
 from server.processes import count_lost_stubs, is_running
@@ -78,7 +78,7 @@ def start(
     Settings that differ from those of the kept server are an error. A server that lost a model's process is restarted.
     """
     ports = Ports(grpc_port, http_port, metrics_port)
-    with starting(RUN_DIR, grpc_port):  # a second command waits, and finds the server of the first
+    with hold_start_lock(RUN_DIR, grpc_port):  # a second command waits, and finds the server of the first
         flags: Settings = {"fixed": fixed or None, "no_http": no_http or None, "tls": str(tls.resolve()) if tls else None}
         state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
         if gateway_port:
@@ -147,7 +147,7 @@ def stop(grpc_port: OneServer = None) -> None:
 
 @app.command()
 def status(grpc_port: OneServer = None) -> None:
-    """List the servers that were started here, and ask each a real question; exit code 1 unless there is one and all answer."""
+    """List the servers that were started here, and send each a real request; exit code 1 unless there is one and all answer."""
     states = [state for state in known_servers(RUN_DIR) if grpc_port in (None, state.ports.grpc)]
     broken = False
     for state in states:

@@ -43,9 +43,9 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerS
     process, log_path = _start(state, port, config, run_dir)
     deadline = time.monotonic() + START_TIMEOUT_S
     while LISTENS not in (printed := log_path.read_text(errors="replace")):
-        if process.poll() is not None or supervisor.REMARK in printed or time.monotonic() > deadline:
+        if process.poll() is not None or supervisor.LOG_PREFIX in printed or time.monotonic() > deadline:
             stop(state.tag)
-            lines = [line for line in printed.splitlines() if line.strip() and not line.startswith(supervisor.REMARK)]
+            lines = [line for line in printed.splitlines() if line.strip() and not line.startswith(supervisor.LOG_PREFIX)]
             last_line = lines[-1] if lines else "it printed nothing"
             raise ServerError(f"The server answers, but its gateway does not start: {last_line}. Whole log: {log_path}.")
         time.sleep(POLL_S)

@@ -12,7 +12,7 @@ from serving.contract.locks import try_lock
 
 
 @contextmanager
-def starting(run_dir: Path, grpc_port: int) -> Iterator[None]:
+def hold_start_lock(run_dir: Path, grpc_port: int) -> Iterator[None]:
     """Hold a lock on starting a server at this gRPC port. Print a line if another command holds it."""
     path = run_dir / "servers" / f"{grpc_port}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from server.signals import name_signal
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 STEADY_S = 60.0  # a process that ran this long is restarted after the first pause again
-REMARK = "supervisor:"  # prefix of the supervisor's lines in the shared log
+LOG_PREFIX = "supervisor:"  # prefix of the supervisor's lines in the shared log
 
 
 class Supervisor:
@@ -49,7 +49,7 @@ class Supervisor:
                 continue
             if time.monotonic() - started_s > STEADY_S:
                 pause_s = FIRST_PAUSE_S
-            print(f"{REMARK} ended, {_describe_exit(code)}; started again in {pause_s:g} s", flush=True)
+            print(f"{LOG_PREFIX} ended, {_describe_exit(code)}; started again in {pause_s:g} s", flush=True)
             if self._stopping.wait(pause_s):
                 return code
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

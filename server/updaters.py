@@ -79,8 +79,8 @@ def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -
         )
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while "follows" not in (log_text := log_path.read_text(errors="replace")):
-        if supervisor.REMARK in log_text or process.poll() is not None or time.monotonic() > deadline_s:
-            last = [line for line in log_text.splitlines() if line.strip() and not line.startswith(supervisor.REMARK)][-1:]
+        if supervisor.LOG_PREFIX in log_text or process.poll() is not None or time.monotonic() > deadline_s:
+            last = [line for line in log_text.splitlines() if line.strip() and not line.startswith(supervisor.LOG_PREFIX)][-1:]
             tried = "is tried again, at most every 30 s" if process.poll() is None else "is not tried again before `make serve`"
             raise ServerError(
                 f"The updater of generation {generation} did not start; it said: {last[0] if last else 'nothing'} The server "

@@ -37,7 +37,7 @@ from server.guard import ExperimentGuard
 from server.health import local_client
 from server.integrity import ArtifactCheck, is_intact
 from server.launcher import TritonServer, end_server, stop_server
-from server.lock import starting
+from server.lock import hold_start_lock
 from server.promotion import Promotion
 from server.signals import name_signal
 from server.state import ServerState, read_state, state_path
@@ -162,7 +162,7 @@ class Watch:
             time.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         begun_s = self._restarted_s = time.monotonic()
-        with starting(self._run_dir, self._port):
+        with hold_start_lock(self._run_dir, self._port):
             if (now := read_state(state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
                 return  # stopped, or restarted by another process
             end_server(state)

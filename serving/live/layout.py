@@ -38,8 +38,8 @@ class Layout:
         """Record of a user."""
         return np.dtype(
             [
-                ("history_ids", "<i8", (self.history,)),  # PAD_ID padded
-                ("session_ids", "<i8", (self.session,)),  # PAD_ID padded
+                ("history_ids", "<i8", (self.history,)),  # padded with PAD_ID
+                ("session_ids", "<i8", (self.session,)),  # padded with PAD_ID
                 ("session_ms", "<i8", (self.session,)),
                 (
                     "event_count",

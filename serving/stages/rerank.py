@@ -50,7 +50,7 @@ class RerankSettings:
 class BestCandidates(NamedTuple):
     """The first M candidates of each request.
 
-    ids: int64 [B, M], PAD_ID padded; positions: int64 [B, M], n_items padded; both scores: float32 [B, M]
+    ids: int64 [B, M], padded with PAD_ID; positions: int64 [B, M], padded with n_items; both scores: float32 [B, M]
     valid: bool [B, M], False for padding
     """
 

@@ -70,7 +70,7 @@ def auc(scores: np.ndarray, relevant: sp.csr_matrix, excluded: sp.csr_matrix) ->
 
 
 def top_k(scores: np.ndarray, excluded: sp.csr_matrix, k: int) -> np.ndarray:
-    """Return positions by falling score, int64 [U, k] (ties: lower position first), without excluded items, n_items padded."""
+    """Return positions by falling score, int64 [U, k] (ties: lower position first), without excluded items; n_items pads."""
     n_items = scores.shape[1]
     assert excluded.shape == scores.shape, (scores.shape, excluded.shape)
     scores = scores.astype(np.float32, copy=True)

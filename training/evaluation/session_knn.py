@@ -59,7 +59,7 @@ class Visits(NamedTuple):
 
 
 def answer_events(visits: Visits, queries: np.ndarray, n_items: int, settings: KnnSettings, n_answers: int = 20) -> np.ndarray:
-    """Return the predicted items of each query, an event, int64 [Q, n_answers] positions, best first, n_items padded.
+    """Return the predicted items of each query, an event, int64 [Q, n_answers] positions, best first, padded with n_items.
 
     queries: int64 [Q] rows of these events, ascending. Items that the user has seen are excluded; short lists are filled by
     popularity.

@@ -43,7 +43,7 @@ class Examples(NamedTuple):
 
     user_categorical   int64 [N, Fu] rows of the tables named by `Features.user_rows`, user_id first
     user_continuous    float32 [N, Gu]
-    history_positions  int32 [N, H] item positions, newest first, n_items padded
+    history_positions  int32 [N, H] item positions, newest first, padded with n_items
     history_age_days   float32 [N, H], 0 where padded
     """
 

@@ -23,7 +23,7 @@ from training.models.item_statistics import Sales, StatisticsSettings, fit_stati
 from training.models.live_pairs import put_live_pairs
 
 Retrieve = Callable[[Examples, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""(examples of N users, user_ids int64 [N]) -> (int [N, C] positions, best first, n_items padded; float32 [N, C] scores)."""
+"""(examples of N users, user_ids int64 [N]) -> (int [N, C] positions, best first, n_items pads; float32 [N, C] scores)."""
 
 USERS_PER_BLOCK = 512
 LATER_SHARE = 0.2
@@ -33,7 +33,7 @@ LATER_SHARE = 0.2
 class ItemSlots:
     """The catalogue as DLRM reads it; the last row is the padding row.
 
-    names: of the tables, in slot order; rows: one int64 [n_items + 1, L] per slot (L = 1 except for lists, PAD_ROW padded)
+    names: of the tables, in slot order; rows: one int64 [n_items + 1, L] per slot (L = 1 except for lists, padded with PAD_ROW)
     numbers: float32 [n_items + 1, Gi]
     """
 
@@ -57,7 +57,7 @@ class ItemSlots:
 class Requests:
     """N requests as the rank stage sees them, with labels.
 
-    users: the Examples of the N users; candidates int32 [N, C] positions, n_items padded; retrieval_scores float32 [N, C]
+    users: the Examples of the N users; candidates int32 [N, C] positions, padded with n_items; retrieval_scores float32 [N, C]
     cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `cross_features`
     taken: labels, bool [N, C], or float32 shares of a teacher
     items: the catalogue at that moment
@@ -249,7 +249,7 @@ def taken_of(features: Features, later: pd.DataFrame, user_ids: np.ndarray, cand
 
 
 def _padded(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return ragged rows as int64 [n, L], 0 padded."""
+    """Return ragged rows as int64 [n, L], padded with 0."""
     lengths = np.diff(offsets)
     padded = np.zeros((len(lengths), max(int(lengths.max(initial=0)), 1)), np.int64)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = values

@@ -37,7 +37,7 @@ class RerankerSettings:
 
 @dataclass(frozen=True)
 class Lists:
-    """The best M candidates of N requests. Arrays [N, M, …] by falling rank score; positions n_items padded."""
+    """The best M candidates of N requests. Arrays [N, M, …] by falling rank score; positions padded with n_items."""
 
     positions: np.ndarray  # int64
     rank_scores: np.ndarray  # float32, 0 where not valid

@@ -126,7 +126,7 @@ class SequenceModel(nn.Module):
         return self.table.weight.detach().numpy()[:-1]
 
     def encode_moments(self, items: Tensor, age_days: Tensor) -> Tensor:
-        """Return the user at each moment of windows, float32 [B, L, S]. items: int64 [B, L] positions, n_items padded."""
+        """Return the user at each moment of windows, float32 [B, L, S]. items: int64 [B, L] positions, padded with n_items."""
         return self.encoder.encode(self.table(items), (items < self.n_items).float(), age_days)
 
     @torch.no_grad()

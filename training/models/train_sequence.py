@@ -55,8 +55,8 @@ class Taken(NamedTuple):
 class Windows(NamedTuple):
     """W windows of L + 1 consecutive positives of a user, oldest first; shorter ones are padded at the end.
 
-    items: int32 [W, L + 1] positions, n_items padded; times_s: int64 [W, L + 1]; learned: bool [W, L], whether the item after
-    this one is a target; users: int64 [W]
+    items: int32 [W, L + 1] positions, padded with n_items; times_s: int64 [W, L + 1]; users: int64 [W]
+    learned: bool [W, L], whether the item after this one is a target
     """
 
     items: np.ndarray

@@ -35,7 +35,7 @@ def widen_search(preprocess: Path, retrieve: Path, requests: Arrays, fixed: bool
     if stage.search.index is None:
         return []
     count = stage.info.axes.candidates
-    queries = user_vectors(Preprocess.load(preprocess), stage, every_other(requests, 0))
+    queries = user_vectors(Preprocess.load(preprocess), stage, split_half(requests, 0))
     trials = try_wider(stage.search, queries, count, fixed)
     if not is_sufficient(trials[-1], fixed):
         raise ExportError(
@@ -54,7 +54,7 @@ def try_wider(search: Search, queries: np.ndarray, count: int, fixed: bool = Fal
 
     queries: float32 [Q, D] user vectors. The index keeps the last effort.
     """
-    index, exact, trials = inverted_file(search.index), exact_answers(search, queries, count), []
+    index, exact, trials = inverted_file(search.index), search_exactly(search, queries, count), []
     for effort in (index.nprobe, *(wider for wider in EFFORTS if wider > index.nprobe and not fixed)):
         trials.append(try_index(KIND, index, effort, search.item_vectors, queries, exact))
         if is_sufficient(trials[-1], fixed):
@@ -73,15 +73,15 @@ def is_sufficient(trial: Trial, fixed: bool = False) -> bool:
 def measure_recall(search: Search, queries: np.ndarray, count: int) -> Trial:
     """Measure the recall of `count` exact answers at the index's current effort. queries: float32 [Q, D] user vectors."""
     index = inverted_file(search.index)
-    return try_index(KIND, index, index.nprobe, search.item_vectors, queries, exact_answers(search, queries, count))
+    return try_index(KIND, index, index.nprobe, search.item_vectors, queries, search_exactly(search, queries, count))
 
 
-def exact_answers(search: Search, queries: np.ndarray, count: int) -> np.ndarray:
+def search_exactly(search: Search, queries: np.ndarray, count: int) -> np.ndarray:
     """Return the largest scores of servable items, float32 [Q, min(count, n)], descending."""
     return exact_scores(search.item_vectors[search.servable[:-1]], queries, count)
 
 
-def every_other(requests: Arrays, first: int) -> dict[str, np.ndarray]:
+def split_half(requests: Arrays, first: int) -> dict[str, np.ndarray]:
     """Return half of the requests, QUERIES at most. first: 0 for tuning the effort, 1 for measuring recall.
 
     Each half has half of the sessions, whose recall is lowest.

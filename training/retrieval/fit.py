@@ -54,7 +54,7 @@ class FittedRetriever:
     filter_seen: bool = True
 
     def __call__(self, users: Examples, user_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Retrieve for N users. Return positions int64 [N, C], n_items padded, and scores float32 [N, C]."""
+        """Retrieve for N users. Return positions int64 [N, C], padded with n_items, and scores float32 [N, C]."""
         seen = self.seen[np.searchsorted(self.user_ids, user_ids)]
         if self.filter_seen:
             seen = seen + _history_matrix(users.history_positions, seen.shape[1])
@@ -101,7 +101,7 @@ def _fit(
 
 
 def _history_matrix(history: np.ndarray, n_items: int) -> sp.csr_matrix:
-    """Return CSR float32 [N, n_items] of int [N, H] positions, n_items padded."""
+    """Return CSR float32 [N, n_items] of int [N, H] positions, padded with n_items."""
     rows, places = np.nonzero(history < n_items)
     entries = (np.ones(len(rows), np.float32), (rows, history[rows, places]))
     return sp.csr_matrix(entries, shape=(len(history), n_items))

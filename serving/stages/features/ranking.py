@@ -53,7 +53,7 @@ class Clock:
 class ItemStatistics:
     """Popularity and neighbours of items, up to the store's clock. The last row of every array is the padding row.
 
-    neighbours         int32 [n_items + 1, N] positions, strongest first, n_items padded
+    neighbours         int32 [n_items + 1, N] positions, strongest first, padded with n_items
     neighbour_weights  float16 [n_items + 1, N, V], 0 where padded
     popularity         float32 [n_items + 1, 1 + len(HORIZONS_DAYS)] scaled logarithms of counts: ever, then by horizon
     popularity_then    float16 [n_items + 1, T] scaled logarithm of the count around each bucket; bucket 0 is the log's start
@@ -175,9 +175,9 @@ def cross_features(
 ) -> np.ndarray:
     """Compute the cross features of each candidate.
 
-    history           int [B, H] positions, newest first, n_items padded
+    history           int [B, H] positions, newest first, padded with n_items
     history_age_days  float32 [B, H]
-    candidates        int [B, C] positions, best first, no item twice in a row, n_items padded
+    candidates        int [B, C] positions, best first, no item twice in a row, padded with n_items
     retrieval_scores  float32 [B, C], ignored at padded candidates
     Returns           float32 [B, C, len(feature_names())], finite; zeros at padded candidates
     """

@@ -31,7 +31,7 @@ class UserState:
     """The state of B users at one time. A user without events has zeros and padding everywhere.
 
     user_ids            int64 [B]
-    history_ids         int64 [B, H] items of the last positive events, newest first, PAD_ID padded
+    history_ids         int64 [B, H] items of the last positive events, newest first, padded with PAD_ID
     history_times       int64 [B, H] unix seconds, 0 where padded
     history_categories  int32 [B, H] category code of each item, NO_CATEGORY where padded or unknown
     event_count         int64 [B] events of any kind; sum_weight, sum_label: their sums, float64 [B]

@@ -40,7 +40,7 @@ class LivePairs:
     """The companions of each item.
 
     slot_of: int32 [n_items + 1], the row of an item with companions, -1 for others
-    companions: int32 [S, KEPT_COMPANIONS] positions, n_items padded; counts: float32 [S, KEPT_COMPANIONS]
+    companions: int32 [S, KEPT_COMPANIONS] positions, padded with n_items; counts: float32 [S, KEPT_COMPANIONS]
     """
 
     n_items: int
@@ -85,7 +85,7 @@ class LivePairs:
     def strengths(self, history: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         """Return each candidate's strength, float32 [B, C].
 
-        history: int64 [B, H] positions, newest first, n_items padded; candidates: int64 [B, C] positions
+        history: int64 [B, H] positions, newest first, padded with n_items; candidates: int64 [B, C] positions
         """
         values = np.zeros(candidates.shape, np.float32)
         if self.n_slots:

@@ -105,7 +105,7 @@ def test_what_the_search_is_widened_by_and_what_it_is_judged_by_have_nothing_in_
     history = np.full((7, 3), FROM_STORE)
     history[[0, 2, 3, 4], 0] = 12  # sessions: each half gets two of them, wherever they stand
     requests = {"user_id": np.arange(7), "history": history}
-    widened, judged = (effort.every_other(requests, first)["user_id"].tolist() for first in (0, 1))
+    widened, judged = (effort.split_half(requests, first)["user_id"].tolist() for first in (0, 1))
     assert sorted(widened + judged) == list(range(7))
     assert widened == sorted(widened)
     assert len({0, 2, 3, 4} & set(widened)) == len({0, 2, 3, 4} & set(judged)) == 2

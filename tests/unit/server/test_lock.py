@@ -2,18 +2,18 @@
 
 import threading
 
-from server.lock import starting
+from server.lock import hold_start_lock
 
 
 def test_a_second_start_waits_for_the_first_and_says_so(tmp_path, capsys):
     order = []
 
     def second():
-        with starting(tmp_path, 8001):
+        with hold_start_lock(tmp_path, 8001):
             order.append("second")
 
     waiting = threading.Thread(target=second)
-    with starting(tmp_path, 8001), starting(tmp_path, 9001):  # another port is not waited for
+    with hold_start_lock(tmp_path, 8001), hold_start_lock(tmp_path, 9001):  # another port is not waited for
         waiting.start()
         waiting.join(0.3)
         order.append("first")
