@@ -26,7 +26,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.search.search import Blocked
 
 VISIT_S = 8 * 3_600  # events of a user that are further apart are no pair
-KEPT_COMPANIONS = 32  # of each item; where there are more, those that are left by `count_pairs`
+KEPT_COMPANIONS = 64  # of each item; where there are more, those that are left by `count_pairs`
 OWN_ITEMS = 3  # the latest distinct items of a history, whose companions count
 MOST_CANDIDATES = 32  # companions that become candidates
 FIRST_SLOTS = 64
