@@ -139,7 +139,8 @@ class StoredPairs:
         if headers is None:
             counted = LivePairs(self.items.n_items)
             for records in snapshot.all_user_records(USERS_AT_ONCE):
-                counted.add(self._collect(records, np.ones(records["history_ids"].shape, np.bool_), since_s))
+                ids, times_s = (np.array(records[name]) for name in HISTORY_FIELDS)
+                counted.add(self._collect(ids, times_s, np.ones(ids.shape, np.bool_), since_s))
             self.pairs = counted
             return NO_PAIRS
         is_taken = (headers["flags"] & (Flags.POSITIVE | Flags.ERASED)) == Flags.POSITIVE
@@ -153,10 +154,9 @@ class StoredPairs:
         ids, times_s = (np.array(records[name]) for name in HISTORY_FIELDS)
         is_new = np.zeros(ids.shape, np.bool_)
         mark_new(ids, times_s, row_of[places], taken["item_id"].copy(), taken["time_ms"] // 1_000, is_new)
-        return self._collect(records, is_new, since_s)
+        return self._collect(ids, times_s, is_new, since_s)
 
-    def _collect(self, records: np.ndarray, is_new: np.ndarray, since_s: int) -> np.ndarray:
-        ids, times_s = (np.array(records[name]) for name in HISTORY_FIELDS)
+    def _collect(self, ids: np.ndarray, times_s: np.ndarray, is_new: np.ndarray, since_s: int) -> np.ndarray:
         return collect_pairs(self.items.positions(ids), self.items.n_items, times_s, is_new, since_s)
 
 
