@@ -37,7 +37,7 @@ MAX_KINDS = 256
 
 
 class Flags(IntFlag):
-    """What was decided on an event when it arrived. Only ERASED is set later."""
+    """The decision on an event, made when it arrived; only ERASED is set later."""
 
     POSITIVE = 1
     SEEN = 2  # the item is not recommended to this user again

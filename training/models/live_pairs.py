@@ -10,7 +10,7 @@ import pandas as pd
 from numba import njit
 
 from serving.stages.features.ids import ItemIndex
-from serving.stages.live.pairs import VISIT_S, LivePairs
+from serving.stages.live.pairs import VISIT_S, LivePairs, is_among
 from serving.stages.search.search import Blocked
 
 
@@ -74,10 +74,10 @@ def _find_pairs(users, times_s, positions, is_new, longest):
             if times_s[event] - times_s[start - 1] > VISIT_S:
                 break
             start -= 1
-        if np.any(positions[start:event] == positions[event]):
+        if is_among(positions[event], positions[start:event]):
             continue
         for other in range(event - 1, start - 1, -1):
-            if np.any(positions[other + 1 : event] == positions[other]):
+            if is_among(positions[other], positions[other + 1 : event]):
                 continue
             if count == len(found):
                 more = np.empty((2 * count, 3), np.int64)

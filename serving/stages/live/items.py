@@ -90,8 +90,9 @@ class LiveItems(Generic[StageArrays]):
         """Apply the sales of positions, int64 [N] each; None: of all items."""
         if self.sales and sold:
             positions = [part for part in sold if part is not None]
-            everything = len(positions) < len(sold)
-            cast(SoldItems, self.arrays).update_sales(self.sales, None if everything else np.unique(np.concatenate(positions)))
+            changed = np.unique(np.concatenate(positions)) if len(positions) == len(sold) else None
+            if changed is None or len(changed):
+                cast(SoldItems, self.arrays).update_sales(self.sales, changed)
 
     def _apply(self, item_id: int, columns: Mapping[str, object]) -> None:
         position = int(self.items.positions(np.array([item_id]))[0])

@@ -57,17 +57,13 @@ class LivePairs:
     def add(self, pairs: np.ndarray) -> None:
         """Count pairs of items, int64 [P, 2] positions, in order."""
         new = np.unique(pairs[self.slot_of[pairs] < 0])
-        if missing := self.n_slots + len(new) - len(self.companions):
-            self._grow(max(missing, 0))
-        self.slot_of[new] = np.arange(self.n_slots, self.n_slots + len(new))
-        self.n_slots += len(new)
-        count_pairs(pairs, self.slot_of, self.n_items, self.companions, self.counts)
-
-    def _grow(self, missing: int) -> None:
-        if missing:
+        if (missing := self.n_slots + len(new) - len(self.companions)) > 0:
             more = max(missing, len(self.companions))
             self.companions = np.pad(self.companions, ((0, more), (0, 0)), constant_values=self.n_items)
             self.counts = np.pad(self.counts, ((0, more), (0, 0)))
+        self.slot_of[new] = np.arange(self.n_slots, self.n_slots + len(new))
+        self.n_slots += len(new)
+        count_pairs(pairs, self.slot_of, self.n_items, self.companions, self.counts)
 
     def compile_loops(self) -> LivePairs:
         """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
@@ -127,7 +123,7 @@ class StoredPairs:
 
     @classmethod
     def after(cls, items: ItemIndex, learned: np.ndarray) -> StoredPairs:
-        """learned: LEARNED_SALE [L], the live sales that the generation learned from"""
+        """Return no pairs yet, for a generation that learned from live sales. learned: LEARNED_SALE [L]"""
         return cls(items, int(learned["last_ms"].max()) // 1_000 if len(learned) else 0)
 
     def find(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None) -> np.ndarray:

@@ -168,7 +168,7 @@ class TestConfigs:
 
 
 class TestWiring:
-    """How KEYS and NUMKEYS reach the HPS backend."""
+    """The wiring of KEYS and NUMKEYS to the HPS backend."""
 
     @pytest.mark.parametrize(
         ("model", "change", "fact"),
