@@ -16,6 +16,7 @@ MOST_TOKENS, MOST_ITEMS = 20_000, 100_000
 LEAST_ITEMS = 20  # to fit to, and to judge by
 JUDGED_SHARE, MOST_JUDGED = 0.1, 500
 RIDGE = 1.0
+MOST_DENSE = 2**24  # entries of features up to which the exact solution takes less time than an iterative one
 
 
 class Judgement(NamedTuple):
@@ -58,7 +59,10 @@ def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> t
 
 def ridge(features: sp.csr_matrix, vectors: np.ndarray) -> np.ndarray:
     """Return weights float32 [T + 1, W], the bias last."""
-    model = Ridge(alpha=RIDGE, solver="sparse_cg").fit(features, vectors)
+    dense = features.shape[0] * features.shape[1] <= MOST_DENSE
+    model = Ridge(alpha=RIDGE, solver="cholesky" if dense else "sparse_cg").fit(
+        features.toarray() if dense else features, vectors
+    )
     return np.concatenate([np.atleast_2d(model.coef_).T, np.atleast_2d(model.intercept_)]).astype(np.float32, order="C")
 
 

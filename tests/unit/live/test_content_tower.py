@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import scipy.sparse as sp
 
 from serving.contract.artifacts import stage_folder
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.content_tower import ContentTower
 from tests.unit.live.test_live_answers import answer, upserted
-from training.retrieval.content_tower import fit_content_tower
+from training.retrieval.content_tower import RIDGE, fit_content_tower, ridge
 
 PLACES = ("kitchen", "garden", "bedroom", "cellar", "hall")
 COLOURS, THINGS = ("red", "blue", "green", "white", "black"), ("lamp", "vase", "chair", "table", "clock")
@@ -63,3 +65,15 @@ def test_a_new_items_vectors_are_those_of_the_tower(repository, pipeline, upsert
     expected = weights.sum(axis=0)
     assert arrays.search.item_vectors[position].tolist() == expected[:width].tolist()
     assert arrays.history[position].tolist() == expected[width:].tolist()
+
+
+@pytest.mark.parametrize(("n_items", "n_tokens"), [(60, 200), (200, 60), (900, 19_000)])
+def test_small_catalogues_and_large_ones_are_solved_for_the_same_weights(n_items, n_tokens):
+    """Where the squared errors and RIDGE times the squared weights are least, their gradient is zero."""
+    rng = np.random.default_rng(2)
+    features = sp.random(n_items, n_tokens, 8 / n_tokens, format="csr", dtype=np.float32, random_state=0)
+    vectors = rng.normal(size=(n_items, 1)).astype(np.float32)
+    found = ridge(features, vectors)
+    errors = features @ found[:-1] + found[-1] - vectors
+    np.testing.assert_allclose(features.T @ errors + RIDGE * found[:-1], 0, atol=5e-3)
+    np.testing.assert_allclose(errors.mean(axis=0), 0, atol=1e-5)
