@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh: everything the project needs on a Debian or Ubuntu machine: CPython 3.11 or 3.12, the few shared libraries that pip
 # cannot bring (apt, only those that are missing), and .venv with the pinned packages of requirements/dev.txt.
-# A second call with the same requirements returns at once.
+# A second call with the same requirements returns immediately.
 # PYTHON: the interpreter of .venv. Default: the one that .venv was made with, else python3.11 or python3.12 on PATH, else a
 # CPython 3.12 that uv downloads.
 set -euo pipefail
@@ -16,8 +16,8 @@ OPTIONAL="libb64-0d|libssl3|redis-server"
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$1"; [ $# -lt 2 ] || say "$2"; exit 1; }
 log_tail_and_fail() { tail -n 15 "$LOG" >&2; fail "$1 (log: $LOG)." "$2"; }
-network_failed() { log_tail_and_fail "$1" "Check the network, and pip's index settings if you use a mirror; then run make setup again: it goes on where it stopped."; }
-# Print "3.11" or the like, with "candidate" or the like behind it where $1 was not released; fail where it is no Python that runs.
+network_failed() { log_tail_and_fail "$1" "Check the network, and pip's index settings if you use a mirror; then run make setup again: it continues where it stopped."; }
+# Print the version of the Python $1: "3.11", or "3.11 candidate" of a pre-release. Fail if it does not run.
 version_of() {
   "$1" -c 'import sys; v = sys.version_info; print("%d.%d" % v[:2] + (" " + v.releaselevel) * (v.releaselevel != "final"))' 2>/dev/null
 }
@@ -169,5 +169,5 @@ done
 say "installing the packages of $REQUIREMENTS into .venv (a few minutes the first time)"
 .venv/bin/uv pip install --no-deps "${torch_from[@]}" -r "$REQUIREMENTS" -c "$HASHES" >>"$LOG" 2>&1 || network_failed "could not install $REQUIREMENTS"
 
-[ -n "$packages" ] || fingerprint >"$stamp"  # what is still missing is looked for again next time
+[ -n "$packages" ] || fingerprint >"$stamp"  # without the stamp, the next call looks for missing packages again
 say "ready: .venv ($(.venv/bin/python -V))"

@@ -51,7 +51,7 @@ OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_
 # (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
 PAIRS_AT_ONCE = 4_096
 # Live pairs multiply the odds of a candidate by 1 + LIFT * strength / (1 + sales before the export). The network reads the
-# strength too, but learns too little for new items: the lists of its training know them, those of a served generation do not.
+# strength too, but gives it too little weight for new items: in training, the neighbour lists already contain these pairs.
 LIFT = 3.0
 
 
@@ -62,7 +62,7 @@ class RankSettings:
     user_tables, item_tables: a table name per categorical column; blend: weight of the retrieval score that is added to logits
     threads: of the network's runs
     first_cold: table -> its first cold key, where rows have two widths (serving/tables/store/mixed_widths.py)
-    as_of_s: clock of the item statistics, unix seconds, from which live sales go on; 0: no live sales
+    as_of_s: clock of the item statistics, unix seconds; live sales after it are added; 0: no live sales
     """
 
     user_tables: tuple[str, ...]
@@ -230,16 +230,16 @@ class Rank:
         settings = stage_settings(folder, info, RankSettings)
         network = open_network(folder, NETWORK, settings.threads)
         inputs = RankInputs.load(folder, settings)
-        taken = {tensor.name: tensor.shape[-1] for tensor in network.get_inputs()}["pair_numbers"]
-        if taken != (computed := inputs.item_numbers.shape[1] + N_FEATURES):
+        n_taken = {tensor.name: tensor.shape[-1] for tensor in network.get_inputs()}["pair_numbers"]
+        if n_taken != (n_computed := inputs.item_numbers.shape[1] + N_FEATURES):
             raise ArtifactError(
-                f"{folder / NETWORK}.onnx takes {taken} numbers per candidate; expected {computed}, as this version computes "
-                f"them. {REMEDY}"
+                f"{folder / NETWORK}.onnx takes {n_taken} numbers per candidate; expected the {n_computed} that this version "
+                f"computes. {REMEDY}"
             )
-        rows, outputs = EmbeddingRows.load(folder, info, inputs, as_exported), RankOutputs(settings.blend)
+        content, learned, drift = Content.load(folder), load_learned_sales(folder), DriftWindow.load(folder, 0, "scores")
         plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
-        drift = DriftWindow.load(folder, 0, "scores")
-        return cls(info, inputs, rows, network, outputs, Content.load(folder), plan, load_learned_sales(folder), drift)
+        rows = EmbeddingRows.load(folder, info, inputs, as_exported)  # last, because nothing would close it after an error
+        return cls(info, inputs, rows, network, RankOutputs(settings.blend), content, plan, learned, drift)
 
     def with_live(self, reader: Reader) -> Rank:
         """Return the stage with a live store attached, whose new and changed items it ranks."""
@@ -290,7 +290,7 @@ class Rank:
         outputs = self.outputs.scores(inputs, logits, retrieval_part)
         if self.drift:
             self.drift.add(np.empty((len(logits), 0), np.int64), find_best_scores(outputs["rank_scores"]))
-        # After the drift is measured, which is that of the model's own scores. Broken requests keep their retrieval scores.
+        # Lifts come after the drift window, which watches the model's own scores. Broken requests keep their retrieval scores.
         outputs["rank_scores"] += np.where(np.isfinite(logits).all(axis=1, keepdims=True), lifts, 0.0)
         outputs["lineage"] = self.rows.mark_degraded(outputs["lineage"])
         return outputs

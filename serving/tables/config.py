@@ -58,11 +58,25 @@ class TableConfig:
 class RedisConfig:
     """L2 in a Redis cluster that many machines share (`volatile_db` of type redis_cluster)."""
 
-    address: str = "127.0.0.1:7000"  # host:port,… of some nodes; any of them knows all others
+    address: str = "127.0.0.1:7000"  # host:port,… of some nodes, which know all others
     num_partitions: int = 16  # fixed once data is written
     user_name: str = "default"
     password: str = ""
-    timeout_ms: int = 20  # a lookup waits so long for a node that does not answer, once per pause of the circuit breaker
+    timeout_ms: int = 20  # how long a lookup waits for a node, once per pause of the circuit breaker
+
+    def __post_init__(self) -> None:
+        for host, port in self.nodes:
+            if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+                raise ConfigError(
+                    f"the Redis address is {self.address!r}. Expected host:port, or several of them separated by commas. "
+                    "Correct the address."
+                )
+
+    @property
+    def nodes(self) -> list[tuple[str, str]]:
+        """(host, port) of each node that `address` names."""
+        parts = (node.strip().rpartition(":") for node in self.address.split(","))
+        return [(host, port) for host, _, port in parts]
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,7 @@ class UpdateConfig:
 
 @dataclass(frozen=True)
 class LevelsConfig:
-    """All settings of one model. arena: name of the rows in shared memory; instances with the same name share one copy"""
+    """All settings of one model. arena: name of its rows in shared memory; instances with the same arena share one copy"""
 
     model: str
     tables: tuple[TableConfig, ...]

@@ -68,10 +68,6 @@ class LeveledTables:
         """Open the tables that `<folder>/levels.json` describes. Raises ConfigError."""
         return cls(read_config(folder / CONFIG_FILE))
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._tables)
-
     # --- looking up ---------------------------------------------------------------------------------------------------------
     def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the rows of one table as float32 [..., D]. Sets `degraded`.

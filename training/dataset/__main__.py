@@ -32,13 +32,13 @@ def describe(source: str) -> None:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from error
     table = Table(title=dataset.description.name, show_header=False)
-    for fact, value in facts(dataset).items():
+    for fact, value in collect_facts(dataset).items():
         table.add_row(fact, value)
     Console().print(table)
     Console().print(str(dataset.report), highlight=False)
 
 
-def facts(dataset: Dataset) -> dict[str, str]:
+def collect_facts(dataset: Dataset) -> dict[str, str]:
     """Return what `describe` prints, in order."""
     log, items, users, spec = dataset.interactions, dataset.items, dataset.users, dataset.description
     n_users, n_items = log["user_id"].nunique(), log["item_id"].nunique()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -25,6 +26,9 @@ from serving.contract.errors import DataError
 MISSING_TEXTS = frozenset(["", "NULL", "null", "NaN", "nan", "NA", "N/A", "\\N"])
 BLOCK_BYTES = 16 << 20  # a row must fit into it
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
+
+csv.field_size_limit(BLOCK_BYTES)  # csv refuses fields above 128 KiB by default
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,13 @@ class Column:
         return parts[self.codes]
 
     def numbers(self, missing: float = np.nan) -> np.ndarray:
-        """Return float64 [n_rows]. Raises DataError for a text that is not a finite number."""
+        """Return float64 [n_rows], within the range of float32. Raises DataError for other numbers and other texts."""
         parsed = pd.to_numeric(pd.Series(self.values, dtype=object), errors="coerce").to_numpy(np.float64)
-        if not np.isfinite(parsed).all():
+        bad = ~(np.abs(parsed) <= LARGEST_NUMBER)  # also NaN
+        if bad.any():
             raise self.fault_at_value(
-                ~np.isfinite(parsed),
-                "is not a number",
+                bad,
+                "is not a number, or is beyond 3.4e38",
                 "Write numbers like 12.5 (decimal point, no unit); leave unknown ones empty.",
             )
         return np.append(parsed, missing)[self.codes]
@@ -147,30 +152,27 @@ def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
             ),
         ).unify_dictionaries()
     except pa.ArrowInvalid as error:
-        raise _unreadable(path, str(error)) from error
-    except (OSError, EOFError) as error:
+        raise _explain_unreadable(path, str(error)) from error
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read to its end: {error}. Compress it again, or mend its name.") from error
     columns = {}
     for name in names:
         chunks = table.column(name).chunks  # they share one dictionary now
         codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks]) if chunks else np.empty(0, np.int64)
-        columns[name] = _column(path, name, codes, chunks[0].dictionary.to_pylist() if chunks else [])
+        columns[name] = _make_column(path, name, codes, chunks[0].dictionary.to_pylist() if chunks else [])
     return columns
 
 
-def _column(path: Path, name: str, codes: np.ndarray, texts: list[str]) -> Column:
-    """Build a Column. codes: int [n_rows] into texts, -1 = missing.
-
-    Strips texts, and treats the words for "missing" as missing.
-    """
+def _make_column(path: Path, name: str, codes: np.ndarray, texts: list[str]) -> Column:
+    """Build a Column from stripped texts. codes: int [n_rows] into `texts`, -1 = missing, as are MISSING_TEXTS."""
     values = np.array([text.strip() for text in texts], object)
     present = np.array([value not in MISSING_TEXTS for value in values], bool)
     new_codes = np.append(np.where(present, np.cumsum(present) - 1, -1), -1)
     return Column(path, name, new_codes[codes], values[present])
 
 
-def _unreadable(path: Path, reason: str) -> DataError:
-    """Return the reader's error with the line of the file instead of its own row number, which skips blank lines."""
+def _explain_unreadable(path: Path, reason: str) -> DataError:
+    """Return Arrow's error as a DataError. Arrow's row number skips blank lines: the line of the file replaces it."""
     reason = reason.removeprefix("CSV parse error: ")
     reason = re.sub(r"Row #(\d+)", lambda match: f"row {find_line(path, int(match[1]) - 2)}", reason)
     if "UTF8" in reason:
@@ -185,22 +187,25 @@ def _read_parquet(path: Path, names: list[str]) -> dict[str, Column]:
         table = pq.read_table(path, columns=names)
     except pa.ArrowInvalid as error:
         raise DataError(f"{path} is not a parquet file ({error}). Write it again, or name it after its kind.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read to its end ({error}). Write or copy it again.") from error
     columns = {}
     for name in names:
         kind = table.schema.field(name).type
-        if pa.types.is_nested(kind):
+        if pa.types.is_nested(kind) or kind in (pa.binary(), pa.large_binary()) or pa.types.is_fixed_size_binary(kind):
             raise DataError(
-                f"{path}: column {name!r} holds {kind}. Expected plain values: join lists to one text with a separator."
+                f"{path}: column {name!r} holds {kind}. Expected plain values: join lists to one text with a separator, "
+                "and write bytes as text."
             )
-        series = table.column(name).to_pandas()
-        codes, values = pd.factorize(series)
-        columns[name] = _column(path, name, codes, [_text_of(value) for value in values])
+        series = table.column(name).to_pandas(integer_object_nulls=True)  # as floats, large ids would lose digits
+        codes, values = pd.factorize(series.array)
+        columns[name] = _make_column(path, name, codes, [_text_of(value) for value in values])
     return columns
 
 
 def _text_of(value: object) -> str:
-    """Return a parquet value as CSV text: 3.0 is "3" (integers with gaps are stored as floats), times are ISO."""
-    if isinstance(value, float) and value.is_integer():
+    """Return a parquet value as CSV text: 3.0 is "3" (pandas writes integers with gaps as floats), times are ISO."""
+    if isinstance(value, float | np.floating) and value.is_integer():
         return str(int(value))
     if isinstance(value, (bool, np.bool_)):
         return str(int(value))

@@ -19,7 +19,7 @@ FILE_NAME = "dataset.toml"
 ColumnName = Annotated[str, Field(min_length=1)]
 EventName = Annotated[str, Field(min_length=1, max_length=64)]
 
-# Names of the loaded frames and the served tensors, which no feature or context column may use.
+# Columns of the loaded frames, whose names context columns (LOG_COLUMNS) and item features (ITEM_ROLES) may not have.
 LOG_COLUMNS = ("user_id", "item_id", "timestamp", "positive", "weight", "label")
 ITEM_ROLES = ("title", "category", "provider", "available")
 
@@ -37,7 +37,7 @@ def _refuse_repeats(names: list[str]) -> None:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Interactions(_Section):
@@ -157,7 +157,7 @@ class Event(_Section):
 class Description(_Section):
     """A whole `dataset.toml`."""
 
-    name: Annotated[str, Field(min_length=1)]  # also of a folder: `make eval` exports to .run/eval/<name>
+    name: Annotated[str, Field(min_length=1)]  # also names a folder: `make eval` exports to .run/eval/<name>
     interactions: Interactions
     items: Items | None = None
     users: Users | None = None
@@ -189,7 +189,7 @@ class Description(_Section):
     @model_validator(mode="after")
     def _some_event_is_positive(self) -> Description:
         if self.events and not any(event.positive for event in self.events.values()):
-            raise ValueError("events has no positive one; set positive = true for the goal of recommendations")
+            raise ValueError("[events] has no positive event; set positive = true for the one that recommendations aim at")
         return self
 
     @field_validator("name")
@@ -232,7 +232,7 @@ def _explain(error: ValidationError) -> str:
     """Return the first error of a description as a sentence; unknown keys come first, with the existing ones."""
     fault = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     keys = [str(part) for part in fault["loc"]]
-    section = SECTIONS.get(keys[0])
+    section = SECTIONS.get(keys[0]) if keys else None  # a fault of the whole description has no keys
     where = f"[{keys[0]}] " if section else ""
     if fault["type"] == "extra_forbidden":
         allowed = ", ".join((section or Description).model_fields)

@@ -78,15 +78,16 @@ def _load(folder: Path, description: Description) -> Dataset:
     users = _collect_entities("user_id", interactions, user_columns[1:], user_ids[1:], [], report)
     item_names, user_names = _keep_names(item_names, items["item_id"]), _keep_names(user_names, users["user_id"])
     items = _make_item_table(items, description.items, catalogue, item_names)
-    _refuse_nothing_to_serve(items, folder, item_file)
+    if item_file and item_file.available:
+        _refuse_nothing_to_serve(items, catalogue[item_file.available])
     users = _make_user_table(users, description.users, register)
     return Dataset(description, interactions, items, users, user_names, item_names, report)
 
 
-def _refuse_nothing_to_serve(items: pd.DataFrame, folder: Path, item_file: Items | None) -> None:
-    if item_file is not None and not items["available"].any():
+def _refuse_nothing_to_serve(items: pd.DataFrame, available: Column) -> None:
+    if not items["available"].any():
         raise DataError(
-            f"{folder / item_file.path}, column {item_file.available!r}: none of the {len(items):,} items is available. "
+            f"{available.path}, column {available.name!r}: none of the {len(items):,} items is available. "
             "Expected 1 (or true) where an item may be recommended. Is the column the other way round?"
         )
 

@@ -67,7 +67,7 @@ def parse_spec(text: str) -> SyntheticSpec:
     keys = [field.name for field in fields(SyntheticSpec)]
     numbers: dict[str, int] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d[\d_]*)\s*", part)
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:_\d+)*)\s*", part)
         if not match or match[1] not in keys:
             raise DataError(
                 f"synthetic:{text}: {part!r} is not understood. Expected one of {', '.join(NAMED)}, or pairs like "
@@ -98,10 +98,10 @@ def generate(spec: SyntheticSpec) -> Dataset:
     log |= {"label": np.full(len(user), np.nan, np.float32), **context}
     interactions = pd.DataFrame(log).sort_values("timestamp", kind="stable", ignore_index=True)
     report = Report(rows_read=len(interactions))
-    return Dataset(_description(spec), interactions, _items(latent, item_id, rng), _users(latent, rng), report=report)
+    return Dataset(_describe(spec), interactions, _draw_items(latent, item_id, rng), _draw_users(latent, rng), report=report)
 
 
-def _description(spec: SyntheticSpec) -> Description:
+def _describe(spec: SyntheticSpec) -> Description:
     keys = ",".join(f"{field.name}={getattr(spec, field.name)}" for field in fields(spec))
     name = next((name for name, named in NAMED.items() if named == spec), keys)
     path = "generated"
@@ -215,7 +215,7 @@ def _drop_some(values: np.ndarray, rng: np.random.Generator, missing: float = 0.
     return np.where(rng.random(len(values)) < missing, np.nan, values).astype(np.float32)
 
 
-def _items(latent: _Latent, item_id: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
+def _draw_items(latent: _Latent, item_id: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
     n = len(item_id)
     department = _to_labels("department", latent.department, rng)
     offset = latent.item - latent.centre[latent.department]
@@ -243,7 +243,7 @@ def _items(latent: _Latent, item_id: np.ndarray, rng: np.random.Generator) -> pd
     return frame.sort_values("item_id", ignore_index=True)
 
 
-def _users(latent: _Latent, rng: np.random.Generator) -> pd.DataFrame:
+def _draw_users(latent: _Latent, rng: np.random.Generator) -> pd.DataFrame:
     n = len(latent.user)
     blurred = latent.user + 0.5 * rng.normal(size=latent.user.shape)
     return pd.DataFrame(

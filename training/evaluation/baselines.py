@@ -1,7 +1,7 @@
 """Fit four baselines for every pipeline: popularity, item-kNN, EASE and implicit ALS.
 
-Each `fit_*` takes the training positives as CSR [n_users, n_items] (stored entries 1.0) and returns `scores(users) -> float32
-[B, n_items]` for users of that matrix. `search` selects a baseline's settings on a validation split inside the training log;
+Each `fit_*` takes the training positives, CSR [n_users, n_items] (stored entries 1.0), and returns Scores for the users of that
+matrix. `search` selects a baseline's settings on a validation split inside the training log;
 `fit_baselines` then fits it on the whole training log. The test set is never used.
 """
 
@@ -57,8 +57,10 @@ def fit_popularity(positives: sp.csr_matrix) -> Scores:
 
 
 def fit_item_knn(positives: sp.csr_matrix, neighbours: int, shrinkage: float) -> Scores:
-    """Score by the sum, over the user's items, of the shrunk cosine co/(|i||j| + shrinkage) with each item's best
-    neighbours."""
+    """Score an item j by the sum of its shrunk cosines, co/(|i||j| + shrinkage), with the user's items i among j's nearest.
+
+    neighbours: number of nearest items kept of each item
+    """
     similarity = _compute_shrunk_cosine(positives, shrinkage)
     rows = [_keep_strongest(similarity[item], neighbours) for item in range(similarity.shape[0])]
     to_neighbours = sp.vstack(rows, format="csr").T.tocsr()  # column j: weights of j's neighbours
@@ -101,14 +103,14 @@ def fit_baselines(validation: Split, train: Split, report: Callable[[str], None]
     for name, (fit, grid) in GRIDS.items():
         if name == "EASE" and min(train.positives.shape) > GRAM_LIMIT:
             n_users, n_items = train.positives.shape
-            report(f"EASE skipped: {n_users:,} users and {n_items:,} items, its inverse stops at {GRAM_LIMIT:,} of either.")
+            report(f"EASE skipped: {n_users:,} users and {n_items:,} items. It takes at most {GRAM_LIMIT:,} of one of them.")
             continue
         settings = search(fit, grid, validation) if grid else {}
         yield Baseline(name, settings, fit(train.positives, **settings))
 
 
 def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split: Split) -> dict[str, float]:
-    """Return the combination of `grid` with the best NDCG@10 + Recall@20 on `split`; the earlier one on a tie."""
+    """Return the combination of `grid` with the best NDCG@10 + Recall@20 on `split`; of equal ones, the first."""
     best, best_quality = {}, -np.inf
     for values in product(*grid.values()):
         settings = dict(zip(grid, values, strict=True))

@@ -29,15 +29,15 @@ class Problem:
 
     @property
     def test_users(self) -> np.ndarray:
-        """Return the rows of users with at least one test item that counts, int64 [U]."""
+        """The rows of users with at least one test item that counts, int64 [U]."""
         return np.flatnonzero(has_test_items(self.test.relevant))
 
 
-def make_problem(dataset: Dataset, test_share: float = TEST_SHARE) -> Problem:
+def make_problem(dataset: Dataset) -> Problem:
     """Split each user's events by time, twice: train and test, and train again into fit and validation."""
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
-    train, test = split_by_time(dataset.interactions, test_share)
-    fit, held_out = split_by_time(train, test_share)
+    train, test = split_by_time(dataset.interactions, TEST_SHARE)
+    fit, held_out = split_by_time(train, TEST_SHARE)
     return Problem(_split(fit, held_out, user_ids, item_ids), _split(train, test, user_ids, item_ids), user_ids, item_ids)
 
 

@@ -1,7 +1,7 @@
 """Compute declared aggregations over the training log, at any moment of it. DEFAULTS apply where a data set declares none.
 
 interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ of_users, of_items   point-in-time features of examples and candidates
-                                             └▶ records_at_end       what the store is seeded with
+                                             └▶ records_of           what the store is seeded with
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from training.dataset.dataset import Dataset
 INSTANTS_AT_ONCE = 1 << 21
 
 _SALES = {"entity": "item", "value": "count", "function": "count"}
-# The models learn from those that improved both measurements (experiments/prequential.py, `make eval`): the trend of items.
-# Session, recency and prices of a user improved neither, or one at the cost of the other.
+# The models learn only from aggregations that improve both experiments/prequential.py and `make eval`: the trend of items. A
+# user's session, recency and prices improve neither, or one at the cost of the other.
 DEFAULTS: tuple[Mapping[str, Any], ...] = (
     {"name": "session_events", "entity": "user", "value": "count", "function": "count", "session_gap": "30min"},
     {"name": "days_since", "entity": "user", "value": "count", "function": "last", "n": 3},
@@ -48,8 +48,8 @@ DEFAULTS: tuple[Mapping[str, Any], ...] = (
 )
 
 
-def declared_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
-    """Return what the data set declares, or the defaults."""
+def read_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
+    """Return the aggregations that the data set declares, or the defaults."""
     description = dataset.description
     tables = DEFAULTS if description.aggregations is None else description.aggregations
     return parse_aggregations(tables, description.category_columns, description.event_names)
@@ -57,7 +57,7 @@ def declared_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
 
 def ranker_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
     """Return the aggregations that the models learn from."""
-    return tuple(aggregation for aggregation in declared_aggregations(dataset) if aggregation.ranker)
+    return tuple(aggregation for aggregation in read_aggregations(dataset) if aggregation.ranker)
 
 
 def encode_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
@@ -79,8 +79,8 @@ def encode_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
     return events
 
 
-def item_categories(dataset: Dataset) -> dict[str, np.ndarray]:
-    """Return the keys of all items by category column, int64 [n_items + 1]."""
+def hash_item_categories(dataset: Dataset) -> dict[str, np.ndarray]:
+    """Return category column -> key of every item's category, int64 [n_items + 1], NO_KEY for the padding row."""
     items, categories = dataset.description.items, {}
     for name in dataset.description.category_columns:
         texts = dataset.items[name if items and name in items.categorical else "category"]
@@ -109,7 +109,7 @@ class LogAggregates:
         """Build it. log: `dataset.interactions` or a part of it, sorted by time."""
         plans, events = compile_aggregations(aggregations, dataset.description.event_names), encode_events(dataset, log)
         item_ids = dataset.items["item_id"].to_numpy()
-        categories, items = item_categories(dataset), np.searchsorted(item_ids, events["item_id"])
+        categories, items = hash_item_categories(dataset), np.searchsorted(item_ids, events["item_id"])
         event_categories = {name: values[items] for name, values in categories.items()}
         keys = {entity: entity_keys(entity, events["user_id"], events["item_id"], event_categories) for entity in plans}
         return cls(

@@ -139,7 +139,7 @@ def build_features(
     train: the training part of `dataset.interactions`; the rest of the log is not used
     seed: selects the rows of the parity replay
     workflow: folder in which to save NVTabular's user workflow too, for servers that run NVTabular itself
-    cluster: fits NVTabular, with the same result; None: this process
+    cluster: the Dask cluster that fits NVTabular, with the same result; None: this process
     Raises ExportError when there is no positive event, or when a plan disagrees with its workflow; with a cluster also
     what `hold_rows` raises.
     """
@@ -205,7 +205,10 @@ def make_event_log(
 
 
 def find_moments(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings: FeatureSettings) -> Moments:
-    """Return the moment of each training example: before its second or, unless `hide_own_basket`, before its row."""
+    """Return the moment up to which each training example sees the log: its second (exclusive), which hides its own basket.
+
+    Without `hide_own_basket`, it sees all earlier rows. rows: int64 [N] of `events`
+    """
     if not settings.hide_own_basket:
         return log.before_rows(events, rows)
     chosen = events.iloc[rows]
@@ -241,7 +244,10 @@ def _fit_and_prove(
     rng: np.random.Generator,
     kept: Path | None = None,
 ) -> tuple[Plan, dict]:
-    """Fit on `rows`, compile, and replay some of `columns`. Return plan and parity report. kept: folder of the workflow."""
+    """Fit on `rows`, compile, and replay some of `columns`. Return the plan and the parity report.
+
+    kept: folder in which to save the workflow too
+    """
     workflow = fit_workflow(side, rows, settings)
     plan = compile_workflow(workflow)
     report = replay(workflow, plan, columns, rng)

@@ -1,4 +1,4 @@
-"""Connect to the Dask cluster that fits NVTabular, and refuse one that cannot."""
+"""Connect to the Dask cluster that fits NVTabular, and refuse one that cannot do it."""
 
 from __future__ import annotations
 

@@ -45,26 +45,26 @@ def compile_workflow(workflow: Workflow) -> Plan:
     lists: list[CategoryColumn] = []
     vocabularies = {}
     schema = workflow.output_schema
-    for name, (source, chain) in _chains(workflow.output_node).items():
+    for name, (source, chain) in _trace_chains(workflow.output_node).items():
         last = type(chain[-1]) if chain else None
         if last in (ops.Categorify, Categories):
-            column, vocabularies[name] = _categorify(name, source, chain)
+            column, vocabularies[name] = _compile_categories(name, source, chain)
             (lists if schema[name].is_list else categorical).append(column)
         elif last is HashValues:
             _require_single(name, chain)
             n_buckets = chain[-1].num_buckets[source]
             categorical.append(CategoryColumn(name, source, "hash", n_buckets + FIRST_ROW, buckets=n_buckets))
         elif last is ops.Bucketize:
-            categorical.append(_bins(name, source, chain))
+            categorical.append(_compile_bins(name, source, chain))
         else:
-            continuous.append(_number(name, source, chain))
+            continuous.append(_compile_number(name, source, chain))
     return Plan(tuple(categorical), tuple(continuous), tuple(lists), vocabularies)
 
 
-def _chains(node) -> dict[str, Chain]:
+def _trace_chains(node) -> dict[str, Chain]:
     """Return the chain of operators of each output column of a node."""
     operator, kind = node.op, type(node.op).__name__
-    incoming = {name: chain for parent in node.parents_with_dependencies for name, chain in _chains(parent).items()}
+    incoming = {name: chain for parent in node.parents_with_dependencies for name, chain in _trace_chains(parent).items()}
     if kind == "SelectionOp" and not incoming:
         return {name: (name, []) for name in node.output_schema.column_names}
     if kind in STRUCTURE:
@@ -77,7 +77,7 @@ def _chains(node) -> dict[str, Chain]:
     return {name: (source, [*chain, operator]) for name, (source, chain) in incoming.items()}
 
 
-def _categorify(name: str, source: str, chain: list[Any]) -> tuple[CategoryColumn, Vocabulary]:
+def _compile_categories(name: str, source: str, chain: list[Any]) -> tuple[CategoryColumn, Vocabulary]:
     _require_single(name, chain)
     operator = chain[-1]
     for setting in ("num_buckets", "single_table", "search_sorted", "storage_name", "max_size"):
@@ -96,9 +96,9 @@ def _categorify(name: str, source: str, chain: list[Any]) -> tuple[CategoryColum
     return CategoryColumn(name, source, "strings", n_rows), StringVocabulary(table.tolist(), rows)
 
 
-def _bins(name: str, source: str, chain: list[Any]) -> CategoryColumn:
+def _compile_bins(name: str, source: str, chain: list[Any]) -> CategoryColumn:
     boundaries = tuple(float(boundary) for boundary in chain[-1].boundaries(source))
-    number = _number(name, source, chain[:-1])
+    number = _compile_number(name, source, chain[:-1])
     if any(isinstance(operator, ops.LogOp | ops.Normalize) for operator in chain[:-1]):
         raise ExportError(
             f"LogOp or Normalize before Bucketize of {name!r} cannot be compiled for serving. Move the boundaries."
@@ -108,7 +108,7 @@ def _bins(name: str, source: str, chain: list[Any]) -> CategoryColumn:
     return CategoryColumn(name, source, "bins", n_rows, boundaries=boundaries, fill=fill, low=low, high=high)
 
 
-def _number(name: str, source: str, chain: list[Any]) -> NumberColumn:
+def _compile_number(name: str, source: str, chain: list[Any]) -> NumberColumn:
     """Return a chain of numeric operators, which must follow NUMBER_ORDER, as the encoding of a column."""
     for operator in chain:
         if type(operator) not in NUMBER_ORDER:

@@ -90,7 +90,7 @@ class LiveSales:
             ids = np.union1d(headers["item_id"], np.array(changed_ids, np.int64))
             rows, records = snapshot.items(ids)
             ids = ids[rows]
-        positions = self._keep(ids, records, timeline)
+        positions = self._store(ids, records, timeline)
         stepped = clock_s != self.clock_s
         self.clock_s = clock_s
         return None if stepped or headers is None else positions
@@ -105,7 +105,7 @@ class LiveSales:
         since_s = (self.clock_s - self.last_s[positions])[:, None]
         return self.decayed[positions] * np.exp(-since_s / HORIZONS_S)
 
-    def _keep(self, ids: np.ndarray, records: np.ndarray, timeline: Timeline) -> np.ndarray:
+    def _store(self, ids: np.ndarray, records: np.ndarray, timeline: Timeline) -> np.ndarray:
         """Store the records, [N], of items, int64 [N]. Return the positions, int64 [M], of those that the catalogue has."""
         positions = self.items.positions(np.ascontiguousarray(ids))
         known = (positions < self.items.n_items) & (records["positive_count"] > 0)

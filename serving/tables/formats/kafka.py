@@ -43,12 +43,9 @@ def is_subscribed(update_filters: list[str], model: str, table: str) -> bool:
     return any(re.search(pattern, topic(model, table)) for pattern in subscription(update_filters))
 
 
-def consumer_group(database: str, shared: bool, hostname: str) -> str:
-    """Return the consumer group of a database. database: "volatile" or "persistent"; shared: whether machines share it
-
-    Only a volatile database can be shared.
-    """
-    return "hps.volatile" if database == "volatile" and shared else f"hps.{database}.{hostname}"
+def consumer_group(hostname: str) -> str:
+    """Return HPS's name for the consumer group of a machine's persistent database."""
+    return f"hps.persistent.{hostname}"
 
 
 @cache

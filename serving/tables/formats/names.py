@@ -29,16 +29,6 @@ def tag_name(model: str, table: str) -> str:
     return f"{TAG_PREFIX}.{check_name('model', model)}.{check_name('table', table)}"
 
 
-def split_tag(tag: str) -> tuple[str, str]:
-    """Return (model, table) of a tag; names contain no dot. Raises DataError when it is not a tag."""
-    parts = tag.split(".")
-    if len(parts) != 3 or parts[0] != TAG_PREFIX or not all(NAME.fullmatch(part) for part in parts[1:]):
-        raise DataError(
-            f"{tag!r} names no table. Expected hps_et.<model>.<table>. Read only topics and column families of HPS."
-        )
-    return parts[1], parts[2]
-
-
 def check_keys(keys: np.ndarray, where: str) -> np.ndarray:
     """Return `keys` as int64 [N]. Raises DataError, which begins with `where`, when HPS reserves one of them."""
     keys = np.asarray(keys)

@@ -189,10 +189,9 @@ class RedisStore:
             ) from error
 
     def _connect(self) -> RedisCluster:
-        addresses = [address.strip().rsplit(":", 1) for address in self._config.address.split(",")]
         timeout_s = self._config.timeout_ms / 1e3
         return RedisCluster(
-            startup_nodes=[ClusterNode(host, int(port)) for host, port in addresses],
+            startup_nodes=[ClusterNode(host, int(port)) for host, port in self._config.nodes],
             username=self._config.user_name if self._config.password else None,
             password=self._config.password or None,
             socket_timeout=timeout_s,

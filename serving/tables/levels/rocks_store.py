@@ -20,8 +20,8 @@ from rocksdict import AccessType, BlockBasedOptions, Cache, MemtableFactory, Opt
 
 from serving.contract.errors import DataError, DependencyError
 from serving.tables.config import RocksConfig
-from serving.tables.formats.names import check_keys
-from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_family, log_key
+from serving.tables.formats.names import check_keys, tag_name
+from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, log_key
 from serving.tables.formats.rocksdb_log import find_damage
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
 from serving.tables.levels.following import Following
@@ -79,7 +79,7 @@ class RocksStore:
         complete: dict[str, int] | None = None,
     ) -> None:
         self._config, self._widths, self.writable, self._complete = config, widths, writable, complete
-        self._families = {table: column_family(model, table) for table in widths}
+        self._families = {table: tag_name(model, table) for table in widths}
         self._path, self._damage = Path(config.path), ""
         self._cache = Cache(BLOCK_CACHE_BYTES)
         self._reading = self._failures("read")

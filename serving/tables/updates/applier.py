@@ -27,7 +27,7 @@ DRAINED_ROWS = 8_192  # rows of a backlog that are written at a time
 
 
 class Backlog:
-    """Writes to one store. While the store is down, the last row of each key waits here.
+    """Writes to one store. While the store is down, the last row of each key is queued here.
 
     adopt: called with this backlog and each store that `level` opens, before its first use
     lost: called with both when the store has lost data; it must correct `reached` and call `lose`
@@ -60,7 +60,7 @@ class Backlog:
         self.lost_rows = True
 
     def set_offset(self, table: str, partition: int, reached: int) -> None:
-        """Set the offset of a partition of the log; 0: unread. The store itself is changed before its next write."""
+        """Set the offset of a partition of the log; 0: unread. The store gets it before its next write."""
         self._to_set[table, partition] = reached
         self.reached[table][partition] = reached
 
@@ -83,7 +83,7 @@ class Backlog:
             self._adopted = store
 
     def write(self, table: str, batch: Batch) -> None:
-        """Write rows to the store, or let them wait if it is down or others wait already."""
+        """Write rows to the store, or queue them if it is down or rows are queued already."""
         if self._waiting or not self._store(table, batch):
             if self.lost_rows:
                 return

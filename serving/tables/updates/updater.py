@@ -82,7 +82,7 @@ class Updater:
         return Consumer(
             {
                 "bootstrap.servers": self._updates.brokers,
-                "group.id": consumer_group("persistent", False, socket.gethostname()),
+                "group.id": consumer_group(socket.gethostname()),
                 "enable.auto.commit": False,
                 "enable.partition.eof": False,
                 "auto.offset.reset": "earliest",  # if the committed message is gone, all that is left is new

@@ -159,8 +159,6 @@ def test_filters_are_matched_against_the_model():
 
 
 def test_consumer_groups_and_partitions():
-    assert kafka.consumer_group("volatile", True, "host") == "hps.volatile"
-    assert kafka.consumer_group("volatile", False, "host") == "hps.volatile.host"
-    assert kafka.consumer_group("persistent", True, "host") == "hps.persistent.host"
+    assert kafka.consumer_group("host") == "hps.persistent.host"
     assert [kafka.kafka_partition(group, 3) for group in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
     assert kafka.topic("rank", "item") == "hps_et.rank.item"

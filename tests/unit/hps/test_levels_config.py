@@ -74,6 +74,12 @@ def test_redis_over_tls_is_refused_rather_than_asked_without_it(tmp_path):
         tiers(tmp_path, {"volatile_db": {"type": "redis", "address": "h:7000", "num_partitions": 8, "enable_tls": True}})
 
 
+@pytest.mark.parametrize("address", ["h:seven", "h", "h:7000,", "h:70000", ":7000", ""])
+def test_a_redis_address_without_a_port_is_refused(address):
+    with pytest.raises(ConfigError, match=r"the Redis address is '.*'\. Expected host:port"):
+        RedisConfig(address)
+
+
 def test_without_cache_or_l2(tmp_path):
     config = tiers(tmp_path, {"volatile_db": {"type": "none"}, "persistent_db": {"type": "rocks_db"}}, gpucache=False)
     assert [(table.l1_rows, table.l2_rows) for table in config.tables] == [(0, 0), (0, 0)]

@@ -2,12 +2,11 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import ConfigError, DataError
-from serving.tables.formats.names import INT64_MAX, check_keys, check_name, split_tag, tag_name
+from serving.tables.formats.names import INT64_MAX, check_keys, check_name, tag_name
 
 
-def test_tag_and_back():
+def test_tag():
     assert tag_name("dlrm_hps", "t-0") == "hps_et.dlrm_hps.t-0"
-    assert split_tag("hps_et.dlrm_hps.t-0") == ("dlrm_hps", "t-0")
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "größe", "a/b", "x" * 121, "a b", "a\n", 3])
@@ -18,12 +17,6 @@ def test_names_hps_does_not_take(name):
 
 def test_longest_name():
     assert check_name("model", "x" * 120) == "x" * 120
-
-
-@pytest.mark.parametrize("tag", ["", "hps_et.a", "hps_et.a.b.c", "other.a.b", "hps_et..b"])
-def test_no_tag(tag):
-    with pytest.raises(DataError, match="names no table"):
-        split_tag(tag)
 
 
 @pytest.mark.parametrize("reserved", [-1, INT64_MAX])

@@ -36,7 +36,7 @@ def shared(tmp_path, monkeypatch) -> Path:
 def test_without_settings_answers_are_those_of_the_plain_tables(source, shared):
     folder = Path(source(items=random_rows(50, 4), users=random_rows(9, 3)))
     tiers, plain = open_tables(folder, "rank"), EmbeddingTables.load(folder)
-    assert sorted(tiers.names) == ["items", "users"]
+    assert sorted(table.name for table in tiers.config.tables) == ["items", "users"]
     keys = np.random.default_rng(0).integers(0, 50, (4, 6)).astype(np.int32)
     np.testing.assert_array_equal(tiers.lookup("items", keys), plain.lookup("items", keys))
     np.testing.assert_array_equal(tiers.lookup("users", keys[:, 0] % 9), plain.lookup("users", keys[:, 0] % 9))

@@ -25,7 +25,7 @@ from serving.tables.updates.updater import Updater
 
 ROWS, WIDTH = 300, 4
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
-GROUP = consumer_group("persistent", False, socket.gethostname())
+GROUP = consumer_group(socket.gethostname())
 
 # The imports of a reader and a writer are preloaded, because they take a spawned process a second.
 PROCESSES = multiprocessing.get_context("forkserver")

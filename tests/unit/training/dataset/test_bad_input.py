@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -68,6 +69,11 @@ BAD_DESCRIPTIONS = {
     "context named as a log column": (
         TOML + '[context]\ncategorical = ["weight"]\n',
         ["[context]", "'weight' has a name that"],
+    ),
+    "no positive event": (TOML + "[events.view]\n", ["[events] has no positive event", "set positive = true"]),
+    "event weight that is no number": (
+        TOML + "[events.buy]\npositive = true\nweight = nan\n",
+        ["[events] buy.weight", "finite number"],
     ),
 }
 
@@ -151,6 +157,16 @@ BAD_LOGS = {
         "customer,sku,time,km\n1,1,1,far\n",
         ["column 'km', row 2: 'far' is not a number", "leave unknown ones empty"],
     ),
+    "number beyond float32": (
+        TOML + 'weight = "n"',
+        "customer,sku,time,n\n1,1,1,1\n1,1,1,1e39\n",
+        ["column 'n', row 3: '1e39'", "beyond 3.4e38"],
+    ),
+    "row after a long text": (
+        TOML,
+        f"customer,sku,time,note\n1,1,1,{'a' * 200_000}\n1,1,soon,\n1,1,2,\n",
+        ["column 'time', row 3: 'soon'"],
+    ),
     "row after a quoted break": (TOML, 'customer,sku,time\n1,"a\nb",1\n1,1,soon\n1,1,2\n', ["column 'time', row 4: 'soon'"]),
 }
 
@@ -215,6 +231,14 @@ def test_bad_side_file(shop, fault):
         assert part in text
 
 
+def test_a_message_names_the_file_where_it_was_found(shop, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOMMENDER_DATA", str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "catalogue.csv").write_text("sku,in_stock\n10,0\n11,0\n")
+    section = '[items]\npath = "catalogue.csv"\nitem_id = "sku"\navailable = "in_stock"\n'
+    assert message(shop(TOML + section)).startswith(f"{tmp_path / 'elsewhere' / 'catalogue.csv'}, column 'in_stock': none of")
+
+
 def test_no_such_data_set():
     text = message("no-such-shop")
     assert "no data set 'no-such-shop'" in text
@@ -242,7 +266,9 @@ def test_unknown_kind_of_file(shop, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"no gzip at all", gzip.compress(EVENTS_CSV.encode() * 50)[:-20]], ids=["plain", "cut short"]
+    "content",
+    [b"no gzip at all", gzip.compress(EVENTS_CSV.encode() * 50)[:-20], gzip.compress(b"")[:10] + b"\xff" * 50],
+    ids=["plain", "cut short", "damaged"],
 )
 def test_broken_gzip(shop, content):
     text = message(shop(TOML.replace("events.csv", "events.csv.gz"), **{"events.csv.gz": content}))
@@ -254,10 +280,19 @@ def test_broken_parquet(shop):
     assert "events.parquet is not a parquet file" in text
 
 
-def test_parquet_with_lists(shop, tmp_path):
-    pd.DataFrame({"customer": [[1]], "sku": [1], "time": [1]}).to_parquet(tmp_path / "events.parquet")
+def test_damaged_parquet(shop, tmp_path):
+    path = tmp_path / "events.parquet"
+    pd.DataFrame(np.random.default_rng(0).integers(0, 99, (1_000, 3)), columns=["customer", "sku", "time"]).to_parquet(path)
+    content = path.read_bytes()
+    text = message(shop(TOML.replace("events.csv", path.name), **{path.name: content[:50] + b"\xff" * 500 + content[550:]}))
+    assert "events.parquet cannot be read to its end" in text
+
+
+@pytest.mark.parametrize(("value", "kind"), [([1], "list"), (b"1", "binary")], ids=["lists", "bytes"])
+def test_parquet_without_plain_values(shop, tmp_path, value, kind):
+    pd.DataFrame({"customer": [value], "sku": [1], "time": [1]}).to_parquet(tmp_path / "events.parquet")
     text = message(shop(TOML.replace("events.csv", "events.parquet")))
-    assert "column 'customer' holds list" in text
+    assert f"column 'customer' holds {kind}" in text
     assert "separator" in text
 
 
@@ -278,6 +313,7 @@ def test_impossible_test_share(shop, share):
         ("large", "'large' is not understood. Expected one of tiny, small, reference"),
         ("users=10,items=x,events=5", "'items=x' is not understood"),
         ("users=10,articles=20,events=50", "'articles=20' is not understood"),
+        ("users=10,items=1__0,events=5", "'items=1__0' is not understood"),
         ("users=10,items=20", "events is not given"),
         ("users=10,items=20,events=5", "these sizes make no data set"),
     ],

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typer.testing import CliRunner
 
 from tests.unit.training.dataset.conftest import ITEMS, TOML, USERS
-from training.dataset.__main__ import app, facts
+from training.dataset.__main__ import app, collect_facts
 from training.dataset.load import load_dataset
 
 
 def test_facts_of_a_small_shop(shop):
-    found = facts(load_dataset(shop(TOML + ITEMS + USERS)))
+    found = collect_facts(load_dataset(shop(TOML + ITEMS + USERS)))
     assert found["events"] == "3 (100.0% positive), 1970-01-01 00:01 to 1970-01-01 00:05 UTC"
     assert found["users"] == "2 in the log, 3 in all"
     assert found["items"] == "2 in the log, 3 in all, 2 available"

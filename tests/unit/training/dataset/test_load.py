@@ -171,6 +171,24 @@ def test_parquet_keeps_times_integers_with_gaps_and_flags(shop, tmp_path):
     assert log["vip"].tolist() == [1, 1]
 
 
+def test_parquet_keeps_every_digit_of_large_ids_with_gaps(shop, tmp_path):
+    customers = pd.array([2**60 + 1, 2**60 + 3, None], dtype="Int64")
+    pd.DataFrame({"customer": customers, "sku": [1, 2, 3], "time": [1, 2, 3]}).to_parquet(tmp_path / "events.parquet")
+    log = load_dataset(shop(TOML.replace("events.csv", "events.parquet"))).interactions
+    assert log["user_id"].tolist() == [2**60 + 1, 2**60 + 3]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_whole_numbers_of_parquet_floats_are_integers(shop, tmp_path, dtype):
+    columns = {"customer": [1], "sku": [1], "time": [1], "store": np.array([7], dtype)}
+    pd.DataFrame(columns).to_parquet(tmp_path / "events.parquet")
+    toml = (
+        TOML.replace("events.csv", "events.parquet")
+        + '[items]\npath = "events.parquet"\nitem_id = "sku"\ncategorical = ["store"]\n'
+    )
+    assert load_dataset(shop(toml)).items["store"].tolist() == ["7"]
+
+
 def test_spaces_blank_lines_byte_order_mark_and_quotes_are_no_matter(shop):
     events = '\ufeffcustomer,sku,time\r\n 7 ,"a,\nb",300\r\n\r\n   ,x,1\r\nNULL,x,1\r\n'
     dataset = load_dataset(shop(**{"events.csv": events}))

@@ -97,4 +97,4 @@ def test_ease_says_why_it_is_left_out(monkeypatch):
     said = []
     split = halves()
     assert "EASE" not in [b.name for b in fit_baselines(split, split, said.append)]
-    assert said == ["EASE skipped: 60 users and 24 items, its inverse stops at 10 of either."]
+    assert said == ["EASE skipped: 60 users and 24 items. It takes at most 10 of one of them."]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import ArtifactError
+from serving.stages.live.sales import LEARNED_SALES
 from serving.stages.rank import Rank
 from serving.stages.rerank import Rerank
 from serving.stages.rules.config import ITEMS_FILE
@@ -82,18 +83,32 @@ def test_rows_that_no_table_has_are_refused(request, tmp_path, shop, beyond):
         Rank.load(rank)
 
 
-def test_whatever_stops_a_load_the_tables_are_closed(trained, tmp_path, monkeypatch):
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setattr(table_module, "SHARED_MEMORY", str(tmp_path / "shared"))
+    return tmp_path / "shared"
+
+
+def test_whatever_stops_a_load_the_tables_are_closed(trained, tmp_path, shared, monkeypatch):
     def fail(*_):
         raise MemoryError
 
-    (tmp_path / "shared").mkdir()
-    monkeypatch.setattr(table_module, "SHARED_MEMORY", str(tmp_path / "shared"))
     monkeypatch.setattr(MixedWidths, "count_keys", fail)
     folder, before = rewritten(trained.folder, "rank", tmp_path), set(threading.enumerate())
     with pytest.raises(MemoryError):
         Rank.load(folder)
     assert set(threading.enumerate()) <= before
-    assert list((tmp_path / "shared").iterdir()) == []
+    assert list(shared.iterdir()) == []
+
+
+def test_a_broken_file_beside_the_tables_leaves_none_open(trained, tmp_path, shared):
+    folder, before = rewritten(trained.folder, "rank", tmp_path), set(threading.enumerate())
+    np.save(folder / f"{LEARNED_SALES}.npy", np.zeros(3))
+    with pytest.raises(ArtifactError, match=r"learned_sales\.npy holds float64"):
+        Rank.load(folder)
+    assert set(threading.enumerate()) <= before
+    assert list(shared.iterdir()) == []
 
 
 def test_a_rerank_folder_without_its_settings_is_refused(trained, tmp_path):
