@@ -3,10 +3,12 @@
 feedback.py      the log of answers (live/exposures.py) joined with events: clicks, conversions, revenue
 report.py        what users did, by generation, arm, position and category
 progress.py      how the running experiment goes: arms, the interval as time went, the decision
-sequential.py    A/B tests that may be looked at any time: confidence sequences, sample-ratio check, guardrails
+sequential.py    A/B tests that may be looked at any time: confidence sequences, sample-ratio check
+guard.py         what ends the running experiment: harm, or a better challenger that may take over
 interleaving.py  two generations inside one answer: team draft and its credit
-off_policy.py    the value of a generation that nobody was shown, from the log of another: IPS, SNIPS, DR, slates
+off_policy.py    the value of a policy that nobody was shown, from the log of another: IPS, SNIPS, DR, slates
+unseen.py        the same for a generation, from the exposure log
 drift.py         whether features and scores still come from the distribution that the export saw: PSI, KL, bands
 
-Everything here is numpy on arrays, without a server and without randomness that has no seed.
+Nothing here needs a server, and every random draw has a seed.
 """

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, get_args
 
+import numpy as np
 import pyarrow as pa
 import typer
 from rich.console import Console
@@ -41,11 +42,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="one line of JSON, for mach
 @app.command()
 def report(
     experiment: Annotated[str, typer.Argument(help="only its answers; without, all that are logged")] = "",
-    by: Annotated[By, typer.Option(help="what is told apart; position and category count shown items")] = "generation",
+    by: Annotated[By, typer.Option(help="what to group by; position and category count shown items")] = "generation",
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:
-    """Show click rate, conversions and revenue of an answer, or of a shown item. Answers of shadows are left out."""
+    """Show click rate, conversions and revenue per answer, or per shown item. Answers of shadows are left out."""
     summaries = summarise(read_shown(repo, experiment), by, repo)
     if as_json:
         typer.echo(json.dumps({group: asdict(summary) for group, summary in summaries.items()}))
@@ -68,7 +69,9 @@ def cells_of(summary: Summary) -> list[str]:
 @app.command()
 def compare(
     experiment: Annotated[str, typer.Argument(help="name of the experiment")],
-    share: Annotated[float, typer.Option(help="share of users that the challenger should have", min=0, max=1)] = 0.5,
+    share: Annotated[
+        float | None, typer.Option(help="share of users that the challenger should have; without, as logged", min=0, max=1)
+    ] = None,
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:
@@ -77,12 +80,14 @@ def compare(
     counts = tuple(int((feedback.arms == arm).sum()) for arm in (CHAMPION_ARM, CHALLENGER_ARM))
     if not min(counts):
         raise TrialError(
-            f"Experiment {experiment!r} has {counts[0]} and {counts[1]} answers of its two arms; expected some of both."
+            f"Experiment {experiment!r} has {counts[0]} answers of the champion and {counts[1]} of the challenger; expected "
+            "some of both. Wait for more; only A/B tests have these arms, python -m trials progress shows any experiment."
         )
     comparisons = {
         metric: compare_arms(feedback.arm_sums(metric, CHAMPION_ARM), feedback.arm_sums(metric, CHALLENGER_ARM))
         for metric in METRICS
     }
+    share = find_logged_share(feedback) if share is None else share
     wrong_split = has_wrong_split((counts[0], counts[1]), (1 - share, share))
     if as_json:
         found = {metric: asdict(comparison) | {"verdict": comparison.verdict} for metric, comparison in comparisons.items()}
@@ -98,6 +103,15 @@ def compare(
         typer.echo(f"The arms have {counts[0]:,} and {counts[1]:,} answers, which a share of {share:g} does not explain.")
 
 
+def find_logged_share(feedback: Feedback) -> float:
+    """Return the probability of meeting the challenger, the mean over the answers of both arms. Raises TrialError."""
+    by_arm = {CHALLENGER_ARM: feedback.assignments, CHAMPION_ARM: 1 - feedback.assignments}
+    shares = np.concatenate([values[feedback.arms == arm] for arm, values in by_arm.items()])
+    if np.isnan(shares).any():
+        raise TrialError("An older version logged some answers without the share of their arm. Name it with --share.")
+    return float(shares.mean())
+
+
 @app.command()
 def off_policy(
     generation: Annotated[int | None, typer.Option(help="generation to judge: by what it answered as a shadow")] = None,
@@ -105,7 +119,7 @@ def off_policy(
         Path | None, typer.Option(help="file of answers to judge instead (docs/trials.md)", exists=True, dir_okay=False)
     ] = None,
     reward: Annotated[Reward, typer.Option(help="what an answer earns: the sum over its items")] = "clicks",
-    places: Annotated[int | None, typer.Option(help="only this many, from the top", min=1)] = None,
+    places: Annotated[int | None, typer.Option(help="judge only this many places, from the top", min=1)] = None,
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:
@@ -153,9 +167,9 @@ def guard(
     once: Annotated[bool, typer.Option("--once", help="look once")] = False,
     tag: Annotated[str, typer.Option(hidden=True, help="names the server that this guard ends with")] = "",
 ) -> None:
-    """Watch the running experiment until it is over: roll back a challenger that does harm, promote a better one that may be.
+    """Watch the running experiment until it ends: roll back a harmful challenger; with --promote, promote a better one.
 
-    A server's supervisor runs it by itself while an experiment does.
+    A server's supervisor runs this command by itself while an experiment runs.
     """
     folder, watched = experiment_folder(repo), ""
     while (experiment := read_experiment(folder)) and experiment.runs:
@@ -176,14 +190,19 @@ def say(line: str) -> None:
 
 
 def read_shown(repo: Path, experiment: str = "") -> Feedback:
-    """Return what was shown, joined with events: of all answers, or of an experiment's. Raises TrialError without any."""
+    """Return all shown answers, or those of an experiment, joined with their events. Raises TrialError without any."""
     exposures, folder = read_answers(repo)
     feedback = join_feedback(exposures, read_events(folder))
     chosen = feedback.arms != SHADOW_ARM
     if experiment:
         chosen &= feedback.experiments == experiment
     if not chosen.any():
-        raise TrialError(f"No answer of experiment {experiment!r} is logged; there are {sorted(set(feedback.experiments))}.")
+        names = ", ".join(sorted({name for name in feedback.experiments if name})) or "no experiment"
+        raise TrialError(
+            f"No answer of experiment {experiment!r} is logged; the log has answers of {names}."
+            if experiment
+            else "The log has answers of shadows alone, which nobody saw. Wait for shown answers."
+        )
     return feedback.take(chosen)
 
 

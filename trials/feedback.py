@@ -1,7 +1,7 @@
 """Join what was shown with what users did: clicks, conversions and revenue of requests, by generation, arm and position.
 
-An event belongs to an answer when it carries the answer's request id and names a shown item. Events may arrive late: a report
-over the same days changes until `attribution_s` after the last answer, and later events are not counted.
+An event belongs to an answer when it carries the answer's request id and names a shown item. Events that arrive
+more than `attribution_s` after the answer are not counted; until then, a report over the same days changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ATTRIBUTION_S = 7 * 86_400.0
 
 
 def read_events(folder: Path) -> Iterable[tuple[np.ndarray, EventBatch]]:
-    """Return the live log, nothing where no event was ever posted. folder: of the live store"""
+    """Return the live log; nothing where no event was ever recorded. folder: of the live store"""
     return read_log(folder) if Reader(folder).exists() else ()
 
 
@@ -37,6 +37,7 @@ class Feedback:
     generations: np.ndarray  # int64 [answers]
     arms: np.ndarray  # str [answers]
     experiments: np.ndarray  # str [answers]
+    assignments: np.ndarray  # float64 [answers], probability with which the user met the arm; NaN where it is not logged
     degraded: np.ndarray  # bool [answers]
     shown: np.ndarray  # bool [answers, K]
     teams: np.ndarray  # int8 [answers, K], -1 without
@@ -101,7 +102,8 @@ def join_feedback(
         exposures["generation"].to_numpy(),
         np.array(arms, object),
         np.array(exposures["experiment"].to_pylist(), object),
-        np.array([bool(bits) for bits in exposures["degraded"].to_pylist()]),
+        exposures["assignment"].to_numpy(),
+        np.array([bool(marks) for marks in exposures["degraded"].to_pylist()], bool),
         pad_rows(lists, width, -1, np.int64) != -1,
         pad_rows([teams or [] for teams in exposures["teams"].to_pylist()], width, -1, np.int8),
         pad_rows(lists, width, -1, np.int64),
@@ -112,7 +114,7 @@ def join_feedback(
 
 
 def pad_rows(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: type) -> np.ndarray:
-    """Return rows of at most `width` values as one array [rows, width], `fill` behind the last value of each."""
+    """Return rows of at most `width` values as one array [rows, width], padded with `fill`."""
     padded: np.ndarray = np.full((len(rows), width), fill, dtype)
     for row, values in enumerate(rows):
         padded[row, : len(values)] = values

@@ -1,7 +1,7 @@
 """End an experiment whose challenger does harm, or is better and may take over, and say why.
 
-Compared are the answers of the two arms in the exposure log since the share was last changed. Rates are compared by intervals
-that hold at every look (sequential.py), so a harmless challenger is ended by chance in at most 5 % of all experiments.
+The guard compares the answers of both arms since the share was last changed. The intervals of rates hold at every look
+(sequential.py): of harmless challengers, each of these comparisons ends at most 5 % by chance.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trials.progress import compare_clicks
 from trials.sequential import ALPHA, LEAST_OBSERVATIONS, Comparison, compare_arms, has_wrong_split
 
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
-FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # half of the first answers: no statistics are needed
+FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # in this many answers or more, this share needs no statistics
 MORE_DEGRADED = 0.02  # share of answers, significantly
 FEWER_CLICKS = 0.1  # of the champion's click rate, significantly
 SLOWER, SLOWER_MS, SLOW_SHARE = 1.5, 20.0, 0.01  # p99: so many times the champion's, and by so much, significantly
-ENOUGH_FOR_P99 = 1_000  # answers of the champion: the slowest of fewer takes the place of their uncertain p99
-HARM_SOON = 500  # requests of both arms at which harm is found soonest; after 10,000, an interval is a tenth wider for it
-LEAST_COVERAGE = 0.3  # of the different items that as many answers of the champion show
+ENOUGH_FOR_P99 = 1_000  # answers of the champion; with fewer, the p99 is uncertain and the slowest one replaces it
+HARM_SOON = 500  # requests of both arms at which harm is found soonest; the price: intervals a tenth wider after 10,000
+LEAST_COVERAGE = 0.3  # share of the distinct items that equally many answers of the champion show
 
 
 def guard_once(repo: Path) -> Experiment | None:
@@ -51,7 +51,7 @@ def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[St
     """Return the state that an experiment should have, and why. folder: of the live store, whose events are the feedback"""
     since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
     exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
-    champion, challenger = (exposures.filter(is_arm(exposures, arm)) for arm in (CHAMPION_ARM, tried_arm(experiment)))
+    champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried_arm(experiment)))
     are_comparable = min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS
     harm = find_failures(challenger)
     if are_comparable:
@@ -67,15 +67,12 @@ def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[St
 
 
 def tried_arm(experiment: Experiment) -> str:
-    """Return the arm whose answers the challenger gives, alone or with the champion."""
+    """Return the arm whose answers the challenger makes, alone or with the champion."""
     return SHADOW_ARM if experiment.mode == "shadow" else ARM_OF_MODE[experiment.mode]
 
 
-def is_arm(exposures: pa.Table, arm: str) -> pa.ChunkedArray:
-    return pc.equal(exposures["arm"], arm)
-
-
 def find_failures(challenger: pa.Table) -> str:
+    """Return in how many of its answers the challenger failed, "" for too few to matter."""
     failures = [FAILED in marks for marks in challenger["degraded"].to_pylist()]
     if len(failures) >= FEWEST_FAILURES and np.mean(failures) > MOST_FAILED:
         return f"it failed in {sum(failures)} of {len(failures)} answers"
@@ -83,6 +80,7 @@ def find_failures(challenger: pa.Table) -> str:
 
 
 def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
+    """Return both p99, "" unless significantly more than 1 % of the challenger's answers are far above the champion's p99."""
     times_ms = [np.array(arm["latency_ms"].drop_null().to_pylist()) for arm in (champion, challenger)]
     if min(map(len, times_ms)) < LEAST_OBSERVATIONS:
         return ""
@@ -96,7 +94,7 @@ def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
 
 
 def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
-    """Compare how many different items equally many answers show."""
+    """Return how many distinct items equally many answers of both arms show, "" where the challenger shows enough."""
     count = min(len(champion), len(challenger))
     shown = [len(set(pc.list_flatten(arm["item_ids"].slice(0, count)).to_pylist())) for arm in (champion, challenger)]
     if shown[1] < LEAST_COVERAGE * shown[0]:
@@ -105,7 +103,7 @@ def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
 
 
 def find_loss(feedback: Feedback, experiment: Experiment) -> str:
-    """Compare degraded answers and clicks of the two arms."""
+    """Return by how much the challenger has significantly more degraded answers or fewer clicks, "" where it has not."""
     degraded = compare(feedback, "degraded", experiment)
     if degraded.low > MORE_DEGRADED:
         return f"{degraded.difference:.1%} more of its answers are degraded (at least {degraded.low:.1%})"
@@ -127,5 +125,6 @@ def find_gain(feedback: Feedback, experiment: Experiment) -> str:
 
 
 def compare(feedback: Feedback, metric: str, experiment: Experiment) -> Comparison:
+    """Compare the arms by a metric of `Feedback.rewards`."""
     arms = feedback.arm_sums(metric, CHAMPION_ARM), feedback.arm_sums(metric, tried_arm(experiment))
     return compare_arms(*arms, tightest_at=HARM_SOON)

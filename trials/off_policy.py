@@ -33,7 +33,7 @@ SlateKind = Literal["standard", "independent", "cascade"]
 
 
 class TrialError(RecommenderError):
-    """A log that cannot answer the question."""
+    """The log cannot answer the question."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, cl
 
 
 def weigh_positions(weights: np.ndarray, kind: SlateKind) -> np.ndarray:
-    """Return what each position's reward is weighted with. weights: float64 [slates, positions], as the result."""
+    """Return the weight of each position's reward, float64 [slates, positions]. weights: each position's own, as float64."""
     if kind == "standard":
         return np.repeat(weights.prod(axis=1, keepdims=True), weights.shape[1], axis=1)
     return weights.cumprod(axis=1) if kind == "cascade" else weights
 
 
 def describe_weights(weights: np.ndarray, unit: str) -> str:
-    """Return in words why weights [elements] are worth few samples: few agree, or some weigh far more than others."""
+    """Say why weights [elements] are worth few samples: few agree with the policy, or a few outweigh the others."""
     agreeing = int(np.count_nonzero(weights))
     if not agreeing:
         return f"None of the {unit} was shown what that policy shows."

@@ -44,7 +44,7 @@ class Progress:
     """An experiment so far. arms: by name, those whose answers users saw.
 
     looks: (unix milliseconds, comparison of the answers given until then, by what is known now of their clicks), oldest first.
-    Compared are the click rates of the arms; when interleaving, the mean of `credit_clicks` over answers is compared with 0.
+    A look compares the click rates of the arms; when interleaving, the mean of `credit_clicks` over answers with 0.
     """
 
     experiment: Experiment
@@ -65,7 +65,7 @@ class Progress:
         return WORDS[self.verdict]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the progress as a value that JSON can hold; what is not known yet is None."""
+        """Return the progress as a value that JSON can hold; None for bounds that are infinite or not known yet."""
         facts = {name: getattr(self.experiment, name) for name in FACTS}
         return {
             "experiment": facts | {"started": _iso_time(self.experiment.started_ms)},
@@ -74,7 +74,7 @@ class Progress:
                 for arm, summary in self.arms.items()
             ],
             "looks": [
-                {"time": _iso_time(time_ms)} | {name: _known(getattr(look, name)) for name in BOUNDS}
+                {"time": _iso_time(time_ms)} | {name: _none_unless_finite(getattr(look, name)) for name in BOUNDS}
                 for time_ms, look in self.looks
             ],
             "verdict": self.verdict,
@@ -104,7 +104,7 @@ def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[
 
 
 def _look_back(experiment: Experiment, times_ms: np.ndarray, feedback: Feedback) -> list[tuple[int, Comparison]]:
-    """times_ms: int64 [answers], ascending"""
+    """Return `Progress.looks`. times_ms: int64 [answers], ascending"""
     if not len(times_ms) or experiment.mode == "shadow":
         return []
     moments_ms = np.unique(np.linspace(times_ms[0], times_ms[-1], LOOKS).astype(np.int64))
@@ -137,7 +137,7 @@ def _compare_credits(feedback: Feedback, counts: list[int]) -> list[Comparison]:
     return comparisons
 
 
-def _known(value: float) -> float | None:
+def _none_unless_finite(value: float) -> float | None:
     return float(value) if isfinite(value) else None
 
 

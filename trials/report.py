@@ -18,13 +18,13 @@ from trials.off_policy import TrialError
 
 By = Literal["generation", "arm", "position", "category"]
 CATEGORY = 0  # in Content: its first group
-UNKNOWN = "unknown"  # category of an item that has none, or that the generation does not know
+UNKNOWN = "unknown"  # category of an item without one, or newer than the generation
 NO_ARM = "none"  # answers outside of experiments
 
 
 @dataclass(frozen=True)
 class Summary:
-    """User actions. count: answers or shown items; clicked, converted: how many of them; revenue: of one on average."""
+    """User actions. count: answers or shown items; clicked, converted: how many of them; revenue: the mean of one."""
 
     count: int
     clicked: int
@@ -43,7 +43,7 @@ class AnswerSummary(Summary):
 
 
 def summarise(feedback: Feedback, by: By, repo: Path) -> Mapping[str, Summary]:
-    """Return what users did, by group; categories are those of the generation that answers. Raises TrialError."""
+    """Return what users did, by group; categories are those of the pinned generation. Raises TrialError."""
     if by == "position":
         return summarise_positions(feedback)
     if by == "category":
@@ -85,12 +85,12 @@ def summarise_categories(feedback: Feedback, repo: Path, generation: int) -> dic
     names = np.array([*content.names[CATEGORY], UNKNOWN], object)
     codes = np.append(np.where(content.codes[CATEGORY] == NO_GROUP, len(names) - 1, content.codes[CATEGORY]), len(names) - 1)
     positions = ItemIndex.load(folder / "item_ids.npy").positions(feedback.item_ids.ravel())
-    known = np.minimum(positions, len(codes) - 1)  # rows behind the published items are those of new ones
+    known = np.minimum(positions, len(codes) - 1)  # later positions are those of new items
     return _summarise_items(feedback, names[codes[known]].reshape(feedback.item_ids.shape))
 
 
 def _summarise_items(feedback: Feedback, groups: np.ndarray) -> dict[str, Summary]:
-    """groups: [answers, K]"""
+    """Return what users did with the shown items of each group. groups: [answers, K]"""
     groups = groups[feedback.shown]
     clicks, conversions, revenue = (
         array[feedback.shown] for array in (feedback.clicks, feedback.conversions, feedback.revenue)
@@ -100,6 +100,6 @@ def _summarise_items(feedback: Feedback, groups: np.ndarray) -> dict[str, Summar
 
 
 def _count(clicks: np.ndarray, conversions: np.ndarray, revenue: np.ndarray) -> Summary:
-    """clicks, conversions, revenue: [n], of n answers or items, 1 or more."""
+    """Summarise n >= 1 answers or items. clicks, conversions, revenue: [n]"""
     rates = float(clicks.mean()), float(conversions.mean()), float(revenue.mean())
     return Summary(len(clicks), int(clicks.sum()), int(conversions.sum()), *rates)

@@ -1,8 +1,9 @@
-"""Compare the arms of A/B tests at any time: always-valid confidence intervals.
+"""Compare the arms of an A/B test at any time: always-valid confidence intervals.
 
 A fixed-horizon test that is watched and stopped at the first significant look raises far more false alarms than it states. The
-intervals here are confidence sequences: with probability 1 - alpha the true value is inside of *all* of them, so stopping at
-any moment, for any reason, keeps the stated error rate.
+intervals here are confidence sequences: with probability 1 - alpha the true value is inside *all* of them, so stopping at
+any moment, for any reason, keeps the stated error rate. That holds for requests that are independent of each other: where
+users make many requests each, these are alike, and the intervals are too narrow.
 
 Sources: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2021 (asymptotic confidence sequences); Lindon and Malek 2020
 (sample-ratio check by a Dirichlet-multinomial mixture).
@@ -36,6 +37,10 @@ class Arm:
     def of(cls, rewards: np.ndarray) -> Arm:
         rewards = np.asarray(rewards, np.float64)
         return cls(len(rewards), float(rewards.sum()), float(np.square(rewards).sum()))
+
+    def __add__(self, other: Arm) -> Arm:
+        """Return the sums over the requests of both arms."""
+        return Arm(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
     @property
     def mean(self) -> float:
@@ -82,6 +87,8 @@ def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA, tightest_
         return Comparison(float("nan"), -np.inf, np.inf, requests)
     difference = challenger.mean - champion.mean
     error = np.sqrt(champion.variance / champion.count + challenger.variance / challenger.count)
+    if error == 0:  # within an arm, all rewards are equal: the variance of both arms together bounds the error
+        error = np.sqrt((champion + challenger).variance * (1 / champion.count + 1 / challenger.count))
     if error == 0:  # no reward differs from another: nothing was seen yet
         return Comparison(difference, -np.inf, np.inf, requests)
     half_width = compute_boundary(requests, alpha, tightest_at) * error
@@ -102,6 +109,8 @@ def sample_ratio_p_value(counts: tuple[int, int], shares: tuple[float, float]) -
     The Bayes factor of a Beta mixture around the shares against the shares is a martingale, so 1 / factor is a p-value at any
     look; a caller that looks again and again keeps the smallest.
     """
+    if min(shares) == 0:  # an arm that nobody should meet
+        return float(counts[shares.index(0)] == 0)
     strength = 100.0  # pseudo-requests of the prior: how near to the shares a wrong split is expected
     prior = np.array(shares) / np.sum(shares) * strength
     observed = np.asarray(counts, np.float64)

@@ -1,4 +1,4 @@
-"""Features of items at the store's clock, from the catalogue and from training positives only."""
+"""Compute the features of items at the store's clock, from the catalogue and the training positives alone."""
 
 from __future__ import annotations
 

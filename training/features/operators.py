@@ -51,7 +51,7 @@ class Categories(ops.Categorify):
         super().fit_finalize(categories)
         for name, path in categories.items():
             table = pd.read_parquet(path)
-            if (size := f"{name}_size") in table:  # not in that of a column without values
+            if (size := f"{name}_size") in table:  # absent where the column has no value
                 ordered = table.sort_values([size, name], ascending=[False, True])
                 ordered.set_axis(table.index).to_parquet(path, compression=None)
 

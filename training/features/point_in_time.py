@@ -80,7 +80,7 @@ class EventLog:
         return Moments(user_ids, users, np.where(users < len(self.profiles.user_ids), ends, self.offsets[-1]))
 
     def before_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Moments:
-        """Return moments whose past is the user's earlier rows. rows: of the frame that this log was built from."""
+        """Return moments whose past is the user's earlier rows. rows: int64 [N] of `events`, the frame of this log."""
         user_ids = events["user_id"].to_numpy()[rows]
         return Moments(user_ids, self.profiles.positions(user_ids), self._rank[rows])
 
@@ -91,7 +91,7 @@ class EventLog:
     def state(self, moments: Moments, clocks_s: np.ndarray | None = None) -> UserState:
         """Return the users' state at each moment. Pass slices of some ten thousand moments: the arrays are [N, H].
 
-        clocks_s: int64 [N] time at which aggregates are read; without it there are none
+        clocks_s: int64 [N] unix seconds at which aggregates are read; None: the state has none
         """
         starts, ends = self.positive_ranges(moments)
         totals, profile = self.totals(moments), self.profiles.of(moments.users)

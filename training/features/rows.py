@@ -51,12 +51,12 @@ def describe_column(values: pd.Series) -> ColumnStatistics:
 
 
 def describe_stored_column(paths: Sequence[str], name: str) -> ColumnStatistics:
-    """Return the statistics of a column of Parquet files, which is read as a whole."""
+    """Read a column of Parquet files as a whole, and return its statistics."""
     return describe_column(pd.concat([pd.read_parquet(path, columns=[name])[name] for path in paths], ignore_index=True))
 
 
 class TrainingRows(Protocol):
-    """The training rows of one side. folder: for Categorify's vocabularies; whoever fits can write it."""
+    """The training rows of one side. folder: for Categorify's vocabularies; every process that fits can write it."""
 
     @property
     def folder(self) -> Path: ...

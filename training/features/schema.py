@@ -83,6 +83,7 @@ class FeatureSchema:
 
     @classmethod
     def of(cls, dataset: Dataset, settings: FeatureSettings) -> FeatureSchema:
+        """Return the columns that the data set's description gives."""
         return cls(_user_side(dataset, settings), _item_side(dataset, settings))
 
 

@@ -53,7 +53,7 @@ def write_store(folder: Path, log: EventLog) -> None:
     offsets = np.concatenate([[0], np.cumsum(counts)])
     rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
     ids, times, categories = log.positives
-    rows = np.append(rows, len(ids) - 1)  # the event of no user
+    rows = np.append(rows, len(ids) - 1)  # the extra event, which belongs to no user
     np.save(folder / "user_ids.npy", user_ids)
     np.save(folder / "event_offsets.npy", offsets)
     np.save(folder / "event_ids.npy", ids[rows])

@@ -1,11 +1,11 @@
-"""Make a trained ranker smaller in the way that the settings name, as far as its quality allows.
+"""Make a trained ranker smaller, as the settings say and as far as its quality allows.
 
     none ─▶ the DLRM
     distilled ─▶ a small network that imitates it (distill.py)
     pruned ─▶ the small network with half of its hidden units (prune.py)
     int8 ─▶ the small network with products in int8 (quantised_network.py)
 
-Each step is judged on validation requests. What loses too much is not served: the network before it is.
+Each step is judged on validation requests. A network that loses too much is not served: the one it was made from is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from training.models.quantise import quantise
 from training.models.ranking_data import Requests
 from training.models.train_ranker import Ranker, RankerSettings, Report, gains, rank_scores_of
 
-AFTERWARDS = {"pruned": prune, "int8": quantise}  # what is done to the student
+AFTERWARDS = {"pruned": prune, "int8": quantise}  # how the student is made smaller still
 # Shares of the teacher's quality: a network that is significantly below the first, or measured below the second, is not served.
 LEAST_KEPT, LEAST_SEEN = 0.99, 0.95
 
@@ -33,7 +33,7 @@ def compress(
 ) -> Ranker:
     """Return the smaller ranker, or the one before it that keeps enough of the teacher's quality.
 
-    compression: as in the settings, but "none"; settings: the shape of the student
+    compression: "distilled", "pruned" or "int8"; settings: the shape of the student
     """
     teacher = lesson.teacher
     student = choose(distil(lesson, settings, seed, report), teacher, lesson, report, least_kept)
@@ -57,8 +57,11 @@ def choose(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, leas
 
 def measure_kept_quality(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
     """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval."""
-    own, its = (np.add(*gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher))
-    if not its.any():
+    student_gains, teacher_gains = (
+        np.add(*gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher)
+    )
+    if not teacher_gains.any():
         return 1.0, np.inf  # no quality to lose, and no evidence
-    deviation = (own - its).std(ddof=1) if len(its) > 1 else np.inf
-    return own.mean() / its.mean(), 1.96 * deviation / len(its) ** 0.5 / its.mean()
+    deviation = (student_gains - teacher_gains).std(ddof=1) if len(teacher_gains) > 1 else np.inf
+    quality = teacher_gains.mean()
+    return student_gains.mean() / quality, 1.96 * deviation / len(teacher_gains) ** 0.5 / quality

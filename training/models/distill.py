@@ -31,9 +31,9 @@ from training.models.train_ranker import (
 )
 
 Shares = Callable[[Requests], np.ndarray]
-"""N requests -> what teachers give each candidate of their lists, float32 [N, C], 0 at padding."""
+"""N requests -> the softmax of the teachers' scores over each list, float32 [N, C], 0 at padding."""
 
-# The teacher's shares have its blend of retrieval in them.
+# Blend 0: the teacher's shares contain its blend of the retrieval score already.
 STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, epochs=15, blends=(0.0,))
 
 
@@ -51,7 +51,7 @@ class Lesson:
 
     @classmethod
     def of(cls, teacher: Ranker, teaching: Sequence[Requests], validation: Requests, shares: Shares) -> Lesson:
-        """Let the teachers rank the requests. teacher: the ranker; teaching: labels unused; shares: of all teachers together"""
+        """Compute the teachers' shares of the requests. teacher: the ranker; teaching: its labels are not used."""
         imitated = tuple(replace(part, taken=shares(part)) for part in teaching if len(part))
         return cls(teacher, imitated, validation, replace(validation, taken=shares(validation)))
 
@@ -85,8 +85,8 @@ def distil(lesson: Lesson, settings: RankerSettings = STUDENT, seed: int = 0, re
 
 def agreement(logits: np.ndarray, shares: np.ndarray) -> dict[str, float]:
     """Return the mean log-likelihood of the teacher's shares, float32 [N, C], under logits, float32 [N, C], -inf at padding."""
-    own = np.log(np.maximum(shares_of(logits), np.finfo(np.float32).tiny))
-    return {"agreement": float((shares * own).sum(axis=1).mean())}
+    log_shares = np.log(np.maximum(shares_of(logits), np.finfo(np.float32).tiny))
+    return {"agreement": float((shares * log_shares).sum(axis=1).mean())}
 
 
 def macs(shape: Shape) -> int:

@@ -23,6 +23,7 @@ class EarlyStopping:
 
     @torch.no_grad()
     def evaluate(self) -> None:
+        """Compute the loss, and keep the parameters if it is the lowest."""
         if self.loss is None:
             return
         self.latest_loss = self.loss()
@@ -34,5 +35,6 @@ class EarlyStopping:
 
     @torch.no_grad()
     def restore_best(self) -> None:
+        """Set the model to the kept parameters; leave it alone where none were kept."""
         for parameter, value in zip(self.model.parameters(), self.parameters, strict=bool(self.parameters)):
             parameter.copy_(value)

@@ -49,7 +49,7 @@ def fit_graph(positives: sp.csr_matrix, settings: GraphSettings, scale: float, s
 
 
 class GraphAndTower(nn.Module):
-    """The user side of both, exported to `user_tower.onnx`.
+    """The user side of the towers and of the graph model, exported to `user_tower.onnx`.
 
     Rows of the history table hold the towers' columns, then the graph's.
 

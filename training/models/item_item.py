@@ -35,10 +35,12 @@ def fit_neighbours(positives: sp.csr_matrix, settings: ItemItemSettings, rng: np
     core = np.sort(core[customers[core] > 1])
     matrix = sp.csr_matrix((n_items, n_items), dtype=np.float32)
     if len(core):
-        matrix = _spread(_strongest_rows(solve_ease(positives[:, core], settings.l2), settings.neighbours), core, n_items)
+        matrix = _map_to_catalogue(
+            _strongest_rows(solve_ease(positives[:, core], settings.l2), settings.neighbours), core, n_items
+        )
     if len(core) < n_items:
-        matrix = matrix + _outside(_sample_histories(positives, settings.longest_history, rng), core, settings.l2)
-    return _lists(matrix.tocsr(), settings.neighbours)
+        matrix = matrix + _weigh_pairs_outside(_sample_histories(positives, settings.longest_history, rng), core, settings.l2)
+    return _make_lists(matrix.tocsr(), settings.neighbours)
 
 
 def _strongest_rows(weights: np.ndarray, count: int) -> sp.csr_matrix:
@@ -57,13 +59,13 @@ def _strongest_rows(weights: np.ndarray, count: int) -> sp.csr_matrix:
     return matrix
 
 
-def _spread(matrix: sp.csr_matrix, core: np.ndarray, n_items: int) -> sp.csr_matrix:
+def _map_to_catalogue(matrix: sp.csr_matrix, core: np.ndarray, n_items: int) -> sp.csr_matrix:
     """Map rows and columns of the core to those of the catalogue."""
     entries = matrix.tocoo()
     return sp.csr_matrix((entries.data, (core[entries.row], core[entries.col])), shape=(n_items, n_items))
 
 
-def _outside(positives: sp.csr_matrix, core: np.ndarray, l2: float) -> sp.csr_matrix:
+def _weigh_pairs_outside(positives: sp.csr_matrix, core: np.ndarray, l2: float) -> sp.csr_matrix:
     """Return weights of pairs outside EASE: how much more often than by chance the column's item comes with the row's.
 
     This is the ridge regression of one item on one other, so its weights are on the scale of EASE's.
@@ -92,7 +94,7 @@ def _sample_histories(positives: sp.csr_matrix, longest: int, rng: np.random.Gen
     return sp.csr_matrix((positives.data[kept], (rows[kept], positives.indices[kept])), shape=positives.shape)
 
 
-def _lists(matrix: sp.csr_matrix, count: int) -> Neighbours:
+def _make_lists(matrix: sp.csr_matrix, count: int) -> Neighbours:
     """Return the `count` largest entries of each row, strongest first, and the padding row."""
     n_items = matrix.shape[0]
     count = min(count, n_items)

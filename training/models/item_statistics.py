@@ -53,7 +53,7 @@ def fit_statistics(
     sales: Sales, n_items: int, as_of_s: int, groups: np.ndarray, settings: StatisticsSettings
 ) -> ItemStatistics:
     """Fit the statistics. groups: int32 [n_items + 1, 2] category and provider, negative = none; as_of_s: the store's clock."""
-    neighbours, weights = neighbour_lists(view_matrices(sales, n_items, settings), settings.neighbours)
+    neighbours, weights = find_neighbours(view_matrices(sales, n_items, settings), settings.neighbours)
     age_days = (as_of_s - sales.times_s) / SECONDS_PER_DAY
     decayed = [np.bincount(sales.positions, np.exp(-age_days / horizon), n_items + 1) for horizon in HORIZONS_DAYS]
     popularity = np.stack([np.bincount(sales.positions, minlength=n_items + 1), *decayed], axis=1)
@@ -61,7 +61,7 @@ def fit_statistics(
     first, last = np.full(n_items + 1, 0.0), np.full(n_items + 1, log_days)
     np.maximum.at(first, sales.positions, age_days)
     np.minimum.at(last, sales.positions, age_days)
-    then, bucket_days = _popularity_then(sales.positions, log_days - age_days, log_days, n_items, settings)
+    then, bucket_days = _compute_popularity_then(sales.positions, log_days - age_days, log_days, n_items, settings)
     return ItemStatistics(
         neighbours=neighbours,
         neighbour_weights=weights,
@@ -81,14 +81,14 @@ def view_matrices(sales: Sales, n_items: int, settings: StatisticsSettings) -> l
     sales = sales.first_ones(settings.longest_history)
     norm = sp.diags(1 / np.sqrt(np.maximum(np.bincount(sales.positions, minlength=n_items), 1)).astype(np.float32))
     together = {
-        "customers": _together(sales.users, sales.positions, n_items, power=0.0),
-        "visits": _together(visits(sales, settings.visit_gap_hours), sales.positions, n_items, power=-0.5),
-        "next": _next_items(sales, n_items, settings.next_within),
+        "customers": _count_shared_groups(sales.users, sales.positions, n_items, power=0.0),
+        "visits": _count_shared_groups(visits(sales, settings.visit_gap_hours), sales.positions, n_items, power=-0.5),
+        "next": _count_next_items(sales, n_items, settings.next_within),
     }
-    return [without_diagonal(norm @ together[view] @ norm) for view in VIEWS]
+    return [_remove_diagonal(norm @ together[view] @ norm) for view in VIEWS]
 
 
-def without_diagonal(matrix: sp.spmatrix) -> sp.csr_matrix:
+def _remove_diagonal(matrix: sp.spmatrix) -> sp.csr_matrix:
     entries = matrix.tocoo()
     kept = entries.row != entries.col
     return sp.csr_matrix((entries.data[kept], (entries.row[kept], entries.col[kept])), shape=matrix.shape)
@@ -101,7 +101,7 @@ def visits(sales: Sales, gap_hours: float) -> np.ndarray:
     return np.cumsum(starts) - 1
 
 
-def _together(group: np.ndarray, positions: np.ndarray, n_items: int, power: float) -> sp.csr_matrix:
+def _count_shared_groups(group: np.ndarray, positions: np.ndarray, n_items: int, power: float) -> sp.csr_matrix:
     """Count the groups that two items share, a group of s items with weight s ** (2 * power)."""
     _, rows = np.unique(group, return_inverse=True)
     members = sp.csr_matrix((np.ones(len(rows), np.float32), (rows, positions)), shape=(rows.max(initial=0) + 1, n_items))
@@ -110,7 +110,7 @@ def _together(group: np.ndarray, positions: np.ndarray, n_items: int, power: flo
     return (members.T @ members).tocsr()
 
 
-def _next_items(sales: Sales, n_items: int, within: int) -> sp.csr_matrix:
+def _count_next_items(sales: Sales, n_items: int, within: int) -> sp.csr_matrix:
     """Count how often the column's item follows the row's within a few events, nearer ones with more weight."""
     total = sp.csr_matrix((n_items, n_items), dtype=np.float32)
     for step in range(1, within + 1):
@@ -121,7 +121,7 @@ def _next_items(sales: Sales, n_items: int, within: int) -> sp.csr_matrix:
     return total
 
 
-def neighbour_lists(views: list[sp.csr_matrix], n_neighbours: int) -> tuple[np.ndarray, np.ndarray]:
+def find_neighbours(views: list[sp.csr_matrix], n_neighbours: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the strongest neighbours of every item over all views, each view relative to its own strongest.
 
     Returns positions int32 [n_items + 1, N] and weights float16 [n_items + 1, N, V].
@@ -139,7 +139,7 @@ def neighbour_lists(views: list[sp.csr_matrix], n_neighbours: int) -> tuple[np.n
     return neighbours, weights
 
 
-def _popularity_then(
+def _compute_popularity_then(
     positions: np.ndarray, day: np.ndarray, log_days: float, n_items: int, settings: StatisticsSettings
 ) -> tuple[np.ndarray, float]:
     """Return smoothed counts, float16 [n_items + 1, T], and bucket_days."""

@@ -34,6 +34,7 @@ class Graph:
         return name
 
     def add(self, op: str, inputs: Sequence[str], output: str, **attributes) -> str:
+        """Add a node with one output, and return its name."""
         self._nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
         return output
 
@@ -55,10 +56,10 @@ class Graph:
         outputs: Mapping[str, tuple[int, Axes]],
     ) -> None:
         """Write the graph to `path`. inputs, outputs: name -> (TensorProto type, axes)."""
-        given, made = (
+        input_infos, output_infos = (
             [helper.make_tensor_value_info(name, *kind) for name, kind in side.items()] for side in (inputs, outputs)
         )
-        graph = helper.make_graph(self._nodes, path.stem, given, made, self._weights)
+        graph = helper.make_graph(self._nodes, path.stem, input_infos, output_infos, self._weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
         onnx.checker.check_model(model, full_check=True)
         onnx.save(model, str(path))

@@ -34,7 +34,7 @@ def prune(lesson: Lesson, student: Ranker, settings: RankerSettings, seed: int =
 def measure_importance(lesson: Lesson, model: DLRM, settings: RankerSettings, rng: np.random.Generator) -> Importance:
     """Return the squared change of the loss without each unit, to first order, summed over the batches of one epoch.
 
-    A unit is scaled by scaling its weights and bias, so its gradient is theirs along themselves.
+    Removing a unit sets its weights and bias to 0, so to first order it changes the loss by their product with their gradients.
     """
     sides = tuple(tuple(layers[:-1]) for layers in (model.network.bottom, model.network.top))
     bottom, top = (tuple(torch.zeros(layer.out_features) for layer in layers) for layers in sides)
@@ -43,13 +43,13 @@ def measure_importance(lesson: Lesson, model: DLRM, settings: RankerSettings, rn
         loss_of(model, batch).backward()
         for layers, totals in zip(sides, (bottom, top), strict=True):
             for layer, total in zip(layers, totals, strict=True):
-                total += (_along_itself(layer.weight).sum(dim=1) + _along_itself(layer.bias)) ** 2
+                total += (_times_gradient(layer.weight).sum(dim=1) + _times_gradient(layer.bias)) ** 2
     return bottom, top
 
 
-def _along_itself(parameter: torch.Tensor) -> torch.Tensor:
+def _times_gradient(parameter: torch.Tensor) -> torch.Tensor:
     """Return a parameter times its gradient, element by element."""
-    assert parameter.grad is not None  # it has taken part in the loss
+    assert parameter.grad is not None  # `backward` has been called
     return parameter.detach() * parameter.grad
 
 
@@ -59,8 +59,8 @@ def keep_units(model: DLRM, importance: Importance, share: float) -> DLRM:
     kept = tuple(tuple(most_important(values, share) for values in layers) for layers in importance)
     bottom, top = (tuple(map(len, layers)) for layers in kept)
     pruned = student_of(model, RankerSettings(width=model.shape.width, bottom=bottom, top=top))
-    for own, its in zip(pruned.tables, model.tables, strict=True):
-        own.load_state_dict(its.state_dict())
+    for table, wider_table in zip(pruned.tables, model.tables, strict=True):
+        table.load_state_dict(wider_table.state_dict())
     sides = ((pruned.network.bottom, model.network.bottom), (pruned.network.top, model.network.top))
     for (layers, wider), units in zip(sides, kept, strict=True):
         read = torch.arange(layers[0].in_features)

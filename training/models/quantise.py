@@ -34,7 +34,7 @@ def quantise(
 
 
 def quantise_after_training(lesson: Lesson, student: Ranker, settings: RankerSettings, seed: int = 0) -> Ranker:
-    """Return the student with its products in int8, the ranges of its values from requests it learned from."""
+    """Return the student with its products in int8. The ranges of its values are measured on requests that it learned from."""
     model = copy.deepcopy(student.model)
     model.network = QuantisedNetwork(model.network)
     some = batches(lesson.imitated, settings, np.random.default_rng(seed))
@@ -45,7 +45,7 @@ def quantise_after_training(lesson: Lesson, student: Ranker, settings: RankerSet
 
 
 def train_in_int8(lesson: Lesson, quantised: Ranker, settings: RankerSettings, seed: int = 0, report: Report = print) -> Ranker:
-    """Return a quantised ranker after it learned the teacher's shares as it computes them; ranges stay."""
+    """Train a quantised ranker to give the teacher's shares, with its products in int8. The ranges of its values stay."""
     model = copy.deepcopy(quantised.model)
     taught = replace(settings, epochs=EPOCHS, learning_rate=LEARNING_RATE)
     lesson.teach(model, taught, seed, lambda text: report(f"int8 {text}"))

@@ -94,18 +94,18 @@ def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.Dat
 
     "row" is the row number in the whole training log; it is added when `train` is that log.
 
-    A log without returning users has no later part. Its last positive event replaces it, so that later steps have one request,
-    from which `train_ranker` does not learn.
+    Where one part would have no positive event (no user returns, or everybody buys last), the earlier part is all of `train`,
+    and the later part its last positive event: later steps then have one request, from which `train_ranker` does not learn.
     """
     numbered = train if "row" in train else train.assign(row=np.arange(len(train)))
     earlier, later = split_by_time(numbered, share)
-    if not later["positive"].any():
+    if not (earlier["positive"].any() and later["positive"].any()):
         return numbered, numbered[numbered["positive"]].tail(1)
     return earlier, later
 
 
 def items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
-    """Return the catalogue as if the log had ended with `events`."""
+    """Return the catalogue with the sales of `events` alone, seen from the store's clock."""
     sold = item_statistics(events, features.items, features.as_of_s, features.settings)
     columns = item_columns(dataset.items, features.schema.item, sold)
     return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows))
@@ -161,7 +161,7 @@ def make_visit_requests(
     max_requests: int,
     rng: np.random.Generator,
 ) -> Requests | None:
-    """Return requests just before events of `later`, labelled with the item of that event alone: what comes next.
+    """Return requests just before events of `later`, each labelled with the item of its event alone.
 
     Live requests come in the middle of a visit, seconds after the user's last event; requests before a visit do not cover them.
     Labels are items that are new to the user, at most `max_requests`, sampled; None without any. What was taken together in

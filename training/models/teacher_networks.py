@@ -1,7 +1,7 @@
 """Networks that teach beside the DLRM and are never served: they read the same tables and numbers, and cost more.
 
     cross       DCNv2 (Wang et al. 2021): products of up to three inputs, beside a deep network, as in Wide & Deep
-    attention   DIN (Zhou et al. 2018): the history's items count by how like the candidate they are, as one more row of a DLRM
+    attention   DIN (Zhou et al. 2018): the history's items, weighted by likeness to the candidate, are one more row of a DLRM
 
 Letters as in dlrm.py; H: events of the history.
 """
@@ -23,7 +23,7 @@ ATTENTION_WIDTH = 32
 
 
 class CrossNetwork(nn.Module):
-    """Takes and gives what `Network` does."""
+    """Inputs and output are those of `Network` (dlrm.py)."""
 
     mean: torch.Tensor
     scale: torch.Tensor
@@ -54,13 +54,13 @@ class CrossNetwork(nn.Module):
 
 
 class AttentionNetwork(nn.Module):
-    """A DLRM with one more row per candidate: the history's items, weighed by the candidate and by their age."""
+    """A DLRM with one more row per candidate: the history's items, weighted by likeness to the candidate and by age."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         slots = len(shape.item_tables) * shape.width
-        self.asked = nn.Linear(slots, ATTENTION_WIDTH, bias=False)
-        self.offered = nn.Linear(slots, ATTENTION_WIDTH, bias=False)
+        self.query = nn.Linear(slots, ATTENTION_WIDTH, bias=False)
+        self.key = nn.Linear(slots, ATTENTION_WIDTH, bias=False)
         self.value = nn.Linear(slots, shape.width, bias=False)
         self.by_age = nn.Parameter(torch.zeros(()))
         self.network = Network(replace(shape, item_tables={**shape.item_tables, "history": 1}))
@@ -85,10 +85,10 @@ class AttentionNetwork(nn.Module):
     ) -> torch.Tensor:
         """history_rows: f4 [B, H, Si, D]; history_known: bool [B, H]; history_age_days: f4 [B, H]"""
         history = history_rows.flatten(2)
-        likeness = self.asked(item_rows.flatten(2)) @ self.offered(history).transpose(1, 2) / math.sqrt(ATTENTION_WIDTH)
+        likeness = self.query(item_rows.flatten(2)) @ self.key(history).transpose(1, 2) / math.sqrt(ATTENTION_WIDTH)
         likeness = likeness + (self.by_age * torch.log1p(history_age_days.clamp(min=0.0))).unsqueeze(1)
         likeness = likeness.masked_fill(~history_known.unsqueeze(1), -torch.inf)
-        nothing = likeness.new_zeros(*likeness.shape[:2], 1)  # what an empty history is weighed against
+        nothing = likeness.new_zeros(*likeness.shape[:2], 1)  # takes all the weight of an empty history
         weights = torch.softmax(torch.cat([likeness, nothing], dim=2), dim=2)[..., :-1]
         attended = (weights @ self.value(history)).unsqueeze(2)
         return self.network(user_numbers, user_rows, pair_numbers, torch.cat([item_rows, attended], dim=2))

@@ -1,6 +1,6 @@
-"""Train more teachers than the DLRM, and choose which of them teach together.
+"""Train teachers besides the DLRM, and choose which of them teach together.
 
-DLRM ─▶ always a teacher, and what is served where no student keeps enough
+DLRM ─▶ always a teacher, and served itself where no student keeps enough quality
 cross, attention (teacher_networks.py) ─▶ teach beside it where lists by the mean of all shares are better on validation
 """
 
@@ -30,7 +30,7 @@ from training.models.train_ranker import (
 )
 
 NETWORKS: dict[str, type[CrossNetwork | AttentionNetwork]] = {"cross": CrossNetwork, "attention": AttentionNetwork}
-LEAST_GAIN = 1.005  # of NDCG@10 + Recall@20, for which more teachers teach
+LEAST_GAIN = 1.005  # factor by which other teachers must raise NDCG@10 + Recall@20
 
 
 class TeacherModel(RankingModel):
@@ -44,7 +44,7 @@ class TeacherModel(RankingModel):
 
 @dataclass(frozen=True)
 class Teacher:
-    """blend: of the retrieval score beside the logits"""
+    """blend: weight of the retrieval score beside the logits"""
 
     model: RankingModel
     blend: float
@@ -91,8 +91,8 @@ def choose_teachers(
     best = max(tried, key=lambda of: quality["+".join(of)])
     if quality["+".join(best)] < LEAST_GAIN * quality["dlrm"]:
         best = ("dlrm",)
-    told = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
-    report(f"teachers: NDCG@10 + Recall@20 of {told}; {'+'.join(best)} teaches")
+    summary = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
+    report(f"teachers: NDCG@10 + Recall@20 of {summary}; {'+'.join(best)} teaches")
     return Teachers({name: trained[name] for name in best}, quality)
 
 

@@ -80,7 +80,7 @@ def train_ranker(
     teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
     if not any(len(part) for part in teaching):
         report("ranker: no request to learn from, retrieval's order is served")
-        return Ranker(without_opinion(model), 1.0, {"requests": 0})
+        return Ranker(_zero_logits(model), 1.0, {"requests": 0})
     _standardize(model, teaching)
     _share_rare_rows(model, teaching, settings.min_examples_per_row)
     fit(model, teaching, validation, settings, rng, report)
@@ -91,7 +91,7 @@ def train_ranker(
 
 
 @torch.no_grad()
-def without_opinion(model: DLRM) -> DLRM:
+def _zero_logits(model: DLRM) -> DLRM:
     """Set the last layer to zero, so that every logit is 0."""
     model.network.top[-1].weight.zero_()
     model.network.top[-1].bias.zero_()
@@ -180,7 +180,7 @@ def _split(rows: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) -> Requests:
-    """Return `width` candidates per request: all taken ones if they fit, others at random."""
+    """Return `width` candidates per request, drawn at random: all taken ones if they fit, or those with large shares rather."""
     width = min(width, batch.candidates.shape[1])
     key = rng.random(batch.taken.shape) - batch.taken
     chosen = np.argpartition(key, width - 1, axis=1)[:, :width]

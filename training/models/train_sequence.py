@@ -22,7 +22,7 @@ from training.models.train_two_tower import Negatives
 
 DAY_S = 86_400.0
 HASHES = 10_000
-WARM_SHARE = 0.3  # of the steps that learning from scratch takes, where a model goes on from another one's weights
+WARM_SHARE = 0.3  # of the steps from scratch, where training starts from the weights of an earlier model
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def train_sequence(
     say: Callable[[str], None] = print,
     start: SequenceModel | None = None,
 ) -> SequenceModel:
-    """Train a model: a minute or two of two cores on a log of 200,000 events. start: a model that goes on learning, in place"""
+    """Train a model: a minute or two of two cores on a log of 200,000 events. start: a model to train further, in place"""
     torch.manual_seed(seed)
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     model = start or SequenceModel(n_items, settings.shape)
@@ -149,6 +149,7 @@ def train_sequence(
 
 
 def compute_loss(model: SequenceModel, batch: Windows, negatives: torch.Tensor, log_expected: torch.Tensor) -> torch.Tensor:
+    """Return `sampled_loss` over the targets of the windows."""
     length = int(batch.lengths.max())
     items, ages = torch.from_numpy(batch.items[:, :length].astype(np.int64)), torch.from_numpy(compute_ages_days(batch, length))
     learned = torch.from_numpy(batch.learned[:, :length])
@@ -179,7 +180,7 @@ def yield_batches(windows: Windows, settings: SequenceSettings, rng: np.random.G
 def hold_out(users: np.ndarray, share: float) -> np.ndarray:
     """Return which users are held out, bool [N]: the same ones in each generation. users: int64 [N] ids
 
-    A model that goes on from another one's weights must not be judged by what that one learned.
+    A model that starts from an earlier one's weights must not be judged by users whom that one learned from.
     """
     return hash_integers(users) % HASHES < share * HASHES
 

@@ -70,7 +70,7 @@ def train_towers(
     seed: int,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Train in place. targets, users: int64 [N], positions of the taken items, and the users who took them."""
+    """Train in place. targets: int64 [N] positions of the taken items; users: int64 [N] who took them, 0 … U - 1."""
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     learned, held_out_rows = hold_out_users(users, settings, rng)
     negatives = Negatives(targets[learned], model.n_items, settings.negatives)
@@ -108,6 +108,7 @@ def sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected:
 
 
 def make_batch(examples: Examples, targets: np.ndarray, rows: np.ndarray) -> Batch:
+    """Return the examples of some rows, int64 [B], and what was taken."""
     values = (examples.user_categorical[rows], examples.user_continuous[rows], examples.history_positions[rows], targets[rows])
     categorical, continuous, history, taken = (torch.from_numpy(value) for value in values)
     return Batch(categorical, continuous, history.long(), taken)
@@ -122,7 +123,7 @@ def mask_features(batch: Batch, n_items: int, settings: TowerSettings, generator
 
 
 def hold_out_users(users: np.ndarray, settings: TowerSettings, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Split the examples of users, int64 [N], into training rows and rows of held-out users."""
+    """Split examples into training rows and rows of held-out users. users: int64 [N], 0 … U - 1."""
     distinct = rng.permutation(np.unique(users))
     lengths = np.bincount(users)[distinct]
     affordable = int(np.searchsorted(lengths.cumsum(), settings.most_aside, "right"))

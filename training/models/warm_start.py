@@ -1,10 +1,10 @@
-"""Keep what the sequence model has learned, so that the next generation goes on from there.
+"""Keep the weights of the sequence model, so that the next generation starts from them.
 
     <folder>/earlier.npz   of the retriever whose candidates teach the ranker: it never saw the later part of the log
     <folder>/served.npz    of the retriever that is served
 
-Rows of the table are found again by item id; items that are new start at random. The other sources are computed in closed form
-or begin near the end of their training, and the ranker's labels are others each time, so nothing is kept of them.
+Rows of the table are matched by item id; new items start at random. Nothing is kept of other models: those of retrieval are
+computed in closed form or start close to it, and the ranker's labels differ each time.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def write_learned(folder: Path, item_ids: np.ndarray, models: Mapping[str, Seque
 
 
 def count_generations(folder: Path) -> int:
-    """Return how many generations have learned from one another; 0 where nothing is kept. Raises ArtifactError."""
+    """Return how many generations have learned from one another; 0 without kept weights. Raises ArtifactError."""
     path = folder / f"{SERVED}.npz"
     return int(_read(path)[GENERATIONS]) if path.exists() else 0
 
 
 def read_learned(folder: Path, name: str, item_ids: np.ndarray, shape: SequenceShape) -> SequenceModel | None:
-    """Return a model that goes on from what is kept; None where nothing is, or where it has another shape.
+    """Return a model with the kept weights; None where none are kept, or of another shape.
 
     item_ids: int64 [n_items] ascending, of the log to learn from. Raises ArtifactError for a file that cannot be read.
     """
@@ -67,9 +67,13 @@ def read_learned(folder: Path, name: str, item_ids: np.ndarray, shape: SequenceS
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a file that `write_learned` wrote. Raises ArtifactError."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+            kept = dict(arrays)
+        if missing := {ITEM_IDS, GENERATIONS, TABLE} - kept.keys():
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
+        return kept
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise ArtifactError(
             f"{path} cannot be read: {error}. Remove {path.parent}: the next generation learns from scratch."

@@ -3,8 +3,8 @@
     log ──split by time──▶ earlier ─▶ every source fitted on it
                            later   ─▶ quality of each weight: the next item of a visit, and all items of the later part
 
-A source that finds nothing more is left out, so it costs a log without sessions nothing when it is served. The retriever of the
-earlier part is the one whose candidates teach the ranker, so that choosing costs no second training.
+A source that adds nothing is left out, so that it costs nothing to serve. The retriever of the earlier part also makes the
+candidates that teach the ranker, so choosing costs no second training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 SEQUENCE_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 GRAPH_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the root mean square of item-item scores
 MOST_QUESTIONS = 2_048  # of each kind
-LEAST_GAIN = 1.01  # what a model must add to be worth its time
+LEAST_GAIN = 1.01  # factor by which a model must raise the quality to be worth its time
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Questions:
 
 @dataclass(frozen=True)
 class Choice:
-    """Weights of a model and what each found: NDCG@10 + Recall@20, mean over the kinds of questions. chosen: serves."""
+    """The weight of a model. found: NDCG@10 + Recall@20 by weight, mean over the kinds of questions; chosen: serves."""
 
     found: dict[float, float]
     chosen: float
 
     @classmethod
     def of(cls, found: dict[float, float]) -> Choice:
-        """Choose the weight that found most; 0 unless another one found more by LEAST_GAIN."""
+        """Choose the best weight; 0 unless another one is better by LEAST_GAIN."""
         best = max(found, key=lambda weight: found[weight])
         return cls(found, best if found[best] >= LEAST_GAIN * found[0.0] else 0.0)
 
@@ -72,7 +72,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class PastRetrievers:
-    """Retrievers of parts of the log; the one that the choice was made with is not fitted again."""
+    """Fits retrievers on parts of the log. The one that the choice was made with is not fitted again."""
 
     dataset: Dataset
     features: Features
@@ -111,7 +111,7 @@ def choose_sources(
 
 
 def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say) -> Choices:
-    """Choose the weight of the sequence model without the graph, then that of the graph beside it."""
+    """Choose the weight of the sequence model without the graph, then the weight of the graph beside that."""
 
     def find(sequence: float, graph: float) -> float:
         retriever = replace(fitted, retriever=fitted.retriever.weigh(sequence=sequence, graph=graph))
@@ -137,7 +137,7 @@ def measure_quality(fitted: FittedRetriever, questions: Questions) -> float:
 def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, settings: RetrievalSettings) -> list[Questions]:
     """Return two kinds of questions: the item of one event, and all items of a user's later part.
 
-    Where items that users already had are not served, they are not asked for either.
+    Items that users already had are left out where they are not served.
     """
     rng = np.random.default_rng(settings.seed)
     new = later[later["positive"].to_numpy()]
@@ -165,11 +165,12 @@ def encode_users_before(features: Features, log: pd.DataFrame, events: pd.DataFr
 
 
 def sample(events: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    """Return at most MOST_QUESTIONS of the events, drawn at random, in their order."""
     if len(events) <= MOST_QUESTIONS:
         return events
     return events.iloc[np.sort(rng.choice(len(events), MOST_QUESTIONS, replace=False))]
 
 
 def make_matrix(rows: np.ndarray, items: np.ndarray, n_rows: int, n_items: int) -> sp.csr_matrix:
-    """Return CSR [n_rows, n_items]; a repeated entry is stored once."""
-    return sp.csr_matrix((np.ones(len(rows), np.float32), (rows, items)), shape=(n_rows, n_items)).tocsr()
+    """Return CSR float32 [n_rows, n_items] with one stored entry per distinct (row, item)."""
+    return sp.csr_matrix((np.ones(len(rows), np.float32), (rows, items)), shape=(n_rows, n_items))

@@ -20,7 +20,7 @@ MOST_DENSE = 2**24  # entries of features up to which the exact solution takes l
 
 
 class Judgement(NamedTuple):
-    """Mean squared errors of vectors of items that were not fitted to, by the tower and by the mean of the items most alike."""
+    """Mean squared errors over items kept apart: of the tower, and of the mean vector of the most similar items."""
 
     tower_error: float
     stand_in_error: float
@@ -28,9 +28,9 @@ class Judgement(NamedTuple):
 
 
 def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> tuple[ContentTower | None, Judgement | None]:
-    """Return a tower that is fitted to all vectors, float32 [n_items, W], and how it did on items kept apart.
+    """Return a tower that is fitted to all vectors, float32 [n_items, W], and its judgement on items kept apart.
 
-    The tower is None where it did worse than the items most alike; both are None for a catalogue that is too small.
+    The tower is None where it did worse than the mean of the most similar items; both are None for too small a catalogue.
     """
     n_items = len(content.offsets) - 1
     tokens, counts = np.unique(content.tokens, return_counts=True)
@@ -46,8 +46,8 @@ def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> t
     shuffled = np.random.default_rng(seed).permutation(n_items)
     judged = shuffled[: min(max(int(n_items * JUDGED_SHARE), 1), MOST_JUDGED)]
     fitted = shuffled[len(judged) :][:MOST_ITEMS]
-    found = ridge(features[fitted], vectors[fitted])
-    tower_error = float(np.mean((features[judged] @ found[:-1] + found[-1] - vectors[judged]) ** 2))
+    weights = ridge(features[fitted], vectors[fitted])
+    tower_error = float(np.mean((features[judged] @ weights[:-1] + weights[-1] - vectors[judged]) ** 2))
     stand_ins = np.stack([vectors[find_most_alike(content, item)].mean(axis=0) for item in judged.tolist()])
     stand_in_error = float(np.mean((stand_ins - vectors[judged]) ** 2))
     judgement = Judgement(tower_error, stand_in_error, tower_error <= stand_in_error)
@@ -58,7 +58,7 @@ def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> t
 
 
 def ridge(features: sp.csr_matrix, vectors: np.ndarray) -> np.ndarray:
-    """Return weights float32 [T + 1, W], the bias last."""
+    """Return weights float32 [T + 1, W], the bias last. features: CSR [n, T]; vectors: float32 [n, W]."""
     dense = features.shape[0] * features.shape[1] <= MOST_DENSE
     model = Ridge(alpha=RIDGE, solver="cholesky" if dense else "sparse_cg").fit(
         features.toarray() if dense else features, vectors

@@ -54,7 +54,7 @@ class FittedRetriever:
     filter_seen: bool = True
 
     def __call__(self, users: Examples, user_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Retrieve for N users. Return positions int64 [N, C], padded with n_items, and scores float32 [N, C]."""
+        """Retrieve for N known users. Return positions int64 [N, C], padded with n_items, and scores float32 [N, C]."""
         seen = self.seen[np.searchsorted(self.user_ids, user_ids)]
         if self.filter_seen:
             seen = seen + _history_matrix(users.history_positions, seen.shape[1])

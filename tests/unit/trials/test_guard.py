@@ -73,6 +73,7 @@ def click(repo: Path, arm: str, share: float) -> None:
         ("interleave", {"degraded": ["challenger"]}, "it failed in 400 of 400 answers"),
         ("interleave", {"latency_ms": lambda number: 200.0 if number % 20 == 0 else 10.0}, "its p99 is 200 ms"),
         ("ab", {"degraded": lambda number: ["ranker"] if number % 2 else []}, "more of its answers are degraded"),
+        ("ab", {"degraded": ["ranker"]}, "100.0% more of its answers are degraded"),
         ("ab", {"latency_ms": lambda number: 200.0 if number % 20 == 0 else 10.0}, "its p99 is 200 ms"),
         ("ab", {"latency_ms": lambda number: 200.0 if number % 80 == 0 else 10.0}, ""),  # so few are chance
         ("ab", {"item_ids": [1, 2, 3]}, "show 3 items, as many of the champion's 30"),

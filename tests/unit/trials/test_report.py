@@ -102,6 +102,27 @@ def test_the_command_reports_all_answers_or_those_of_an_experiment(repo):
         report(repo, "summer")
 
 
+def test_the_split_is_compared_with_the_logged_share_or_a_named_one(repo):
+    log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    for number in range(1_000):
+        arm, assignment = ("challenger", 0.1) if number % 10 == 0 else ("champion", 0.9)
+        log.add(Exposure(f"r{number}", now_ms, number, 1, [BOOK], [1.0], [], "autumn", arm, assignment=assignment))
+    log.close()
+
+    def compare(*arguments: str) -> dict:
+        command = ["compare", "autumn", *arguments, "--repo", str(repo), "--json"]
+        return json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)
+
+    assert compare()["answers"] == [900, 100]
+    assert {share: compare("--share", share)["wrong_split"] for share in ("0", "0.1", "0.5", "1")} == {
+        "0": True,
+        "0.1": False,
+        "0.5": True,
+        "1": True,
+    }
+    assert not compare()["wrong_split"]
+
+
 @pytest.mark.parametrize(("by", "heads"), [("arm", ["answers", "degraded"]), ("position", ["items", "revenue an item"])])
 def test_people_get_a_table(repo, by, heads):
     result = CliRunner().invoke(

@@ -38,6 +38,14 @@ def test_a_difference_is_found():
     assert all(ever(("worse",), 0.14, 0.10, seed, share=0.2) for seed in range(10))
 
 
+def test_arms_without_variance_differ_where_they_are_opposites():
+    nothing, everything = Arm.of(np.zeros(150)), Arm.of(np.ones(150))
+    comparison = compare_arms(nothing, everything)
+    assert (comparison.verdict, comparison.difference) == ("better", 1.0)
+    assert compare_arms(everything, nothing).is_worse_than(0.1)
+    assert compare_arms(nothing, Arm.of(np.zeros(150))).verdict == "undecided"
+
+
 def test_few_requests_decide_nothing():
     comparison = compare_arms(Arm.of(np.zeros(99)), Arm.of(np.ones(99)))
     assert comparison.verdict == "undecided"
@@ -60,6 +68,12 @@ def test_a_wrong_split_is_found_and_a_right_one_borne():
             sample_ratio_p_value((n - challengers[n - 1], challengers[n - 1]), (0.9, 0.1)) for n in range(500, 20_000, 500)
         ]
         assert min(p_values) >= 0.001
+
+
+@pytest.mark.parametrize(("counts", "is_wrong"), [((3, 500), True), ((0, 500), False), ((0, 0), False)])
+def test_an_arm_that_should_have_no_request_has_none(counts, is_wrong):
+    assert has_wrong_split(counts, (0.0, 1.0)) == is_wrong
+    assert has_wrong_split(counts[::-1], (1.0, 0.0)) == is_wrong
 
 
 @pytest.mark.parametrize("counts", [(0, 0), (3, 1), (480, 520), (5_000, 5_600), (90_000, 10_000)])

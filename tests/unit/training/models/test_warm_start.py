@@ -87,6 +87,14 @@ def test_a_damaged_file_is_an_error_with_the_remedy(learned, tmp_path):
         read_learned(tmp_path, SERVED, ITEM_IDS, SHAPE)
 
 
+def test_a_file_without_the_table_is_an_error_with_the_remedy(learned, tmp_path):
+    write_learned(tmp_path, ITEM_IDS, {SERVED: learned}, 1)
+    with np.load(tmp_path / f"{SERVED}.npz") as arrays:
+        np.savez(tmp_path / f"{SERVED}.npz", **{name: arrays[name] for name in arrays if name != "table.weight"})
+    with pytest.raises(ArtifactError, match=f"no table.weight. Remove {tmp_path}"):
+        read_learned(tmp_path, SERVED, ITEM_IDS, SHAPE)
+
+
 def publish(learned: SequenceModel | None, live: Path, serving: int, generation: int) -> str:
     """Keep weights as one round of continuous training does; every third generation learns from scratch.
 

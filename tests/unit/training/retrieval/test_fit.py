@@ -40,6 +40,19 @@ def test_the_training_retriever_does_not_see_the_labels(shop):
     assert (one.seen != two.seen).nnz == 0
 
 
+def test_a_log_whose_users_all_buy_last_teaches_from_all_of_it(shop):
+    """Split by time, its earlier part would have nothing to learn from."""
+    dataset = shop[0]
+    log = dataset.interactions
+    log = log.assign(positive=log.duplicated("user_id") & ~log.duplicated("user_id", keep="last"))
+    dataset = replace(dataset, interactions=log)
+    features = build_features(dataset, log, FeatureSettings(history_length=8))
+    earlier, later = split_again(log)
+    assert (len(earlier), len(later)) == (len(log), 1)
+    fitted = fit_training_retriever(dataset, features, SETTINGS, quiet, earlier)
+    assert np.isfinite(fitted.retriever.item_vectors).all()
+
+
 def test_the_served_retriever_sees_the_whole_log(shop):
     dataset, features, _, other = shop
     one, two = (fit_served_retriever(data, features, SETTINGS, quiet) for data in (dataset, other))
