@@ -1,9 +1,9 @@
 """Warm a cache before its users come: the most active users of every cluster first, so that every taste is warm early.
 
-    preprocess ─▶ user tower ─▶ vectors ─▶ k-kmeans ─▶ 1st of each cluster, 2nd of each, …
+    preprocess ─▶ user tower ─▶ vectors ─▶ k-means ─▶ 1st of each cluster, 2nd of each, …
 
-The vectors are those that retrieval searches with, computed by the published stages: this needs a checkout and the
-repository's folder, so it is no part of the installable client.
+The vectors are those that retrieval searches with, computed by the published stages. This needs a checkout and the
+repository's folder, so it is not part of the installable client.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def compute_vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
 
 
 def cluster_vectors(vectors: np.ndarray, n_clusters: int, seed: int = 0) -> np.ndarray:
-    """Return int64 [U]: the cluster of each vector, float32 [U, D], by spherical k-kmeans."""
+    """Return int64 [U]: the cluster of each vector, float32 [U, D], by spherical k-means."""
     import faiss
 
     directions = np.ascontiguousarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), np.float32)
@@ -91,7 +91,7 @@ def warm(
 ) -> Iterator[Recommendations]:
     """Ask for users, in their order, through a client that has a cache, and yield their answers.
 
-    context: as callers will send it, because an answer is cached by its context; progress: gets the number of users done
+    context: as callers will send it, because it is part of the cache's key; progress: called with the number of users done
     """
     max_batch = shop.signature().max_batch
     for start in range(0, len(user_ids), max_batch):
@@ -121,6 +121,7 @@ def warm_cache(
     counts = store.counts
     if counts.failures:
         raise Unavailable(
-            f"Redis at {cache} did not answer, {counts.stored} of {len(user_ids)} answers are kept. Check it, then try again."
+            f"Redis at {store.address} did not answer, {counts.stored} of {len(user_ids)} answers are kept. "
+            "Check it, then try again."
         )
     typer.echo(f"{len(user_ids)} users: {counts.stored} asked and kept, {counts.hits} were warm, {fallbacks} got fallbacks")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# follow.sh [OPTIONS]: what the training image runs: one round of `python -m export follow`.
-# Options are handed on to it. It is tried three times, each as another process: LMDB admits one process of each id to the events'
-# store, and processes of the pods, which count from 1 like this container's, may have the same id.
+# follow.sh [OPTIONS]: run one round of `python -m export follow OPTIONS`, as the training image does.
+# It tries three times, each time as a process with another id: LMDB identifies the processes that use a store by their ids, and a
+# process of a server's pod, whose ids begin at 1 as well, may have the same one.
 set -euo pipefail
 
 cd "$(dirname "$(readlink -f "$0")")/.."

@@ -2,8 +2,8 @@
 
     python3 preflight.py --repository /models
 
-The exit code is 1 if there is a fault. Needs Python 3.8 and no packages. `make check`, on the machine that exports, checks much
-more; this checks what only the serving image can show.
+The exit code is 1 if there is a fault. Needs Python 3.8 and no packages. `make check`, on the exporting machine, checks much
+more; this checks what depends on the serving image.
 """
 
 from __future__ import annotations

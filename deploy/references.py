@@ -57,8 +57,8 @@ def read_pod(workload: Document) -> tuple[dict[str, str], dict[str, Any], set[st
 
 def find_pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str, str]]) -> Iterator[str]:
     """Yield what is wrong in a pod. claims: names of the volumes that it claims; known: (kind, name) of what exists"""
-    volumes = {volume["name"] for volume in spec["volumes"]} | claims
-    for volume in spec["volumes"]:
+    volumes = {volume["name"] for volume in spec.get("volumes", ())} | claims
+    for volume in spec.get("volumes", ()):
         for source, key, kind in (
             ("configMap", "name", "ConfigMap"),
             ("secret", "secretName", "Secret"),
@@ -66,7 +66,8 @@ def find_pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str
         ):
             if source in volume and (kind, volume[source][key]) not in known:
                 yield f"volume {volume['name']} is {kind} {volume[source][key]}, which is neither here nor made by hand"
-    if not spec["securityContext"].get("runAsNonRoot") or not spec["securityContext"].get("runAsUser"):
+    security = spec.get("securityContext", {})
+    if not security.get("runAsNonRoot") or not security.get("runAsUser"):
         yield "the pod may run as root"
     if spec.get("automountServiceAccountToken", True):
         yield "the pod holds a token of the cluster's API"
@@ -91,10 +92,10 @@ def find_container_faults(container: dict[str, Any], volumes: set[str]) -> Itera
         yield "it may gain privileges"
     if "memory" not in container.get("resources", {}).get("limits", {}):
         yield "its memory has no limit"
-    paths = [mount["mountPath"] for mount in container["volumeMounts"]]
-    if len(set(paths)) < len(paths):
+    mounts = container.get("volumeMounts", ())
+    if len({mount["mountPath"] for mount in mounts}) < len(mounts):
         yield "two volumes are mounted at one path"
-    for mount in container["volumeMounts"]:
+    for mount in mounts:
         if mount["name"] not in volumes:
             yield f"mounts {mount['name']}, which is no volume of the pod"
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# serve.sh server | gateway [OPTIONS]: what the CPU image runs, in the foreground.
+# serve.sh server | gateway [OPTIONS]: run one of the two in the foreground, as the CPU image does.
 #   server   tritonserver under its supervisor (server/watch.py), until SIGTERM; its log is on the standard output
 #   gateway  the REST gateway in front of it
 # MODELS  the model repository, may be read-only (default /srv/models)
 # HOST    address the server listens at (default 127.0.0.1)
-# Options are handed on to `python -m server start` or `python -m gateway serve`.
+# Options are those of `python -m server start` or `python -m gateway serve`.
 set -euo pipefail
 
 cd "$(dirname "$(readlink -f "$0")")/.."

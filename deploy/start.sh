@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # start.sh: the container's command. Builds engines for this GPU, checks what would fail, and becomes one tritonserver.
-#   MODELS   the model repository, writable: engines and the configurations that fit them are put into it (default /models)
-#   ENGINES  a folder that keeps, between starts, what is compiled for this machine: engines, the stages' loops (default /engines)
+#   MODELS   the model repository, writable: engines and their configurations are written into it (default /models)
+#   ENGINES  a folder that keeps, between starts, what was compiled for this machine: engines, the stages' loops (default /engines)
 #   BACKENDS  the folder of tritonserver's backends (default /opt/tritonserver/backends)
-#   CONTROL_KEY  the file to write the key of model control to; a new key at every start (default $ENGINES/control.key, mode 0600)
+#   CONTROL_KEY  the file for the key of model control, which is new at every start (default $ENGINES/control.key, mode 0600)
 # Arguments are passed to tritonserver.
 set -euo pipefail
 
@@ -23,7 +23,7 @@ export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$ENGINES/numba}
 hps=()
 if [ -f "$MODELS/ps.json" ]; then
   hps=("--backend-config=hps,ps=$MODELS/ps.json")
-  # RocksDB makes its folder, but not the parents. Without them the hps backend loads no model.
+  # RocksDB creates its folder, but not the parents. Without them the hps backend loads no model.
   rocksdb=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1])).get("persistent_db", {}).get("path", ""))' "$MODELS/ps.json")
   if [ -n "$rocksdb" ]; then mkdir -p "$(dirname "$rocksdb")"; fi
 fi

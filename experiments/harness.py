@@ -9,7 +9,8 @@ import numpy as np
 import typer
 from pydantic import BaseModel
 
-from perf.figures import RESULTS, Figure, Record, Result, ResultsFolder, finish, read_machine
+from perf.figures import RESULTS, Figure, Record, Result, ResultsFolder, finish
+from perf.report.results import read_machine
 
 __all__ = [
     "RESULTS",

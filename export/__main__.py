@@ -30,7 +30,7 @@ Repo = Annotated[Path, typer.Option(help="the model repository")]
 Config = Annotated[Path | None, typer.Option(help="settings file (docs/settings.md lists every key)")]
 Layout = Annotated[str, typer.Option(help="ensemble: a model per stage; fused: one model that runs the four stages")]
 
-Triton = Annotated[str, typer.Option(help="of the merlin profile: 24.03, the last with HPS, or modern")]
+Triton = Annotated[str, typer.Option(help="for the merlin profile: 24.03, the last with HPS, or modern")]
 
 
 @app.command()
@@ -71,11 +71,11 @@ def follow(
     config: Config = None,
     events: Annotated[int, typer.Option(help="train when so many are newer than the serving generation", min=1)] = 1_000,
     minutes: Annotated[float, typer.Option(help="from the end of a round to the next", min=0.1)] = 60.0,
-    share: Annotated[float, typer.Option(help="of the users who meet it until it is found better", min=0.001, max=1)] = 1.0,
+    share: Annotated[float, typer.Option(help="share of users who get it until it is found better", min=0.001, max=1)] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="one round, for a timer")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
 ) -> None:
-    """Train a generation whenever enough has happened, and publish it if it is as good on the newest events as what serves."""
+    """Train a generation whenever enough events are new, and publish it if it is as good on the newest ones as what serves."""
     from export.settings import read_settings
     from training.dataset import load_dataset
 
@@ -84,9 +84,9 @@ def follow(
 
     while True:
         try:
-            told = console if verbose else Console(quiet=True)
-            done = follow_once(load_dataset(data), repo, settings, events, told, share)
-            console.print(escape(done.report))
+            progress = console if verbose else Console(quiet=True)
+            finished = follow_once(load_dataset(data), repo, settings, events, progress, share)
+            console.print(escape(finished.report))
         except RecommenderError as error:
             if once:
                 raise
@@ -127,8 +127,8 @@ def check(repo: Repo = Path("model_repository")) -> None:
         colour = "red" if finding.level == "error" else "yellow"
         console.print(f"[{colour}]{finding.level}[/] {escape(finding.where)}: {escape(finding.fact)}. {escape(finding.remedy)}")
     errors = count_errors(findings)
-    for what in checked_by_format(repo):
-        console.print(f"[dim]checked by format only[/]: {what}")
+    for fact in checked_by_format(repo):
+        console.print(f"[dim]checked by format only[/]: {fact}")
     console.print(f"{repo}: {errors} errors, {len(findings) - errors} warnings.")
     if errors:
         raise typer.Exit(1)
@@ -189,7 +189,7 @@ def main() -> None:
         app()
     except RecommenderError as error:
         exit_saying(type(error).__name__, str(error))
-    except shutil.Error as error:  # of a folder that was copied: (source, target, reason) of each file
+    except shutil.Error as error:  # by copytree; its argument is a list of (source, target, reason), one per file
         _, target, reason = error.args[0][0]
         exit_saying("NotWritten", f"{target} cannot be written: {reason}. {REMEDY}")
     except OSError as error:

@@ -66,11 +66,11 @@ from training.retrieval.fit import RetrievalSettings, fit_served_retriever
 
 LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", "nvidia-pytriton")
 
-EVENTS_PER_MINUTE = 500_000  # that the sequence model learns from on two cores
-SEQUENCE_SHARE = 0.2  # of the minutes
-TAUGHT_PER_MINUTE = 300  # training requests from which two more teachers learn in a quarter of the time
-FEWEST_EVENTS, FEWEST_EPOCHS = 20_000, 3  # fewer teach it nothing
-MOST_READ = 50  # latest events of a history that it reads
+EVENTS_PER_MINUTE = 500_000  # from which the sequence model learns in a minute on two cores
+SEQUENCE_SHARE = 0.2  # of the minutes, for the sequence model
+TAUGHT_PER_MINUTE = 300  # training requests from which two more teachers learn in a quarter of the minutes
+FEWEST_EVENTS, FEWEST_EPOCHS = 20_000, 3  # with fewer, the sequence model learns nothing useful
+MOST_READ = 50  # latest events of a history that the sequence model reads
 
 
 def build_repository(
@@ -85,7 +85,7 @@ def build_repository(
 ) -> int:
     """Train on the whole log and publish. Return the generation. Raises ConfigError, ExportError or ArtifactError.
 
-    learning: how it goes on from what an earlier generation learned; None: from scratch, and nothing is kept
+    learning: what to start from and where to keep what is learned; None: train from scratch, and keep nothing
     """
     plugin, pipeline, progress = load_profile(profile), settings.pipeline, Progress(console, verbose)
     applied = read_current_values(live_folder(repository, settings.live.folder) / FOLDER, dataset.description.name)
@@ -141,7 +141,7 @@ def build_repository(
 
 
 def find_cluster(settings: DaskSettings) -> Cluster | None:
-    """Return the cluster that fits NVTabular, None for this process."""
+    """Return the Dask cluster that fits NVTabular; None where this process fits it."""
     return Cluster(settings.scheduler, Path(settings.folder)) if settings.scheduler else None
 
 
@@ -240,7 +240,7 @@ def retrieval_settings(
 
 
 def graph_settings(settings: Settings, n_positives: int) -> GraphSettings | None:
-    """Return how to fit the graph model that is tried; None where it is not wanted, or the log is too large for the time."""
+    """Return how to fit the graph model on trial; None where it is switched off, or the log is too large for the minutes."""
     training = settings.training
     if training.graph == "never" or n_positives > training.minutes * EVENTS_PER_MINUTE:
         return None
@@ -248,7 +248,7 @@ def graph_settings(settings: Settings, n_positives: int) -> GraphSettings | None
 
 
 def sequence_settings(settings: Settings, n_positives: int) -> SequenceSettings | None:
-    """Return how to train the sequence model that is tried; None where the log is too small for it, or the time too short."""
+    """Return how to train the sequence model on trial; None where it is off, the log too small, or the minutes too few."""
     pipeline, training = settings.pipeline, settings.training
     most_events = int(training.minutes * SEQUENCE_SHARE * EVENTS_PER_MINUTE)
     if training.sequence == "never" or pipeline.history < 2 or not FEWEST_EVENTS <= n_positives <= most_events / FEWEST_EPOCHS:

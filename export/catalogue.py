@@ -1,4 +1,4 @@
-"""Write the names that clients need for items and users: published beside the ensemble, not read by the server."""
+"""Write names, titles and popular items into the ensemble's version folder, for clients and the gateway."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def find_popular_items(dataset: Dataset, count: int) -> list[int]:
 
 
 def popular_by_context(dataset: Dataset) -> dict[str, dict[str, list[int]]]:
-    """Return the available items that most users took, by value of each categorical context column.
+    """Return the available items that most users took, best first: {column: {value: [id, …]}} by categorical context column.
 
-    Values that few events have are left out: their lists would say nothing that the list over all does not.
+    Values with few events are left out: the list over all values is as good for them.
     """
     available = dataset.items.loc[dataset.items["available"].astype(bool), "item_id"]
     log = dataset.interactions[dataset.interactions["positive"] & dataset.interactions["item_id"].isin(available)]
-    found: dict[str, dict[str, list[int]]] = {}
+    popular: dict[str, dict[str, list[int]]] = {}
     for column in dataset.description.context.categorical:
         counts = log[column].value_counts()
         for value in counts[counts >= LEAST_EVENTS].index[:MOST_VALUES]:
             users = log[log[column] == value].groupby("item_id")["user_id"].nunique()
             ordered = users.sort_index().sort_values(ascending=False, kind="stable")
-            found.setdefault(column, {})[str(value)] = ordered.index[:POPULAR_IN_CONTEXT].tolist()
-    return found
+            popular.setdefault(column, {})[str(value)] = ordered.index[:POPULAR_IN_CONTEXT].tolist()
+    return popular
 
 
 def _write_names(path: Path, names: pd.DataFrame | None) -> None:

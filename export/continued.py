@@ -1,4 +1,4 @@
-"""Continue a data set's log with the events that a shop posted: the next generation learns from them.
+"""Continue a data set's log with the live events, so that the next generation learns from them.
 
 data set ─┐
           ├─▶ one log, one catalogue, one table of users
@@ -30,10 +30,9 @@ KEY = ["user_id", "item_id", "timestamp"]
 
 
 def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) -> Dataset:
-    """Return the data set with the events, items and users of a live store; as it is where there are none.
+    """Return the data set with the events, items and users of a live store; unchanged where there is none, or another shop's.
 
-    before_s: leave out events of this moment (unix seconds) and later ones. The store of another data set is left alone. An
-    event that the log holds already counts once.
+    An event that the log holds already counts once. before_s: leave out events at or after this moment, unix seconds
     """
     if not Reader(folder).exists():
         return dataset
@@ -70,16 +69,16 @@ def find_prompted(interactions: pd.DataFrame, folder: Path) -> np.ndarray:
     """Return which rows of a log are live events that name the answer they react to (`request_id`), bool [N]."""
     keys = [np.empty((0, len(KEY)), np.int64)]
     for _, batch in read_log(folder):
-        own = batch.headers[batch.headers["request_id_bytes"] > 0]
-        keys.append(np.stack([own["user_id"], own["item_id"], own["time_ms"] // 1000], axis=1))
+        headers = batch.headers[batch.headers["request_id_bytes"] > 0]
+        keys.append(np.stack([headers["user_id"], headers["item_id"], headers["time_ms"] // 1000], axis=1))
     prompted = pd.MultiIndex.from_arrays(np.concatenate(keys).T, names=KEY)
     return pd.MultiIndex.from_frame(interactions[KEY]).isin(prompted)
 
 
 def find_log_rows(headers: np.ndarray) -> np.ndarray:
-    """Return which of HEADER [N] belong in the interaction log, int64 [M]."""
-    counted = (headers["flags"] & (Flags.COUNTED | Flags.ERASED)) == Flags.COUNTED
-    return np.flatnonzero((headers["type"] == OBSERVED) & counted)
+    """Return the rows of HEADER [N] that belong in the interaction log, int64 [M]."""
+    is_counted = (headers["flags"] & (Flags.COUNTED | Flags.ERASED)) == Flags.COUNTED
+    return np.flatnonzero((headers["type"] == OBSERVED) & is_counted)
 
 
 def count_sales(batches: Sequence[EventBatch]) -> np.ndarray | None:
@@ -101,10 +100,12 @@ def count_sales(batches: Sequence[EventBatch]) -> np.ndarray | None:
 def make_frame(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
     """Return the events that belong in the interaction log, as its rows."""
     rows = find_log_rows(batch.headers)
-    own = batch.headers[rows]
-    frame = pd.DataFrame({"user_id": own["user_id"], "item_id": own["item_id"], "timestamp": own["time_ms"] // 1000})
-    frame["positive"] = (own["flags"] & Flags.POSITIVE) != 0
-    frame["weight"], frame["label"] = own["weight"].astype(np.float32), own["label"].astype(np.float32)
+    headers = batch.headers[rows]
+    frame = pd.DataFrame(
+        {"user_id": headers["user_id"], "item_id": headers["item_id"], "timestamp": headers["time_ms"] // 1000}
+    )
+    frame["positive"] = (headers["flags"] & Flags.POSITIVE) != 0
+    frame["weight"], frame["label"] = headers["weight"].astype(np.float32), headers["label"].astype(np.float32)
     contexts = [json.loads(batch.columns[row] or b"{}") for row in rows.tolist()]
     for column in dataset.context_columns:
         values = [context.get(column.name) for context in contexts]
@@ -113,7 +114,7 @@ def make_frame(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
 
 
 def add_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
-    """Return a table with a row for every id, sorted by id; unknown values of new rows are missing."""
+    """Return a table with a row for every id, sorted by id. Values of new rows are missing; lists are empty."""
     known = table[key].to_numpy()
     new = np.setdiff1d(np.fromiter(ids, np.int64), known)
     merged = table.set_index(key).reindex(pd.Index(np.union1d(known, new), name=key)).reset_index()[table.columns]
@@ -122,19 +123,19 @@ def add_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
         is_list = len(table) > 0 and isinstance(table[name].iloc[0], list)
         missing: list[Any] = [[] if is_list else None] * len(merged)
         merged[name] = pd.Series(
-            [other if absent else value for value, other, absent in zip(merged[name], missing, is_new, strict=True)],
+            [empty if new_row else value for value, empty, new_row in zip(merged[name], missing, is_new, strict=True)],
             dtype=object,
         )
     return merged.astype(find_kept_types(table))
 
 
 def find_kept_types(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the types that a table keeps with missing values in it: booleans become objects until they are filled."""
+    """Return the dtypes that can hold missing values, by column: all but bool, whose columns stay objects until filled."""
     return {name: dtype for name, dtype in table.dtypes.items() if dtype.kind != "b"}
 
 
 def apply_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a table with the values that `upsert` set; columns that it lacks are left out."""
+    """Return a table with the values that `upsert` set. Columns that the table does not have are ignored."""
     positions = {int(identifier): row for row, identifier in enumerate(table[key])}
     for name in table.columns:
         set_rows = {positions[identifier]: columns[name] for identifier, columns in changes.items() if name in columns}
@@ -148,7 +149,7 @@ def apply_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[s
 
 
 def convert_value(value: object, dtype: Any, values: np.ndarray) -> object:
-    """Return a JSON value as a column holds it; null is a missing value."""
+    """Return a JSON value as a column of this dtype holds it; null is a missing value. values: the column so far"""
     if dtype.kind == "b":
         return value is not False
     if dtype.kind == "O":

@@ -55,7 +55,7 @@ PROFILE = CpuProfile()
 
 
 def check_run_folder(repository: Path) -> Iterator[Finding]:
-    """Check the path of this checkout's run folder, in which models start."""
+    """Check the path of this checkout's run folder, the working directory of servers. Raises ConfigError."""
     refuse_unservable_path(RUN_DIR)
     yield from ()
 

@@ -2,7 +2,7 @@
 
 The test set is the last 20 % of each user's events in time. The pipeline is exported from the rest, into a repository of its
 own, and served by a real tritonserver. Items that users already had are neither served nor counted. AUC is over the whole
-catalogue: a stage's list first, then the order of the stage before it.
+catalogue: the items of a stage's list come first, then all others in the order of the stage before it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from rich.table import Table
 
 from export.build import build_repository
 from export.settings import Settings
+from repository.config import CONFIG_FILE
+from repository.models import read_config
 from server.health import local_client
 from server.launcher import TritonServer
 from serving.contract.errors import ConfigError, DataError
@@ -51,9 +53,10 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
         quality = rows[named(baseline)] = evaluate(baseline.scores, problem.test)
         console.print(f"{named(baseline)}: Recall@20 {quality.recall_at_20:.4f}, NDCG@10 {quality.ndcg_at_10:.4f}")
     rows |= stage_qualities(Pipeline.load(repository), problem)
+    most_users = min(USERS_PER_CALL, read_config(repository / ENSEMBLE / CONFIG_FILE).max_batch_size)
     with TritonServer(repository) as server:
         # The server returns K items: beyond them, the AUC uses the order of the in-process pipeline.
-        rows[SERVED] = measure_quality(served_lists(server.grpc_url, problem), rows["after rerank"].auc, problem)
+        rows[SERVED] = measure_quality(served_lists(server.grpc_url, problem, most_users), rows["after rerank"].auc, problem)
     console.print(make_table(dataset, problem, rows))
     console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
     return rows
@@ -96,13 +99,13 @@ def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndar
     for block in split_into_blocks(problem.test_users):
         tensors = pipeline.trace({"user_id": problem.user_ids[block][:, None]})
         by_rank = np.argsort(-tensors["rank_scores"], axis=1, kind="stable")
-        found = {
+        ids_after = {
             "retrieve": tensors["candidate_ids"],
             "rank": np.take_along_axis(tensors["candidate_ids"], by_rank, axis=1),
             "rerank": tensors["item_ids"],
         }
         order = retrieval_order(pipeline, tensors, problem)
-        for stage, ids in found.items():
+        for stage, ids in ids_after.items():
             order = move_up(order, find_positions(ids, problem))
             aucs[stage].append(auc(order, problem.test.relevant[block], problem.test.seen[block]))
             lists[stage].append(ids)
@@ -110,12 +113,12 @@ def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndar
 
 
 def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:
-    """Return scores of all items in the order of retrieval, float32 [B, n_items], by place."""
+    """Return scores of all items by position, float32 [B, n_items], that order them as retrieval does."""
     retrieve = pipeline.stages["retrieve"]
     history = retrieve.items.positions(tensors["history_ids"])
-    nothing = Blocked(np.empty(0, np.int64), np.zeros(len(history) + 1, np.int64))
+    no_items = Blocked(np.empty(0, np.int64), np.zeros(len(history) + 1, np.int64))
     vectors, n_items = retrieve.user_vectors(tensors, history), len(problem.item_ids)
-    positions, _ = retrieve.search.exact(vectors, history, nothing, n_items)
+    positions, _ = retrieve.search.exact(vectors, history, no_items, n_items)
     return move_up(np.zeros((len(history), n_items), np.float32), positions)
 
 
@@ -128,7 +131,7 @@ def move_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
     return moved[:, :n_items]
 
 
-def served_lists(url: str, problem: Problem) -> np.ndarray:
+def served_lists(url: str, problem: Problem, users_per_call: int) -> np.ndarray:
     """Return the item ids, int64 [U, K], that a running server recommends to the test users."""
     with local_client(url) as client, ThreadPoolExecutor(CONCURRENT_CALLS) as pool:
 
@@ -137,11 +140,11 @@ def served_lists(url: str, problem: Problem) -> np.ndarray:
             user_id.set_data_from_numpy(problem.user_ids[block][:, None])
             return client.infer(ENSEMBLE, [user_id]).as_numpy("item_ids")
 
-        return np.concatenate(list(pool.map(call, split_into_blocks(problem.test_users))))
+        return np.concatenate(list(pool.map(call, split_into_blocks(problem.test_users, users_per_call))))
 
 
-def split_into_blocks(users: np.ndarray) -> list[np.ndarray]:
-    return [users[start : start + USERS_PER_CALL] for start in range(0, len(users), USERS_PER_CALL)]
+def split_into_blocks(users: np.ndarray, size: int = USERS_PER_CALL) -> list[np.ndarray]:
+    return [users[start : start + size] for start in range(0, len(users), size)]
 
 
 def find_positions(item_ids: np.ndarray, problem: Problem) -> np.ndarray:

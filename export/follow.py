@@ -1,10 +1,11 @@
-"""Continuous training: train a generation that knows what happened since, and publish it if the newest events speak for it.
+"""Continuous training: train a generation on what happened since the last one, and publish it if the newest events favour it.
 
     log + live events ──split by time──▶ earlier ─▶ export into a repository of its own: the candidate
                                          newest  ─▶ questions to the candidate and to what serves, each with live state
                                                  ─▶ verdict ─▶ published and served, to all or to some, or a report of why not
 
-What was judged is what is published: the newest events, which the candidate was not trained on, it knows as live events.
+What was judged is what is published. The candidate was not trained on the newest events; once published, it reads them from the
+live store.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MOST_QUESTIONS = 2_000
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did. generation: the published one, 0 without one; report: in a line, for people"""
+    """The outcome of one round. generation: the published one, 0 for none; report: one line for people"""
 
     generation: int
     report: str
@@ -62,8 +63,10 @@ def follow_once(
 ) -> Round:
     """Train and judge a generation if `least_events` are new, and publish it if it passes. Servers of `repo` move to it.
 
+    dataset: without live events
     share: of the users who meet it; below 1 it is the challenger of an A/B experiment, and takes over once it is better
-    dataset: as it is loaded, without live events. Raises ConfigError, ArtifactError, ExportError or ServerError.
+
+    Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
     serving = pinned_generation(repo)
     if share < 1 and (running := find_running(repo)):
@@ -86,11 +89,13 @@ def follow_once(
     earlier = continue_log(dataset, folder, judged_from_s)
     if int(earlier.interactions["timestamp"].max()) <= known_until_s:
         return Round(0, f"waits: the new events are all of one moment, so that none is left to judge generation {serving} by")
+    rows = choose_judged(whole.interactions, folder, int(np.searchsorted(times_s, judged_from_s)))
+    if len(rows) < LEAST_QUESTIONS:
+        return Round(0, f"waits: the newest events hold {len(rows)} questions, and {LEAST_QUESTIONS} are needed to judge")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
         candidate, layout = Path(scratch, "candidate"), layout_of(read_config(repo / ENSEMBLE / CONFIG_FILE))
         learning = plan_learning(folder, serving, Path(scratch, "learned"), settings.training.scratch_every)
         build_repository(earlier, candidate, settings, console, layout, learning=learning)
-        rows = choose_judged(whole.interactions, folder, int(np.searchsorted(times_s, judged_from_s)))
         first, serving_first = np.searchsorted(times_s, (judged_from_s, known_until_s + 1)).tolist()  # rows neither has learned
         verdict = judge(
             answer_live(candidate, whole, rows, first, Path(scratch, "store")),
@@ -121,8 +126,8 @@ def follow_once(
 def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:
     """Return the rows from `first` on by which two generations are judged, int64 [Q]. folder: of the live store
 
-    An item that was taken from a list speaks for the generation that made the list. So what a list led to is left out, unless
-    too little is left to judge by.
+    An event that followed a served list favours the generation that made the list. Such events are left out, unless too
+    few others remain to judge by.
     """
     span = first, len(log), MOST_QUESTIONS
     unprompted = choose_questions(log, *span, find_prompted(log, folder))
@@ -130,7 +135,7 @@ def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:
 
 
 def challenge(servers: list[ServerState], repo: Path, experiment: Experiment) -> None:
-    """Let a generation meet some of the users in the place of a former challenger. Raises ServerError, ConfigError."""
+    """Begin an experiment, and unload the challenger of an earlier one first. Raises ServerError or ConfigError."""
     if running := find_running(repo):
         raise ConfigError(
             f"Experiment {running.name!r} was started meanwhile; generation {experiment.challenger} is published and unused."

@@ -22,7 +22,10 @@ from training.retrieval.fit import fit_training_retriever
 
 
 def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: Console) -> dict[str, int]:
-    """Write `folder`. Return rows by part. Features and keys are those of an export of the same log and settings."""
+    """Write the training data into `folder`. Return its rows by part, `train` and `validation`.
+
+    Features and keys are those of an export of the same log and settings.
+    """
     progress, pipeline, choices = Progress(console), settings.pipeline, RankingSettings()
     chosen, cluster = FeatureSettings(history_length=pipeline.history), find_cluster(settings.dask)
     features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster)

@@ -1,8 +1,8 @@
-"""Choose what the next generation of continuous training goes on from, and keep what it learns for the one after it.
+"""Choose the weights that the next generation of continuous training starts from, and keep what it learns for the one after it.
 
     <live store>/learned/<generation>/   weights (training/models/warm_start.py) of a generation that `export follow` published
 
-They are beside the events that they come from, so that an erasure finds them.
+They are in the live store, beside the events that they were learned from, so that an erasure finds them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from training.models.warm_start import count_generations
 
 @dataclass(frozen=True)
 class Learning:
-    """start_from: what an earlier generation learned, None to learn from scratch; keep_in: an empty or new folder for what this
-    one learns; generations: how many have learned from one another then, this one included
+    """What a generation starts from, and where its own weights are kept.
+
+    start_from: folder of an earlier generation's weights, None to learn from scratch; keep_in: new or empty folder for its own
+    generations: length of the chain of generations that learned from one another, this one included
     """
 
     start_from: Path | None
@@ -29,11 +31,11 @@ class Learning:
 
 
 def plan_learning(live: Path, serving: int, keep_in: Path, scratch_every: int) -> Learning:
-    """Return whether the next generation goes on from the serving one, or learns from scratch. Raises ArtifactError.
+    """Return the next generation's start: the weights of the serving one, or none. Raises ArtifactError.
 
-    Weights of any other generation are of no use: they may know the events by which both are judged.
+    Weights of any other generation are not used, because they may have learned the events by which both are judged.
 
-    live: folder of the live store; scratch_every: of so many generations one learns from scratch
+    live: folder of the live store; scratch_every: one in so many generations learns from scratch
     """
     kept = live / LEARNED / str(serving)
     generations = count_generations(kept) % scratch_every
@@ -41,15 +43,15 @@ def plan_learning(live: Path, serving: int, keep_in: Path, scratch_every: int) -
 
 
 def measure_erasures(live: Path) -> int:
-    """Return a number that grows with each erased user."""
+    """Return the size of the log of erasures in bytes, which grows with each erased user."""
     proofs = live / PROOFS
     return proofs.stat().st_size if proofs.exists() else 0
 
 
 def keep_learned(learning: Learning, live: Path, serving: int, generation: int, erasures: int) -> str:
-    """Keep what a published generation learned, and what the serving one did. Return what prevented it, "" for nothing.
+    """Keep the weights of a published generation beside those of the serving one, and remove all others.
 
-    erasures: `measure_erasures` before the log was read
+    erasures: `measure_erasures` before the log was read. Return why nothing was kept, "" if it was.
     """
     folder = live / LEARNED
     try:

@@ -1,7 +1,7 @@
 """Predict events of a log before they are observed, in process: by a repository as it was exported, or with live state.
 
-A question is a positive event of an item that the user never had before: at its moment the whole pipeline is asked, and the
-answer is a hit if it holds the item of the event.
+A question is a positive event that is the user's first with its item. The whole pipeline answers just before the event; the
+answer is a hit if it holds the event's item.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Quality:
 
     @classmethod
     def of(cls, answers: np.ndarray, items: np.ndarray) -> Quality:
-        """Average over questions. answers: int64 [Q, 20], best first; items: int64 [Q], the one that each answer should hold"""
+        """Average over questions. answers: int64 [Q, 20], best first; items: int64 [Q], what each answer should hold."""
         rank = find_ranks(answers, items)
         return cls(float(np.isfinite(rank).mean()), float(compute_gains(rank).mean()), float((1 / (rank + 1)).mean()))
 
@@ -70,26 +70,26 @@ def compute_gains(ranks: np.ndarray) -> np.ndarray:
     return np.where(ranks < 10, 1 / np.log2(ranks + 2), 0.0)
 
 
-def choose_questions(events: pd.DataFrame, first: int, end: int, most: int, left_out: np.ndarray | bool = False) -> np.ndarray:
-    """Return int64 [Q] rows from `first` to `end` whose item the user never had before: `most`, evenly spaced, or fewer.
+def choose_questions(events: pd.DataFrame, first: int, end: int, most: int, excluded: np.ndarray | bool = False) -> np.ndarray:
+    """Return up to `most` questions among the rows from `first` to `end` (exclusive), evenly spaced: row numbers, int64 [Q].
 
-    left_out: bool [N], rows that are no questions
+    excluded: bool [N], rows that may not become questions
     """
-    new = ~events.duplicated(["user_id", "item_id"]).to_numpy() & events["positive"].to_numpy() & ~np.asarray(left_out)
+    new = ~events.duplicated(["user_id", "item_id"]).to_numpy() & events["positive"].to_numpy() & ~np.asarray(excluded)
     rows = first + np.flatnonzero(new[first:end])
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
 
 
 def answer_frozen(repository: Path, dataset: Dataset, rows: np.ndarray) -> Answers:
-    """Answer the users of log rows, from what was exported."""
+    """Answer the users of log rows from the repository as it was exported."""
     with closing(Pipeline.load(repository)) as pipeline:
         return Answers.join([ask(pipeline, dataset, part) for part in split_blocks(rows, QUESTIONS_PER_CALL)])
 
 
 def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path) -> Answers:
-    """Answer the users of log rows, every event from row `first` on observed before the next answer.
+    """Answer the users of log rows, in ascending order, each after all events from row `first` up to its own were observed.
 
-    store: folder of the live store that the events go to, made anew
+    store: folder for the live store of these events; an existing one is removed
     """
     answers, start = [], first
     shutil.rmtree(store, ignore_errors=True)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.markup import escape
 
 
 @dataclass
@@ -33,17 +34,17 @@ class Progress:
     def phase(self, name: str) -> Iterator[Phase]:
         """Print a line when the block is done. On a terminal, show the latest detail meanwhile."""
         phase, begun_s = Phase(), time.monotonic()
-        self._status.update(name)
+        self._status.update(escape(name))
         with self._status:
             yield phase
         self.note(f"{name:<12} {time.monotonic() - begun_s:4.0f} s  {phase.result}")
 
     def note(self, text: str) -> None:
         """Print a line that everybody should see."""
-        self._console.print(f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {text}", highlight=False)
+        self._console.print(f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {escape(text)}", highlight=False)
 
     def detail(self, text: str) -> None:
         """Print a line when details were requested; on a terminal, show it until the next one."""
-        self._status.update(text.strip())
+        self._status.update(escape(text.strip()))
         if self._verbose:
             self.note(f"  {text}")

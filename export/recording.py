@@ -1,4 +1,4 @@
-"""Generate requests as callers would send them: users by activity, their context, a few unknown users and sessions.
+"""Generate requests as callers would send them: users by activity with their context, a few unknown users, and sessions.
 
 They are recorded with the in-process answers (repository/recorded.py) and published with the generation.
 """
@@ -27,13 +27,13 @@ def requests_like(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.
     strangers = rng.random(count) < UNKNOWN_SHARE
     tensors["user_id"][strangers] = np.iinfo(np.int64).max - rng.integers(1_000_000, size=(strangers.sum(), 1))
     for column, values in take_context(rows, dataset.context_columns).items():
-        tensors[column] = on_the_wire(values, next(c for c in dataset.context_columns if c.name == column))
+        tensors[column] = make_context_tensor(values, next(c for c in dataset.context_columns if c.name == column))
     _fill_some(tensors["history"], rng.random(count) < SESSION_SHARE, item_ids, rng)
     _fill_some(tensors["exclude"], rng.random(count) < EXCLUDE_SHARE, item_ids, rng)
     return tensors
 
 
-def on_the_wire(values: np.ndarray, column: ContextColumn) -> np.ndarray:
+def make_context_tensor(values: np.ndarray, column: ContextColumn) -> np.ndarray:
     """Return raw context values [N] as a request tensor [N, 1]."""
     if column.kind == "string":
         values = np.array([b"" if value is None else value.encode() for value in values], object)

@@ -41,7 +41,7 @@ def record(staging: Staging, inputs: Arrays) -> Recorded:
         outputs, alone = answer(pipeline, inputs, BATCH), answer(pipeline, inputs, 1)
     if difference := compare_answers(alone, outputs):
         raise ExportError(
-            f"A request gets another answer alone than in a batch of  {BATCH}: {difference}. Report this as a bug."
+            f"A request is answered differently alone and in a batch of {BATCH}: {difference}. Report this as a bug."
         )
     recorded = Recorded(inputs, outputs)
     recorded.write(staging.folder(ENSEMBLE) / RECORDED_FILE)

@@ -1,4 +1,4 @@
-"""Publish a repository's models again without training, in another layout and with the current code.
+"""Publish a cpu repository's models again without training, in another layout and with the current code.
 
     relayout(Path("model_repository"), Path("fused_repository"), "fused")
 
@@ -11,6 +11,7 @@ import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from export.profiles import DEFAULT, find_profile_name
 from export.rehearsal import record, warmup_tensors
 from export.settings import read_exported_settings
 from repository.publish import Staging
@@ -33,6 +34,10 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     """
     if source.resolve() == repository.resolve():
         raise ConfigError(f"{source} cannot be laid out again into itself. Name another repository.")
+    if (profile := find_profile_name(source)) != DEFAULT:
+        raise ConfigError(
+            f"{source} is of the {profile} profile. Only the {DEFAULT} profile has layouts. Export the data set again."
+        )
     generation = pinned_generation(source)
     published = source / ENSEMBLE / str(generation)
     facts = verify_manifest(published)

@@ -45,13 +45,10 @@ def reserve_rows(folders: dict[str, Path], count: int) -> None:
 
 
 def make_content(dataset: Dataset) -> Content:
-    """Return the catalogue in words."""
+    """Return the catalogue's texts, by which a new item is compared with known ones."""
     described = dataset.description.items
     names = ["title", "category", "provider", *(described.categorical if described else ())]
     names += described.multi_categorical if described else ()
     columns = dataset.items[list(dict.fromkeys(names))]
-    return Content.of([{name: value for name, value in row.items() if kept(value)} for row in columns.to_dict("records")])
-
-
-def kept(value: object) -> bool:
-    return isinstance(value, str | list)
+    rows = columns.to_dict("records")
+    return Content.of([{name: value for name, value in row.items() if isinstance(value, str | list)} for row in rows])

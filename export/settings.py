@@ -253,8 +253,10 @@ class Settings(_Section):
         }
 
 
-def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Serving:
+def serving_from(base: Serving, changes: Any, section: str) -> Serving:
     """Return `base` with some fields changed. Raises ConfigError naming the section and the key."""
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"{section} is {changes!r}. Expected a section: [{section}], with keys such as instances.")
     allowed = asdict(base)
     for key, value in changes.items():
         if key not in allowed:

@@ -63,7 +63,7 @@ def write_stages(
     features.item_plan.save(staging.folder("rank") / PLAN_FOLDER)
     ranks = rank.settings | {"threads": compute.rank_threads, "as_of_s": features.as_of_s}
     retrieve |= {"as_of_s": features.as_of_s}
-    np.save(staging.folder("retrieve") / f"{POPULARITY}.npy", recent_counts(ranking.statistics))
+    np.save(staging.folder("retrieve") / f"{POPULARITY}.npy", compute_recent_counts(ranking.statistics))
     live = export_settings.live
     reranks = rerank.settings | {"newcomer_share": live.new_item_share, "newcomer_place": live.new_item_place}
     settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": reranks}
@@ -91,7 +91,7 @@ def write_stages(
 
 
 def write_content_tower(folder: Path, content: Content, seed: int) -> dict[str, Any] | None:
-    """Write the tower of new items into the retrieve stage, where it is better than their stand-ins. Return the comparison."""
+    """Fit the content tower of new items; write it if it beats the vectors of similar items. Return the comparison."""
     arrays = [np.load(folder / f"{name}.npy") for name in ("item_vectors", f"{TABLES_FOLDER}/{HISTORY_TABLE}")]
     tower, judgement = fit_content_tower(content, np.concatenate([arrays[0], arrays[1][:-1]], axis=1), seed)
     if tower:
@@ -99,8 +99,8 @@ def write_content_tower(folder: Path, content: Content, seed: int) -> dict[str, 
     return judgement._asdict() if judgement else None
 
 
-def recent_counts(statistics: ItemStatistics) -> np.ndarray:
-    """Return the decayed counts of RECENT, float32 [n_items + 1]."""
+def compute_recent_counts(statistics: ItemStatistics) -> np.ndarray:
+    """Return how often each item was taken lately, decayed over the period RECENT, float32 [n_items + 1]."""
     return np.expm1(statistics.popularity[:, 1 + RECENT] / np.float32(SCALE))
 
 

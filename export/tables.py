@@ -3,7 +3,7 @@
 <rank's version folder>/tables/
     <table>.npy   float32 [rows, D], as trained; with cold rows, the hot ones; the cold ones are in <table>-cold.npy
     ps.json       budgets, levels and row formats in NVIDIA's schema (hps_config/)
-    levels.json    the same for serving/tables, which does not import hps_config
+    levels.json   the same for serving/tables, which does not import hps_config
 
 The model's name is a digest of the tables (`rank-<digest>`), so that generations, or shops on one Kafka, never mix rows.
 """
@@ -117,14 +117,14 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
     digest = compute_digest(folder, arrays)
     description, plan = plan_tables(settings, shapes, instances, samples, f"{MODEL}-{digest}")
     write_ps_json(folder / PS_FILE, description, plan)
-    config = settings_said_by(folder / PS_FILE, arrays, digest)
+    config = read_stated_levels(folder / PS_FILE, arrays, digest)
     config = replace(config, tables=tuple(with_mean(table, arrays[table.name]) for table in config.tables))
     config.write(folder / CONFIG_FILE)
     return make_report(config, plan)
 
 
-def settings_said_by(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> LevelsConfig:
-    """Return the settings that ps.json states; it has no default rows."""
+def read_stated_levels(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> LevelsConfig:
+    """Return the levels as ps.json states them, without default rows, which it cannot state."""
     rows = {name: len(array) for name, array in arrays.items()}
     return convert_levels(read_ps_json(ps_file), f"{MODEL}-{digest}", digest, rows, source=".")
 
@@ -136,9 +136,9 @@ def check_tables(folder: Path) -> list[Finding]:
         return found
     written = read_config(folder / CONFIG_FILE)
     arrays = {table.name: open_array(folder, table.name) for table in written.tables}
-    said = settings_said_by(folder / PS_FILE, arrays, written.arena)
-    plain = tuple(replace(table, default=said.tables[0].default) for table in written.tables)
-    if replace(written, tables=plain, source=".", rocksdb=None) != replace(said, rocksdb=None):
+    stated = read_stated_levels(folder / PS_FILE, arrays, written.arena)
+    plain = tuple(replace(table, default=stated.tables[0].default) for table in written.tables)
+    if replace(written, tables=plain, source=".", rocksdb=None) != replace(stated, rocksdb=None):
         fact = f"says something else than {PS_FILE}"
         found.append(Finding("error", CONFIG_FILE, fact, "Expected the same tables and levels."))
     if written.updates and Path(tempfile.gettempdir()) in Path(written.database.path).parents:
@@ -160,6 +160,7 @@ def with_mean(table: TableConfig, array: np.ndarray) -> TableConfig:
 
 
 def make_report(config: LevelsConfig, plan: Plan) -> tuple[dict[str, int], str]:
+    """Return bytes by level, and a line for people."""
     l1_bytes = sum(l1_sections(table).nbytes for table in config.tables if table.l1_rows)
     sizes = {"l1_bytes_per_process": l1_bytes, "l2_bytes": plan.l2_bytes, "l3_bytes": plan.l3_bytes}
     rows, formats = sum(planned.table.rows for planned in plan.tables), {planned.table.row_format for planned in plan.tables}

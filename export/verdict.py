@@ -4,10 +4,10 @@ What is shown      NDCG@10 and coverage of the answers.
 How it is scored   AUC and calibration of the rank stage's scores, over the candidates that both generations retrieved: the same
                    pairs for both, so that a generation cannot look better by finding only what is easy to rank.
 
-Rank scores are not probabilities. They are trained by a softmax over the candidates of one request, and the retrieval score is
-blended in, so that only their differences within a request mean something. Calibration therefore is that of a mapping: Platt's,
-from the log-odds of a candidate's softmax share to the chance that it is the right one, fitted on the earlier questions and
-judged on the later ones.
+Rank scores are not probabilities: they are trained by a softmax over the candidates of one request, and the retrieval score is
+blended in, so only their differences within a request have a meaning. We judge the calibration of a mapping (Platt's) from the
+log-odds of a candidate's softmax share to the probability that it is the right one: fitted on the earlier questions, judged on
+the later ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESAMPLES = 1_000
 
 @dataclass(frozen=True)
 class Verdict:
-    """A candidate beside the serving generation. fault: why it is not published, "" where it is.
+    """Comparison of a candidate with the serving generation. fault: why it is not published, "" where it is.
 
     candidate, serving: mean NDCG@10; low, high: 95 % interval of their difference; coverage: different items that the candidate
     shows, over those that the serving generation does; all are NaN with fewer than LEAST_QUESTIONS
@@ -121,7 +121,7 @@ def share_candidates(candidate: Answers, serving: Answers) -> tuple[np.ndarray, 
 
 
 def find_rankable(scores: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """Return the questions with the right item and another one, bool [Q].
+    """Return which questions have the right item and another one among their scored candidates, bool [Q].
 
     scores: float [Q, C], NaN left out; hits: bool [Q, C]
     """
@@ -157,7 +157,7 @@ def measure_calibration_error(scores: np.ndarray, hits: np.ndarray) -> float:
 
 
 def compute_binned_error(chances: np.ndarray, hits: np.ndarray) -> float:
-    """Return the differences of predicted and observed hits of all bins, without sign, over the observed hits.
+    """Return the sum over bins of |predicted - observed hits|, divided by all observed hits.
 
     chances: float64 [N]; hits: bool [N], with at least one. Bins follow each other by chance, and each expects as many hits.
     """

@@ -41,9 +41,8 @@ def serve(
     """Answer requests until SIGTERM or SIGINT."""
     configure_logging(logging.WARNING)
     settings = read_settings(config)
-    if server_authorities is not None and settings.server_authorities is None:
-        files = {"server_certificate": server_certificate, "server_key": server_key}
-        settings = settings.model_copy(update={"server_authorities": server_authorities, **files})
+    files = {"server_authorities": server_authorities, "server_certificate": server_certificate, "server_key": server_key}
+    settings = settings.model_copy(update={name: file for name, file in files.items() if getattr(settings, name) is None})
     uvloop.run(run(repo.resolve(), server, port, settings))
 
 
@@ -66,9 +65,8 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
 
 def _choose_tls(settings: GatewaySettings) -> Tls | None:
     """Return the TLS files for calls to the servers; None for plain gRPC."""
-    if settings.server_authorities is None and settings.server_certificate is None:
-        return None
-    return Tls(settings.server_authorities, settings.server_key, settings.server_certificate)
+    files = (settings.server_authorities, settings.server_key, settings.server_certificate)
+    return None if files == (None, None, None) else Tls(*files)
 
 
 @app.command()

@@ -41,6 +41,7 @@ from gateway.shop import Shop
 from gateway.tracing import Tracing
 from live.exposures import ExposureLog
 from serving.contract.errors import RecommenderError as ServingError
+from serving.contract.errors import RequestError
 from serving.live.store import live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
@@ -237,6 +238,10 @@ def _handle_errors(app: FastAPI) -> None:
     async def answer_client_error(_: Request, error: RecommenderError) -> JsonResponse:
         return error_response(STATUS.get(error.status, 503), error.status, str(error))
 
+    @app.exception_handler(RequestError)
+    async def answer_malformed_request(_: Request, error: RequestError) -> JsonResponse:
+        return error_response(STATUS[error.status], error.status, str(error))
+
     @app.exception_handler(ServingError)
     async def answer_repository_error(_: Request, error: ServingError) -> JsonResponse:
         return error_response(503, "UNAVAILABLE", str(error))
@@ -248,7 +253,9 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def answer_http_error(_: Request, error: HTTPException) -> JsonResponse:
-        return error_response(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
+        response = error_response(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
+        response.headers.update(error.headers or {})  # such as the methods that a path allows
+        return response
 
     @app.exception_handler(Exception)
     async def answer_unexpected_error(_: Request, error: Exception) -> JsonResponse:

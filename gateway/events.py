@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -17,11 +17,13 @@ MOST_EVENTS = 1_000
 MOST_SESSION_CHARACTERS = 256
 CHUNK = 32  # events sent in one request
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 Result = dict[str, Any]
 
 
 class EventBody(BaseModel):
-    """One event as a shop sends it: of a user, or of the session of a visitor without a user id.
+    """One event as a shop sends it. It has a user, or the session of a visitor without a user id.
 
     timestamp: ISO 8601 (UTC if it names no zone), or milliseconds since 1970
     """
@@ -53,7 +55,8 @@ class EventBody(BaseModel):
             moment = datetime.fromisoformat(value)
         except ValueError:
             raise ValueError("expected ISO 8601, such as 2026-03-01T12:00:00Z, or milliseconds since 1970") from None
-        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
+        since_epoch = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH
+        return since_epoch // timedelta(milliseconds=1)  # exact: float seconds may lose a millisecond
 
 
 class Recorder:
@@ -65,7 +68,7 @@ class Recorder:
     async def record(self, bodies: Sequence[Any]) -> list[Result]:
         """Return one result per event, in their order: its sequence and id, or its error.
 
-        An event without an id gets one, so that it can be sent again after a make_failure and still counts once.
+        An event without an id gets one, so that the client can retry it and it still counts once.
         """
         results: list[Result] = [{} for _ in bodies]
         events: dict[int, Event] = {}
@@ -80,19 +83,19 @@ class Recorder:
                 results[row] = make_failure(error.status, str(error))
         rows = list(events)
         for start in range(0, len(rows), CHUNK):
-            part = rows[start : start + CHUNK]
-            for row, result in zip(part, await self._send([events[row] for row in part]), strict=True):
+            chunk = rows[start : start + CHUNK]
+            for row, result in zip(chunk, await self._send([events[row] for row in chunk]), strict=True):
                 results[row] = result
         for result in results:
             self._metrics.events.labels(result["error"]["code"] if "error" in result else "accepted").inc()
         return results
 
-    async def change(self, kind: str, record: str, columns: dict[str, Any]) -> int:
+    async def change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> int:
         """Make a change of an item or user durable. Return its sequence. Raises the client's RecommenderError.
 
-        kind: "item" or "user"; record: its id as the shop writes it; columns: the changed ones by name
+        kind: "item" or "user"; shop_id: its id as the shop writes it; columns: the changed ones by name
         """
-        record_id = self._shop.item_id(record) if kind == "item" else self._shop.user_id(record)
+        record_id = self._shop.item_id(shop_id) if kind == "item" else self._shop.user_id(shop_id)
         return await self._recommender.upsert(kind, record_id, columns)
 
     def _event(self, body: EventBody) -> Event:
@@ -122,4 +125,5 @@ class Recorder:
 
 
 def make_failure(code: str, message: str) -> Result:
+    """Return the result of an event that was not recorded. code: a gRPC status name"""
     return {"error": {"code": code, "message": message}}

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +26,10 @@ from triton_recommender.tensors import PAD_ID
 
 log = logging.getLogger("gateway")
 
-MOST_SHADOWS = 16  # shadow requests in flight; beyond that none is sent, so that a slow challenger does not pile them up
+MOST_SHADOWS = 16  # shadow requests in flight; further ones are not sent, so that they do not pile up at a slow challenger
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
 
-AskChampion = Callable[[], Awaitable[Recommendations]]
-AskChallenger = Callable[[int], Awaitable[Recommendations]]  # takes a generation
+Ask = Callable[[], Awaitable[Recommendations]]
 
 
 class Enrolment(NamedTuple):
@@ -57,9 +57,10 @@ NO_EXPERIMENT = Enrolment()
 
 @dataclass(frozen=True)
 class Shown:
-    """An answer as it is shown. failed: whether the challenger gave no answer, so that the champion's is shown.
+    """An answer as it is shown.
 
     teams: of an interleaved answer, the team of each item (trials/interleaving.py); None for other answers
+    failed: whether the challenger gave no answer, so that the champion's is shown
     """
 
     answer: Recommendations
@@ -85,8 +86,8 @@ class Experiments:
     def enrol(self, user_id: int | None, forced: int | None, champion: int) -> Enrolment:
         """Return a request's part in the experiment.
 
-        user_id: int64 id on the wire; None without a user, who then takes part in no experiment
-        forced: the generation that the caller demands; None: the experiment decides. champion: the generation that answers
+        user_id: int64 id on the wire; None, for a request without a user, takes part in no experiment
+        forced: the generation that the caller demands; None: the experiment decides. champion: the served generation
         """
         if forced is not None:
             return Enrolment(challenger=None if forced == champion else forced)
@@ -100,41 +101,48 @@ class Experiments:
         self,
         enrolment: Enrolment,
         request_id: str,
-        ask_champion: AskChampion,
-        ask_challenger: AskChallenger,
+        ask_champion: Ask,
+        ask_challenger: Callable[[int], Awaitable[Recommendations]],
         log_shadow: Callable[[Recommendations | None, float], None],
     ) -> Shown:
         """Return what a user is shown. Raises the errors of the champion's client.
 
-        A forced generation that the server does not hold raises InvalidRequest.
-        log_shadow: called with the answer of a shadow (None if it failed) and its latency in seconds
+        A forced generation that the server does not hold raises InvalidRequest. ask_challenger: takes a generation
+        log_shadow: called with the answer of a shadow (None if it failed) and its latency in seconds, but not for a request
+            that the challenger refuses as invalid
         """
         if enrolment.challenger is None:
             return Shown(await ask_champion())
-        call = ask_challenger(enrolment.challenger)
+        call = partial(ask_challenger, enrolment.challenger)
         if not enrolment.experiment:
-            return Shown(await _await_forced(call, enrolment.challenger))
+            return Shown(await _ask_forced(call, enrolment.challenger))
         if enrolment.arm == CHALLENGER_ARM:
             answer = await _attempt(call)
             return Shown(await ask_champion(), failed=True) if answer is None else Shown(answer)
         if enrolment.arm == INTERLEAVED_ARM:
             champions, challengers = await asyncio.gather(ask_champion(), _attempt(call))
             return Shown(champions, failed=True) if challengers is None else interleave(champions, challengers, request_id)
-        self._ask_shadow(call, log_shadow)
+        self._start_shadow(call, log_shadow)
         return Shown(await ask_champion())
 
     def close(self) -> None:
         for task in self._shadows:
             task.cancel()
 
-    def _ask_shadow(self, call: Awaitable[Recommendations], log_shadow: Callable) -> None:
+    def _start_shadow(self, call: Ask, log_shadow: Callable[[Recommendations | None, float], None]) -> None:
         async def ask() -> None:
             began_s = time.monotonic()
-            answer = await _attempt(call)
+            answer: Recommendations | None = None
+            try:
+                answer = await call()
+            except InvalidRequest as error:  # probably the caller's fault, which must not count against the challenger
+                _log_failure(error)
+                return
+            except Exception as error:
+                _log_failure(error)
             log_shadow(answer, time.monotonic() - began_s)
 
         if len(self._shadows) >= MOST_SHADOWS:
-            call.close()  # type: ignore[attr-defined]  # asyncio warns of a coroutine that is neither awaited nor closed
             return
         task = asyncio.create_task(ask())
         self._shadows.add(task)
@@ -142,9 +150,10 @@ class Experiments:
 
 
 def interleave(champions: Recommendations, challengers: Recommendations, seed: str) -> Shown:
-    """Return one list drafted from both generations' items, each with its own generation's score. seed: of the coin flips
+    """Return one list drafted from both generations' items, each with the score of the generation that it comes from.
 
-    The coin flips alone decide down to the first place that either server drew; from there on, propensities are unknown.
+    seed: of the coin flips. They alone decide the places before the first that either server drew at random; from there on,
+    propensities are unknown.
     """
     length = max(len(champions), len(challengers))
     first, second = (
@@ -169,13 +178,13 @@ def interleave(champions: Recommendations, challengers: Recommendations, seed: s
 
 
 def count_certain(answer: Recommendations) -> int:
-    """Return the number of places before the first that the server drew, or may have drawn."""
+    """Return the number of places before the first whose item the server drew, or may have drawn, at random."""
     return next((place for place, chance in enumerate(answer.propensities) if chance != 1.0), len(answer.propensities))
 
 
-async def _await_forced(call: Awaitable[Recommendations], generation: int) -> Recommendations:
+async def _ask_forced(call: Ask, generation: int) -> Recommendations:
     try:
-        return await call
+        return await call()
     except ModelNotFound as error:
         raise InvalidRequest(
             f"generation is {generation}, which the server does not hold; expected the one that it serves, or the challenger "
@@ -183,12 +192,17 @@ async def _await_forced(call: Awaitable[Recommendations], generation: int) -> Re
         ) from error
 
 
-async def _attempt(call: Awaitable[Recommendations]) -> Recommendations | None:
-    """Return the challenger's answer; None if it failed, which is logged. Raises InvalidRequest: no server can answer that."""
+async def _attempt(call: Ask) -> Recommendations | None:
+    """Return the challenger's answer; None if it failed, which is logged.
+
+    A request that the challenger refuses as invalid goes to the champion too, which may know other context columns.
+    """
     try:
-        return await call
-    except InvalidRequest:
-        raise
+        return await call()
     except Exception as error:  # any failure: the champion answers instead
-        log.warning("the challenger failed: %s", error, exc_info=not isinstance(error, RecommenderError))
+        _log_failure(error)
         return None
+
+
+def _log_failure(error: Exception) -> None:
+    log.warning("the challenger failed: %s", error, exc_info=not isinstance(error, RecommenderError))

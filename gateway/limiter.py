@@ -4,7 +4,7 @@
                               └─▶ below it, and the limit was in use: it rises by one
 
 This is AIMD (additive increase, multiplicative decrease), as TCP uses it to find an unknown bandwidth. The target is a multiple
-of the latency without a queue, estimated as the smallest median of the last windows. Beyond the limit a request is shed at
+of the latency without a queue, estimated as the smallest median of the last windows. A request beyond the limit is shed at
 once, because its answer would come too late anyway. Priority classes may use different shares of the limit, so that a mailing
 gives way to a checkout.
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 SHARES = {"high": 1.0, "normal": 0.8, "low": 0.4}  # of the limit, by priority; "high" may exceed the limit by RESERVED requests
 RESERVED = 8
-LEAST, FIRST = 10, 16  # with fewer, the stages of an ensemble, each of which works on a batch of its own, would run dry
+LEAST, FIRST = 10, 16  # lowest and first limit; with fewer in flight, some stages of the ensemble would be idle
 WINDOW_ANSWERS, WINDOW_S = 20, 0.1
 BASELINE_WINDOWS = 300
 BACK_OFF = 0.9
@@ -56,11 +56,15 @@ class Limiter:
         self._busiest = max(self._busiest, self.in_flight)
         return self._clock_s()
 
-    def end(self, began_s: float) -> None:
-        """Count the end of a request, answered or failed. began_s: what `begin` returned"""
+    def end(self, began_s: float, failed: bool = False) -> None:
+        """Count the end of a request. began_s: what `begin` returned
+
+        A fast failure, such as a refused connection, says nothing about the latency of answers. A slow one does, and counts.
+        """
         now_s = self._clock_s()
         self.in_flight -= 1
-        self._latencies_s.append(now_s - began_s)
+        if not failed or now_s - began_s > self.target_s:
+            self._latencies_s.append(now_s - began_s)
         if len(self._latencies_s) >= WINDOW_ANSWERS and now_s - self._window_began_s >= WINDOW_S:
             self._adapt(now_s)
 

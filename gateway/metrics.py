@@ -19,9 +19,9 @@ class Metrics:
         self._labelled: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.fallbacks = Counter("gateway_fallbacks", "Answers with popular items", ["reason"], registry=registry)
         self.events = Counter("gateway_events", "Events by outcome", ["outcome"], registry=registry)
-        self.in_flight = Gauge("gateway_recommendations_in_flight", "Questions that wait for a server", registry=registry)
-        self.limit = Gauge("gateway_recommendations_limit", "Questions that may wait at once, as adapted", registry=registry)
-        self.shed = Counter("gateway_shed", "Questions not asked, for want of room", ["priority"], registry=registry)
+        self.in_flight = Gauge("gateway_recommendations_in_flight", "Recommendations that wait for a server", registry=registry)
+        self.limit = Gauge("gateway_recommendations_limit", "Adaptive limit of recommendations in flight", registry=registry)
+        self.shed = Counter("gateway_shed", "Recommendations shed because of the limit", ["priority"], registry=registry)
         self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:

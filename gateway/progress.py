@@ -20,7 +20,7 @@ from serving.contract.errors import DependencyError
 log = logging.getLogger("gateway")
 
 PROJECT = Path(__file__).parents[1]
-KEPT_S = 10.0  # a report is not read again for so long
+KEPT_S = 10.0  # for this long a report is reused
 NICENESS = 10
 
 

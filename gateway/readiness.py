@@ -1,4 +1,4 @@
-"""Whether a server answers: one real request at most a second, however many ask."""
+"""Find out whether the servers answer, by at most one real request a second, however many callers ask."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ KEPT_S = 1.0
 
 
 class Readiness:
+    """Asks the servers on demand, and keeps what they said for KEPT_S. Belongs to one event loop."""
+
     def __init__(self, recommender: AsyncRecommender) -> None:
         self._recommender, self._asking = recommender, asyncio.Lock()
         self._health: list[Health] = []

@@ -144,12 +144,14 @@ class Answering:
         if not limiter.admits(question.priority):
             self._metrics.shed.labels(question.priority).inc()
             raise Overloaded(f"{limiter.in_flight} recommendations wait already, as many as are answered in time. Try again.")
-        began_s = limiter.begin()
+        began_s, failed = limiter.begin(), True
         try:
             async with asyncio.timeout(question.deadline_s + GRACE_S):
-                return await self._experiments.answer(enrolment, request_id, ask_champion, ask_challenger, log_shadow)
+                shown = await self._experiments.answer(enrolment, request_id, ask_champion, ask_challenger, log_shadow)
+                failed = False
+                return shown
         finally:
-            limiter.end(began_s)
+            limiter.end(began_s, failed)
             self._metrics.in_flight.set(limiter.in_flight)
             self._metrics.limit.set(limiter.limit)
 

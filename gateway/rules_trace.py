@@ -77,7 +77,7 @@ def add_rules(config: RulesConfig, items: np.ndarray) -> Iterator[tuple[str, Rul
 
 
 def list_unserved(served: np.ndarray, before: np.ndarray, items: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the columns, int [N], that are not served and not blocked, in the order they had before.
+    """Return the columns, int [N], that are neither served nor blocked, in the order they had before.
 
     served: int [K] columns, before: int [M] columns, -1 = none in both; items: ITEM_RULES; positions: int64 [M]
     """
@@ -86,6 +86,6 @@ def list_unserved(served: np.ndarray, before: np.ndarray, items: np.ndarray, pos
 
 
 def find_rank(columns: np.ndarray, column: int) -> int | None:
-    """Return the rank of a column in a list, int [M], counted from 1; None if it is not in it. -1 in the list = none"""
+    """Return the rank of a column, counted from 1; None if the list does not have it. columns: int [M], -1 = none"""
     places = np.flatnonzero(columns[columns >= 0] == column)
     return int(places[0]) + 1 if len(places) else None

@@ -19,29 +19,45 @@ def new_token(file: Path, name: str) -> str:
     """Add a new token's hash to a file, and return the token, which is stored nowhere. Raises ConfigError."""
     if not name.isidentifier():
         raise ConfigError(f"The name {name!r} is not usable; expected letters, digits and _, such as shop.")
-    if file.exists() and name in read_tokens(file).values():
+    text = _read_text(file) if file.exists() else ""
+    if name in _parse_tokens(file, text).values():
         raise ConfigError(f"{file} has a token called {name} already. Choose another name, or remove its line to revoke it.")
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "a") as lines:
-        lines.write(f"{name} {digest(token)}\n")
+    line_end = "" if text.endswith("\n") or not text else "\n"  # an editor may have left it out
+    try:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as lines:
+            lines.write(f"{line_end}{name} {digest(token)}\n")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}. Choose another --file.") from error
     return token
 
 
 def read_tokens(file: Path) -> dict[str, str]:
     """Return the tokens of a file: digest -> name. Raises ConfigError if it is unreadable, malformed or empty."""
+    tokens = _parse_tokens(file, _read_text(file))
+    if not tokens:
+        raise ConfigError(f"{file} holds no token, so every request would be refused. Make one with `python -m gateway token`.")
+    return tokens
+
+
+def _read_text(file: Path) -> str:
     try:
-        lines = [line.split() for line in file.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}. Make it with `python -m gateway token`.") from error
-    for number, fields in enumerate(lines, 1):
-        if len(fields) != 2 or len(fields[1]) != 64:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}. Make it with `python -m gateway token`.") from error
+
+
+def _parse_tokens(file: Path, text: str) -> dict[str, str]:
+    tokens = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = line.split()
+        if fields and (len(fields) != 2 or len(fields[1]) != 64):
             raise ConfigError(
                 f"{file}, line {number}: expected a name and a SHA-256. Make lines with `python -m gateway token`."
             )
-    if not lines:
-        raise ConfigError(f"{file} holds no token, so every request would be refused. Make one with `python -m gateway token`.")
-    return {sha256: name for name, sha256 in lines}
+        if fields:
+            tokens[fields[1]] = fields[0]
+    return tokens
 
 
 def digest(token: str) -> str:

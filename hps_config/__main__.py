@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
+from zipfile import BadZipFile
 
 import numpy as np
 import typer
@@ -35,7 +36,10 @@ def plan(
     traces = read_traces(trace, description.specs) if trace else {}
     print_plan(planned, predict(planned, traces), Console())
     if write:
-        write_ps_json(write, description, planned)
+        try:
+            write_ps_json(write, description, planned)
+        except OSError as error:
+            raise ConfigError(f"{write} cannot be written: {error.strerror}. Choose another --write.") from error
         typer.echo(f"wrote {write}")
 
 
@@ -54,18 +58,19 @@ def read_traces(path: Path, tables: tuple[TableSpec, ...]) -> dict[str, np.ndarr
     """Return the traces of a file: table name -> int64 [N] keys in order of use. Raises ConfigError."""
     try:
         loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        if not isinstance(loaded, np.ndarray):
+            with loaded:
+                return dict(loaded)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise ConfigError(
             f"{path} cannot be read as a key trace: {error}. Expected .npy or .npz. Write it with np.save or np.savez."
         ) from error
-    if isinstance(loaded, np.ndarray):
-        if len(tables) != 1:
-            raise ConfigError(
-                f"{path} holds one array for {len(tables)} tables. Expected an .npz with one array per table. "
-                "Save it with np.savez(path, table_name=keys, ...)."
-            )
-        return {tables[0].name: loaded}
-    return {name: loaded[name] for name in loaded.files}
+    if len(tables) != 1:
+        raise ConfigError(
+            f"{path} holds one array for {len(tables)} tables. Expected an .npz with one array per table. "
+            "Save it with np.savez(path, table_name=keys, ...)."
+        )
+    return {tables[0].name: loaded}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def format_bytes(count: int) -> str:
 
 
 def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> None:
-    """Print bytes per level and process, predicted hit rates of the traced tables, and the list_assumptions behind them."""
+    """Print bytes per level and process, predicted hit rates of the traced tables, and the assumptions behind them."""
     parts = [_tabulate_levels(plan), _tabulate_totals(plan)]
     if hit_rates:
         parts.append(_tabulate_hit_rates(hit_rates))
@@ -38,7 +38,7 @@ def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> 
 
 
 def list_assumptions(plan: Plan, traced: bool) -> list[str]:
-    """Return the list_assumptions behind the figures of a plan, one sentence each."""
+    """Return the assumptions behind the figures of a plan, one sentence each. traced: whether hit rates were predicted"""
     sentences = [
         "L1: HPS has one for every table. Our own levels have none where L2 holds the whole table, because its shared rows are "
         "read as fast.",

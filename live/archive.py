@@ -34,11 +34,7 @@ FLAGS = {
     "kafka": Flags.KAFKA,
 }
 NUMBERS = ("user_id", "item_id", "time_ms", "received_ms", "value", "weight", "label")
-BYTES = {
-    "event_ids": "event_id",
-    "request_ids": "request_id",
-    "columns": "columns",
-}  # EventBatch's field -> segment's column
+BYTES = {"event_ids": "event_id", "request_ids": "request_id", "columns": "columns"}  # EventBatch's field -> segment's column
 
 
 @dataclass(frozen=True)
@@ -66,18 +62,21 @@ def list_segments(folder: Path) -> list[Segment]:
 def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Iterator[tuple[np.ndarray, EventBatch]]:
     """Yield (sequences int64 [N], events) of archive and store after the sequence `after`, in order, each event once.
 
-    most: the largest N
+    most: the largest N. Events that are moved into the archive meanwhile are not missed.
     """
     with closing(Reader(folder)) as reader:
-        with reader.snapshot() as snapshot:
-            names = snapshot.event_names()
-        for segment in list_segments(folder):
-            if segment.last > after:
-                yield from read_segment(segment, names, after, most)
-                after = segment.last
         while True:
             with reader.snapshot() as snapshot:
+                names = snapshot.event_names()
                 rows = [(sequence, bytes(packed)) for sequence, packed in islice(snapshot.events(after), most)]
+            # Listed after the snapshot: an event that had left the store by then is in one of these segments.
+            segments = [segment for segment in list_segments(folder) if segment.last > after]
+            archived = [segment for segment in segments if not rows or segment.first < rows[0][0]]
+            for segment in archived:
+                yield from read_segment(segment, names, after, most)
+                after = segment.last
+            if archived:
+                continue
             if not rows:
                 return
             yield np.array([sequence for sequence, _ in rows]), unpack(packed for _, packed in rows)

@@ -1,8 +1,8 @@
 """Erase a user's events and answers from store, archive, exposure log and Redis, and prove that nothing is left.
 
 An event stays in the log without its user and texts, so that the counts of its item can be replayed. What a generation learned
-stays until the next one; the weights that it would go on from are removed. LMDB reuses freed pages before the file grows; until
-then they hold old bytes without a reference.
+stays until the next one; the weights from which that would start are removed. LMDB reuses freed pages before the file grows;
+until then they hold old bytes without a reference.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def erase_user(writer: Writer, user_id: int, shared: RedisState | None = None) -
 
 
 def remove_learned(folder: Path) -> None:
-    """Remove the weights that the next generation would go on from. Raises RecommenderError. folder: of the live store"""
+    """Remove the weights from which the next generation would start. Raises RecommenderError. folder: of the live store"""
     if (folder / LEARNED).exists():
         try:
             shutil.rmtree(folder / LEARNED)
@@ -83,6 +83,8 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
     erasure = Erasure(digest, wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
     with open(os.open(folder / PROOFS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
         file.write(json.dumps(asdict(erasure)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     if any(erasure.left.values()):
         raise RecommenderError(
             f"User {user_id} still has {erasure.left}: events arrived meanwhile. Stop sending them, and erase again."
@@ -148,7 +150,7 @@ def read_shared_sequence(store: Store, shared: RedisState) -> int:
 
 
 def anonymize(batch: EventBatch, rows: np.ndarray) -> EventBatch:
-    """Return the events, those that are True in `rows`, bool [N], without their user and texts."""
+    """Return all events, where those that `rows`, bool [N], selects have lost their user and texts."""
     headers = batch.headers.copy()
     headers["user_id"][rows] = 0
     headers["flags"][rows] |= np.uint16(Flags.ERASED)

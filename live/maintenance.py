@@ -21,15 +21,16 @@ from serving.live.writer import Writer
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 LOCK = "maintenance.lock"
 USERS_PER_READ = 20_000  # a long read would keep LMDB from reusing old pages
-CHANGES_LEFT = 10_000  # so many superseded changes are not worth a transaction
-USERS_PER_WRITE = 1_000  # a long transaction would make events wait
+CHANGES_LEFT = 10_000  # fewer superseded changes are not worth a transaction
+USERS_PER_WRITE = 1_000  # a long transaction would delay events
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Limits of time and size for what is kept. 0 means for ever, or without a bound.
+    """Limits of time and size for what is kept. 0 means no limit, except for key_days.
 
-    key_days: how long events stay in the store, and their ids are known; archive_days, archive_bytes: bounds of the archive
+    key_days: how long events stay in the store, and repeated event ids are detected
+    archive_days, archive_bytes: bounds of the archive
     idle_days, session_hours: how long users and anonymous sessions without events are kept; most_users: their largest number
     """
 

@@ -35,7 +35,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class MessageDecoder:
-    """Turns messages into events, by the same rules as the models.
+    """Turns messages into events, by the same rules as `observe` and `upsert`.
 
     inputs: tensors of `observe`; codes: code of each event kind in the store, see EventAdmission
     """
@@ -72,7 +72,7 @@ class MessageDecoder:
 
 
 class Rows:
-    """Collects messages of one kind as columns. tensors: those that a message may name"""
+    """Collects messages of one kind as columns. tensors: the fields that a message may have"""
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         self._tensors = {tensor.name: tensor for tensor in tensors}

@@ -40,17 +40,19 @@ def interleave(
     a: Callable[[], dict[str, float]], b: Callable[[], dict[str, float]], rounds: int, step: Callable[[str], None]
 ) -> list[Ratio]:
     """Call both once per round, alternating the order. Return a Ratio per metric."""
-    taken: dict[str, list[dict[str, float]]] = {"A": [], "B": []}
+    measured: dict[str, list[dict[str, float]]] = {"A": [], "B": []}
     for number in range(rounds):
         for name, call in [("A", a), ("B", b)] if number % 2 == 0 else [("B", b), ("A", a)]:
             step(f"round {number + 1}: {name}")
-            taken[name].append(call())
-    metrics = taken["A"][0]
-    return [Ratio(metric=m, a=[x[m] for x in taken["A"]], b=[x[m] for x in taken["B"]]) for m in metrics]
+            measured[name].append(call())
+    metrics = measured["A"][0]
+    return [Ratio(metric=m, a=[x[m] for x in measured["A"]], b=[x[m] for x in measured["B"]]) for m in metrics]
 
 
-def compare(repo_a: Path, repo_b: Path, folder: Path, rounds: int, clients: int, window_s: float, step) -> Comparison:
-    """Serve both, compare their answers to A's recorded requests, then measure in turns."""
+def compare(
+    repo_a: Path, repo_b: Path, folder: Path, rounds: int, clients: int, window_s: float, step: Callable[[str], None]
+) -> Comparison:
+    """Serve both, compare their answers to A's recorded requests, then measure in turns. folder: for raw results"""
     with own_server(repo_a) as server_a, own_server(repo_b) as server_b:
         servers = zip((server_a, server_b), "AB", strict=True)
         bench_a, bench_b = (new_bench(read_site(server.state), label, folder / label) for server, label in servers)
@@ -78,7 +80,7 @@ def _figures(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
 
 
 def differing_answers(a: Bench, b: Bench) -> str:
-    """Return "" when both answer A's recorded requests alike (ids equal, scores within 1e-5)."""
+    """Return "" when both answer A's recorded requests alike (ids equal, scores within 1e-5), else the difference."""
     requests = first_rows(read_requests(a.site.repo, a.site.generation))
     of_a, of_b = (ask_server(bench.site.grpc_url, bench.specs[ENSEMBLE], requests) for bench in (a, b))
     return compare_answers(of_b, of_a)
@@ -86,7 +88,10 @@ def differing_answers(a: Bench, b: Bench) -> str:
 
 @contextlib.contextmanager
 def repository(text: str, data: str) -> Iterator[Path]:
-    """Yield the repository folder `text`. If it is a commit, check it out aside and export `data` with its code."""
+    """Yield the repository folder `text`. If it is a commit, check it out elsewhere and export `data` with its code.
+
+    data: a folder, or the name of a data set. Raises ConfigError or ExportError.
+    """
     if Path(text).is_dir():
         read_repository(Path(text))
         yield Path(text)
@@ -98,7 +103,8 @@ def repository(text: str, data: str) -> Iterator[Path]:
         tree, repo = Path(scratch) / "tree", Path(scratch) / "repo"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(tree), text], cwd=PROJECT, check=True)
         try:
-            command = [sys.executable, "-m", "export", "build", "--data", data, "--profile", "cpu", "--repo", str(repo)]
+            source = str(Path(data).resolve()) if Path(data).is_dir() else data  # the export runs in another folder
+            command = [sys.executable, "-m", "export", "build", "--data", source, "--profile", "cpu", "--repo", str(repo)]
             done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
             if done.returncode:
                 raise ExportError(f"Commit {text} does not export {data}: {done.stderr.strip()[-500:]}")

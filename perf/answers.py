@@ -19,11 +19,11 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ModelSpec
 
 COMPARED_ROWS = 256
-AT_ONCE = 64  # the largest batch: more of them would only wait
+AT_ONCE = 64  # the largest batch, so that further ones would only wait
 
 
 def is_comparable(repo: Path, generation: int) -> bool:
-    """Return whether a server must give the recorded answers. It need not where rows are updated while they are served."""
+    """Return whether a server must give the recorded answers: it need not if rows are updated while they are served."""
     return not has_update_source(repo, generation)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from perf import ab as ab_mode
 from perf import slo
 from perf import sweep as sweep_mode
 from perf.bench import new_bench, watched
-from perf.command import BROKEN, progress, run
+from perf.command import BROKEN, parse_numbers, progress, refuse_options_before, run
 from perf.live.cli import app as live_app
 from perf.load import schedule
 from perf.load.open_loop import PARTS
@@ -58,15 +59,6 @@ def main_run(
         bench = new_bench(site, label)
         sweep_mode.measure_all(bench, window_s=window_s, rounds=rounds)
     finish_run(bench.run, bench.folder, bounds)
-
-
-def refuse_options_before(context: typer.Context) -> None:
-    """Raise ConfigError for options before a command, which would ignore them and run for minutes with its defaults."""
-    sources = ((p.opts[-1], context.get_parameter_source(p.name)) for p in context.command.params)
-    given = [option for option, source in sources if source and source.name == "COMMANDLINE"]
-    if given:
-        command = context.invoked_subcommand
-        raise ConfigError(f"{', '.join(given)} must follow {command}, which ignores options before it. Write {command} first.")
 
 
 @app.command()
@@ -200,18 +192,18 @@ def slo_facts(verdicts: list[slo.Verdict]) -> dict[str, object]:
 
 
 def read_document(source: str) -> dict:
-    if source in ("", "-"):
-        text = sys.stdin.read() if source else ""
+    """Return the document of a run. source: its folder, "" = the latest run, "-" = stdin, or a file whose last line it is."""
+    if source == "-":
+        text = sys.stdin.read()
     elif Path(source).is_file():
         text = Path(source).read_text()
     else:
-        text = ""
-    if not text:
         return summarise(load_run(Path(source) if source else find_latest_run()))
+    last_line = text.strip().rpartition("\n")[2]
     try:
-        return dict(json.loads(text.strip().splitlines()[-1]))
-    except (ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"The last line of {source} is not the JSON of a run: {error}.") from error
+        return dict(json.loads(last_line))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"The last line of {source} is not the JSON of a run, but {last_line[:80]!r}.") from error
 
 
 def require_model(model: str, stages: tuple[str, ...]) -> None:
@@ -226,7 +218,8 @@ def require_model(model: str, stages: tuple[str, ...]) -> None:
     raise ConfigError(f"There is no model {model!r}; these are: {', '.join((ENSEMBLE, *stages))}.")
 
 
-def choose_arrivals(arrivals: str, rate: float, duration_s: float):
+def choose_arrivals(arrivals: str, rate: float, duration_s: float) -> Callable[[np.random.Generator], np.ndarray]:
+    """Return a function that draws the due instants of a load, float64 [N] seconds from its start."""
     if arrivals == "poisson":
         return lambda rng: schedule.draw_poisson(rate, duration_s, rng)
     if arrivals == "volleys":
@@ -235,16 +228,6 @@ def choose_arrivals(arrivals: str, rate: float, duration_s: float):
         return lambda rng: schedule.draw_bursts(rate, duration_s, rng)
     times_s = schedule.read_times(arrivals)
     return lambda rng: schedule.draw_recorded(times_s, rate, duration_s, rng)
-
-
-def parse_numbers(text: str) -> list[float]:
-    try:
-        numbers = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not a list of numbers: {error}. Example: 1,8,32.") from error
-    if not numbers or not np.all(np.array(numbers) > 0):
-        raise ConfigError(f"{text!r} holds no positive numbers. Example: 1,8,32.")
-    return numbers
 
 
 def stdout_console() -> Console:

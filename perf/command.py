@@ -1,8 +1,9 @@
-"""Shared by every command: progress on stderr, and the way it ends."""
+"""Shared by the commands: options and lists that are refused, progress on stderr, and exit codes."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -13,16 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tritonclient.utils import InferenceServerException
 
-from serving.contract.errors import RecommenderError
+from serving.contract.errors import ConfigError, RecommenderError
 
-BROKEN, ERROR = 1, 2  # exit codes: a bound was missed; an error that users can mend
+BROKEN, ERROR = 1, 2  # exit codes: a bound was missed; an error that users can fix
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """Run a command line. An error that users can mend is one line on stderr, without a traceback.
+    """Run a command line. An error that users can fix is one line on stderr, without a traceback.
 
-    SIGTERM and SIGHUP leave by the same clean-up as an exception. Otherwise suspended servers would stay suspended for
-    good, with their memory.
+    SIGTERM and SIGHUP lead to the same clean-up as an exception. Otherwise suspended servers would stay suspended for
+    ever, with their memory.
     """
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
@@ -32,6 +33,26 @@ def run(app: typer.Typer, name: str) -> None:
     except (RecommenderError, InferenceServerException) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(ERROR)
+
+
+def refuse_options_before(context: typer.Context) -> None:
+    """Raise ConfigError for options before a command, which would ignore them and run for minutes with its defaults."""
+    sources = ((p.opts[-1], context.get_parameter_source(p.name)) for p in context.command.params)
+    given = [option for option, source in sources if source and source.name == "COMMANDLINE"]
+    if given:
+        command = context.invoked_subcommand
+        raise ConfigError(f"{', '.join(given)} must follow {command}, which ignores options before it. Write {command} first.")
+
+
+def parse_numbers(text: str) -> list[float]:
+    """Return the positive numbers of a comma list. Raises ConfigError."""
+    try:
+        numbers = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not a list of numbers: {error}. Example: 1,8,32.") from error
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise ConfigError(f"{text!r} is not a list of positive, finite numbers. Example: 1,8,32.")
+    return numbers
 
 
 def leave(signum: int, _frame: object) -> None:

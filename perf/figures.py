@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from perf.command import BROKEN
-from perf.report.results import read_circumstances, to_json_line
+from perf.report.results import to_json_line
 from perf.report.tables import Row, Table
 from server.environment import PROJECT
 
@@ -40,7 +40,7 @@ class Figure(BaseModel, frozen=True):
 
     @property
     def met(self) -> bool | None:
-        """Return whether the median keeps the bounds; None without a bound."""
+        """Whether the median keeps the bounds; None without a bound."""
         if self.at_most is None and self.at_least is None:
             return None
         below = self.at_most is None or self.median <= self.at_most
@@ -87,11 +87,6 @@ class Result(BaseModel, frozen=True):
         (folder / f"{self.name}.json").write_text(self.model_dump_json(indent=1, exclude_defaults=True) + "\n")
 
 
-def read_machine() -> dict[str, Any]:
-    """Return the code's commit, the cores and the load; call it before the measurement adds its own load."""
-    return read_circumstances()
-
-
 def finish(
     name: str,
     title: str,
@@ -104,7 +99,7 @@ def finish(
 ) -> None:
     """Print the figures, write the result file and the last line. Raises typer.Exit where a bound is missed.
 
-    differing_answers: which answers are wrong; the figures are not written then
+    machine: from `read_machine`; differing_answers: which answers are wrong, "" if none; if any, the figures are not written
     """
     where = f"{conditions}; {machine['cores']} cores, load average {machine['load_before']} at the start"
     result = Result(name=name, title=title, command=command, conditions=where, figures=[f.to_record() for f in figures])

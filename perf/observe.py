@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -91,9 +90,9 @@ class Counters:
 
 
 def read_counters(url: str) -> dict[str, Counters]:
-    """Return counters by model name, once they stand still; after a second of change, because others ask as well, as they are.
+    """Return counters by model name, once two readings are equal, or after a second, if others send requests too.
 
-    Triton counts a request after it has answered it.
+    Triton counts a request only after it has answered it.
     """
     with local_client(url) as client:
         last = parse_statistics(client.get_inference_statistics(as_json=True))
@@ -123,7 +122,7 @@ def parse_statistics(statistics: dict) -> dict[str, Counters]:
 
 
 def between(before: dict[str, Counters], after: dict[str, Counters]) -> dict[str, StageTimes]:
-    """Return the times of models that answered in between, without the ensemble, whose times are sums over its steps."""
+    """Return the times of the models that were called in between. Those of an ensemble are sums over its steps."""
     return {name: times for name, end in after.items() if (times := _difference(before.get(name, Counters()), end)).requests}
 
 
@@ -158,7 +157,7 @@ def read_samples(metrics_url: str) -> Samples:
     try:
         with urllib.request.urlopen(metrics_url, timeout=5) as page:
             return parse_metrics(page.read().decode())
-    except (urllib.error.URLError, TimeoutError):
+    except OSError:  # of urllib too
         return {}
 
 
@@ -215,20 +214,20 @@ class ProcessMemory(BaseModel, frozen=True):
 
 def read_memory(tag: str) -> list[ProcessMemory]:
     """Return the memory of the server's processes by this tag, tritonserver first."""
-    found = []
+    entries = []
     for process in members(tag):
-        with contextlib.suppress(psutil.Error):  # the process ended
+        with contextlib.suppress(psutil.Error):  # a process may have ended
             full = process.memory_full_info()
-            found.append(
+            entries.append(
                 ProcessMemory(name=_name(process), pid=process.pid, pss_mib=full.pss / 2**20, rss_mib=full.rss / 2**20)
             )
-    return sorted(found, key=lambda entry: (entry.name != "tritonserver", entry.name))
+    return sorted(entries, key=lambda entry: (entry.name != "tritonserver", entry.name))
 
 
 def _name(process: psutil.Process) -> str:
-    """Return a stub's model instance, from its arguments: its path, the model file, shared memory, …, instance, kind.
+    """Return the model instance of a stub; of other processes, the module that Python runs, or the program.
 
-    Of other processes: the module that Python runs, or the program.
+    The arguments of a stub are its path, the model file, shared memory, …, instance and kind.
     """
     arguments = process.cmdline()
     if not arguments[0].endswith("triton_python_backend_stub"):

@@ -12,7 +12,7 @@ from serving.pipeline import Pipeline
 from serving.stages.search.search import Search
 from training.retrieval.effort import measure_recall, split_half, user_vectors
 
-WIDENED_BY, JUDGED_BY = 0, 1  # first of every other request: the requests that set the effort do not judge it
+WIDENED_BY, JUDGED_BY = 0, 1  # first of every other request: one half sets the effort, the other measures the recall
 
 
 def measure_served_recall(repo: Path) -> tuple[int, float]:
@@ -28,6 +28,6 @@ def compute_recall(search: Search, queries: np.ndarray, count: int) -> float:
 
 
 def recorded_vectors(pipeline: Pipeline, repo: Path, first: int) -> np.ndarray:
-    """Return user vectors float32 [Q, D] of every other recorded request; first: WIDENED_BY or JUDGED_BY."""
+    """Return the user vectors, float32 [Q, D], of every other recorded request. first: WIDENED_BY or JUDGED_BY"""
     stages, requests = pipeline.stages, read_requests(repo, pipeline.info.generation)
     return user_vectors(stages["preprocess"], stages["retrieve"], split_half(requests, first))

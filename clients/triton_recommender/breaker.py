@@ -1,7 +1,7 @@
 """A circuit breaker: an endpoint that fails is skipped for a while, so that not every call waits for it.
 
-Written here rather than taken from a package: an endpoint must be judged before it is chosen, from threads and from asyncio
-alike, and shared between attempts that overlap. The packages wrap one call, from either threads or asyncio.
+We do not use a package, because packages wrap one call, from either threads or asyncio. Here an endpoint is judged before it is
+chosen, from both, and attempts that overlap share one breaker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from threading import Lock
 class Breaker:
     """Closed: calls pass. After `threshold` failures in a row it opens for a pause; then one call per pause may try.
 
-    The pause doubles with each failed trial, from `first_pause_s` to `longest_pause_s`. One success closes it.
+    The pause doubles with each failed trial, from `first_pause_s` to `longest_pause_s`; late failures of calls that were made
+    before it opened do not double it. One success closes it.
     Safe to share between threads.
     """
 
@@ -28,6 +29,7 @@ class Breaker:
         self._threshold, self._first_pause_s, self._longest_pause_s = threshold, first_pause_s, longest_pause_s
         self._clock_s, self._lock = clock_s, Lock()
         self._failures, self._pause_s, self._open_until_s = 0, first_pause_s, 0.0
+        self._trial_is_pending = False
 
     @property
     def closed(self) -> bool:
@@ -41,19 +43,18 @@ class Breaker:
             now_s = self._clock_s()
             if now_s < self._open_until_s:
                 return False
-            self._open_until_s = now_s + self._pause_s
+            self._open_until_s, self._trial_is_pending = now_s + self._pause_s, True
             return True
 
     def record_success(self) -> None:
         with self._lock:
-            self._failures, self._pause_s = 0, self._first_pause_s
+            self._failures, self._pause_s, self._trial_is_pending = 0, self._first_pause_s, False
 
     def record_failure(self) -> None:
         with self._lock:
-            was_closed = self.closed
             self._failures += 1
             if self.closed:
                 return
-            if not was_closed:
-                self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+            if self._trial_is_pending:
+                self._pause_s, self._trial_is_pending = min(2 * self._pause_s, self._longest_pause_s), False
             self._open_until_s = self._clock_s() + self._pause_s

@@ -34,7 +34,7 @@ class Catalogue:
     titles:                  item id -> title
     item_names, user_names:  text id -> id on the wire; empty where the shop's ids are integers
     item_ids:                every item that this generation can answer with; empty: not known
-    text_ids:                compute the id of every text (`stable_id`) even where no table of names was published
+    text_ids:                compute ids of texts (`stable_id`) even where no table of names was published
     """
 
     generation: int | None = None
@@ -83,7 +83,7 @@ class Catalogue:
             ) from error
 
     def as_document(self) -> dict[str, Any]:
-        """Return what a server hands to clients that cannot read the repository: a dict that JSON can hold."""
+        """Return the catalogue as a dict for JSON, to be served to clients that cannot read the repository."""
         return {
             "generation": self.generation,
             "item_ids": sorted(self.item_ids),
@@ -144,20 +144,20 @@ class Catalogue:
         return [self._noticed(field_name, item, self.item_id, self.item_names, notices) for item in listed]
 
     def _noticed(self, field_name, value, resolve, names: Mapping[str, int], notices: list[Notice]):
-        found = resolve(value)
-        if names and value is not None and not self._is_known(field_name, value, found, names):
+        resolved = resolve(value)
+        if names and value is not None and not self._is_known(field_name, value, resolved, names):
             kind = "user" if field_name == "user_id" else "item"
             message = f"{field_name}: no {kind} is called {value!r} in generation {self.generation}; treated as a new {kind}."
             notices.append(Notice(field_name, str(value), message))
-        return found
+        return resolved
 
-    def _is_known(self, field_name: str, value, found, names: Mapping[str, int]) -> bool:
+    def _is_known(self, field_name: str, value, resolved, names: Mapping[str, int]) -> bool:
         """Return whether a value names a known user or item. A number is never a name: 22423 is not the item "22423"."""
         if isinstance(value, str):
-            return value in names or found == _whole_number(value)
+            return value in names or resolved == _whole_number(value)
         if field_name == "user_id":
-            return found in self._known_users
-        return found in self._known_items or found in self.item_ids
+            return resolved in self._known_users
+        return resolved in self._known_items or resolved in self.item_ids
 
     def _id(self, value, names: Mapping[str, int], known: Mapping[int, str]):
         if not isinstance(value, str):
@@ -188,7 +188,7 @@ def _free_id(text: str, known: Mapping[int, str]) -> int:
 
 
 def _fetch(url: str) -> Any:
-    import urllib3  # only who reads a catalogue from a URL needs it
+    import urllib3  # imported late: only a catalogue at a URL needs it
 
     try:
         with urllib3.PoolManager() as pool:

@@ -97,18 +97,18 @@ class CacheUnavailable(RecommenderError):
 # Messages of tritonserver 2.51 and of the stages, with status UNAVAILABLE, when there is more work than they can do.
 _QUEUE_SAYS = ("maximum queue size", "timeout expired", "cannot be answered in time")
 
-# What it says, with status INTERNAL, about every request once a model's process was killed or crashed.
+# Its message, with status INTERNAL, for every request after a model's process was killed or crashed.
 STUB_DIED = "is not healthy"
 
-# What it says, with status UNAVAILABLE, when a caller lacks the header that opens a restricted protocol.
+# Its message, with status UNAVAILABLE, when a caller lacks the header that opens a restricted protocol.
 _RESTRICTED = "protocol is restricted"
 
-# What it says about a model that it does not serve: with status NOT_FOUND over gRPC, but 400 in places over HTTP.
+# Its message about a model that it does not serve: status NOT_FOUND over gRPC, but sometimes 400 over HTTP.
 _UNKNOWN = "unknown model"
 
 
 def from_status(status: str, details: str, url: str, timeout_s: float | None, call: Call | None = None) -> RecommenderError:
-    """Return the error for a gRPC status name such as "UNAVAILABLE" and the server's own words."""
+    """Return the error for a gRPC status name, such as "UNAVAILABLE", and the server's message."""
     details = details.partition("\n")[0]  # a traceback is for the server's log
     said = f" (it said: {details})" if details else ""
     if status in ("INVALID_ARGUMENT", "OUT_OF_RANGE") and _UNKNOWN not in details:
@@ -120,7 +120,7 @@ def from_status(status: str, details: str, url: str, timeout_s: float | None, ca
         remedy = "See what it serves with `python -m clients health`, and serve a repository that `make export` wrote."
         return ModelNotFound(f"The server at {url} does not know the model{said}. {remedy}", call)
     if status == "DEADLINE_EXCEEDED":
-        within = f" within {timeout_s:.2g} s" if timeout_s is not None else ""
+        within = f" within {timeout_s:.3g} s" if timeout_s is not None else ""
         remedy = "Allow more with Timeouts(request=…) or --timeout, or look whether the server is overloaded."
         return DeadlineExceeded(f"No answer from {url}{within}. {remedy}", call)
     if status == "RESOURCE_EXHAUSTED" or (status == "UNAVAILABLE" and any(words in details for words in _QUEUE_SAYS)):

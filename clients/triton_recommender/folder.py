@@ -45,7 +45,7 @@ def pinned_generation(repo: Path) -> int:
 
 
 def published_folder(repo: Path, generation: int) -> Path:
-    """Return the folder of what is published for people. Raises CatalogueMissing where that generation has none."""
+    """Return the folder of a generation's names and titles. Raises CatalogueMissing where it has none."""
     folder = repo / RECOMMEND / str(generation)
     if not (folder / "item_ids.npy").is_file():
         raise CatalogueMissing(f"{folder} holds no item_ids.npy; expected names and titles of that generation. {REMEDY}")
@@ -75,15 +75,15 @@ def read_names(path: Path) -> dict[str, int]:
 def list_users(repo: Path, count: int) -> list[str]:
     """Return at most `count` users, as the shop writes them, spread from the most to the least active.
 
-    Raises CatalogueError where no repository, or no store of users, is there, and when it is broken.
+    Raises CatalogueError when the repository or its store of users is missing or broken.
     """
     generation = pinned_generation(repo)
-    places = (
-        repo / RECOMMEND / str(generation) / "preprocess",
+    folders = (
+        repo / RECOMMEND / str(generation) / "preprocess",  # fused layout
         repo / "preprocess" / str(generation),
-        repo / "preprocess_features" / str(generation),
+        repo / "preprocess_features" / str(generation),  # merlin profile with NVTabular
     )
-    store = next((place for place in places if (place / "store").is_dir()), places[1]) / "store"
+    store = next((folder for folder in folders if (folder / "store").is_dir()), folders[1]) / "store"
     user_ids, events = open_array(store / "user_ids.npy"), open_array(store / "event_count.npy")
     if not len(user_ids):
         raise CatalogueError(f"{store} holds no user; expected one or more. {REMEDY}")

@@ -1,6 +1,6 @@
 """OpenTelemetry, where it is installed (`pip install triton-recommender[tracing]`): a span per call, its context as headers.
 
-Without the package, or without a configured SDK, calls are neither measured nor marked.
+Without the package, or without a configured SDK, calls have neither spans nor headers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`make check` on a merlin repository: find what NVIDIA's backends would refuse or answer wrongly, without starting them.
 
-BY_FORMAT_ONLY lists what only a real backend can confirm: here it was compared with the documented formats, and never loaded.
+BY_FORMAT_ONLY lists what only a real backend can confirm. We compared it with the documented formats, and never loaded it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BY_FORMAT_ONLY = {
 def by_format_only(repository: Path) -> tuple[str, ...]:
     """Return the unconfirmed facts about the backends that serve this repository."""
     kinds = {part.kind for part in list_parts(read_merlin_settings(repository))}
-    return tuple(what for kind, only in BY_FORMAT_ONLY.items() if kind in kinds for what in only)
+    return tuple(fact for kind, facts in BY_FORMAT_ONLY.items() if kind in kinds for fact in facts)
 
 
 def check_models(repository: Path) -> Iterator[Finding]:
@@ -89,8 +89,10 @@ def check_ensembles(repository: Path) -> Iterator[Finding]:
 
 def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], generation: int) -> Iterator[str]:
     """Yield the faults of one ensemble; none for a plain model."""
+    if config.platform != "ensemble":
+        return
     known = {tensor.name: describe_tensor(config, tensor) for tensor in config.input}
-    if both := sorted(known.keys() & {tensor.name for tensor in config.output} if known and is_ensemble(config) else ()):
+    if both := sorted(known.keys() & {tensor.name for tensor in config.output}):
         yield f"{', '.join(both)} is an input and an output of the same name: callers would get back what they sent"
     for step in config.ensemble_scheduling.step:
         if (model := configs.get(step.model_name)) is None:
@@ -105,13 +107,9 @@ def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], 
         )
         for tensor, source in step.input_map.items():
             if not can_connect(known.get(source), inputs.get(tensor)):
-                ends = " meets ".join(in_words(side) for side in (known.get(source), inputs.get(tensor)))
+                ends = " meets ".join(describe_end(side) for side in (known.get(source), inputs.get(tensor)))
                 yield f"Edge {source} -> {model.name}.{tensor}: {ends}"
         known |= {target: outputs.get(tensor) for tensor, target in step.output_map.items()}
-
-
-def is_ensemble(config: pb.ModelConfig) -> bool:
-    return config.platform == "ensemble"
 
 
 def describe_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
@@ -119,11 +117,12 @@ def describe_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutp
     return tensor.data_type, full_dims(config, tensor), read_record_fields(config, tensor.name)
 
 
-def in_words(meant: tuple[int, tuple[int, ...], str] | None) -> str:
-    if meant is None:
+def describe_end(end: tuple[int, tuple[int, ...], str] | None) -> str:
+    """Return one end of an edge for people. end: as `describe_tensor` returns it, None where there is no such tensor"""
+    if end is None:
         return "nothing"
-    kind, dims, fields = meant
-    return f"{pb.DataType.Name(kind)} {list(dims)}" + (f" ({fields})" if fields else "")
+    dtype, dims, fields = end
+    return f"{pb.DataType.Name(dtype)} {list(dims)}" + (f" ({fields})" if fields else "")
 
 
 def full_dims(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...]:
@@ -143,10 +142,12 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     settings = read_merlin_settings(repository)
     if not any(part.kind == HPS for part in list_parts(settings)):
         return
-    found = check_ps_json(repository / PS_FILE)
-    read = [Finding(f.level, f"{PS_FILE} {f.where}", f.fact, f"{f.remedy} {AGAIN}") for f in found]
-    yield from dict.fromkeys(read)  # both parsers may report the same fault
-    if count_errors(read):
+    findings = [
+        Finding(each.level, f"{PS_FILE} {each.where}", each.fact, f"{each.remedy} {AGAIN}")
+        for each in check_ps_json(repository / PS_FILE)
+    ]
+    yield from dict.fromkeys(findings)  # both parsers may report the same fault
+    if count_errors(findings):
         return
     generation, config = pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
     ps = read_ps_json(repository / PS_FILE)
@@ -166,14 +167,14 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     features = repository / RANK_FEATURES / str(generation)
     info = read_stage(features)
     own = PartSettings.of(features, info)
-    most = read_config(repository / RANK_FEATURES / CONFIG_FILE).max_batch_size
+    most_requests = read_config(repository / RANK_FEATURES / CONFIG_FILE).max_batch_size
     facts = (
         *hps_rules.tensor_faults(config),
         *hps_rules.find_instance_faults(config, params),
         *hps_rules.find_refresh_faults(config, params),
         *hps_rules.find_table_faults(params, repository, settings.mount),
         *hps_rules.find_key_faults(params, repository, settings.mount, features, own),
-        *hps_rules.find_batch_faults(params, keys_per_request(info, Sizes(**own.sizes)), most),
+        *hps_rules.find_batch_faults(params, keys_per_request(info, Sizes(**own.sizes)), most_requests),
     )
     for fact in facts:
         yield error(f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact)
@@ -235,9 +236,7 @@ def workflow_models(repository: Path) -> list[str]:
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:
-    """Run the recorded requests through the repository's own files, and yield an error unless the cpu profile's answers come
-    back.
-    """
+    """Yield an error when the repository's own files answer recorded requests differently from the cpu profile."""
     generation = pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
     settings = read_merlin_settings(repository)

@@ -1,4 +1,4 @@
-"""Make config.pbtxt of models that only the merlin profile has: stages that are ensembles, and the model of the `hps` backend.
+"""Make config.pbtxt of the models that only the merlin profile has: stages as ensembles, and the model of the `hps` backend.
 
 Triton refuses an ensemble with batches around a model without. The `hps` model has no batch axis, so `rank` and `recommend`
 around it have max_batch_size 0, and the first of their dims counts requests. Callers send the same tensors either way.
@@ -25,7 +25,7 @@ from serving.stages.parts.specs import (
     name_raw_tensor,
 )
 
-TUNED_BATCHES = (8, 32)  # for engines without preferred sizes, whose batches may have any size
+TUNED_BATCHES = (8, 32)  # for engines without preferred sizes: their batches may have any size
 
 
 def make_hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.ModelConfig:
@@ -56,7 +56,7 @@ def _name_edge(step: str, tensor: str) -> str:
     """Return the ensemble's name for a step's output tensor."""
     if step == PREPROCESS_WORKFLOW:  # its inputs and outputs share their names
         return name_encoded_tensor(tensor)
-    return {HPS_OUTPUT: FLAT}.get(tensor, tensor)
+    return FLAT if tensor == HPS_OUTPUT else tensor
 
 
 def make_ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.ModelConfig:

@@ -20,9 +20,9 @@ def find_version_faults(config: pb.ModelConfig, generation: int) -> Iterator[str
 
 
 def find_model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[str]:
-    """Yield a fault where Triton would not find the model file.
+    """Yield a fault where Triton would not find the model file. version: the version folder.
 
-    Engines are built on the serving machine, under one fixed name.
+    A missing engine is no fault: it is built on the serving machine.
     """
     expected = MODEL_FILES.get(config.backend)
     if expected is None:
@@ -35,7 +35,7 @@ def find_model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[st
 
 
 def find_warmup_faults(config: pb.ModelConfig, folder: Path) -> Iterator[str]:
-    """Yield the faults of a warm-up that does not match the model's inputs; such a model does not load. folder: `warmup`."""
+    """Yield the faults of a warm-up that does not match the model's inputs; such a model does not load. folder: `warmup/`."""
     inputs = {tensor.name: tensor for tensor in config.input}
     for warmup in config.model_warmup:
         if missing := sorted({name for name, tensor in inputs.items() if not tensor.optional} - {*warmup.inputs}):
@@ -62,6 +62,7 @@ def _find_tensor_faults(warmup: str, name: str, entry: pb.ModelWarmup.Input, sta
 
 
 def _find_file_faults(entry: pb.ModelWarmup.Input, path: Path) -> Iterator[str]:
+    """Yield a fault where the file of a warm-up tensor is missing or too short for one row."""
     where = f"warmup/{entry.input_data_file}"
     if not path.is_file():
         yield f"{where}: The file is missing"

@@ -1,4 +1,4 @@
-"""The DLRM's ONNX file behind the `hps` backend, with one flat tensor in place of user_rows and item_rows."""
+"""Rewrite the DLRM's ONNX file for the `hps` backend, whose output is one flat tensor of user_rows and item_rows."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from serving.contract.errors import ExportError
 FLAT = "embeddings"
 
 
-def with_flat_rows(network: Path, target: Path, user_slots: int, candidates: int, item_slots: int, width: int) -> None:
-    """Write `target`, which takes float32 [B * (Fu + C * Si) * W] in place of user_rows [B, Fu, W] and item_rows [B, C, Si, W].
+def flatten_rows(network: Path, target: Path, user_slots: int, candidates: int, item_slots: int, width: int) -> None:
+    """Write `target`, the network with one input FLAT, float32 [B * (Fu + C * Si) * W], for user_rows and item_rows.
 
-    Raises ExportError when `network` lacks one of the two inputs.
+    They are [B, Fu, W] and [B, C, Si, W]. `target` may be the same file. Raises ExportError when `network` lacks one of them.
     """
     model = onnx.load(str(network))
     inputs = {tensor.name: tensor for tensor in model.graph.input}
     if missing := {"user_rows", "item_rows"} - inputs.keys():
         raise ExportError(f"{network} lacks the inputs {sorted(missing)}; it has {sorted(inputs)}. Export the ranker again.")
-    of_user, of_items = user_slots * width, candidates * item_slots * width
+    user_values, item_values = user_slots * width, candidates * item_slots * width
     constants = {
-        "rows_shape": [-1, of_user + of_items],
+        "rows_shape": [-1, user_values + item_values],
         "rows_start": [0],
-        "rows_of_user": [of_user],
-        "rows_end": [of_user + of_items],
+        "user_rows_end": [user_values],
+        "rows_end": [user_values + item_values],
         "rows_axis": [1],
         "user_rows_shape": [-1, user_slots, width],
         "item_rows_shape": [-1, candidates, item_slots, width],
     }
     nodes = [
         helper.make_node("Reshape", [FLAT, "rows_shape"], ["rows_by_request"]),
-        helper.make_node("Slice", ["rows_by_request", "rows_start", "rows_of_user", "rows_axis"], ["user_rows_flat"]),
-        helper.make_node("Slice", ["rows_by_request", "rows_of_user", "rows_end", "rows_axis"], ["item_rows_flat"]),
+        helper.make_node("Slice", ["rows_by_request", "rows_start", "user_rows_end", "rows_axis"], ["user_rows_flat"]),
+        helper.make_node("Slice", ["rows_by_request", "user_rows_end", "rows_end", "rows_axis"], ["item_rows_flat"]),
         helper.make_node("Reshape", ["user_rows_flat", "user_rows_shape"], ["user_rows"]),
         helper.make_node("Reshape", ["item_rows_flat", "item_rows_shape"], ["item_rows"]),
     ]

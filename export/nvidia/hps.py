@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from export.nvidia.hugectr.model import slot_offsets
+from export.nvidia.hugectr.model import compute_slot_offsets
 from export.settings import Settings
 from export.tables import plan_tables
 from hps_config.description import PersistentSection, TableSection
 from hps_config.planning import plan_levels
 from hps_config.ps_writer import sparse_folder_name, write_ps_json
 from repository.config import Serving
+from serving.contract.artifacts import open_array
 from serving.stages.features.ranking import SCALE
 from serving.stages.parts.specs import RANK_EMBEDDINGS
 from serving.tables.formats.sparse_folder import write_sparse_folder
@@ -44,7 +45,13 @@ def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[st
     rows = np.concatenate(list(tables.values()))
     counts = np.concatenate([use_counts[name] for name in tables])
     write_sparse_folder(folder / sparse_folder_name(name_table(tables)), np.arange(len(rows)), rows, counts)
-    return slot_offsets(tables)
+    return compute_slot_offsets(tables)
+
+
+def read_uses(folder: Path, tables: Mapping[str, Sized], item_tables: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Return `estimate_uses` by the statistics in a version folder of `rank` or `rank_features`."""
+    popularity = np.asarray(open_array(folder, "popularity"))[:, 0]
+    return estimate_uses(tables, item_tables, np.asarray(open_array(folder, "item_rows")), popularity)
 
 
 def estimate_uses(

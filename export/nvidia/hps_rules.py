@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.nvidia.hps import PS_FILE, estimate_uses
+from export.nvidia.hps import PS_FILE, read_uses
 from export.nvidia.pipeline import map_to_host
 from hps_config.ps_config import ModelParams, PsConfig
 from serving.contract.artifacts import open_array
 from serving.stages.parts.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS, PartSettings
 from serving.tables.formats.sparse_folder import read_sparse_folder
 
-READ = {"refresh_interval", "refresh_delay", "freeze_sparse"}  # parameters of config.pbtxt
+KNOWN_PARAMETERS = {"refresh_interval", "refresh_delay", "freeze_sparse"}  # of config.pbtxt, that the backend reads
 CHUNK_ROWS = 1 << 16
 ROUNDING = 1e-6  # of use counts, whose last digits may differ between machines
 TENSORS = {KEYS: pb.TYPE_INT64, NUMKEYS: pb.TYPE_INT32}
@@ -61,10 +61,10 @@ def find_instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterato
 def find_refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
     """Yield faults of the refresh settings.
 
-    The interval is read from config.pbtxt, in whole seconds. The backend ignores parameters that are not in READ.
+    The interval is read from config.pbtxt, in whole seconds. The backend ignores parameters outside of KNOWN_PARAMETERS.
     """
-    if unread := sorted({*config.parameters} - READ):
-        yield f"The parameters {', '.join(unread)} are not read by the backend; it knows {', '.join(sorted(READ))}"
+    if unread := sorted({*config.parameters} - KNOWN_PARAMETERS):
+        yield f"The parameters {', '.join(unread)} are not read by the backend; it knows {', '.join(sorted(KNOWN_PARAMETERS))}"
     stated = config.parameters["refresh_interval"].string_value if "refresh_interval" in config.parameters else "0"
     if not stated.isdecimal():
         yield f"refresh_interval is {stated!r}: only whole seconds are read, and less than one never rests"
@@ -97,13 +97,12 @@ def find_non_finite(vectors: np.ndarray) -> int | None:
 
 
 def find_order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> str:
-    """Return "" when the hottest keys come first, by the statistics published with `rank_features`; else the fault."""
+    """Return the fault where a hotter key follows a colder one, by the statistics published with `rank_features`; else ""."""
     table = read_sparse_folder(map_to_host(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
     names = sorted(own.first_keys, key=own.first_keys.__getitem__)
     ends = [*(own.first_keys[name] for name in names[1:]), len(table.keys)]
     rows = {name: range(end - own.first_keys[name]) for name, end in zip(names, ends, strict=True)}
-    popularity = np.asarray(open_array(features, "popularity"))[:, 0]
-    uses = estimate_uses(rows, tuple(own.stage["item_tables"]), np.asarray(open_array(features, "item_rows")), popularity)
+    uses = read_uses(features, rows, tuple(own.stage["item_tables"]))
     in_order = np.concatenate([uses[name] for name in names])[table.keys]
     hotter = np.flatnonzero(in_order[1:] > in_order[:-1] * (1 + ROUNDING))
     if not len(hotter):
@@ -162,4 +161,5 @@ def find_batch_faults(params: ModelParams, keys_per_request: int, max_batch_size
 
 
 def find_model(config: PsConfig, name: str) -> ModelParams | None:
+    """Return a model's entry in ps.json, None without one."""
     return next((params for params in config.models if params.model == name), None)

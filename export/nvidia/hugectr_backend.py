@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.nvidia.hps import PS_FILE, estimate_uses
+from export.nvidia.hps import PS_FILE, read_uses
 from export.nvidia.hugectr.layers import DlrmLayers, layers_from_arrays
 from export.nvidia.hugectr.model import write_model
 from export.nvidia.source import Source
 from export.settings import Settings
 from hps_config.ps_writer import UPDATE_FILTERS
 from repository.models import write_config
-from serving.contract.artifacts import open_array
 from serving.contract.errors import ExportError
 from training.models.save_ranker import LAYERS_FILE
 
@@ -50,20 +49,16 @@ def write_hugectr_repository(source: Source, target: Path, settings: Settings) -
     Raises ExportError when `target` is a folder that no export wrote, or the backend would refuse the repository.
     """
     refuse_foreign(target)
-    shutil.rmtree(target, ignore_errors=True)
-    folder, tables = target / NAME / str(source.generation), source.load_tables()
-    layers = read_layers(source.folders["rank"] / LAYERS_FILE)
     rank = source.folders["rank"]
-    uses = estimate_uses(
-        tables,
-        tuple(source.info["rank"].settings["item_tables"]),
-        np.asarray(open_array(rank, "item_rows")),
-        np.asarray(open_array(rank, "popularity"))[:, 0],
-    )
-    write_model(folder, NAME, layers, tables, dict.fromkeys(tables, 1), uses)
-    entry, config = ps_entry(source, layers, settings), backend_config(source, layers, settings)
-    if faults := [*entry_faults(entry), *config_faults(config, entry)]:
+    layers = read_layers(rank / LAYERS_FILE)
+    entry = make_ps_entry(source, layers, settings)
+    config = make_backend_config(source, layers, settings, entry)
+    if faults := [*find_entry_faults(entry), *find_config_faults(config, entry)]:
         raise ExportError(f"The hugectr backend would not serve {NAME}: {'; '.join(faults)}. Report this as a bug.")
+    shutil.rmtree(target, ignore_errors=True)
+    tables = source.load_tables()
+    uses = read_uses(rank, tables, tuple(source.info["rank"].settings["item_tables"]))
+    write_model(target / NAME / str(source.generation), NAME, layers, tables, dict.fromkeys(tables, 1), uses)
     volatile = {"type": "parallel_hash_map", "num_partitions": 8, "update_filters": UPDATE_FILTERS}
     document = {"supportlonglong": True, "volatile_db": volatile, "models": [entry]}
     (target / PS_FILE).write_text(json.dumps(document, indent=1) + "\n")
@@ -90,10 +85,10 @@ def read_layers(path: Path) -> DlrmLayers:
         return layers_from_arrays({name: file[name] for name in file.files})
 
 
-def ps_entry(source: Source, layers: DlrmLayers, settings: Settings) -> dict[str, Any]:
-    """Return `models[0]` of ps.json."""
+def make_ps_entry(source: Source, layers: DlrmLayers, settings: Settings) -> dict[str, Any]:
+    """Return the model's entry in ps.json (`models[0]`)."""
     merlin, serving = settings.merlin, settings.serving_of()["rank"]
-    slots = len(source.load_tables())
+    slots = len(source.table_names)
     folder = f"{merlin.mount}/{NAME}/{source.generation}"
     return {
         "model": NAME,
@@ -118,9 +113,10 @@ def ps_entry(source: Source, layers: DlrmLayers, settings: Settings) -> dict[str
     }
 
 
-def backend_config(source: Source, layers: DlrmLayers, settings: Settings) -> pb.ModelConfig:
+def make_backend_config(source: Source, layers: DlrmLayers, settings: Settings, entry: dict[str, Any]) -> pb.ModelConfig:
+    """Return the model's config. entry: what `make_ps_entry` returned"""
     merlin, serving = settings.merlin, settings.serving_of()["rank"]
-    entry, slots = ps_entry(source, layers, settings), len(source.load_tables())
+    slots = len(source.table_names)
     config = pb.ModelConfig(name=NAME, backend="hugectr", max_batch_size=entry["max_batch_size"])
     for name, kind in (("DES", pb.TYPE_FP32), ("CATCOLUMN", pb.TYPE_INT64), ("ROWINDEX", pb.TYPE_INT32)):
         config.input.add(name=name, data_type=kind, dims=[-1])
@@ -145,7 +141,7 @@ def backend_config(source: Source, layers: DlrmLayers, settings: Settings) -> pb
     return config
 
 
-def entry_faults(entry: dict[str, Any]) -> Iterator[str]:
+def find_entry_faults(entry: dict[str, Any]) -> Iterator[str]:
     """Yield the keys that the backend's parser requires and the entry lacks."""
     needed = (*REQUIRED, *(REQUIRED_WITH_CACHE if entry.get("gpucache", True) else ()))
     for name in needed:
@@ -153,7 +149,7 @@ def entry_faults(entry: dict[str, Any]) -> Iterator[str]:
             yield f"ps.json lacks {name}, and its parser stops there"
 
 
-def config_faults(config: pb.ModelConfig, entry: dict[str, Any]) -> Iterator[str]:
+def find_config_faults(config: pb.ModelConfig, entry: dict[str, Any]) -> Iterator[str]:
     """Yield the differences that the backend finds between config.pbtxt and ps.json."""
     if config.max_batch_size != entry.get("max_batch_size"):
         yield f"max_batch_size is {config.max_batch_size}, in ps.json {entry.get('max_batch_size')}; they must be equal"

@@ -32,6 +32,6 @@ def write_gpu_index(folder: Path, kind: str) -> str:
     return "flat"
 
 
-def index_bytes(folder: Path) -> int:
-    """Return the index's bytes on disk, which are about those that it takes of GPU memory."""
+def read_index_bytes(folder: Path) -> int:
+    """Return the bytes of the index on disk, about as many as it takes of GPU memory."""
     return (folder / INDEX_FILE).stat().st_size

@@ -49,7 +49,7 @@ class MerlinPipeline:
         return self._runs[ENSEMBLE](dict(inputs))
 
     def trace(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
-        """Return the inputs of every model but the ensembles, records as their fields."""
+        """Return the inputs of every model but the ensembles, by model and tensor, records unpacked into their fields."""
         recorded: dict[str, Arrays] = {}
         models = {name: run for name, run in self._runs.items() if not self.configs[name].HasField("ensemble_scheduling")}
         recording = {name: _record_inputs(spec_of(self.configs[name]), run, recorded) for name, run in models.items()}
@@ -66,7 +66,7 @@ class MerlinPipeline:
             return lambda tensors: self._run_ensemble(config, tensors)
         if config.backend == "hps":
             return _Lookup(self.repository, self.mount)
-        if config.platform == "tensorrt_plan":
+        if (folder / ENGINE_FILE).is_file():  # not by the config: the start script may have put a stand-in's in its place
             network = _open_network(folder)
             outputs = [tensor.name for tensor in config.output]
             return lambda tensors: dict(zip(outputs, network.run(outputs, tensors), strict=True))
@@ -86,8 +86,8 @@ class MerlinPipeline:
     def _run_ensemble(self, config: Any, tensors: Arrays) -> Arrays:
         known = dict(tensors)
         for step in config.ensemble_scheduling.step:
-            given = {own: known[source] for own, source in step.input_map.items() if source in known}
-            outputs = self._runs[step.model_name](given)
+            inputs = {own: known[source] for own, source in step.input_map.items() if source in known}
+            outputs = self._runs[step.model_name](inputs)
             known |= {target: outputs[own] for own, target in step.output_map.items()}
         return {tensor.name: known[tensor.name] for tensor in config.output}
 

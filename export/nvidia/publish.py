@@ -27,6 +27,8 @@ from serving.contract.tensors import ENSEMBLE
 from serving.stages.parts.gpu_index import MOST_GPU_RESULTS
 
 BATCH = 32
+README = "README.md"  # that of model_repository/ in a checkout; kept
+MOST_NAMED = 5  # files of a foreign folder in a message
 
 
 def publish_merlin(source: Source, repository: Path, settings: Settings, report: Callable[[str], None] = print) -> int:
@@ -46,6 +48,8 @@ def publish_merlin(source: Source, repository: Path, settings: Settings, report:
         rehearse(building, source.generation, settings.merlin.mount, settings.merlin.precision)
         if settings.merlin.hugectr:
             write_hugectr_repository(source, name_hugectr_folder(repository), settings)
+        if (target / README).is_file():
+            shutil.copyfile(target / README, building / README)
         replace_folder(building, target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -64,7 +68,7 @@ def refuse_int8(settings: Settings) -> None:
 
 def refuse_places(repository: Path, settings: Settings) -> None:
     """Raise ExportError when something else is in a place that this profile writes."""
-    refuse_other_profile(repository)
+    refuse_foreign_folder(repository)
     if settings.merlin.hugectr:
         refuse_foreign(name_hugectr_folder(repository))
 
@@ -74,13 +78,18 @@ def name_hugectr_folder(repository: Path) -> Path:
     return repository.with_name(f"{repository.name}.hugectr")
 
 
-def refuse_other_profile(repository: Path) -> None:
-    """Raise ExportError when `repository` holds another profile, which would be replaced with all its generations."""
-    path = repository / ENSEMBLE / CONFIG_FILE
-    if path.is_file() and find_profile_name(repository) != PROFILE_NAME:
+def refuse_foreign_folder(repository: Path) -> None:
+    """Raise ExportError when `repository` holds anything but a merlin repository, because the whole folder is replaced."""
+    if (repository / ENSEMBLE / CONFIG_FILE).is_file():
+        if find_profile_name(repository) != PROFILE_NAME:
+            raise ExportError(
+                f"{repository} holds another profile. A merlin export replaces the whole repository: export into another REPO, "
+                "or remove this one first."
+            )
+    elif repository.is_dir() and (names := sorted({path.name for path in repository.iterdir()} - {README})):
         raise ExportError(
-            f"{repository} holds another profile. A merlin export replaces the whole repository: export into another REPO, or "
-            "remove this one first."
+            f"{repository} is no model repository: it holds {', '.join(names[:MOST_NAMED])}{' …' * (len(names) > MOST_NAMED)}. "
+            "A merlin export replaces the whole folder: choose another REPO, an empty folder or a new name."
         )
 
 

@@ -47,14 +47,19 @@ class Source:
     def specs(self) -> dict[str, ModelSpec]:
         return stage_specs(self.info["rank"].axes, self.info["rank"].context)
 
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """Names of the ranker's tables in slot order, users' first."""
+        settings = self.info["rank"].settings
+        return (*settings["user_tables"], *settings["item_tables"])
+
     def load_tables(self) -> Arrays:
-        """Return the ranker's tables, float32 [rows, W], users' first, in slot order.
+        """Return the ranker's tables, name -> float32 [rows, W], in slot order.
 
         Cold rows are widened: HPS knows one width per table, and gets one table (hps.py).
         """
-        settings, folder = self.info["rank"].settings, self.folders["rank"]
-        names, tables = (*settings["user_tables"], *settings["item_tables"]), EmbeddingTables.load(folder / "tables")
-        return MixedWidths.load(folder, settings.get("first_cold", {})).read_all(tables, names)
+        folder, first_cold = self.folders["rank"], self.info["rank"].settings.get("first_cold", {})
+        return MixedWidths.load(folder, first_cold).read_all(EmbeddingTables.load(folder / "tables"), self.table_names)
 
 
 def _read_sizes(folders: Mapping[str, Path], info: Mapping[str, StageInfo]) -> Sizes:

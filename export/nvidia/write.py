@@ -8,14 +8,13 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from export.merlin_settings import PROFILE_NAME
 from export.nvidia.config import list_preferred_sizes, make_hps_config, make_nested_config, make_profiles
-from export.nvidia.graph import FLAT, fix_candidates, with_flat_rows
-from export.nvidia.hps import PS_FILE, estimate_uses, write_ps, write_table
-from export.nvidia.index import index_bytes, write_gpu_index
+from export.nvidia.graph import FLAT, fix_candidates, flatten_rows
+from export.nvidia.hps import PS_FILE, read_uses, write_ps, write_table
+from export.nvidia.index import read_index_bytes, write_gpu_index
 from export.nvidia.parts import (
     NVTABULAR,
     PYTHON,
@@ -38,7 +37,7 @@ from repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, stage_config
 from repository.models import write_config
 from repository.publish import forbid_caches, write_warmup
 from repository.recorded import RECORDED_FILE, read_recorded
-from serving.contract.artifacts import MANIFEST_FILE, open_array, read_json, sha256_of, write_manifest
+from serving.contract.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, ModelSpec, ensemble_spec, new_lineage
 from serving.stages.features.encode import Plan
@@ -112,12 +111,7 @@ class Writer:
         """Write the table, ps.json and the model of the `hps` backend."""
         source, serving, version = self.source, self.serving["rank"], self.version_folder(RANK_EMBEDDINGS)
         tables = source.load_tables()
-        uses = estimate_uses(
-            tables,
-            tuple(source.info["rank"].settings["item_tables"]),
-            np.asarray(open_array(source.folders["rank"], "item_rows")),
-            np.asarray(open_array(source.folders["rank"], "popularity"))[:, 0],
-        )
+        uses = read_uses(source.folders["rank"], tables, tuple(source.info["rank"].settings["item_tables"]))
         self.first_keys = write_table(version, tables, uses)
         per_request = keys_per_request(source.info["rank"], source.sizes)
         write_ps(self.target / PS_FILE, self.settings, tables, per_request, source.generation, serving)
@@ -201,7 +195,7 @@ class Writer:
         onnx.save(model, str(target))
         if self.behind_hps and part.name == RANK_DENSE:
             sizes = self.source.sizes
-            with_flat_rows(target, target, axes.user_categorical, axes.candidates, sizes.item_tables, sizes.row_width)
+            flatten_rows(target, target, axes.user_categorical, axes.candidates, sizes.item_tables, sizes.row_width)
         return lowered.precision, lowered.fp32_nodes
 
     @cached_property
@@ -242,7 +236,7 @@ class Writer:
 
         TensorRT's contexts come on top: their need is known once the engines are built.
         """
-        planned = {"search_index": index_bytes(self.version_folder(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
+        planned = {"search_index": read_index_bytes(self.version_folder(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
         if self.behind_hps:
             params = read_ps_json(self.target / PS_FILE).model(RANK_EMBEDDINGS)
             rows = sum(map(len, self.source.load_tables().values()))

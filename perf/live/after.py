@@ -39,7 +39,7 @@ def measure(shop: Shop, count: int, rng: np.random.Generator) -> list[Figure]:
 
 
 def make_purchases(probes: Probes, user_ids: list[int], count: int) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Yield purchases of the users in turn: a user's next one begins after AT_ONCE others, when the last was answered."""
+    """Yield purchases of the users in turn, so that a user's next one begins when most likely the last one was answered."""
 
     def buy(user_id: int, on_done: Callable[[], None]) -> None:
         probes.buy(user_id, time.perf_counter_ns(), on_done)

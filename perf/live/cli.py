@@ -11,11 +11,12 @@ import numpy as np
 import typer
 
 from perf.bench import SEED
-from perf.command import BROKEN, console
-from perf.figures import RESULTS, Figure, ResultsFolder, finish, read_machine
+from perf.command import BROKEN, console, parse_numbers, refuse_options_before
+from perf.figures import RESULTS, Figure, ResultsFolder, finish
 from perf.live import after, items, memory, reads, throughput, visible
 from perf.live.shop import open_shop
 from perf.live.visible import Events
+from perf.report.results import read_machine
 from server.environment import MEASURED_DIR
 
 app = typer.Typer(help="The live loop: how fast, how current, how large. Without a command: all of it, in some minutes.")
@@ -31,6 +32,7 @@ EVENTS, REQUESTS = 200_000, 500
 def main_live(context: typer.Context, repo: Repo = DEFAULT, results: ResultsFolder = RESULTS) -> None:
     """Without a command: everything. Exit code 1 when a bound is missed."""
     if context.invoked_subcommand:
+        refuse_options_before(context)
         return
     missed = 0
     for part in (visible_command, after_command, throughput_command, reads_command, items_command, memory_command):
@@ -103,8 +105,9 @@ def reads_command(
     """The store read of `preprocess`, in process over stores of random records."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
+        sizes = tuple(int(size) for size in parse_numbers(users))
         MEASURED_DIR.mkdir(parents=True, exist_ok=True)
-        return reads.measure(calls, tuple(int(size) for size in users.split(",")), MEASURED_DIR, new_rng(), step)
+        return reads.measure(calls, sizes, MEASURED_DIR, new_rng(), step)
 
     run_part("reads", "Store reads of preprocess", f"{calls:,} reads of one user each, in process", results, measure)
 
@@ -152,7 +155,7 @@ def run_part(
 ) -> None:
     """Measure one part and write `live-<name>`. Raises typer.Exit where a bound is missed.
 
-    options: of the command, that a reader has to repeat
+    options: those that a reader needs to repeat the command; repo: what is served, None for a part without a server
     """
     machine = read_machine()
     figures = measure(lambda text: console.print(text, markup=False, highlight=False))

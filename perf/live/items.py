@@ -8,16 +8,16 @@ from collections import defaultdict
 import numpy as np
 
 from perf.figures import Figure
-from perf.live.exchange import Exchange, connect
+from perf.live.exchange import Exchange, connect, require_message
 from perf.live.shop import Answer, Shop
 from perf.load.unary import Answer as UnaryAnswer
 from perf.observe import Latency
 from serving.contract.errors import ServerError
 
 NEW_WITHIN_S = 1.0
-SEARCHED_USERS = 400  # among whom those with a new item in their list are found: a tenth, by default
-ASKED_USERS = 8  # of these, for each new item
-ASKED_PER_ITEM = 16  # users who were shown an item, asked again when it is unavailable
+SEARCHED_USERS = 400  # asked to find those who are shown new items: a tenth, by default
+ASKED_USERS = 8  # of those, asked for each new item
+ASKED_PER_ITEM = 16  # users who were shown an item, asked again once it is unavailable
 
 
 def measure(shop: Shop, new_items: int, answers: int, rng: np.random.Generator, progress) -> list[Figure]:
@@ -69,11 +69,18 @@ def serve_new_items(shop: Shop, exchange: Exchange, count: int, rng: np.random.G
 
 
 def withdraw_items(shop: Shop, exchange: Exchange, answers: int, rng: np.random.Generator) -> tuple[int, int, int]:
-    """Make items unavailable and ask again those who were shown them -> (answers, those with the item, items not back)."""
+    """Make items unavailable, and ask the users who were shown them again.
+
+    Returns the number of answers, of those that still have the item, and of items that were not shown again afterwards.
+    """
     shown: dict[int, list[int]] = defaultdict(list)
     for user in shop.draw_users(SEARCHED_USERS, rng).tolist():
         for item_id in ask(shop, exchange, user).item_ids:
             shown[item_id].append(user)
+    if not shown:
+        raise ServerError(
+            f"None of {SEARCHED_USERS} users is shown any item, so none can be withdrawn. Look at the server's log."
+        )
     items = [item_id for item_id, users in shown.items() if len(users) >= min(ASKED_PER_ITEM, len(shown))]
     checked = stale = missing = 0
     while checked < answers:
@@ -95,9 +102,9 @@ def ask(shop: Shop, exchange: Exchange, user_id: int) -> Answer:
 
 
 def ask_all(shop: Shop, exchange: Exchange, user_ids: list[int]) -> list[Answer]:
-    """Ask for all users at once."""
-    messages: list[UnaryAnswer] = []
+    """Return the answers to all users, asked at once. Raises ServerError if one fails."""
+    answers: list[UnaryAnswer] = []
     for user_id in user_ids:
-        exchange.send(shop.recommend(user_id), messages.append)
+        exchange.send(shop.recommend(user_id), answers.append)
     exchange.finish()
-    return [shop.answer_of(answer.message) for answer in messages]
+    return [shop.answer_of(require_message(answer)) for answer in answers]

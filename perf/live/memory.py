@@ -40,7 +40,7 @@ def measure(repo: Path, events: int, requests: int, rng: np.random.Generator, pr
 
 
 def observe_many(shop: Shop, count: int, rng: np.random.Generator) -> None:
-    """Post events of random users and items."""
+    """Post at least `count` events of random users and items."""
     with connect(shop.site.grpc_url) as exchange, closing(Reader(shop.live_folder)) as reader:
         before = read_last_sequence(reader)
         while read_last_sequence(reader) - before < count:

@@ -35,13 +35,16 @@ class Answer:
 
     @property
     def is_current(self) -> bool:
-        """Does it know all live events that it had to?"""
+        """Whether the answer reflects all live events, as its `degraded` says."""
         return not self.degraded & Degraded.LIVE
 
 
 @dataclass(frozen=True)
 class Shop:
-    """One server and what can be asked of it. user_ids, item_ids: those the generation knows; requests: recorded ones"""
+    """One server, and the requests to it.
+
+    user_ids, item_ids: int64 [n], those that the generation knows; requests: recorded ones, [R, *dims] by tensor
+    """
 
     site: Site
     specs: dict[str, ModelSpec]
@@ -70,10 +73,10 @@ class Shop:
         return np.concatenate([rng.permutation(self.user_ids) for _ in range(rounds)])[:count]
 
     def recommend(self, user_id: int, after: int | None = None) -> bytes:
-        """Return a request of `recommend` with the fills of all that is not said."""
-        given = {"user_id": user_id} if after is None else {"user_id": user_id, "after": after}
+        """Return a request of `recommend`; the other tensors have their fill values."""
+        values = {"user_id": user_id} if after is None else {"user_id": user_id, "after": after}
         spec = self.specs[ENSEMBLE]
-        rows = {t.name: np.full((1, *t.dims), given.get(t.name, t.fill), t.numpy_dtype) for t in spec.inputs}
+        rows = {t.name: np.full((1, *t.dims), values.get(t.name, t.fill), t.numpy_dtype) for t in spec.inputs}
         return serialise(spec, rows)[0]
 
     def observe(self, user_ids: Sequence[int], item_ids: Sequence[int], event_ids: Sequence[str] = ()) -> bytes:
@@ -105,20 +108,20 @@ def encode(model: str, columns: dict[str, np.ndarray | list[bytes]]) -> bytes:
 
 
 def read_sequences(message: bytes) -> np.ndarray:
-    """Read an answer of `observe` or `upsert`: int64 [N]."""
+    """Return the sequences, int64 [N], in an answer of `observe` or `upsert`."""
     return np.frombuffer(pb.ModelInferResponse.FromString(message).raw_output_contents[0], np.int64)
 
 
 @contextlib.contextmanager
 def copied(repo: Path, live: bool = True) -> Iterator[Path]:
-    """Yield a copy of a repository, whose live store is its own. live: with `observe` and `upsert`, and so a store
+    """Yield a copy of a repository, with a live store of its own. live: False leaves out `observe` and `upsert`
 
     Raises ConfigError for a repository that states where its live store is: the copy would write there.
     """
     stated = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
     if stated:
         raise ConfigError(
-            f"{repo} keeps its live store in {stated}; what is made up for a measurement would be written there. "
+            f"{repo} keeps its live store in {stated}, where the made-up events of a measurement would be written. "
             "Export without [live] folder, and measure that."
         )
     MEASURED_DIR.mkdir(parents=True, exist_ok=True)
@@ -132,7 +135,7 @@ def copied(repo: Path, live: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def served(copy: Path) -> Iterator[Shop]:
-    """Serve a copy of a repository for a while."""
+    """Serve a copy of a repository during the block."""
     with own_server(copy) as server:
         yield Shop.of(read_site(server.state))
 

@@ -21,12 +21,12 @@ from perf.load.open_loop import prevent_delays
 from perf.observe import Latency
 from serving.live.reader import Reader
 
-EVENTS_PER_S = 10_000.0  # bounds
+EVENTS_PER_S = 10_000.0  # bound, as the next one
 ABOVE_FSYNC_MS = 3.0
 CLIENTS, EVENTS_PER_REQUEST = 32, 16
-BODIES = 64  # different requests of a client; without event ids, so that each is 16 new events again
+BODIES = 64  # different requests of a client, sent again and again: without event ids, their events are always new
 FSYNC_BYTES = 4_096
-SYNCED_S = 0.5  # of each round
+SYNCED_S = 0.5  # for which the disk is timed in each round
 
 
 def measure(shop: Shop, seconds: float, rounds: int, rng: np.random.Generator, progress: Callable[[str], None]) -> list[Figure]:
@@ -53,12 +53,13 @@ def measure(shop: Shop, seconds: float, rounds: int, rng: np.random.Generator, p
 
 
 def draw_requests(shop: Shop, count: int, events: int, rng: np.random.Generator) -> list[bytes]:
+    """Return `count` requests of `observe`, each with `events` events of random users and items."""
     users, items = (rng.choice(ids, (count, events)) for ids in (shop.user_ids, shop.item_ids))
     return [shop.observe(*row) for row in zip(users.tolist(), items.tolist(), strict=True)]
 
 
 def run_clients(shop: Shop, seconds: float, rng: np.random.Generator) -> tuple[int, float]:
-    """Let each client send its next request when the last is acknowledged -> (acknowledged events, seconds)."""
+    """Let each client send its next request when the last is acknowledged. Return the acknowledged events and the seconds."""
     bodies = [draw_requests(shop, BODIES, EVENTS_PER_REQUEST, rng) for _ in range(CLIENTS)]
     exchanges = [Exchange(shop.site.grpc_url) for _ in range(CLIENTS)]
     try:
@@ -81,7 +82,7 @@ def run_client(exchange: Exchange, bodies: list[bytes], end_s: float) -> int:
 
 
 def measure_latency(taken_ns: list[int]) -> Latency:
-    """Return the latency of nanoseconds, at least one."""
+    """Return the latency. taken_ns: not empty"""
     latency = Latency.of(np.array(taken_ns))
     assert latency is not None
     return latency
@@ -101,7 +102,7 @@ def time_one_client(shop: Shop, seconds: float, rng: np.random.Generator) -> Lat
 
 
 def time_fsync(folder: Path, seconds: float = SYNCED_S) -> Latency:
-    """Time what the disk needs to make a written block durable, in the folder's file system."""
+    """Time how long the disk takes to make a written block durable, in the folder's file system."""
     taken_ns: list[int] = []
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         end_s = time.perf_counter() + seconds

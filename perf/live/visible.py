@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from serving.contract.tensors import ENSEMBLE
 EVENT_TO_ANSWER_MS = 100.0  # bounds
 SLOWER_AT_MOST = 1.5
 LOAD_SHARE = 0.5  # of the peak of `recommend`
-PROBE_SHARE = 0.2  # of the requests: probes ask them
+PROBE_SHARE = 0.2  # of the requests, which the probes send
 PEAK_WINDOW_S = 1.0
 
 
@@ -47,7 +48,7 @@ class Probes:
     stale: int = 0  # answers that do not reflect their event
 
     def buy(self, user_id: int, due_ns: int, on_done: Callable[[], None] = lambda: None) -> None:
-        """Send the event of a user, and ask what is recommended after it."""
+        """Send the purchase of a user, and ask for the recommendations after it. due_ns: on the clock of `perf_counter_ns`"""
         item_id = self.next_item[user_id]
 
         def on_acknowledged(answer: Answer) -> None:
@@ -67,13 +68,13 @@ class Probes:
 
 
 def ask_first_items(shop: Shop, exchange: Exchange, user_ids: np.ndarray) -> dict[int, int]:
-    """Return the first recommended item by user, of those who are recommended any."""
+    """Return user id -> first recommended item, without the users who are recommended none."""
     answers = {user: shop.answer_of(exchange.ask(shop.recommend(user))) for user in np.unique(user_ids).tolist()}
     return {user: answer.item_ids[0] for user, answer in answers.items() if answer.item_ids}
 
 
-def measure_peak(shop: Shop, folder, progress: Callable[[str], None]) -> float:
-    """Return the most answers/s of `recommend` that any number of clients gets."""
+def measure_peak(shop: Shop, folder: Path, progress: Callable[[str], None]) -> float:
+    """Return the highest rate of `recommend` over PEAK_CLIENTS, in answers/s. folder: for raw results"""
     bench, rates = new_bench(shop.site, "live", folder), []
     for clients in PEAK_CLIENTS:
         progress(f"peak of recommend, {clients} clients")
@@ -90,7 +91,7 @@ class Events(NamedTuple):
 
 @dataclass
 class Round:
-    """Latencies of one open-loop load, int64 ns: of plain requests, of probes; and how many events were sent."""
+    """Results of one open-loop load: latencies of plain requests in ns, probes, and the numbers of sent and refused events."""
 
     recommend_ns: list[int] = field(default_factory=list)
     probes: Probes | None = None
@@ -99,7 +100,13 @@ class Round:
 
 
 def run_round(
-    shop: Shop, exchange: Exchange, rate: float, events: Events, probes: Probes | None, duration_s: float, rng
+    shop: Shop,
+    exchange: Exchange,
+    rate: float,
+    events: Events,
+    probes: Probes | None,
+    duration_s: float,
+    rng: np.random.Generator,
 ) -> Round:
     """Send `rate` requests/s; with probes, also `events`, which include those of the probes."""
     run = Round(probes=probes)
@@ -124,7 +131,7 @@ def run_round(
     if probes:
         other_rate = max(events.per_s - probe_rate, 1.0) / events.per_request
         event_s, probe_s = (schedule.draw_poisson(r, duration_s, rng) for r in (other_rate, probe_rate))
-        others = np.setdiff1d(shop.user_ids, list(probes.next_item))  # nobody else buys for a user that is probed
+        others = np.setdiff1d(shop.user_ids, list(probes.next_item))  # only probes buy for their users
         shape = (len(event_s), events.per_request)
         users = rng.choice(others if len(others) else shop.user_ids, shape)
         items = rng.choice(shop.item_ids, shape)
@@ -140,7 +147,13 @@ def run_round(
 
 
 def measure(
-    shop: Shop, folder, events: Events, duration_s: float, rounds: int, rng: np.random.Generator, progress
+    shop: Shop,
+    folder: Path,
+    events: Events,
+    duration_s: float,
+    rounds: int,
+    rng: np.random.Generator,
+    progress: Callable[[str], None],
 ) -> list[Figure]:
     """Return the figures of `rounds` loads without events and as many with them."""
     rate = LOAD_SHARE * measure_peak(shop, folder, progress)

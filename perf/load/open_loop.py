@@ -100,7 +100,7 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
 
 @contextlib.contextmanager
 def prevent_delays() -> Iterator[None]:
-    """Let due requests leave in time: no garbage collection, quick switches between threads, and a high priority."""
+    """Let due requests leave in time: without garbage collection, with quick thread switches and a high priority."""
     gc.collect()
     gc.disable()  # a collection would delay every request due meanwhile
     switch_s, niceness = sys.getswitchinterval(), os.getpriority(os.PRIO_PROCESS, 0)

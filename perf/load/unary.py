@@ -1,12 +1,12 @@
-"""Unary gRPC calls at little cost, many in flight on one connection: for load on the machine whose server is measured.
+"""Make unary gRPC calls at little cost, many in flight on one connection, to load a server on this machine.
 
     request ─▶ frames, made before the clock starts ─▶ one write        one read ─▶ frames ─▶ answered calls and their status
 
 A call by grpcio's futures costs as much processor time as tritonserver spends on it, which the server then lacks
 (docs/perf.md). So this implements the part of HTTP/2 (RFC 9113) that such calls need. hyperframe makes and reads its control
 frames, hpack its header blocks. Neither end uses a header table that changes between calls (RFC 7541), so equal blocks have
-equal meaning, and each is decoded once. Answers are kept without parsing them. Not supported, because gRPC servers do not use
-it: limits of calls in flight and of header tables, padding, priorities, and a graceful end of the connection. A connection
+equal meaning, and each is decoded once. Answers are kept without parsing them. Limits of calls in flight and of header tables,
+padding, priorities and a graceful end of the connection are not supported, because gRPC servers do not use them. A connection
 accepts 2 GiB of answers.
 """
 
@@ -43,7 +43,7 @@ FRAME_BYTES, MOST_FRAME_BYTES = 16_384, 2**24 - 1  # longest frame: initial, and
 READ_BYTES = 1 << 18
 PREFIX_BYTES = 5  # gRPC's, of a message: compressed or not (never: we do not offer it), and its length
 STATUS = {str(code.value[0]): code.name for code in grpc.StatusCode}
-OURS = {
+OUR_SETTINGS = {
     SettingsFrame.HEADER_TABLE_SIZE: 0,
     SettingsFrame.ENABLE_PUSH: 0,
     SettingsFrame.INITIAL_WINDOW_SIZE: MOST_WINDOW_BYTES,
@@ -80,8 +80,8 @@ class UnaryCalls:
 
     def __init__(self, url: str, path: str, deadline_s: float) -> None:
         self._url, self._deadline_ns = url, int(deadline_s * 1e9)
-        self._room_bytes, self._call_bytes = WINDOW_BYTES, WINDOW_BYTES  # of the connection, of each call
-        self._unread, self._lost, self._met = b"", "", False
+        self._window_bytes, self._call_window_bytes = WINDOW_BYTES, WINDOW_BYTES  # of the connection, of each call
+        self._unread, self._failure, self._has_settings = b"", "", False
         self._sent_ns: dict[int, int] = {}  # by number: the calls in flight, the oldest first
         self._bodies: dict[int, bytes] = {}  # by number: the part of an answer that has arrived, with gRPC's prefix
         self._answers: list[Answer] = []
@@ -89,8 +89,8 @@ class UnaryCalls:
         encoder, headers = Encoder(), make_headers(url, path, deadline_s)
         self._first_block = encoder.encode(headers)
         self._block = encoder.encode(headers)  # refers to the first
-        self._socket = self._connected(deadline_s)
-        self._meet(deadline_s)
+        self._socket = self._connect(deadline_s)
+        self._await_settings(deadline_s)
 
     def close(self) -> None:
         self._socket.close()
@@ -102,8 +102,9 @@ class UnaryCalls:
     def request(self, number: int, message: bytes) -> list[Part]:
         """Return the frames of a call, usually one. Raises ConfigError for a message longer than the server accepts."""
         body = b"\0" + len(message).to_bytes(4, "big") + message  # 0: not compressed
-        if len(body) > self._call_bytes:
-            raise ConfigError(f"A request is {len(body):,} bytes long; this server takes up to {self._call_bytes:,} of a call.")
+        if len(body) > self._call_window_bytes:
+            limit = f"this server takes up to {self._call_window_bytes:,} of a call"
+            raise ConfigError(f"A request is {len(body):,} bytes long; {limit}.")
         stream = 2 * number + 1
         head = HeadersFrame(stream, data=self._block if number else self._first_block, flags=["END_HEADERS"]).serialize()
         frames = [DataFrame(stream, data=body[at : at + FRAME_BYTES]) for at in range(0, len(body), FRAME_BYTES)]
@@ -114,77 +115,78 @@ class UnaryCalls:
     def send(self, number: int, parts: list[Part]) -> bool:
         """Send a call, waiting for flow control. Return whether it was sent; otherwise its answer is an error."""
         self._sent_ns[number] = time.perf_counter_ns()
-        left = all(self._wrote(number, part) for part in parts)
-        self._give_up()
-        return left
+        is_sent = all(self._write(number, part) for part in parts)
+        self._fail_overdue()
+        return is_sent
 
-    def _wrote(self, number: int, part: Part) -> bool:
-        while self._room_bytes < part.body_bytes and not self._lost and number in self._sent_ns:
+    def _write(self, number: int, part: Part) -> bool:
+        """Write a part once the server's window has room for it. Return whether it was written."""
+        while self._window_bytes < part.body_bytes and not self._failure and number in self._sent_ns:
             self._read(self._deadline_ns / 1e9)
-        if self._lost or number not in self._sent_ns:
+        if self._failure or number not in self._sent_ns:
             return False
-        self._room_bytes -= part.body_bytes
+        self._window_bytes -= part.body_bytes
         try:
             self._socket.sendall(part.frames)
         except OSError as error:
-            self._lost = f"UNAVAILABLE: {error}"
-        return not self._lost
+            self._failure = f"UNAVAILABLE: {error}"
+        return not self._failure
 
     def answers(self, timeout_s: float) -> list[Answer]:
         """Return the answers that have arrived. Wait for the first one for at most `timeout_s`."""
         self._read(0.0 if self._answers else timeout_s)
-        come, self._answers = self._answers, []
-        return come
+        answers, self._answers = self._answers, []
+        return answers
 
-    def _connected(self, deadline_s: float) -> socket.socket:
+    def _connect(self, deadline_s: float) -> socket.socket:
         host, _, port = self._url.rpartition(":")
         window = WindowUpdateFrame(0, window_increment=MOST_WINDOW_BYTES - WINDOW_BYTES)
         try:
             connection = socket.create_connection((host.strip("[]"), int(port)), timeout=deadline_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(PREFACE + SettingsFrame(0, settings=OURS).serialize() + window.serialize())
+            connection.sendall(PREFACE + SettingsFrame(0, settings=OUR_SETTINGS).serialize() + window.serialize())
         except OSError as error:
             raise ServerError(f"The server at {self._url} does not answer ({error}). Start it with `make serve`.") from error
         return connection
 
-    def _meet(self, deadline_s: float) -> None:
+    def _await_settings(self, deadline_s: float) -> None:
         """Read the server's settings, with which every HTTP/2 connection begins."""
         end_s = time.monotonic() + deadline_s
-        while not (self._met or self._lost) and (left_s := end_s - time.monotonic()) > 0:
+        while not (self._has_settings or self._failure) and (left_s := end_s - time.monotonic()) > 0:
             self._read(left_s)
-        if not self._met:
+        if not self._has_settings:
             self.close()
-            why = self._lost or "it is silent"
+            why = self._failure or "it is silent"
             raise ServerError(f"The server at {self._url} does not answer in gRPC ({why}). Is it the gRPC port?")
 
     def _read(self, timeout_s: float) -> None:
         if self._sent_ns:  # not beyond the deadline of the oldest call
             end_ns = next(iter(self._sent_ns.values())) + self._deadline_ns
             timeout_s = min(timeout_s, max(end_ns - time.perf_counter_ns(), 0) / 1e9)
-        if self._lost:
+        if self._failure:
             time.sleep(timeout_s)
         elif select.select([self._socket], [], [], timeout_s)[0]:
             try:
                 if read := self._socket.recv(READ_BYTES):
                     self._parse(self._unread + read, time.perf_counter_ns())
                 else:
-                    self._lost = "UNAVAILABLE: the server closed the connection"
+                    self._failure = "UNAVAILABLE: the server closed the connection"
             except ConnectionResetError:  # closed with bytes of ours unread
-                self._lost = "UNAVAILABLE: the server closed the connection"
+                self._failure = "UNAVAILABLE: the server closed the connection"
             except OSError as error:
-                self._lost = f"UNAVAILABLE: {error}"
+                self._failure = f"UNAVAILABLE: {error}"
             except (HyperframeError, HPACKError) as error:
-                self._lost = f"UNAVAILABLE: what the server says is not HTTP/2 ({error!r})"
-        self._give_up()
+                self._failure = f"UNAVAILABLE: what the server says is not HTTP/2 ({error!r})"
+        self._fail_overdue()
 
-    def _give_up(self) -> None:
+    def _fail_overdue(self) -> None:
         """Fail calls that get no answer: those past their deadline, or all when the connection is lost."""
         now_ns = time.perf_counter_ns()
         while self._sent_ns:
             number, sent_ns = next(iter(self._sent_ns.items()))
-            if not self._lost and now_ns < sent_ns + self._deadline_ns:
+            if not self._failure and now_ns < sent_ns + self._deadline_ns:
                 return
-            self._answer(number, now_ns, self._lost or f"DEADLINE_EXCEEDED: no answer within {self._deadline_ns / 1e9:g} s")
+            self._answer(number, now_ns, self._failure or f"DEADLINE_EXCEEDED: no answer within {self._deadline_ns / 1e9:g} s")
 
     def _answer(self, number: int, now_ns: int, error: str) -> None:
         body = self._bodies.pop(number, b"")
@@ -201,7 +203,7 @@ class UnaryCalls:
                 break
             if kind == HeadersFrame.type:
                 if flags & END_STREAM:  # the trailers
-                    self._answer(stream >> 1, now_ns, self._error_of(data[body:after], flags))
+                    self._answer(stream >> 1, now_ns, self._decode_error(data[body:after], flags))
             elif kind == DataFrame.type:
                 number = stream >> 1
                 if number in self._sent_ns:
@@ -209,28 +211,28 @@ class UnaryCalls:
                 if flags & END_STREAM:
                     self._answer(number, now_ns, "UNKNOWN: an answer without a status")
             else:
-                self._control(data[begin:after], now_ns)
+                self._handle_control(data[begin:after], now_ns)
             begin = after
         self._unread = data[begin:]
 
-    def _error_of(self, block: bytes, flags: int) -> str:
+    def _decode_error(self, block: bytes, flags: int) -> str:
         if block not in self._errors:
             decoder = Decoder()
             decoder.max_allowed_table_size = decoder.header_table_size = 0
-            found = dict(decoder.decode(block, raw=True)) if flags & END_HEADERS else {}
-            status = found.get(b"grpc-status", b"2").decode()
-            name, message = STATUS.get(status, status), unquote(found.get(b"grpc-message", b"").decode())
+            trailers = dict(decoder.decode(block, raw=True)) if flags & END_HEADERS else {}
+            status = trailers.get(b"grpc-status", b"2").decode()  # 2: UNKNOWN
+            name, message = STATUS.get(status, status), unquote(trailers.get(b"grpc-message", b"").decode())
             self._errors[block] = "" if status == "0" else f"{name}: {message[:120]}"
         return self._errors[block]
 
-    def _control(self, data: bytes, now_ns: int) -> None:
+    def _handle_control(self, data: bytes, now_ns: int) -> None:
         frame, _ = Frame.parse_frame_header(memoryview(data[: FRAME_HEADER.size]))
         frame.parse_body(memoryview(data[FRAME_HEADER.size :]))
         if isinstance(frame, WindowUpdateFrame) and frame.stream_id == 0:
-            self._room_bytes += frame.window_increment
+            self._window_bytes += frame.window_increment
         elif isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
-            self._met = True
-            self._call_bytes = frame.settings.get(SettingsFrame.INITIAL_WINDOW_SIZE, self._call_bytes)
+            self._has_settings = True
+            self._call_window_bytes = frame.settings.get(SettingsFrame.INITIAL_WINDOW_SIZE, self._call_window_bytes)
             self._socket.sendall(SettingsFrame(0, flags=["ACK"]).serialize())
         elif isinstance(frame, PingFrame) and "ACK" not in frame.flags:
             self._socket.sendall(PingFrame(0, opaque_data=frame.opaque_data, flags=["ACK"]).serialize())
@@ -238,7 +240,7 @@ class UnaryCalls:
             error = f"UNAVAILABLE: the server ended the call (HTTP/2 error {frame.error_code})"
             self._answer(frame.stream_id >> 1, now_ns, error)
         elif isinstance(frame, GoAwayFrame):
-            self._lost = f"UNAVAILABLE: the server ends the connection (HTTP/2 error {frame.error_code})"
+            self._failure = f"UNAVAILABLE: the server ends the connection (HTTP/2 error {frame.error_code})"
 
 
 def make_headers(url: str, path: str, deadline_s: float) -> list[tuple[str, str]]:

@@ -63,7 +63,7 @@ def read_requests(repo: Path, generation: int) -> Arrays:
 def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: float = 0.0) -> Arrays:
     """Return `count` rows of `requests`, users by Zipf: the r-th most active one with weight 1/r, each time one of its rows.
 
-    A share `cold_share` of them get the id of an unknown user.
+    A share of `cold_share` of them gets the id of an unknown user.
     """
     if not 0.0 <= cold_share <= 1.0:
         raise ConfigError(f"The share of cold starts is {cold_share:g}; it lies between 0 and 1.")

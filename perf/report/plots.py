@@ -1,4 +1,4 @@
-"""The pictures of a report: one function per picture, Run -> Figure, or None where the run did not measure it."""
+"""The pictures of a report: one function each, from a Run to a Figure, or to None if the run did not measure it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.typing import RcKeyType
 
 from perf.observe import PHASES, TABLES
-from perf.report.results import HALF, MODELS, Closed, Run
+from perf.report.results import HALF, MODELS, Closed, Open, Run
+from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish
@@ -134,7 +135,7 @@ def histogram(run: Run, folder: Path) -> Figure | None:
     load = run.main_load
     if load is None or load.latency is None:
         return None
-    with np.load(folder / load.raw) as raw:
+    with _open_raw(folder, load) as raw:
         latency_ms = (raw["answered_ns"] - raw["due_ns"])[raw["answered_ns"] >= 0] / 1e6
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 3.2))
     bounds_ms = np.geomspace(latency_ms.min(), latency_ms.max() * 1.001, 50).tolist()
@@ -169,7 +170,7 @@ def bursts(run: Run, folder: Path) -> Figure | None:
     load = next((load for load in reversed(run.open) if "in a burst" in load.by_class), None)
     if load is None:
         return None
-    with np.load(folder / load.raw) as raw:
+    with _open_raw(folder, load) as raw:
         ok = raw["answered_ns"] >= 0
         due_s, burst = raw["due_ns"] / 1e9, raw["in a burst"]
         latency_ms = (raw["answered_ns"] - raw["due_ns"]) / 1e6
@@ -230,6 +231,7 @@ def hit_rates(run: Run, folder: Path) -> Figure | None:
 
 
 def memory(run: Run, folder: Path) -> Figure | None:
+    """Draw the memory of each process at the peak, with shared pages in full, and shared out over the processes."""
     if not run.memory:
         return None
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.36 * len(run.memory) + 1.2))
@@ -274,6 +276,16 @@ PICTURES: tuple[Callable[[Run, Path], Figure | None], ...] = (
     hit_rates,
     memory,
 )
+
+
+def _open_raw(folder: Path, load: Open) -> np.lib.npyio.NpzFile:
+    try:
+        return np.load(folder / load.raw)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder / load.raw} cannot be read: {error.strerror}. Expected the raw requests of {load.name!r} beside "
+            "run.json. Copy the whole folder of the run."
+        ) from error
 
 
 def _rounds(axes: Axes, values: dict[str, list[float]]) -> None:

@@ -57,7 +57,7 @@ class Open(BaseModel, frozen=True):
     by_class: dict[str, Latency]  # "interactive", "bulk", "cold", "in burst", …: where a load has more than one class
     errors: dict[str, int]  # message -> count
     error_share: float
-    unsent: int  # due but never sent: no connection, no room on it, or too many in flight; counted as errors
+    unsent: int  # due but never sent: no connection, flow control, or too many in flight; counted as errors
     send_late: Latency | None  # delay between due and sent: the generator's own
     generator_cores: float  # CPU time the generator took, in cores
     idle_share: float | None = None  # of all cores during the load; None in older runs
@@ -132,7 +132,7 @@ class Run(BaseModel):
         temporary.replace(folder / RUN_FILE)
 
     def curve(self, model: str, transport: str = "grpc", mode: str = "concurrency") -> list[Closed]:
-        """Return levels of one kind, by clients or rate; of a level measured twice the later one."""
+        """Return the levels of one kind, in the order of clients or rate; of a level measured twice, the later one."""
         levels = {x.value: x for x in self.closed if (x.model, x.transport, x.mode) == (model, transport, mode)}
         return [levels[value] for value in sorted(levels)]
 
@@ -141,7 +141,7 @@ class Run(BaseModel):
 
     @property
     def differing_answers(self) -> str:
-        """Difference between served answers, alone or under load, and those computed in process; "" without any."""
+        """The difference between served answers, alone or under load, and those computed in process; "" if there is none."""
         alone = self.yardstick.differing_answers if self.yardstick else ""
         return "; ".join(filter(None, [alone, self.differing_under_load]))
 
@@ -232,8 +232,8 @@ def read_commit(folder: Path = PROJECT) -> str:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def read_circumstances() -> dict[str, Any]:
-    """Return the circumstances of a run: its code, and how busy the machine was at the start."""
+def read_machine() -> dict[str, Any]:
+    """Return the code's commit, the cores and the load. Call it before the measurement adds its own load."""
     machine = Machine.here()
     return {"commit": read_commit(), "cores": machine.cores, "load_before": round(machine.load_before, 2)}
 
@@ -244,7 +244,7 @@ def count_priority_levels(repo: Path) -> int:
 
 
 def hash_configs(repo: Path) -> str:
-    """Return 12 digits over every config.pbtxt: runs with equal digits measured the same serving settings."""
+    """Return a hash of every config.pbtxt, 12 hex digits: runs with equal ones measured the same serving settings."""
     digest = hashlib.sha256()
     for path in sorted(repo.glob("*/config.pbtxt")):
         digest.update(path.parent.name.encode() + b"\0" + path.read_bytes())

@@ -105,6 +105,18 @@ def test_what_a_list_led_to_judges_only_where_too_little_else_is_there(repo, who
     assert set(choose_judged(log, folder, last) % 2) == {0, 1}
 
 
+@pytest.mark.parametrize("repeated", [False, True], ids=["few questions", "none"])
+def test_with_too_few_questions_nothing_is_trained(repo, whole, past, repeated):
+    log, rows = whole.interactions.copy(), np.arange(EARLY, EARLY + 50)
+    if repeated:  # of items that their users had before, which are no questions
+        pair = ["user_id", "item_id"]
+        log.loc[rows, pair] = log.loc[: len(rows) - 1, pair].to_numpy()
+    observe(repo, replace(whole, interactions=log), rows)
+    done = follow_once(past, repo, Settings.model_validate(SETTINGS), 10, QUIET)
+    assert done.report.startswith("waits: the newest events hold ")
+    assert published_generations(repo) == (1,)
+
+
 def test_a_worse_generation_is_not_published_and_it_is_said_why(repo, whole, past):
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
     untaught = Settings.model_validate(SETTINGS | {"rules": {"blocked_items": whole.items["item_id"].tolist()[:50]}})

@@ -34,3 +34,14 @@ def test_a_phase_that_fails_is_not_done():
     with pytest.raises(ZeroDivisionError), progress.phase("ranker"):
         raise ZeroDivisionError
     assert out.getvalue() == ""
+
+
+def test_brackets_are_text_and_not_markup():
+    out = io.StringIO()
+    progress = Progress(Console(file=out, width=120), verbose=True)
+    with progress.phase("[new]") as phase:
+        progress.detail("epoch [1/2]")
+        phase.result = "published in shops[/a]"
+    detail, line = out.getvalue().splitlines()
+    assert detail.endswith("epoch [1/2]")
+    assert line.split()[2:] == ["[new]", "0", "s", "published", "in", "shops[/a]"]

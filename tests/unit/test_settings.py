@@ -73,6 +73,7 @@ def test_cold_rows_are_off_by_default(tmp_path):
         ("[serving.rank]\ninstances = '2'", r"\[serving.rank\] instances is '2'"),
         ("[serving.rank]\ninstances = 0", "at least 1"),
         ("[serving]\npreferred_batch_sizes = [0]", "preferred_batch_sizes"),
+        ("[serving]\nrank = 2", r"export\.toml: serving\.rank is 2\. Expected a section: \[serving\.rank\]"),
         ("[pipeline", "not valid TOML"),
         ("[ranker]\ncompression = 'none'\ncold_width = 16", "cold_width is 16, width 16.*Lower cold_width"),
         ("[ranker]\ncold_width = 4", 'cold_width is 4, width 4.*set compression = "none"'),

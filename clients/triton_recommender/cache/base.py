@@ -3,9 +3,9 @@
     read(keys, generation) ─▶ tokens, values         token: the user's current one; it changes when the user is forgotten
     write(generation, [(key, token, value)])         with the token that was read before the request was sent
 
-A value is stored with the token of its time, and is valid only while that is still the user's token. So an answer that was
-computed before an event, and arrives after it, is never read, without a lock or an order between writers. A lost token
-(evicted, expired, restarted) is replaced by a new one, which costs misses.
+A value is stored with the token that was read before the request, and is valid only while that is still the user's token. So
+an answer that was computed before an event and arrives after it is never read, without locks and in whatever order writers
+come. A lost token (evicted, expired, restarted) is replaced by a new one, which only costs misses.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Counts:
     """Counts since the cache was made. Per requested user: hits, misses, joined (waited for an equal request), bypassed.
 
     bypassed: asked without the cache, because it did not answer, or because the served generation was unknown
-    stored, degraded: answers kept, and answers by a fallback, which are not
-    forgotten: users;  failures: calls that the store did not answer
+    stored: answers kept; degraded: answers by a fallback, which are not kept
+    forgotten: users; failures: calls that the store did not answer
     """
 
     hits: int = 0
@@ -71,14 +71,12 @@ class Counts:
 class Cache(ABC):
     """A cache of answers, safe to share between threads and between clients of one shop.
 
-    ttl_s: lifetime of an answer; generation_age_s: seconds after which the served generation is asked for again
+    ttl_s: lifetime of an answer; generation_age_s: for how long the served generation counts as known
     """
 
     def __init__(self, ttl_s: float, generation_age_s: float) -> None:
-        self.ttl_s, self.generation_age_s = (
-            _check_seconds("ttl_s", ttl_s),
-            _check_seconds("generation_age_s", generation_age_s, zero=True),
-        )
+        self.ttl_s = _check_seconds("ttl_s", ttl_s)
+        self.generation_age_s = _check_seconds("generation_age_s", generation_age_s, may_be_zero=True)
         self.counts = Counts()
 
     @abstractmethod
@@ -113,7 +111,8 @@ class Cache(ABC):
             yield CounterMetricFamily(f"recommendation_cache_{name}", f"{name}: see triton_recommender.cache.Counts", value)
 
 
-def _check_seconds(name: str, value: float, zero: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < float("inf") or (zero and value == 0)):
-        raise InvalidRequest(f"{name} is {value!r}; expected seconds {'from' if zero else 'above'} 0.")
+def _check_seconds(name: str, value: float, may_be_zero: bool = False) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (0 < value < float("inf") or (may_be_zero and value == 0)):
+        raise InvalidRequest(f"{name} is {value!r}; expected seconds {'from' if may_be_zero else 'above'} 0.")
     return float(value)

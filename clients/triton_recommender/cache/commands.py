@@ -15,7 +15,7 @@ from triton_recommender.errors import InvalidRequest
 
 CacheUrl = Annotated[str, typer.Option("--cache", help="redis://host:port of the cache")]
 Namespace = Annotated[str, typer.Option(help="of the shop, where several share a Redis")]
-TtlS = Annotated[float, typer.Option("--ttl", help="seconds an answer may be given again, as the callers have it")]
+TtlS = Annotated[float, typer.Option("--ttl", help="lifetime of an answer in seconds, as the callers set it")]
 Source = Annotated[str, typer.Option("--repo", help="names of users: the repository's folder, or a catalogue's file or URL")]
 
 COMMAND_TIMEOUT_S = 2.0  # nobody waits for an answer behind these commands
@@ -55,8 +55,8 @@ def follow(
     logging.basicConfig(format="%(message)s")
     store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
     names, counts = Names(repo), FollowCounts()
-    if bool(brokers and topic) == bool(data):
-        raise InvalidRequest("Nothing says which events to follow; expected --brokers and --topic, or --data, not both.")
+    if (bool(brokers), bool(topic), bool(data)) not in ((True, True, False), (False, False, True)):
+        raise InvalidRequest("It is not clear which events to follow; expected --brokers and --topic, or --data, not both.")
     if data:
         path, column = find_log(data)
         run_until_interrupted(lambda stop: follow_log(store, path, column, names, stop, counts))

@@ -1,7 +1,7 @@
-"""Make keys of requests, and bytes of answers.
+"""Make keys from requests, and bytes from answers.
 
-A key covers every tensor of a request, as it goes over the wire: whatever can change the answer. `k` is not covered: it is
-applied to the answer of the server or of the cache.
+A key covers every tensor of a request, because each can change the answer. It does not cover `k`, which the client
+applies to the answer of the server or of the cache.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def unpack_row(value: bytes, generation: int) -> Row | None:
 
 
 def take_row(outputs: Row, row: int) -> Row:
-    """Return the outputs for one user that `unpack_row` returns as well: equal rows join, from wherever they come."""
+    """Return the outputs for one user, [1, …], under the names of `unpack_row`, so that `join_rows` can mix both."""
     return {name: outputs[name][row : row + 1] for name in CACHED_OUTPUTS}
 
 

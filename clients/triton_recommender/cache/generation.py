@@ -1,4 +1,4 @@
-"""The generation that answers now: learned from every answer, and from the server when the last answer is too old."""
+"""Keep track of the generation that the server answers with: every answer names it; after a pause the server is asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Belief:
-    """A generation that the server answered with at some moment, and that moment. Older news never replaces newer."""
+    """The latest generation that the server is known to serve, and when it did. Older news never replaces newer."""
 
     def __init__(self, max_age_s: float, clock_s: Callable[[], float]) -> None:
         self._max_age_s, self._clock_s = max_age_s, clock_s
@@ -17,14 +17,14 @@ class Belief:
 
     @property
     def generation(self) -> int | None:
-        """None: not known, or too long ago."""
+        """The generation, or None where it is not known or was learned more than `max_age_s` ago."""
         generation, as_of_s = self._known
         return generation if self._clock_s() - as_of_s < self._max_age_s else None
 
     def observed(self, generation: int, asked_s: float) -> None:
         """Record a generation that an answer reported.
 
-        asked_s: when its request was sent, the last time it is known to be valid.
+        asked_s: when its request was sent; the generation may have changed since
         """
         if asked_s >= self._known[1]:
             self._known = (generation, asked_s)

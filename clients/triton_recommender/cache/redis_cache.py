@@ -3,8 +3,8 @@
     <namespace>:{<user>}:token                      16 random bytes, made by the first reader of the user
     <namespace>:{<user>}:<generation>:<question>    token, question, answer
 
-One round trip reads (`SET token NX GET`, `GET answer`), one writes, and forgetting a user deletes the token. The question is
-in the value as well: a reply that belongs to another command is taken for no answer, never for somebody else's.
+One round trip reads (`SET token NX GET`, `GET answer`), one writes, and forgetting a user deletes the token. The value repeats
+the question, so a reply that belongs to another command counts as a miss instead of being served to the wrong user.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 class RedisCache(Cache):
     """url: redis://[user:password@]host:port[/database], rediss:// for TLS, or unix://. Connects when first used.
 
-    namespace: of one shop; a shop whose generations start from 1 again takes a new one
-    timeout_s: what a request waits for Redis at most, once per pause of the breaker, before it goes on without
-    clock_s: what those pauses are measured with
+    namespace: of one shop; use a new one when generations are numbered from 1 again
+    timeout_s: longest wait for Redis; while Redis is down, one request per pause of the breaker waits that long
+    clock_s: clock of those pauses
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class RedisCache(Cache):
     ) -> None:
         super().__init__(ttl_s, generation_age_s)
         self.url, self.namespace = url, namespace
+        self.address = strip_secrets(url).removeprefix("redis://")
         self._ttl_ms = max(int(ttl_s * 1e3), 1)
         self._timeout_s = timeout_s
         self._breaker = Breaker(threshold=1, first_pause_s=0.1, clock_s=clock_s)
@@ -133,13 +134,13 @@ class RedisCache(Cache):
         return pipeline
 
     def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Lookup:
-        """Decode replies: the stored token and the value of each key."""
+        """Decode replies: the stored token and the answer of each key, None where it is not valid."""
         self._breaker.record_success()
-        tokens = [there or new for there, new in zip(replies[::2], tokens, strict=True)]
+        tokens = [stored or new for stored, new in zip(replies[::2], tokens, strict=True)]
         values = []
         for key, token, value in zip(keys, tokens, replies[1::2], strict=True):
-            counts = value is not None and value.startswith(token + key.question)
-            values.append(value[HEAD_BYTES:] if counts else None)
+            is_valid = value is not None and value.startswith(token + key.question)
+            values.append(value[HEAD_BYTES:] if is_valid else None)
         return Lookup(tokens, values)
 
     def _wrote(self, entries: Sequence[Entry]) -> None:
@@ -148,21 +149,16 @@ class RedisCache(Cache):
 
     def _failed(self, error: Exception) -> None:
         if self._breaker.closed:
-            log.warning("going on without the cache: Redis at %s did not answer (%r)", self._address, error)
+            log.warning("going on without the cache: Redis at %s did not answer (%r)", self.address, error)
         self._breaker.record_failure()
         self.counts.add(failures=1)
 
     def _not_forgotten(self, users: set[int], error: Exception) -> CacheUnavailable:
         self._failed(error)
         return CacheUnavailable(
-            f"{len(users)} users were not forgotten: Redis at {self._address} did not answer ({error!r}). Expected an answer "
+            f"{len(users)} users were not forgotten: Redis at {self.address} did not answer ({error!r}). Expected an answer "
             f"within {self._timeout_s:g} s. Forget them again when it is back; their answers are at most {self.ttl_s:g} s old."
         )
-
-    @property
-    def _address(self) -> str:
-        """Without a password."""
-        return self.url.rpartition("@")[2].removeprefix("redis://")
 
     def _token_key(self, user_id: int) -> str:
         return f"{self.namespace}:{{{user_id}}}:token"
@@ -173,10 +169,7 @@ class RedisCache(Cache):
 
 def _connections(url: str, timeout_s: float) -> tuple:
     """Return (exception types, a blocking client, an asyncio client); none of them connects yet."""
-    from redis import (
-        Redis,
-        RedisError,
-    )  # here: the import takes most of a second, and only callers with a cache in Redis need it
+    from redis import Redis, RedisError  # imported late: it takes most of a second, and only this cache needs it
     from redis.asyncio import Redis as AsyncRedis
     from redis.asyncio.retry import Retry as AsyncRetry
     from redis.backoff import NoBackoff
@@ -188,9 +181,15 @@ def _connections(url: str, timeout_s: float) -> tuple:
         awaiting = AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **settings)
     except ValueError as error:
         raise InvalidRequest(
-            f"cache is {url!r}: {error}. Expected redis://host:port, such as redis://localhost:6379."
+            f"cache is {strip_secrets(url)!r}: {error}. Expected redis://host:port, such as redis://localhost:6379."
         ) from error
     return (RedisError, OSError, TimeoutError), blocking, awaiting
+
+
+def strip_secrets(url: str) -> str:
+    """Return a URL without user, password and query, for messages."""
+    scheme, separator, rest = url.rpartition("://")
+    return scheme + separator + rest.rpartition("@")[2].partition("?")[0]
 
 
 def _new_tokens(count: int) -> list[bytes]:

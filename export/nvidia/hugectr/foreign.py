@@ -3,7 +3,8 @@
     Data ─▶ one embedding layer ─┐
       └▶ bottom ─────────────────┴▶ Interaction ─▶ top ─▶ BinaryCrossEntropyLoss
 
-Bottom and top are chains of InnerProduct and ReLU, of FusedInnerProduct (both in one), or MLP; Dropout only acts in training.
+Bottom and top are chains of InnerProduct and ReLU, of FusedInnerProduct (both in one), or MLP. Dropout is ignored: it acts in
+training only.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _split_layers(path: Path, layers: list[dict[str, Any]]) -> tuple[dict, dict,
 
 
 class _Chain:
-    """An MLP, read layer by layer. A ReLU follows every layer but the last of the top."""
+    """An MLP, read layer by layer: (in, out) of each, and whether a ReLU follows it."""
 
     def __init__(self, inputs: int) -> None:
         self.width = inputs

@@ -23,8 +23,9 @@ def logits(layers: DlrmLayers, dense: np.ndarray, rows: np.ndarray) -> np.ndarra
 
 
 def interact(bottom: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return [N, D + (S + 1) * S / 2 + 1] from [N, D] and [N, S, D]: row 0 itself, dot products of all pairs of rows, one
-    zero.
+    """Return float32 [N, D + (S + 1) * S / 2 + 1]: `bottom` [N, D], the dot products of all pairs of rows, and a zero.
+
+    rows: float32 [N, S, D]; the bottom's output is row 0 of the pairs.
     """
     stacked = np.concatenate([bottom[:, None], rows], axis=1)
     later, earlier = np.tril_indices(stacked.shape[1], -1)
@@ -32,12 +33,12 @@ def interact(bottom: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.concatenate([bottom, products, np.zeros((len(bottom), 1), bottom.dtype)], axis=1)
 
 
-def find_slot_rows(keys: np.ndarray, vectors: np.ndarray, requested: np.ndarray, default: float = 0.0) -> np.ndarray:
-    """Return the rows of the requested keys, int64 [...], as float32 [..., D].
+def find_slot_rows(keys: np.ndarray, vectors: np.ndarray, requested: np.ndarray) -> np.ndarray:
+    """Return the rows of the requested keys, int64 [...], as float32 [..., D]; zeros for unknown keys.
 
     keys, vectors: a sparse table, int64 [n] and float32 [n, D]
     """
     order = np.argsort(keys)
     positions = np.minimum(np.searchsorted(keys, requested, sorter=order), len(keys) - 1)
     is_known = keys[order[positions]] == requested
-    return np.where(is_known[..., None], vectors[order[positions]], np.float32(default))
+    return np.where(is_known[..., None], vectors[order[positions]], np.float32(0.0))

@@ -5,7 +5,7 @@
 <folder>/<name>0_sparse_<iteration>.model rows
 <folder>/<name>_inputs.json               the columns that it was trained on (export/nvidia/hugectr/inputs.py)
 
-Other columns get zeros, as weights or as rows, so the imported model gives the answers of the original.
+Our columns that the model was not trained on get zeros as weights or as rows, so the answers are those of the original.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PARITY_ROWS, PARITY_LIMIT = 256, 1e-4
 def import_dlrm(folder: Path, name: str, ours: Inputs, lists: frozenset[str] = frozenset()) -> DLRM:
     """Return a DLRM with the inputs `ours` that answers as the files do. lists: slots that hold several keys per item.
 
-    Raises ConfigError for an unservable network or unknown columns, ArtifactError for missing or broken files.
+    Raises ConfigError for an unservable network or unknown columns, ArtifactError for missing or broken files, ExportError when
+    the imported model answers differently.
     """
     network, theirs = read_foreign(folder / f"{name}.json"), read_inputs(folder / f"{name}_inputs.json")
     _refuse_other_columns(folder, name, network, theirs, ours, lists)
@@ -44,8 +45,8 @@ def import_dlrm(folder: Path, name: str, ours: Inputs, lists: frozenset[str] = f
 
 def find_latest(folder: Path, prefix: str) -> Path:
     """Return `<prefix><iteration>.model` of the highest iteration. Raises ArtifactError without one."""
-    found = {path.stem.removeprefix(prefix): path for path in folder.glob(f"{prefix}*.model")}
-    numbered = {int(iteration): path for iteration, path in found.items() if iteration.isdecimal()}
+    paths = {path.stem.removeprefix(prefix): path for path in folder.glob(f"{prefix}*.model")}
+    numbered = {int(iteration): path for iteration, path in paths.items() if iteration.isdecimal()}
     if not numbered:
         raise ArtifactError(f"{folder} holds no {prefix}<iteration>.model. Expected HugeCTR's snapshot. Copy it there.")
     return numbered[max(numbered)]
@@ -59,13 +60,13 @@ def _refuse_other_columns(
     if stated != found:
         raise ConfigError(f"{where} names {stated} numbers and slots, the network has {found}. Expected equal. Correct it.")
     sizes = {slot.name: slot.rows for slot in ours.slots}
-    named = (*theirs.numbers, *(slot.name for slot in theirs.slots))
-    if unknown := sorted(set(named) - set(ours.numbers) - sizes.keys()):
+    slot_names = [slot.name for slot in theirs.slots]
+    if unknown := sorted((set(theirs.numbers) - set(ours.numbers)) | (set(slot_names) - sizes.keys())):
         raise ConfigError(
-            f"{where} names {', '.join(unknown)}, which the data set lacks. It has {', '.join(ours.numbers)}; "
-            f"{', '.join(sizes)}. Import the model with the data set it was trained on."
+            f"{where} names {', '.join(unknown)}, which the data set lacks. Its numbers are {', '.join(ours.numbers)}; "
+            f"its slots {', '.join(sizes)}. Import the model with the data set it was trained on."
         )
-    if len(set(named)) != len(named):
+    if len({*theirs.numbers, *slot_names}) != len(theirs.numbers) + len(slot_names):
         raise ConfigError(f"{where} names a column twice. Expected each once. Correct it.")
     for slot in theirs.slots:
         if slot.rows != sizes[slot.name]:

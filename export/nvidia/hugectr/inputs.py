@@ -1,7 +1,7 @@
 """Name the inputs of a DLRM, in the order in which HugeCTR trains it.
 
 <name>_inputs.json beside the model holds them: `numbers` of the dense input, `slots` of the sparse one with their first keys.
-A model with some of them, or in another order, can be imported too, because the file names them.
+Because the file names them, a model with fewer inputs, or in another order, can be imported too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ class Inputs:
 
 
 def list_inputs(features: Features) -> Inputs:
-    """Return the ranker's inputs in its own order: numbers of the user, of the item, of the pair; slots of the user, of the
-    item.
-    """
+    """Return the ranker's inputs in its own order: numbers of user, item and pair; slots of user and item."""
     users = [f"user.{column.name}" for column in features.user_plan.continuous]
     items = [f"item.{column.name}" for column in features.item_plan.continuous]
     items += [f"item.aggregate_{name}" for name in features.log.aggregates.item_names]

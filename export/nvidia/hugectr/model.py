@@ -19,7 +19,7 @@ from serving.contract.errors import ExportError
 from serving.tables.formats.sparse_folder import write_sparse_folder
 
 
-def slot_offsets(tables: Mapping[str, np.ndarray]) -> dict[str, int]:
+def compute_slot_offsets(tables: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Return the first key of each slot when all share one table. tables: slot -> float32 [rows, D], in slot order."""
     ends = np.cumsum([len(table) for table in tables.values()])
     return dict(zip(tables, [0, *ends[:-1].tolist()], strict=True))
@@ -39,7 +39,7 @@ def write_model(
     use_counts: slot -> [rows] uses in the training log, for the order of the rows. Raises ExportError when they do not fit.
     """
     _check_tables(tables, keys_per_slot, use_counts, layers.width)
-    offsets = slot_offsets(tables)
+    offsets = compute_slot_offsets(tables)
     n_rows = sum(len(table) for table in tables.values())
     network = make_network(layers, tuple(keys_per_slot[slot] for slot in tables), n_rows)
     folder.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def _write_part(
 
 
 def column_name(name: str) -> str:
-    """Return a column_name's name in the Parquet file, without dots: readers take those for nested columns."""
+    """Return a column's name in the Parquet file, without dots: readers take those for nested columns."""
     return name.replace(".", "_")
 
 

@@ -21,16 +21,18 @@ TOP = 10
 
 
 def disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
-    """Return "" when answers agree, else the difference. Nodes were chosen by half of this tolerance.
+    """Return "" when answers agree within the precision's tolerance, else the difference.
+
+    The tolerance is twice the one by which `lower.py` chooses nodes.
 
     got, expected: `item_ids` int64 [R, K] and `scores` float32 [R, K] of the same R requests
     """
     if precision == "fp32":
         return compare_answers(got, expected, EXACT)
     if precision == "fp16":
-        apart, change = beyond(got, expected, HALF), np.abs(got["scores"] - expected["scores"]).max(initial=0.0)
-        fact = f"{apart.sum()} of {len(apart)} lists differ by more than {HALF} explains, scores by up to {change:.2g}"
-        return fact if apart.any() else ""
+        differs, change = beyond(got, expected, HALF), np.abs(got["scores"] - expected["scores"]).max(initial=0.0)
+        fact = f"{differs.sum()} of {len(differs)} lists differ by more than {HALF} explains, scores by up to {change:.2g}"
+        return fact if differs.any() else ""
     moved = moved_share(got, expected, HALF)
     return f"{moved:.2%} of the first {TOP} places moved, at most {2 * MOST_MOVED:.1%} may" if moved > 2 * MOST_MOVED else ""
 
@@ -50,10 +52,11 @@ def _beyond(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: n
     if not (np.abs(scores - exact) <= tolerance).all():
         return True
     for place in np.flatnonzero(ids != exact_ids):
-        at = np.flatnonzero(exact_ids == ids[place])
-        if not len(at):  # it was not in the exact list, so only its own score is known
+        exact_places = np.flatnonzero(exact_ids == ids[place])
+        if not len(exact_places):  # it was not in the exact list, so only its own score is known
             continue
-        if abs(exact[at[0]] - exact[place]) > 2 * tolerance or abs(scores[place] - exact[at[0]]) > tolerance:
+        own_score = exact[exact_places[0]]
+        if abs(own_score - exact[place]) > 2 * tolerance or abs(scores[place] - own_score) > tolerance:
             return True
     return False
 
@@ -71,6 +74,6 @@ def moved_share(got: Arrays, expected: Arrays, tolerance: float) -> float:
 
 
 def _moved(ids: np.ndarray, exact_ids: np.ndarray, weights: np.ndarray) -> float:
-    items, at = np.unique(np.concatenate([ids, exact_ids]), return_inverse=True)
-    change = np.bincount(at, np.concatenate([weights, -weights]), len(items))
+    items, numbers = np.unique(np.concatenate([ids, exact_ids]), return_inverse=True)
+    change = np.bincount(numbers, np.concatenate([weights, -weights]), len(items))
     return float(np.abs(change[items != PAD_ID]).sum() / weights.sum())

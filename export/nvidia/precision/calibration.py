@@ -21,7 +21,7 @@ NETWORKS = {"retrieve": "user_tower", "rank": "rank", "rerank": "rerank"}  # sta
 
 @dataclass
 class Recorder:
-    """Stands in for an ONNX Runtime session and keeps what it is fed."""
+    """An ONNX Runtime session that also keeps the inputs of each run."""
 
     session: Any
     fed: list[Arrays]

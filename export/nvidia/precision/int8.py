@@ -30,11 +30,11 @@ OPTIONS = {
 }
 
 
-def quantized(model: onnx.ModelProto, feeds: list[Arrays], nodes: Collection[str]) -> onnx.ModelProto:
+def quantize(model: onnx.ModelProto, feeds: list[Arrays], nodes: Collection[str]) -> onnx.ModelProto:
     """Return the graph in which `nodes` read their inputs through Q/DQ pairs; the same graph without any. model: tidy."""
     if not nodes:
         return model
-    with tempfile.TemporaryDirectory() as folder, without_advice():
+    with tempfile.TemporaryDirectory() as folder, silence_advice():
         source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
         onnx.save(model, str(source))
         quantize_static(
@@ -52,14 +52,14 @@ def quantized(model: onnx.ModelProto, feeds: list[Arrays], nodes: Collection[str
         return onnx.load(str(target))
 
 
-def weighted_products(model: onnx.ModelProto) -> list[str]:
+def find_weighted_products(model: onnx.ModelProto) -> list[str]:
     """Return the names of matrix products with a weight, which can be quantised, in the order of the graph. model: tidy."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [node.name for node in model.graph.node if node.op_type in PRODUCTS and weights & set(node.input)]
 
 
 @contextmanager
-def without_advice() -> Iterator[None]:
+def silence_advice() -> Iterator[None]:
     """Silence ONNX Runtime's advice to pre-process the graph, which every call repeats. The graph is tidied instead."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

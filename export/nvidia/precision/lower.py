@@ -21,9 +21,9 @@ import onnx
 from export.nvidia.precision.agreement import HALF, MOST_MOVED, beyond, moved_share
 from export.nvidia.precision.calibration import NETWORKS, Arrays
 from export.nvidia.precision.faithful import faithful_session
-from export.nvidia.precision.graphs import PRODUCTS, count_multiply_adds, tidy
+from export.nvidia.precision.graphs import count_multiply_adds, tidy
 from export.nvidia.precision.half import convert_to_half
-from export.nvidia.precision.int8 import quantized, weighted_products
+from export.nvidia.precision.int8 import find_weighted_products, quantize
 from export.nvidia.precision.trial import LOWERED_STAGES, Trial
 from serving.contract.errors import ConfigError
 
@@ -79,10 +79,10 @@ def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Tri
         if precision == "fp16":
             graph, kept = convert_to_half(model, products)
             return Lowered(graph, precision, kept, share)
-        return Lowered(quantized(model, spread(feeds, RANGE_BATCHES), products), precision, (), share)
+        return Lowered(quantize(model, sample_batches(feeds, RANGE_BATCHES), products), precision, (), share)
 
     chosen: set[str] = set()
-    for name in cheapest_first(model, feeds, work, precision, lower):
+    for name in order_products(model, feeds, work, precision, lower):
         answers = trial.answers({**sessions, stage: faithful_session(lower({*chosen, name}).model)})
         if keeps_precision(precision, answers, trial.exact):
             chosen.add(name)
@@ -93,18 +93,18 @@ def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Tri
     return lower_network(model, stage, NEXT[precision], trial, sessions)
 
 
-def cheapest_first(
+def order_products(
     model: onnx.ModelProto, feeds: list[Arrays], work: Mapping[str, int], precision: str, lower: Callable[[set[str]], Lowered]
 ) -> list[str]:
     """Return products by how far each alone moves the output, per multiply-add.
 
     Products with next to no work are left out, and those with non-finite output.
     """
-    sample, least = spread(feeds, ALONE_BATCHES), LEAST_WORK * sum(work.values())
-    exact = outputs(model, sample)
-    names = weighted_products(model) if precision == "int8" else [n.name for n in model.graph.node if n.op_type in PRODUCTS]
-    names = [name for name in names if work[name] >= least]
-    errors = {name: float(np.sqrt(np.mean((outputs(lower({name}).model, sample) - exact) ** 2))) for name in names}
+    sample, least = sample_batches(feeds, ALONE_BATCHES), LEAST_WORK * sum(work.values())
+    exact = compute_outputs(model, sample)
+    can_be_lowered = find_weighted_products(model) if precision == "int8" else work.keys()
+    names = [name for name in can_be_lowered if work[name] >= least]
+    errors = {name: float(np.sqrt(np.mean((compute_outputs(lower({name}).model, sample) - exact) ** 2))) for name in names}
     return sorted((name for name in names if np.isfinite(errors[name])), key=lambda name: errors[name] / work[name])
 
 
@@ -117,12 +117,12 @@ def keeps_precision(precision: str, answers: Arrays, exact: Arrays) -> bool:
     return moved_share(answers, exact, HALF / 2) <= MOST_MOVED
 
 
-def outputs(model: onnx.ModelProto, feeds: list[Arrays]) -> np.ndarray:
+def compute_outputs(model: onnx.ModelProto, feeds: list[Arrays]) -> np.ndarray:
     """Return the one output of all batches, joined, computed in the graph's types."""
     session = faithful_session(model)
     return np.concatenate([session.run(None, feed)[0] for feed in feeds])
 
 
-def spread(feeds: list[Arrays], count: int) -> list[Arrays]:
+def sample_batches(feeds: list[Arrays], count: int) -> list[Arrays]:
     """Return about `count` batches from all over the recorded requests."""
     return feeds[:: max(1, len(feeds) // count)]

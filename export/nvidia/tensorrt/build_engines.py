@@ -42,7 +42,7 @@ class NoEngine(Exception):
 # --- the machine -------------------------------------------------------------------------------------------------------------
 
 
-def gpu_architecture() -> str:
+def find_gpu_architecture() -> str:
     """Return for example "sm_90". Raises NoEngine without a driver, without a GPU, or with GPUs of several architectures."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -99,8 +99,8 @@ class PythonBuilder:
         network = builder.create_network(self._creation_flags())
         parser = trt.OnnxParser(network, self.logger)
         if not parser.parse(onnx.read_bytes(), str(onnx)):
-            said = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
-            raise NoEngine(f"TensorRT {self.version} cannot read {onnx}: {said}")
+            errors = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
+            raise NoEngine(f"TensorRT {self.version} cannot read {onnx}: {errors}")
         config = builder.create_builder_config()
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, WORKSPACE_BYTES)
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default; fp32 scores would differ in the fourth digit
@@ -135,9 +135,7 @@ class PythonBuilder:
         return hasattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
     def _creation_flags(self) -> int:
-        """Return the network flags, looked up by name: STRONGLY_TYPED is 1 in TensorRT 10 and 0 in 11, which lacks
-        EXPLICIT_BATCH.
-        """
+        """Return the network flags, by name: STRONGLY_TYPED is 1 in TensorRT 10 and 0 in 11, which lacks EXPLICIT_BATCH."""
         flags = self.trt.NetworkDefinitionCreationFlag
         wanted = [name for name in ("EXPLICIT_BATCH", "STRONGLY_TYPED") if hasattr(flags, name)]
         return sum(1 << int(getattr(flags, name)) for name in wanted)
@@ -145,7 +143,7 @@ class PythonBuilder:
     def _constrain(self, network, config, engine: dict) -> None:
         """Allow the lower precision in TensorRT 8, except in the layers that the export keeps in fp32."""
         trt = self.trt
-        for flag in weak_flags(engine["precision"]):
+        for flag in list_weak_flags(engine["precision"]):
             config.set_flag(getattr(trt.BuilderFlag, flag.upper()))
         if not engine["fp32_nodes"]:
             return
@@ -181,7 +179,7 @@ class TrtexecBuilder:
         if "--stronglyTyped" in self.help:
             command.append("--stronglyTyped")
         else:
-            command += [f"--{flag}" for flag in weak_flags(engine["precision"])]
+            command += [f"--{flag}" for flag in list_weak_flags(engine["precision"])]
             if engine["fp32_nodes"]:
                 command += [
                     "--precisionConstraints=obey",
@@ -208,7 +206,7 @@ class TrtexecBuilder:
             raise NoEngine(f"{self.path} does not load {plan}: {run.stdout.strip()[-300:]}")
 
 
-def weak_flags(precision: str) -> list[str]:
+def list_weak_flags(precision: str) -> list[str]:
     """Return the flags that allow TensorRT 8 the precisions of the ONNX file, for example "fp16"."""
     return [flag for flag in ("fp16", "int8") if flag in precision]
 
@@ -217,7 +215,7 @@ def weak_flags(precision: str) -> list[str]:
 
 
 def cache_key(onnx: Path, engine: dict, version: str, architecture: str) -> str:
-    """Return the file name of the one engine that fits all of these."""
+    """Return the name in the cache of the engine that was built from exactly these."""
     facts = {
         "onnx": sha256_of(onnx),
         "tensorrt": version,
@@ -229,7 +227,7 @@ def cache_key(onnx: Path, engine: dict, version: str, architecture: str) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def cached_plan(builder, cache: Path, key: str, onnx: Path, engine: dict) -> Path:
+def find_or_build_plan(builder, cache: Path, key: str, onnx: Path, engine: dict) -> Path:
     """Return a plan that loads here, built only if the cache has no usable one. Raises NoEngine."""
     plan, digest = cache / f"{key}.plan", cache / f"{key}.sha256"
     if plan.is_file() and digest.is_file() and digest.read_text() == sha256_of(plan):
@@ -263,16 +261,16 @@ def sha256_of(path: Path) -> str:
 
 
 def build_version(version: Path, cache: Path) -> str:
-    """Place model.plan in a version folder.
+    """Place model.plan in a version folder. Return the name of the config that it needs. Raises NoEngine.
 
-    Return the name of the config that it needs. Raises NoEngine. Runs in a child process.
+    Runs in a child process.
     """
     engine = json.loads((version / ENGINE_FILE).read_text())
     builder = find_builder()
     if builder.one_profile:
         engine["profiles"] = engine["profiles"][-1:]
-    key = cache_key(version / ONNX, engine, builder.version, gpu_architecture())
-    plan = cached_plan(builder, cache, key, version / ONNX, engine)
+    key = cache_key(version / ONNX, engine, builder.version, find_gpu_architecture())
+    plan = find_or_build_plan(builder, cache, key, version / ONNX, engine)
     place(plan, version / PLAN)
     say(f"{version}: {engine['precision']} engine {key[:12]} of TensorRT {builder.version}")
     return ONE_PROFILE if builder.one_profile else TENSORRT
@@ -285,12 +283,12 @@ def build_apart(version: Path, cache: Path) -> str:
         run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=BUILD_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise NoEngine(f"the build did not end within {BUILD_TIMEOUT_S} s") from error
-    said = run.stdout.strip().splitlines()
-    if run.returncode == REFUSED and said:
-        raise NoEngine(said[-1])
-    if run.returncode or not said:
+    lines = run.stdout.strip().splitlines()
+    if run.returncode == REFUSED and lines:
+        raise NoEngine(lines[-1])
+    if run.returncode or not lines:
         raise NoEngine(f"the build ended with {run.returncode}; its output is above")
-    return said[-1]
+    return lines[-1]
 
 
 def serve_model(model: Path, cache: Path, backends: Path) -> str:
@@ -310,14 +308,18 @@ def serve_model(model: Path, cache: Path, backends: Path) -> str:
 def place(source: Path, target: Path) -> None:
     """Copy a file atomically, by a rename, unless the target is equal.
 
-    The copy is built outside the folder that tritonserver watches.
+    The copy is made outside of the model folder, which tritonserver watches.
     """
     if target.is_file() and sha256_of(target) == sha256_of(source):
         return
     depth = 1 if target.name == CONFIG else 2
     beside = target.parents[depth] / f".{target.parts[-1 - depth]}.{target.name}.{os.getpid()}"
-    shutil.copyfile(source, beside)
-    beside.replace(target)
+    try:
+        shutil.copyfile(source, beside)
+        beside.replace(target)
+    finally:
+        if beside.exists():  # half a file, where the disk is full
+            beside.unlink()
 
 
 def say(text: str) -> None:

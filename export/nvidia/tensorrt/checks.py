@@ -106,6 +106,7 @@ def placement_faults(config: pb.ModelConfig) -> Iterator[str]:
 
 
 def batching_faults(config: pb.ModelConfig) -> Iterator[str]:
+    """Yield batching without a batch axis, and preferred sizes above the largest batch."""
     if not config.max_batch_size and config.HasField("dynamic_batching"):
         yield "dynamic_batching with max_batch_size 0: there is no axis to batch on"
     if too_big := [size for size in config.dynamic_batching.preferred_batch_size if size > config.max_batch_size]:
@@ -157,8 +158,9 @@ def profile_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str
 
 
 def graph_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
-    """Yield CUDA graphs with a wrong batch size (0 exactly where the model has none), bounds out of order, or unaccepted
-    shapes.
+    """Yield CUDA graphs with a wrong batch size, bounds out of order, or shapes that no profile accepts.
+
+    Their batch size is 0 exactly where the model has no batch axis.
     """
     for graph in config.optimization.cuda.graph_spec:
         size, least = graph.batch_size, graph.graph_lower_bound.batch_size
@@ -175,6 +177,7 @@ def graph_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
 
 
 def within(dims: list[int], span: list[list[int]] | None) -> bool:
+    """Return whether a shape lies in a profile's span of an input: [smallest, tuned, largest] shape; None has none."""
     return (
         span is not None
         and len(dims) == len(span[0])

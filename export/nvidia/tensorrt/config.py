@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from export.nvidia.tensorrt.build_engines import ONNX, PLAN
 from export.nvidia.tensorrt.profiles import Profile, find_largest_batch
 from repository.config import TRITON_TYPE
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import TensorSpec
 
-PLAN, ONNX, PYTHON_MODEL = "model.plan", "model.onnx", "model.py"
+PYTHON_MODEL = "model.py"
 
 
 def tensorrt_config(

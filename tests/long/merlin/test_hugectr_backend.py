@@ -11,8 +11,8 @@ from export.nvidia.hugectr_backend import (
     NAME,
     REQUIRED,
     REQUIRED_WITH_CACHE,
-    config_faults,
-    entry_faults,
+    find_config_faults,
+    find_entry_faults,
     pair_tensors,
     read_layers,
     refuse_foreign,
@@ -85,7 +85,7 @@ def test_the_files_answer_like_the_served_network(written, cpu, exported, entry,
 
 
 def test_what_is_written_has_no_fault(entry, config):
-    assert [*entry_faults(entry), *config_faults(config, entry)] == []
+    assert [*find_entry_faults(entry), *find_config_faults(config, entry)] == []
     assert entry["network_file"] == f"/models/{NAME}/1/{NAME}.json"
     assert config.backend == "hugectr"
 
@@ -93,12 +93,12 @@ def test_what_is_written_has_no_fault(entry, config):
 @pytest.mark.parametrize("name", [*REQUIRED, *REQUIRED_WITH_CACHE])
 def test_each_key_its_parser_needs(entry, name):
     del entry[name]
-    assert list(entry_faults(entry)) == [f"ps.json lacks {name}, and its parser stops there"]
+    assert list(find_entry_faults(entry)) == [f"ps.json lacks {name}, and its parser stops there"]
 
 
 def test_without_a_cache_its_keys_are_not_needed(entry):
     bare = {name: value for name, value in entry.items() if name not in REQUIRED_WITH_CACHE} | {"gpucache": False}
-    assert list(entry_faults(bare)) == []
+    assert list(find_entry_faults(bare)) == []
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_without_a_cache_its_keys_are_not_needed(entry):
 )
 def test_what_it_compares(entry, config, change, fault):
     change(config)
-    assert any(fault in found for found in config_faults(config, entry))
+    assert any(fault in found for found in find_config_faults(config, entry))
 
 
 def test_faults_stop_the_export(cpu, tmp_path, monkeypatch):
-    monkeypatch.setattr("export.nvidia.hugectr_backend.entry_faults", lambda entry: iter(["it lacks a key"]))
+    monkeypatch.setattr("export.nvidia.hugectr_backend.find_entry_faults", lambda entry: iter(["it lacks a key"]))
     with pytest.raises(ExportError, match=r"would not serve rank_hugectr: it lacks a key"):
         write_hugectr_repository(source_of(cpu), tmp_path / "hugectr", Settings())
 

@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToJson
 
 from export.__main__ import app
 from export.merlin_settings import MerlinSettings
-from export.nvidia.graph import with_flat_rows
+from export.nvidia.graph import flatten_rows
 from export.nvidia.hps import estimate_uses, name_table, write_table
 from export.nvidia.parts import PYTHON, list_parts
 from export.nvidia.pipeline import MerlinPipeline, map_to_host
@@ -231,7 +231,7 @@ class TestNetwork:
 
     def test_a_network_without_those_inputs(self, cpu, tmp_path):
         with pytest.raises(ExportError, match=r"lacks the inputs \['item_rows', 'user_rows'\]; it has"):
-            with_flat_rows(cpu / "rerank" / "1" / "rerank.onnx", tmp_path / "x.onnx", 1, 2, 1, 4)
+            flatten_rows(cpu / "rerank" / "1" / "rerank.onnx", tmp_path / "x.onnx", 1, 2, 1, 4)
 
     def test_batches_are_those_of_the_settings(self, cpu, exported, tmp_path):
         """The batcher aims at no size by default, as in the cpu profile; profiles span whatever it hands on."""

@@ -7,7 +7,7 @@ import torch
 
 from export.nvidia.hugectr.forward import find_slot_rows, logits
 from export.nvidia.hugectr.layers import layers_from_arrays
-from export.nvidia.hugectr.model import slot_offsets, write_model
+from export.nvidia.hugectr.model import compute_slot_offsets, write_model
 from tests.unit.hps.hugectr_files import read_model
 from tests.unit.hps.test_hugectr import WIDTH, forward_from_files
 from training.dataset import load_dataset
@@ -73,7 +73,7 @@ def written(rows, trained, tmp_path_factory):
     counts = {name: np.bincount(rows[0][:, slot], minlength=len(tables[name])) for slot, name in enumerate(SLOTS)}
     folder = tmp_path_factory.mktemp("hugectr")
     first = write_model(folder, "dlrm", layers_from_arrays(trained.network.layers()), tables, dict.fromkeys(SLOTS, 1), counts)
-    assert first == slot_offsets(tables)
+    assert first == compute_slot_offsets(tables)
     return folder, codes + np.array(list(first.values())), numbers, expected
 
 

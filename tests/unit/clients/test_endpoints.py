@@ -31,6 +31,7 @@ from triton_recommender import (
     Unavailable,
 )
 from triton_recommender.breaker import Breaker
+from triton_recommender.errors import from_status
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
 DEAD = (grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.")
@@ -191,11 +192,24 @@ def test_a_breaker_opens_tries_and_closes():
     assert [breaker.admit(), breaker.admit()] == [True, True]
 
 
+def test_calls_that_fail_together_open_a_breaker_for_one_pause():
+    now_s = [0.0]
+    breaker = Breaker(threshold=2, first_pause_s=1.0, longest_pause_s=8.0, clock_s=lambda: now_s[0])
+    for _ in range(10):  # all of them were made before it opened
+        breaker.record_failure()
+    now_s[0] += 1.0
+    assert [breaker.admit(), breaker.admit()] == [True, False]
+
+
 @both
 def test_headers_are_sent(kind, server, http):
     for double, sent in ((server, server.metadata), (http, http.headers)):
         use(kind, double.url, recommend, headers={"Authorization": "Bearer x"})
         assert {name.lower(): value for name, value in sent[-1].items()}["authorization"] == "Bearer x"
+
+
+def test_a_message_states_long_timeouts_in_plain_seconds():
+    assert "No answer from shop:8001 within 120 s." in str(from_status("DEADLINE_EXCEEDED", "", "shop:8001", 120.0))
 
 
 # --- HTTP

@@ -112,6 +112,10 @@ BROKEN = {
         claimName="live-shop-1"
     ),
     "round: the pod may run as root": lambda d: job(d)["securityContext"].pop("runAsNonRoot"),
+    "shop: the pod may run as root": lambda d: pod(d).pop("securityContext"),
+    "shop: container gateway: its root is writable": lambda d: pod(d).update(
+        volumes=[], containers=[{"name": "gateway", "ports": CONTAINER["ports"]}]
+    ),
     "round: container gateway: its memory": lambda d: job(d)["containers"][0].update(resources={}),
     "Secret keys, which is neither": lambda d: pod(d)["volumes"][0]["secret"].update(secretName="keys"),
 }

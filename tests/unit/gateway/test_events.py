@@ -28,6 +28,16 @@ def test_an_event_is_recorded_as_it_was_sent(gateway):
     assert door.shop.events == [sent]
 
 
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("1978-08-09T03:49:56.650Z", 271_482_596_650), ("2038-09-24T18:42:18.752+02:00", 2_168_959_338_752)],
+)
+def test_a_timestamp_keeps_its_millisecond(gateway, text, milliseconds):
+    door = gateway()
+    assert door.ask("POST", "/v1/events", json={"user": 7, "item": 3, "timestamp": text}).status_code == 200
+    assert door.shop.events[-1].timestamp_ms == milliseconds
+
+
 def test_an_event_without_an_id_gets_one_so_that_it_can_be_sent_again(gateway):
     door = gateway()
     first = door.ask("POST", "/v1/events", json={"user": 7, "item": 3}).json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from repository.experiments import change_share, end_experiment, experiment_fold
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository
 from tests.unit.gateway.conftest import Gateway
-from triton_recommender import Recommendations, ServerFault, StageDied, Unavailable
+from triton_recommender import InvalidRequest, Recommendations, ServerFault, StageDied, Unavailable
 
 CHAMPIONS, CHALLENGERS = [1, 2, 3], [4, 5, 2]
 USERS = [str(user) for user in range(1, 13)]
@@ -114,7 +115,7 @@ def test_nobody_in_particular_is_in_no_experiment(tried):
 
 @pytest.mark.parametrize(
     "fault",
-    [ServerFault("broken"), StageDied("dead"), Unavailable("gone"), RuntimeError("ours")],
+    [ServerFault("broken"), StageDied("dead"), Unavailable("gone"), InvalidRequest("no such column"), RuntimeError("ours")],
     ids=lambda f: type(f).__name__,
 )
 def test_a_challenger_that_fails_is_replaced_by_the_champion_and_the_log_keeps_its_arm(tmp_path, fault):
@@ -168,6 +169,18 @@ def test_a_shadow_that_fails_or_hangs_is_not_noticed(tmp_path):
     tried.start(share=1.0, mode="shadow")
     assert {tuple(answer["degraded"]) for answer in tried.ask().values()} == {()}
     assert {tuple(row["degraded"]) for row in tried.log if row["arm"] == "shadow"} == {("challenger",)}
+
+
+def test_a_request_that_a_shadow_refuses_does_not_count_against_it(tmp_path, caplog):
+    def refuse(query):
+        raise InvalidRequest("no such column")
+
+    tried = Tried(copy_small_repository(tmp_path / "shop"), refuse)
+    tried.start(share=1.0, mode="shadow")
+    tried.ask()
+    gc.collect()  # an exception that nobody handled is logged when its task goes
+    assert {row["arm"] for row in tried.log} == {"champion"}
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_an_interleaved_answer_has_items_of_both_and_the_log_their_teams(tried):

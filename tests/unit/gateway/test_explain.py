@@ -71,6 +71,14 @@ def test_an_unknown_user_is_told_as_such(explained):
     assert explained.door.ask("GET", "/v1/users/999999").json() == {"user": 999_999, "known": False, "events": 0, "history": []}
 
 
+@pytest.mark.parametrize("context", [{"context.temperature": "inf"}, {"context.device": "x" * 2_000}])
+def test_a_context_that_no_server_accepts_is_the_callers_fault(explained, context):
+    response = explained.door.ask("GET", "/v1/explain", params={"user": USER, "item": 3} | context)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["code"] == "INVALID_ARGUMENT"
+    assert "retry-after" not in response.headers
+
+
 def test_each_rule_says_how_it_moved_an_item():
     items = np.zeros(6, ITEM_RULES)
     items["group"], items["cap"] = -1 - np.arange(6)[:, None], np.iinfo(np.int16).max

@@ -39,6 +39,26 @@ def test_a_token_is_kept_as_a_hash_alone_and_by_its_owner_alone(tmp_path):
         new_token(tmp_path / "tokens.txt", "shop")
 
 
+def test_the_last_token_may_be_revoked_and_another_made(tmp_path):
+    file = tmp_path / "tokens.txt"
+    file.touch()
+    with pytest.raises(ConfigError, match="holds no token"):
+        read_tokens(file)
+    new_token(file, "shop")
+    file.write_text("\n" + file.read_text().strip())  # as an editor may leave it
+    new_token(file, "mail")
+    assert list(read_tokens(file).values()) == ["shop", "mail"]
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"\xff", "cannot be read"), (b"\n\nshop", "line 3: expected a name")])
+def test_a_file_that_holds_no_tokens_is_refused(tmp_path, content, said):
+    (tmp_path / "tokens.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        read_tokens(tmp_path / "tokens.txt")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        new_token(tmp_path / "nowhere" / "tokens.txt", "shop")
+
+
 def test_a_body_that_is_too_large_or_comes_in_chunks_is_refused(gateway):
     async def chunks():
         yield b"{}"

@@ -71,6 +71,31 @@ def test_the_limit_never_falls_to_nothing_and_never_exceeds_the_most():
     assert limiter.limit == LEAST
 
 
+def test_an_outage_whose_calls_fail_at_once_leaves_the_limit_as_it_was():
+    clock = Clock()
+    limiter = Limiter(1_000, factor=3.0, least_target_s=0.001, clock_s=clock)
+    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
+    before = limiter.limit, limiter.target_s
+    for _ in range(1_000):
+        began_s = limiter.begin()
+        clock.now_s += 0.0001
+        limiter.end(began_s, failed=True)
+    assert (limiter.limit, limiter.target_s) == before
+    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
+    assert limiter.limit >= before[0]
+
+
+def test_slow_failures_lower_the_limit():
+    clock = Clock()
+    limiter = Limiter(1_000, factor=3.0, least_target_s=0.02, clock_s=clock)
+    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
+    for _ in range(1_000):
+        began_s = limiter.begin()
+        clock.now_s += 0.3
+        limiter.end(began_s, failed=True)
+    assert limiter.limit == LEAST
+
+
 def test_at_most_one_means_one_also_when_all_are_slow():
     clock = Clock()
     limiter = Limiter(1, factor=2.0, least_target_s=0.001, clock_s=clock)

@@ -188,6 +188,13 @@ def test_an_unknown_path_is_told_as_json(gateway):
     assert response.json()["error"]["code"] == "NOT_FOUND"
 
 
+def test_a_method_that_a_path_does_not_have_is_told_with_those_that_it_has(gateway):
+    response = gateway().ask("DELETE", "/v1/events")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+    assert response.json()["error"]["code"] == "HTTP"
+
+
 def test_who_wants_no_popular_items_gets_the_error(gateway):
     def overloaded(query):
         raise Overloaded("The server turned the request away.")

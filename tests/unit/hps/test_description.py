@@ -144,6 +144,12 @@ def test_plan_command(tmp_path):
     assert (result.exit_code, result.output.splitlines()[-1].endswith("0 errors, 0 warnings")) == (0, True)
 
 
+def test_a_plan_that_cannot_be_written_is_an_error(tmp_path):
+    result = CliRunner().invoke(app, ["plan", str(DEFAULTS), "--write", str(tmp_path / "nowhere" / "ps.json")])
+    assert isinstance(result.exception, ConfigError)
+    assert "cannot be written" in str(result.exception)
+
+
 def test_check_command_fails_on_errors(tmp_path):
     (tmp_path / "ps.json").write_text('{"models": []}')
     result = CliRunner().invoke(app, ["check", str(tmp_path / "ps.json")])
@@ -166,5 +172,9 @@ def test_traces(tmp_path):
     with pytest.raises(ConfigError, match="one array for 2 tables"):
         read_traces(tmp_path / "keys.npy", tables)
     (tmp_path / "keys.npy").write_text("no array")
-    with pytest.raises(ConfigError, match="cannot be read as a key trace"):
-        read_traces(tmp_path / "keys.npy", tables)
+    np.savez(tmp_path / "objects.npz", item_id=np.array([{}], object))
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04")
+    for name in ("keys.npy", "objects.npz", "empty.npy", "torn.npz"):
+        with pytest.raises(ConfigError, match="cannot be read as a key trace"):
+            read_traces(tmp_path / name, tables)

@@ -12,8 +12,9 @@ import pytest
 
 from export.nvidia.hugectr.dense_file import read_dense_file
 from export.nvidia.hugectr.layers import DlrmLayers, check_layers, interaction_width, layers_from_arrays
-from export.nvidia.hugectr.model import slot_offsets, write_model
-from serving.contract.errors import ArtifactError, ExportError
+from export.nvidia.hugectr.model import compute_slot_offsets, write_model
+from export.nvidia.hugectr.network import Network, write_network
+from serving.contract.errors import ArtifactError, ConfigError, ExportError
 from tests.unit.hps.oracle import read_sparse
 
 WIDTH, DENSE = 4, 13
@@ -99,7 +100,7 @@ def test_files_alone_give_what_the_weights_give(written):
     """The same forward pass, once from the bytes and once with torch from the weights that were written."""
     torch = pytest.importorskip("torch")
     dense, rows = sample_inputs(np.random.default_rng(2), 20)
-    first_keys = list(slot_offsets(tables(np.random.default_rng(0))).values())
+    first_keys = list(compute_slot_offsets(tables(np.random.default_rng(0))).values())
     assert first_keys == [0, 6, 15]
     keys = [[[first + row for row in slot] for first, slot in zip(first_keys, sample, strict=True)] for sample in rows]
     got = forward_from_files(written, dense, keys)
@@ -225,3 +226,22 @@ def test_broken_dense_files(written):
     path.unlink()
     with pytest.raises(ArtifactError, match=r"is missing\. Expected the dense weights"):
         read_dense_file(path, ((13, 8), (8, 4)), ((11, 6), (6, 5), (5, 1)))
+
+
+@pytest.mark.parametrize(("numbers", "slots"), [(("user.age", "item.brand"), ("user.city",)), (("user.age",), ("item.price",))])
+def test_a_column_in_the_wrong_list_of_inputs_is_named(tmp_path, numbers, slots):
+    """A slot among the numbers, or a number among the slots."""
+    pytest.importorskip("torch")
+    from export.nvidia.hugectr.importing import import_dlrm
+    from export.nvidia.hugectr.inputs import Inputs, Slot
+
+    ours = Inputs(("user.age", "item.price"), (Slot("user.city", 5, 0), Slot("item.brand", 5, 5)))
+    pairs = len(slots) * (len(slots) + 1) // 2
+    network = Network(((len(numbers), WIDTH),), ((WIDTH + pairs + 1, 1),), WIDTH, (1,) * len(slots), 10)
+    write_network(tmp_path / "dlrm.json", network)
+    Inputs(numbers, tuple(Slot(name, 5, 0) for name in slots)).write(tmp_path / "dlrm_inputs.json")
+    wrong = {*numbers, *slots} - {"user.age", "user.city"}
+    with pytest.raises(
+        ConfigError, match=rf"names {wrong.pop()}, which the data set lacks\. Its numbers are user\.age, item\.price"
+    ):
+        import_dlrm(tmp_path, "dlrm", ours)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from live import archive
 from live.__main__ import app
 from live.archive import compact, drop_segments, from_table, list_segments, read_log, to_table
 from live.erase import erase_user
@@ -60,6 +61,28 @@ def test_the_log_is_whole_before_and_after_compaction(writer, folder, clock):
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         assert [sequence for sequence, _ in snapshot.events()] == list(range(201, 301))
     assert compact(writer, older_than_ms=START_MS + 4 * DAY_MS) == (0, [])
+
+
+def test_a_log_that_is_compacted_while_it_is_read_is_read_whole(writer, folder, clock):
+    fill(writer, clock, days=6)
+    sequences = []
+    for part, _ in read_log(folder, most=40):
+        sequences += part.tolist()
+        compact(writer, older_than_ms=START_MS + 4 * DAY_MS)
+    assert sequences == list(range(1, 301))
+
+
+def test_a_log_that_is_compacted_before_it_is_first_read_is_read_whole(writer, folder, clock, monkeypatch):
+    fill(writer, clock, days=6)
+
+    def list_then_compact(folder):
+        segments = list_segments(folder)
+        monkeypatch.undo()
+        compact(writer, older_than_ms=START_MS + 4 * DAY_MS)
+        return segments
+
+    monkeypatch.setattr(archive, "list_segments", list_then_compact)
+    assert whole_log(folder)[0] == list(range(1, 301))
 
 
 def test_what_a_crash_left_in_both_archive_and_store_is_read_once(writer, folder, clock, monkeypatch):

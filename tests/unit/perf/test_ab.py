@@ -1,5 +1,7 @@
 """Two repositories in turns: their ratio by round, and what is refused."""
 
+import subprocess
+
 import pytest
 
 from perf import ab
@@ -32,3 +34,20 @@ def test_interleaving_alternates_and_pairs_by_round():
 def test_neither_a_folder_nor_a_commit_is_refused():
     with pytest.raises(ConfigError, match="neither a repository folder nor a commit"), ab.repository("no-such-thing", "x"):
         pass
+
+
+@pytest.mark.parametrize("name", ["shop", "online-retail"])
+def test_a_commit_exports_the_callers_folder_or_the_bundled_data_set(tmp_path, monkeypatch, name):
+    commands = []
+
+    def note(command, **_):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    (tmp_path / "shop").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", note)
+    with ab.repository("HEAD", name):
+        pass
+    [export] = [command for command in commands if "export" in command]
+    assert export[export.index("--data") + 1] == {"shop": str(tmp_path / "shop")}.get(name, name)

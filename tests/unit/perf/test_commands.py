@@ -56,15 +56,33 @@ def test_the_gate_reads_the_last_line_of_a_log(tmp_path):
     assert isinstance(invoke("gate", tmp_path / "log", "--slo", bounds).exception, ConfigError)
 
 
+@pytest.mark.parametrize("text", ["", "[1]"])
+def test_a_gate_without_a_document_says_so(text):
+    error = invoke("gate", "-", input=text).exception
+    assert isinstance(error, ConfigError)
+    assert "The last line of - is not the JSON of a run" in str(error)
+
+
+def test_a_report_without_its_raw_requests_says_which_file_is_missing(kept_run):
+    for raw in kept_run.glob("*.npz"):
+        raw.unlink()
+    error = invoke("report", "--run", kept_run).exception
+    assert isinstance(error, ConfigError)
+    assert ".npz cannot be read" in str(error)
+
+
 def test_options_before_a_command_that_would_not_see_them_are_refused():
     error = invoke("--rounds", "2", "sweep", "--repo", "nowhere").exception
     assert isinstance(error, ConfigError)
     assert str(error) == "--rounds must follow sweep, which ignores options before it. Write sweep first."
+    error = invoke("live", "--results", "elsewhere", "reads", "--calls", "10").exception
+    assert str(error) == "--results must follow reads, which ignores options before it. Write reads first."
 
 
-@pytest.mark.parametrize("text", ["", "a,b", "0", "1,-2"])
+@pytest.mark.parametrize("text", ["", "a,b", "0", "1,-2", "inf"])
 def test_levels_must_be_positive_numbers(text):
     assert isinstance(invoke("sweep", "--clients", text).exception, ConfigError)
+    assert isinstance(invoke("live", "reads", "--users", text).exception, ConfigError)
 
 
 @pytest.mark.parametrize(

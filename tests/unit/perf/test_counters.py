@@ -2,11 +2,22 @@
 
 import copy
 import json
+import socket
+import threading
 from pathlib import Path
 
 import pytest
 
-from perf.observe import PeakMemory, ProcessMemory, between, hit_rates, parse_metrics, parse_statistics, total_mib
+from perf.observe import (
+    PeakMemory,
+    ProcessMemory,
+    between,
+    hit_rates,
+    parse_metrics,
+    parse_statistics,
+    read_samples,
+    total_mib,
+)
 
 STATISTICS = json.loads((Path(__file__).parent / "samples" / "statistics.json").read_text())
 
@@ -108,6 +119,16 @@ def test_without_lookups_there_is_no_rate():
     samples = parse_metrics(METRICS.format(hits=7, misses=7))
     assert hit_rates(samples, samples) == {}
     assert hit_rates({}, {}) == {}
+
+
+def test_a_server_without_a_metrics_page_has_no_samples():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        hang_up = threading.Thread(target=lambda: listening.accept()[0].close())
+        hang_up.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
+        assert read_samples(url) == {}
+        hang_up.join()
+    assert read_samples(url) == {}
 
 
 def test_memory_sums_each_page_once():

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from perf.live import reads, visible
+from perf.live import items, reads, visible
 from perf.live.visible import Probes, Round
+from perf.load.unary import Answer
+from serving.contract.errors import ServerError
 
 
 def test_reads_of_two_stores_are_measured_and_compared(tmp_path):
@@ -31,3 +33,21 @@ def test_a_round_with_events_is_judged_against_the_one_without():
     assert figures["of these without their event"].met is False
     assert figures["answers to probes"].median == 2
     assert figures["events"].median == 50
+
+
+def test_an_answer_that_fails_ends_the_measurement_with_its_error():
+    class Refusing:
+        def recommend(self, user_id):
+            return b""
+
+        def answer_of(self, message):
+            raise AssertionError("an error has no message to read")
+
+        def send(self, body, on_answer):
+            on_answer(Answer(0, 0, "UNAVAILABLE: gone", b""))
+
+        def finish(self):
+            pass
+
+    with pytest.raises(ServerError, match="UNAVAILABLE: gone"):
+        items.ask_all(Refusing(), Refusing(), [7])

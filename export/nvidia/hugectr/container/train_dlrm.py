@@ -1,7 +1,7 @@
 """Train the DLRM with HugeCTR, inside NVIDIA's merlin-hugectr container (23.08 to 24.06), on what `hugectr-data` wrote:
 
     python -m export hugectr-data --data online-retail --out /tmp/hugectr                       # here
-    docker run --gpus 1 --rm -v /tmp/hugectr:/work -v $PWD/export/hugectr/container:/code \
+    docker run --gpus 1 --rm -v /tmp/hugectr:/work -v $PWD/export/nvidia/hugectr/container:/code \
         nvcr.io/nvidia/merlin/merlin-hugectr:24.06 python /code/train_dlrm.py --folder /work    # there
 
 It leaves dlrm.json, dlrm_dense_<iteration>.model and dlrm0_sparse_<iteration>.model beside dlrm_inputs.json; the export takes
@@ -17,7 +17,7 @@ import hugectr
 NAME = "dlrm"
 
 
-def parsed():
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", required=True, help="what hugectr-data wrote")
     parser.add_argument("--batch-size", type=int, default=4096)
@@ -98,7 +98,7 @@ def add_mlp(model, name, enters, widths, relu_last):
 
 
 def main():
-    args = parsed()
+    args = parse_arguments()
     os.chdir(args.folder)  # the file lists name files from here
     with open("training.json") as file:
         sizes = json.load(file)

@@ -190,6 +190,7 @@ def test_the_counts_are_published_for_prometheus(recommend, cache):
         (lambda: MemoryCache(generation_age_s=-1), "generation_age_s is -1; expected seconds from 0"),
         (lambda: MemoryCache(max_bytes=1000), "max_bytes is 1000; expected 1,048,576"),
         (lambda: RedisCache("localhost:6379"), "cache is 'localhost:6379'.*Expected redis://host:port"),
+        (lambda: RedisCache("http://me:secret@redis:6379"), "cache is 'http://redis:6379'"),
     ],
 )
 def test_wrong_settings_are_refused(make, message):

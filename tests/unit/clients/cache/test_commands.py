@@ -51,7 +51,15 @@ def test_forget_without_redis_ends_with_1(tmp_path):
     assert "1 users were not forgotten" in result.stderr
 
 
-@pytest.mark.parametrize("sources", [[], ["--topic", "events"], ["--brokers", "b:1", "--topic", "events", "--data", "."]])
+@pytest.mark.parametrize(
+    "sources",
+    [
+        [],
+        ["--topic", "events"],
+        ["--brokers", "b:1", "--data", "."],
+        ["--brokers", "b:1", "--topic", "events", "--data", "."],
+    ],
+)
 def test_follow_requires_exactly_one_source(options, sources):
     result = run("follow", *sources, *options)
     assert result.exit_code == 2

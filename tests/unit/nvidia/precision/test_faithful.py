@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from export.nvidia.precision.faithful import faithful_session, round_like_fp16
 from export.nvidia.precision.graphs import PRODUCTS, tidy
 from export.nvidia.precision.half import convert_to_half
-from export.nvidia.precision.int8 import quantized, weighted_products
+from export.nvidia.precision.int8 import find_weighted_products, quantize
 
 
 def there_and_back() -> onnx.ModelProto:
@@ -50,7 +50,7 @@ def test_halved_networks_give_what_the_reference_computes_in_numpy(name, request
 
 def test_quantised_networks_give_what_the_reference_computes_in_numpy(ranker):
     model, feeds = tidy(ranker[0]), ranker[1]
-    int8 = quantized(model, feeds, set(weighted_products(model)))
+    int8 = quantize(model, feeds, set(find_weighted_products(model)))
     newer = onnx.version_converter.convert_version(int8, 19)  # the evaluator knows Q/DQ from there on
     (exact,), (got,) = ReferenceEvaluator(newer).run(None, feeds[0]), faithful_session(int8).run(None, feeds[0])
     lost = np.abs(exact - faithful_session(model).run(None, feeds[0])[0])

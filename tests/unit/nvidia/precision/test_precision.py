@@ -15,8 +15,8 @@ from export.nvidia.precision.calibration import Recorder, halve_lists, replace_n
 from export.nvidia.precision.faithful import faithful_session
 from export.nvidia.precision.graphs import PRODUCTS, count_multiply_adds, count_weight_bytes, tidy
 from export.nvidia.precision.half import MOVING, convert_to_half
-from export.nvidia.precision.int8 import quantized, weighted_products
-from export.nvidia.precision.lower import describe_outcome, lower_network, lower_networks, outputs
+from export.nvidia.precision.int8 import find_weighted_products, quantize
+from export.nvidia.precision.lower import compute_outputs, describe_outcome, lower_network, lower_networks
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import Axes
@@ -39,7 +39,7 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def change(model: onnx.ModelProto, lowered_model: onnx.ModelProto, feeds: list) -> float:
-    return float(np.abs(outputs(model, feeds) - outputs(lowered_model, feeds)).max())
+    return float(np.abs(compute_outputs(model, feeds) - compute_outputs(lowered_model, feeds)).max())
 
 
 @NETWORKS
@@ -79,7 +79,7 @@ def test_moving_nodes_go_along_without_changing_a_number(name, request):
     model = tidy(model)
     half = convert_to_half(model, products_of(model))[0]
     alone = insert_casts(model, [node.name for node in model.graph.node if node.op_type not in PRODUCTS])
-    np.testing.assert_array_equal(outputs(half, feeds), outputs(alone, feeds))
+    np.testing.assert_array_equal(compute_outputs(half, feeds), compute_outputs(alone, feeds))
     assert sum(node.op_type == "Cast" for node in half.graph.node) < sum(node.op_type == "Cast" for node in alone.graph.node)
 
 
@@ -91,7 +91,7 @@ def test_a_mask_that_fp16_cannot_hold_stays_fp32(reranker):
         if (of_mask := numpy_helper.to_array(weight) / MASKED).tolist() in ([1.0], [2.0]):
             weight.CopyFrom(numpy_helper.from_array((of_mask * 1e9).astype(np.float32), weight.name))
     assert max(np.abs(numpy_helper.to_array(w)).max() for w in model.graph.initializer) == 2e9
-    assert np.isfinite(outputs(convert_to_half(model, products_of(model))[0], short)).all()
+    assert np.isfinite(compute_outputs(convert_to_half(model, products_of(model))[0], short)).all()
 
 
 def test_multiply_adds_are_those_of_the_shapes(ranker):
@@ -107,7 +107,7 @@ def test_multiply_adds_are_those_of_the_shapes(ranker):
 def test_q_dq_pairs_are_what_tensorrt_takes(name, request):
     model, feeds = request.getfixturevalue(name)
     model = tidy(model)
-    everything = quantized(model, feeds[:2], set(weighted_products(model)))
+    everything = quantize(model, feeds[:2], set(find_weighted_products(model)))
     arrays = {weight.name: numpy_helper.to_array(weight) for weight in everything.graph.initializer}
     made_by = {output: node for node in everything.graph.node for output in node.output}
     pairs = [node for node in everything.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
@@ -118,7 +118,7 @@ def test_q_dq_pairs_are_what_tensorrt_takes(name, request):
         assert not zero.any()
         assert (arrays[node.input[1]] > 0).all()
     for node in everything.graph.node:
-        if node.name not in weighted_products(model):
+        if node.name not in find_weighted_products(model):
             continue
         for tensor in node.input[:2]:
             back = made_by[tensor]
@@ -131,7 +131,7 @@ def test_q_dq_pairs_are_what_tensorrt_takes(name, request):
 
 def test_nothing_to_quantise_leaves_the_graph_as_it_is(ranker):
     model = tidy(ranker[0])
-    assert quantized(model, ranker[1], set()) is model
+    assert quantize(model, ranker[1], set()) is model
 
 
 @dataclass

@@ -219,6 +219,19 @@ def test_a_repository_that_cannot_be_prepared_ends_with_a_message(version, tmp_p
     assert "Mount it writable, as it was exported" in run.stderr
 
 
+def test_a_copy_that_fails_leaves_no_half_file(version, monkeypatch):
+    def fill_the_disk(source, target):
+        target.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    before = sorted(version.parents[1].iterdir())
+    monkeypatch.setattr(build_engines.shutil, "copyfile", fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        build_engines.place(version / "model.onnx", version / "model.plan")
+    assert sorted(version.parents[1].iterdir()) == before
+    assert not (version / "model.plan").exists()
+
+
 TRTEXEC = """#!/bin/sh
 case "$1" in
 --help) printf '%s\\n' '&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --help' {options} ;;

@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.tensorrt.checks import check_tensorrt_model
+from repository.models import write_config
 from serving.contract.errors import ArtifactError
 
 
@@ -121,6 +124,20 @@ def test_a_model_that_fell_back_is_a_warning(version):
     (finding,) = check_tensorrt_model(version.parent)
     assert finding.level == "warning"
     assert "served by ONNX Runtime" in finding.fact
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "onnxruntime", "python"])
+def test_answers_are_those_of_the_network_whichever_config_the_start_script_chose(version, name):
+    """`make check` compares answers on repositories that served by ONNX Runtime too."""
+    (version.parent / "config.pbtxt").write_text((version.parent / "configs" / f"{name}.pbtxt").read_text())
+    ensemble = pb.ModelConfig(name="recommend", platform="ensemble")
+    ensemble.output.add(name="y")
+    step = ensemble.ensemble_scheduling.step.add(model_name="rank_dense", model_version=1)
+    step.input_map["x"], step.output_map["y"] = "x", "y"
+    (version.parents[1] / "recommend").mkdir()
+    write_config(version.parents[1] / "recommend" / "config.pbtxt", ensemble)
+    answers = MerlinPipeline(version.parents[1], 1, "/models")({"x": np.ones((2, 3), np.float32)})
+    np.testing.assert_array_equal(answers["y"], [[0, 3], [0, 3]])  # relu of the sums of the weight's columns
 
 
 def test_a_fixed_first_axis_cannot_be_batched(version):

@@ -47,6 +47,10 @@ def test_blocks_hold_every_user_once():
     np.testing.assert_array_equal(np.concatenate(parts), users)
 
 
+def test_no_block_is_larger_than_the_batches_of_the_server():
+    assert [len(part) for part in split_into_blocks(np.arange(20), 8)] == [8, 8, 4]
+
+
 def test_an_evaluation_removes_nothing_but_a_repository(tmp_path):
     (tmp_path / "recommend").mkdir()
     remove_repository(tmp_path)
