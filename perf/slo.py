@@ -13,14 +13,14 @@ from hps_config.toml_faults import toml_faults
 from serving.contract.errors import ConfigError
 
 SLO_FILE = Path(__file__).with_name("slo.toml")
-OBJECTIVES = (  # bounded values of a run, by keys of `perf.report.results.summary`
+OBJECTIVES = (  # what may be bounded: keys of the last line of a run
     *("p50_ms", "p95_ms", "p99_ms", "p99_over_p50", "volley_p99_ms", "error_share", "offered_rate", "achieved_rate"),
     *("clients_1_p50_ms", "peak_rate", "overhead_p50_ms", "throughput_share", "memory_mib"),
 )
 
 
 class Bound(BaseModel):
-    """One side of a number. fused: the bound of the fused layout, where it differs."""
+    """A lower or an upper bound of a number. fused: the bound for the fused layout, where it differs"""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +35,8 @@ class Bound(BaseModel):
             raise ValueError("give either at_most or at_least")
         return self
 
-    def of(self, layout: str) -> Bound:
+    def for_layout(self, layout: str) -> Bound:
+        """Return the bound for a layout, "fused" or any other."""
         if self.fused is None or layout != "fused":
             return self
         return self.fused.model_copy(update={"why": self.fused.why or self.why})
@@ -45,7 +46,7 @@ class Bound(BaseModel):
 
 
 EQUAL = "answers_equal"
-ALL_EQUAL = Bound(at_least=1, why="figures of other answers than in process count for nothing")
+ALL_EQUAL = Bound(at_least=1, why="figures count only where answers equal those in process")
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,7 @@ class Verdict:
 
 
 def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
-    """Read the bounds, at least one, each of OBJECTIVES.
-
-    Raises ConfigError otherwise: a gate without bounds would pass everything.
-    """
+    """Return the bounds in a file by key. Raises ConfigError for keys not in OBJECTIVES, and for a file without bounds."""
     with toml_faults(path, f"an example is {SLO_FILE}"):
         bounds = TypeAdapter(dict[str, Bound]).validate_python(tomllib.loads(path.read_text()))
     if not bounds:
@@ -81,10 +79,10 @@ def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
 
 
 def judge(slo: dict[str, Bound], document: dict[str, Any]) -> list[Verdict]:
-    """Judge a run. document: its last line. Differing answers fail whatever the bounds are."""
+    """Return a verdict for each bound, and a broken one if answers differ. document: the last line of a run"""
     verdicts = [Verdict(EQUAL, ALL_EQUAL, 0.0)] if document.get(EQUAL) is False else []
     for key, bound in slo.items():
-        bound = bound.of(document.get("layout", ""))
+        bound = bound.for_layout(document.get("layout", ""))
         value = document.get(key)
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
         verdicts.append(Verdict(key, bound, number))

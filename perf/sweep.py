@@ -39,7 +39,10 @@ class Scenario:
 
 
 def scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.25, 0.5, 0.75, 0.9)) -> list[Scenario]:
-    """Return Poisson loads at shares of the peak; then cold starts, two priorities and bursts, at half of it or less."""
+    """Return Poisson loads at shares of the peak, then volleys, cold starts, two priorities and bursts.
+
+    peak_rate: requests/s
+    """
 
     def poisson(share: float) -> Callable[[np.random.Generator], np.ndarray]:
         return lambda rng: schedule.draw_poisson(share * peak_rate, duration_s, rng)
@@ -89,7 +92,7 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
 
 
 def compare_load(bench: Bench, outcome: Outcome, rows: Arrays, cold: np.ndarray) -> dict[str, object]:
-    """Return the fields of Open that compare every answer with the recorded one, where there is one."""
+    """Return the fields of Open that count the answers that were compared with recorded ones, and those that differ."""
     if not bench.answers:
         return {}
     known = np.flatnonzero(outcome.ok & ~cold)
@@ -147,7 +150,7 @@ def add_yardstick(
 
 CLIENTS = (1, 2, 4, *PEAK_CLIENTS)
 OTHER_TRANSPORTS = ("http", "grpc+shm")
-FEW_CLIENTS = (1, 8, 32)  # over these
+FEW_CLIENTS = (1, 8, 32)  # over OTHER_TRANSPORTS
 STAGE_CLIENTS = (1, 16)
 STAGE_LEVELS = len(STAGE_CLIENTS) + len(OTHER_TRANSPORTS) + 1
 RATE_SHARES = (0.25, 0.5, 0.75, 0.9)  # of the peak

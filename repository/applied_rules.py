@@ -1,4 +1,4 @@
-"""Apply rules to the serving generation without training: versions are compiled, take effect at once, and can be reverted."""
+"""Apply rules to the serving generation without training: each version takes effect at once, and can be reverted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VERSION_FILE, PRICES_FILE, NAMES_FILE = "version.json", "prices.npy", "item_name
 class Version:
     """One version of a shop's rules.
 
-    values: the rules as they were written; shop: name of the data set; generation: the one they were compiled for
+    values: the rules as they were written; shop: name of the data set; generation: whose catalogue they were compiled for
     applied_s: unix seconds
     """
 
@@ -57,7 +57,7 @@ def rules_folder(repository: Path) -> Path:
 
 
 def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
-    """Return everything that is wrong with rules for the serving generation. values: the keys of [rules]"""
+    """Return an error for each rule that is malformed or does not fit the serving generation. values: the keys of [rules]"""
     findings = []
     for key, value in values.items():
         try:
@@ -94,6 +94,8 @@ def revert_rules(repository: Path, number: int | None = None) -> Version:
     """Apply an earlier version again, by default the one before the current one. Raises ConfigError if there is none."""
     folder = rules_folder(repository)
     versions = {version.number: version for version in list_versions(folder)}
+    if number is None and not versions:
+        raise ConfigError(f"No rules were applied to {repository}. Apply some first: python -m server rules apply FILE")
     number = read_current_version(folder) - 1 if number is None else number
     if number not in versions:
         known = ", ".join(map(str, versions)) or "none"
@@ -115,7 +117,7 @@ def read_current_values(folder: Path, shop: str) -> dict[str, Any] | None:
 
 
 def add_version(repository: Path, folder: Path, generation: int, values: Mapping[str, Any], note: str) -> Version:
-    """Write the next version, complete or not at all."""
+    """Write the next version, complete or not at all. Return it when it is durable."""
     number = 1 + max((version.number for version in list_versions(folder)), default=0)
     shop = read_stage(stage_folder(repository, "rerank", generation)).shop
     version = Version(number, dict(values), note, shop, generation, time.time())
@@ -128,18 +130,28 @@ def add_version(repository: Path, folder: Path, generation: int, values: Mapping
     insert_rows(compiled / ITEMS_FILE, len(items.newcomers))
     Rules.load(compiled, generation)
     (staging / VERSION_FILE).write_text(json.dumps(vars(version), ensure_ascii=False, indent=1) + "\n")
+    for path in (*compiled.iterdir(), staging / VERSION_FILE, compiled, staging):
+        make_durable(path)
     os.rename(staging, folder / str(number))
     return version
 
 
 def switch_to(folder: Path, number: int) -> None:
-    """Put a version into effect, by one rename, which running servers notice at their next request."""
+    """Put a version into effect, durably, by one rename, which running servers notice at their next request."""
     new = folder / f".{CURRENT_FILE}"
-    with new.open("w") as file:
-        file.write(json.dumps({"version": number}) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    new.write_text(json.dumps({"version": number}) + "\n")
+    make_durable(new)
     os.rename(new, folder / CURRENT_FILE)
+    make_durable(folder)
+
+
+def make_durable(path: Path) -> None:
+    """Write a file's contents, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_catalogue(repository: Path, generation: int) -> dict[str, Any]:

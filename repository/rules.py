@@ -58,8 +58,8 @@ def compile_rules(
     items = records[:n_items]
     items["group"][:, CATEGORY] = _encode_names(category)
     items["group"][:, PROVIDER] = _encode_names(provider)
-    items["cap"][:, CATEGORY] = _list_caps(category, config.max_per_category, config.category_caps)
-    items["cap"][:, PROVIDER] = _list_caps(provider, config.max_per_provider, {})
+    items["cap"][:, CATEGORY] = [config.find_cap(CATEGORY, name) for name in category]
+    items["cap"][:, PROVIDER] = [config.find_cap(PROVIDER, name) for name in provider]
     if config.exploration:
         items["draw_rate"] = np.exp(_compute_novelty(popularity) * config.exploration.novelty)
     items["blocked"] = np.isin(item_ids, [_find_wire_id(item_id, item_names) for item_id in config.blocked_items])
@@ -129,15 +129,6 @@ def _encode_names(names: Sequence[str | None]) -> np.ndarray:
     """Return a code per item, int32 [n]: the rank of its name in sorted order, or -1 - its position if it has no name."""
     known = {name: code for code, name in enumerate(sorted({name for name in names if name is not None}))}
     return np.array([known[name] if name is not None else -1 - item for item, name in enumerate(names)], np.int32)
-
-
-def _list_caps(names: Sequence[str | None], general: int | None, named: Mapping[str, int]) -> np.ndarray:
-    """Return the cap of each item's group, int16 [n]; NO_CAP for an item without a group.
-
-    general: the cap of groups that `named` does not list; None: no cap
-    """
-    general = NO_CAP if general is None else general
-    return np.array([NO_CAP if name is None else named.get(name, general) for name in names], np.int16)
 
 
 def _compute_novelty(popularity: np.ndarray) -> np.ndarray:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import read_json, stage_folder
 
 SETTINGS = Path("tables") / "levels.json"
 
@@ -16,8 +15,8 @@ def tables_settings(repository: Path, generation: int) -> Path:
 
 
 def has_update_source(repository: Path, generation: int) -> bool:
-    """Return whether rows of a generation are updated while they are served."""
-    try:
-        return bool(json.loads(tables_settings(repository, generation).read_text())["updates"])
-    except FileNotFoundError:  # not one of our repositories, or one without such settings
+    """Return whether rows of a generation are updated while they are served. Raises ArtifactError for unreadable settings."""
+    path = tables_settings(repository, generation)
+    if not path.exists():  # not one of our repositories, or one without such settings
         return False
+    return bool(read_json(path.parent, path.name).get("updates"))

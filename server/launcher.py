@@ -57,8 +57,8 @@ class TritonServer:
     host: the address to listen at, by default loopback; "0.0.0.0" opens it to the network
     http: whether to serve HTTP in addition to gRPC; tls: for gRPC; None: no TLS
     run_dir: folder of logs, state files and backends
-    tag: of a server that ended and is restarted, so that its gateway and supervisor still belong to it; "": a new server
-    stalled_after_s: a start without progress for so long is begun again, once
+    tag: that of the server to restart, so that its gateway and supervisor still belong to it; "": a new server
+    stalled_after_s: time without progress after which a start is repeated, once
     """
 
     def __init__(
@@ -149,11 +149,11 @@ class TritonServer:
         deadline_s = time.monotonic() + self.ready_timeout_s
         try:
             self._launch(models, facts)
-            if fault := self._wait_ready(deadline_s, again=True):
+            if fault := self._wait_ready(deadline_s, may_retry=True):
                 print(f"The start {fault}. Starting again; the log so far is {self.log_path}.1", file=sys.stderr)
                 self.stop(timeout_s=0)
                 self._launch(models, facts)
-                self._wait_ready(deadline_s, again=False)
+                self._wait_ready(deadline_s, may_retry=False)
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # there are no requests to wait for
             raise
@@ -225,17 +225,17 @@ class TritonServer:
         self._state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
         self._state.save(self.run_dir)
 
-    def _wait_ready(self, deadline_s: float, again: bool) -> str:
+    def _wait_ready(self, deadline_s: float, may_retry: bool) -> str:
         """Wait until the server is ready. Return "", or a fault that another start may not have. Raises ServerError for others.
 
-        again: whether another start is allowed; otherwise those faults are raised too
+        may_retry: whether another start is allowed; otherwise those faults are raised too
         """
         process = self.process
         assert process is not None  # launched just now
         watch, dead_since = StallWatch(self.state.tag), float("inf")
         while True:
             text = self.log_path.read_text(errors="replace")
-            if again and process.poll() == -signal.SIGABRT and MEMORY_RACE in text:
+            if may_retry and process.poll() == -signal.SIGABRT and MEMORY_RACE in text:
                 return "was ended by a race for shared memory"
             if process.poll() is not None:  # before readiness, because another server may answer at this address
                 raise ServerError(self._describe_failure(f"ended with exit code {process.returncode}", log.explain(text)))
@@ -255,7 +255,7 @@ class TritonServer:
                     f"tritonserver is not ready after {self.ready_timeout_s:.0f} s: {health.list_unready(self.grpc_url)}. "
                     f"See {self.log_path}, or allow more time."
                 )
-            if again and watch.measure_still_s(len(text)) > self.stalled_after_s:
+            if may_retry and watch.measure_still_s(len(text)) > self.stalled_after_s:
                 return f"made no progress for {self.stalled_after_s:.0f} s: {health.list_unready(self.grpc_url)}"
             time.sleep(POLL_S)
 

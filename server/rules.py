@@ -24,7 +24,7 @@ def apply(
     path: Annotated[Path, typer.Argument(help="TOML file: the keys of [rules], or that section of an export's settings")],
     repo: Repo = DEFAULT,
 ) -> None:
-    """Apply the rules of a file from the next request on. If one of them is wrong, nothing changes and the exit code is 1."""
+    """Apply the rules of a file from the next request on. If one of them is wrong, change nothing and end with exit code 1."""
     values = read_rules(path)
     findings = find_faults(repo, values)
     for finding in findings:
@@ -60,7 +60,7 @@ def revert(
 
 
 def read_rules(path: Path) -> dict:
-    """Return the rules of a TOML file: its section [rules], or the whole file. Raises ConfigError."""
+    """Return the rules in a TOML file: its section [rules], or without one the whole file. Raises ConfigError."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

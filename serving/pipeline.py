@@ -17,7 +17,7 @@ import numpy as np
 from serving.contract.artifacts import StageInfo, read_stage, stage_folder, verify_manifest
 from serving.contract.errors import RequestError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import PAD_ID, STAGES, ModelSpec, ensemble_spec, stage_specs
+from serving.contract.tensors import PAD_ID, STAGES, ModelSpec, stage_specs
 from serving.live.reader import Reader
 from serving.stages.preprocess import Preprocess
 from serving.stages.rank import Rank
@@ -76,7 +76,7 @@ class Pipeline:
     def trace(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run one batch, and return all tensors by name: inputs, those between the stages, and outputs.
 
-        `lineage` is the one that the last stage took. Raises RequestError for the first malformed row.
+        `lineage` is the input of the last stage. Raises RequestError for the first malformed row.
         """
         tensors = dict(inputs)
         batch = len(tensors["user_id"])
@@ -97,19 +97,23 @@ class Pipeline:
     ) -> Arrays:
         """Recommend items for B users, from plain Python values. Return the ensemble's outputs by name, each [B, *dims].
 
-        history, exclude: item ids for each user; context: column -> a value for each user. Raises RequestError.
+        history, exclude: item ids for each user, of which the first H and E are used; context: column -> a value for each user
+        Raises RequestError for an unknown column, and for inputs that do not have one row per user.
         """
         if not len(user_ids):
             raise RequestError("There are no user_ids. Expected at least one; an unknown user is served as a cold start.")
         inputs: Arrays = {"user_id": np.asarray(user_ids, np.int64).reshape(-1, 1)}
-        optional = {t.name: t for t in ensemble_spec(self.specs).inputs if t.optional}
-        for name, rows in (("history", history), ("exclude", exclude)):
+        axes, columns = self.info.axes, {column.name: column.tensor() for column in self.info.context}
+        for name, rows, width in (("history", history, axes.history), ("exclude", exclude, axes.exclusions)):
             if rows is not None:
-                inputs[name] = pad_rows(rows, optional[name].dims[0])
+                inputs[name] = pad_rows(rows, width)
         for name, values in (context or {}).items():
-            if name not in optional:
-                raise RequestError(f"There is no context column {name!r}; this repository has {sorted(optional)}.")
-            inputs[name] = np.asarray(values, optional[name].numpy_dtype).reshape(-1, 1)
+            if name not in columns:
+                raise RequestError(f"There is no context column {name!r}; this repository has {sorted(columns)}.")
+            inputs[name] = np.asarray(values, columns[name].numpy_dtype).reshape(-1, 1)
+        for name, array in inputs.items():
+            if len(array) != len(user_ids):
+                raise RequestError(f"{name} has {len(array)} rows for {len(user_ids)} users. Expected one row for each user.")
         return self(inputs)
 
 

@@ -141,5 +141,5 @@ def make_ratio_table(ratios: list[Ratio]) -> Table:
         )
         for ratio in ratios
     ]
-    head = ("metric", "A, median", "B, median", "B/A, median", "of the rounds", "")
+    head = ("metric", "A, median", "B, median", "B/A, median", "lowest … highest", "")
     return Table(f"B against A, {len(ratios[0].a)} interleaved rounds", head, tuple(rows))

@@ -18,7 +18,7 @@ from perf.command import run
 from perf.report.results import Machine, read_commit, to_json_line
 from perf.tune import report
 from perf.tune.lab import Lab, allowed_efforts
-from perf.tune.search import Metrics, Outcome, candidates, describe_changes, search, search_space
+from perf.tune.search import Metrics, Outcome, describe_changes, draw_candidates, search, search_space
 from serving.contract.errors import ConfigError
 
 GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")
@@ -34,9 +34,9 @@ def tune(
     out: Annotated[Path, typer.Option(help="the export config to write; the evidence is beside it as .json")] = Path(
         "tuned.toml"
     ),
-    goal: Annotated[str, typer.Option(help=f"what is made better: {', '.join(GOALS)}")] = GOALS[0],
+    goal: Annotated[str, typer.Option(help=f"metric to improve: {', '.join(GOALS)}")] = GOALS[0],
     minutes: Annotated[float, typer.Option(help="no heat starts after this time", min=1)] = 30.0,
-    count: Annotated[int, typer.Option("--candidates", help="settings that are tried", min=1)] = 12,
+    count: Annotated[int, typer.Option("--candidates", help="number of settings to try", min=1)] = 12,
     clients: Annotated[int, typer.Option(help="of the throughput measurement", min=1)] = 32,
     window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.0,
     slo_file: Annotated[Path, typer.Option("--slo", help="bounds to keep")] = slo.SLO_FILE,
@@ -54,9 +54,9 @@ def tune(
     rng, end_s = np.random.default_rng(SEED), time.monotonic() + 60 * minutes
     evidence, efforts = out.with_suffix(".json"), allowed_efforts(repo)
     lab = Lab(repo, clients, window_s, rng)
-    bounds = {key: bound.of(lab.layout) for key, bound in stated.items() if key in MEASURED}
+    bounds = {key: bound.for_layout(lab.layout) for key, bound in stated.items() if key in MEASURED}
     space = search_space(lab.settings, lab.layout, tuple(efforts), len(os.sched_getaffinity(0)))
-    chosen = candidates(space, count, rng)
+    candidates = draw_candidates(space, count, rng)
     lab.say = lambda what: console.print(f"[{(end_s - time.monotonic()) / 60:4.1f} min left] {what}", markup=False)
     with lab:
         facts = {
@@ -80,7 +80,7 @@ def tune(
             )
             return lab.measure(heat, turns)
 
-        outcome = search(chosen, measure, bounds, goal, lambda: time.monotonic() > end_s, save)
+        outcome = search(candidates, measure, bounds, goal, lambda: time.monotonic() > end_s, save)
     finish(outcome, lab, bounds, out, evidence)
 
 

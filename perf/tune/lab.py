@@ -36,19 +36,20 @@ FACTORS = (0.7, 0.8, 0.9)  # of the export's effort, whose own steps are a third
 
 def allowed_efforts(repository: Path) -> dict[int, float]:
     """Return recall against exact search by effort, for smaller efforts with enough recall; {} without an index."""
-    pipeline = Pipeline.load(repository, pinned_generation(repository))
-    search = pipeline.stages["retrieve"].search
-    if search.index is None:
-        return {}
-    index = inverted_file(search.index)
-    queries = recorded_vectors(pipeline, repository, JUDGED_BY)
-    found, current = {}, index.nprobe
-    for effort in sorted({max(int(current * factor), 1) for factor in FACTORS}):
-        index.nprobe = effort
-        trial = measure_recall(search, queries, pipeline.info.axes.candidates)
-        if is_sufficient(trial):
-            found[effort] = round(trial.recall, 4)
-    return found
+    recalls: dict[int, float] = {}
+    with contextlib.closing(Pipeline.load(repository)) as pipeline:
+        search = pipeline.stages["retrieve"].search
+        if search.index is None:
+            return recalls
+        index = inverted_file(search.index)
+        queries = recorded_vectors(pipeline, repository, JUDGED_BY)
+        current = index.nprobe
+        for effort in sorted({max(int(current * factor), 1) for factor in FACTORS} - {current}):
+            index.nprobe = effort
+            trial = measure_recall(search, queries, pipeline.info.axes.candidates)
+            if is_sufficient(trial):
+                recalls[effort] = round(trial.recall, 4)
+    return recalls
 
 
 ROWS = 1_000  # of perf_analyzer's input
@@ -109,31 +110,31 @@ class Lab:
         """Serve the candidates and the current settings, and measure each `turns` times, in changing order."""
         with contextlib.ExitStack() as stack:
             served = [stack.enter_context(self._served(changes)) for changes in (CURRENT, *candidates)]
-            taken: list[list[Metrics]] = [[] for _ in served]
+            metrics: list[list[Metrics]] = [[] for _ in served]
             for turn in range(turns):
-                for i in range(len(served)):
-                    at = (turn + i) % len(served)
-                    with served[at].turns.turn():
-                        taken[at].append(self.metrics(served[at]))
-            now = tuple(taken[0])
-            return [Trial(s.changes, tuple(own), now, s.answers) for s, own in zip(served[1:], taken[1:], strict=True)]
+                for place in range(len(served)):
+                    number = (turn + place) % len(served)
+                    with served[number].turns.turn():
+                        metrics[number].append(self.measure_turn(served[number]))
+            current = tuple(metrics[0])
+            return [Trial(s.changes, tuple(own), current, s.answers) for s, own in zip(served[1:], metrics[1:], strict=True)]
 
-    def metrics(self, served: Served) -> Metrics:
+    def measure_turn(self, served: Served) -> Metrics:
         """Measure one turn: closed loop with many clients and with one, then Poisson arrivals. Keys as in slo.toml."""
         due_s = schedule.draw_poisson(self.offered_rate, 2 * self.window_s, self.rng)
         rows = draw(self.recorded.inputs, len(due_s), self.rng)
         many, one = self._closed(served, self.clients), self._closed(served, 1)
         outcome = run_load(served.server.grpc_url, serialise(self.spec, rows), due_s)
-        found = {
+        metrics = {
             "peak_rate": many.achieved_rate,
             "clients_1_p50_ms": one.latency.p50_ms,
             "error_share": 1.0 - float(outcome.ok.mean()) if len(due_s) else 0.0,
             "memory_mib": total_mib(read_memory(served.server.state.tag)),
         }
         if latency := Latency.of(outcome.latency_ns):
-            found |= {f"{q}_ms": getattr(latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
-            found["p99_over_p50"] = latency.p99_ms / latency.p50_ms
-        return {key: round(float(value), 4) for key, value in found.items()}
+            metrics |= {f"{q}_ms": getattr(latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
+            metrics["p99_over_p50"] = latency.p99_ms / latency.p50_ms
+        return {key: round(float(value), 4) for key, value in metrics.items()}
 
     def _closed(self, served: Served, clients: int):
         target = analyzer.Target(ENSEMBLE, served.server.grpc_url, served.server.http_url, self.folder / INPUT)
@@ -155,8 +156,8 @@ class Lab:
     def _differing_answers(self, server: TritonServer, changes: Changes) -> str:
         """Return "" when the answers are the recorded ones, else the difference.
 
-        Only the index's effort may change answers; its recall was measured instead.
-        Return "" without comparing where answers are not comparable (perf/answers.py).
+        Also "", without a comparison, for another effort of the index, which changes answers and whose recall was measured
+        instead, and where answers cannot be compared (perf/answers.py).
         """
         if "compute.index_effort" in changes:
             return ""

@@ -71,5 +71,5 @@ def make_trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
             "answers differ" if trial.answers else ", ".join(trial.find_broken(slo)) or "kept",
         )
         rows.append(Row(cells, kept=True if wins else None))
-    head = ("candidate", outcome.goal, "times better", "of the turns", "turns", "SLO")
+    head = ("candidate", outcome.goal, "times better", "lowest … highest", "turns", "SLO")
     return Table("Against the current settings, in the same turns", head, tuple(rows))

@@ -63,7 +63,7 @@ def read_current(settings: Settings, key: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def candidates(space: Space, count: int, rng: np.random.Generator) -> list[Changes]:
+def draw_candidates(space: Space, count: int, rng: np.random.Generator) -> list[Changes]:
     """Return at most `count` different candidates: every setting changed alone, as many as fit, then random combinations."""
     alone: list[Changes] = [{key: value} for key, values in space.items() for value in values]
     chosen = [alone[i] for i in sorted(rng.permutation(len(alone))[:count])]
@@ -139,13 +139,13 @@ Measure = Callable[[Sequence[Changes], int], list[Trial]]  # (candidates of a he
 class Outcome:
     """Result of a search.
 
-    rungs: the trials of each round, best first; winner: None when none is surely better than the current.
+    rungs: the trials of each round, best first; winner: None when none is surely better than the current settings
     """
 
     goal: str
     rungs: list[list[Trial]] = field(default_factory=list)
     winner: Trial | None = None
-    complete: bool = True  # False: the time was over before the end
+    complete: bool = True  # False: the time ran out before the end
 
     @property
     def best(self) -> list[Trial]:
@@ -158,12 +158,12 @@ def search(
     slo: dict[str, Bound],
     goal: str,
     time_is_over: Callable[[], bool],
-    saved: Callable[[Outcome], None] = lambda _: None,
+    save: Callable[[Outcome], None] = lambda _: None,
 ) -> Outcome:
     """Search by successive halving. goal: a key of Metrics; slo: bounds of Metrics; time_is_over: checked before every heat.
 
     Every rung has half the candidates and twice the turns. The last one is a heat of HEAT candidates, measured until each has
-    FINAL_TURNS. `saved` is called after every heat.
+    FINAL_TURNS. `save` is called after every heat.
     """
     outcome, turns = Outcome(goal), 1
     known: dict[str, Trial] = {}
@@ -175,12 +175,12 @@ def search(
             if time_is_over():
                 outcome.complete = False
                 break
-            asked = max(turns, FINAL_TURNS - _least_turns(known, heat)) if last else turns
-            for trial in measure(heat, asked):
+            n_turns = max(turns, FINAL_TURNS - _least_turns(known, heat)) if last else turns
+            for trial in measure(heat, n_turns):
                 key = repr(trial.changes)
                 known[key] = known[key].joined(trial) if key in known else trial
                 outcome.rungs[-1].append(known[key])
-            saved(outcome)
+            save(outcome)
         outcome.rungs[-1].sort(key=lambda trial: rank(trial, slo, goal))
         if last or not outcome.complete:
             break
@@ -188,7 +188,7 @@ def search(
         turns *= 2
     outcome.rungs = [rung for rung in outcome.rungs if rung]
     outcome.winner = next((trial for trial in outcome.best if is_surely_better(trial, slo, goal)), None)
-    saved(outcome)
+    save(outcome)
     return outcome
 
 

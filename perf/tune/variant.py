@@ -1,6 +1,6 @@
-"""Copy a repository with other serving settings, by hard links to the published files, which makes it fast.
+"""Copy a repository with other serving settings, by hard links to the published files, because copies would take longer.
 
-Changed files are written anew: every config.pbtxt, and with [compute] also stage.json, the index, and their manifests.
+Changed files are written anew: every config.pbtxt and, for [compute], also stage.json, the index, and their manifests.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def make_variant(source: Path, target: Path, layout: str, settings: Settings) ->
         path = target / model / CONFIG_FILE
         config = read_config(path)
         if config.platform != "ensemble":
-            _apply(config, serving[model])
+            _apply_serving(config, serving[model])
         write_config(path, config)
     change_rank_threads(target, generation, settings.compute)
     change_effort(target, generation, settings.compute)
 
 
-def _apply(config, serving: Serving) -> None:
+def _apply_serving(config, serving: Serving) -> None:
     set_instances(config, serving.instances)
     batching = config.dynamic_batching
     del batching.preferred_batch_size[:]

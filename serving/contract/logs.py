@@ -1,4 +1,4 @@
-"""Write structured logs: one JSON object a line, for log collectors.
+"""Write structured logs for log collectors: one JSON object per line.
 
     {"time": "2026-03-01T12:00:00.123Z", "level": "WARNING", "logger": "gateway", "message": "…", "request_id": "…"}
 

@@ -3,7 +3,7 @@
     <live store>/experiment.json     the only file; replaced by one rename, so that every process reads it whole
 
 A hash of the experiment's name and the user gives each user a number in 0 … 1, the same in every gateway and after a restart.
-Users whose number is below `share` are enrolled, so a larger share keeps everybody enrolled, and a smaller one adds nobody.
+Users whose number is below `share` are enrolled: a larger share keeps all who are enrolled, and a smaller one adds nobody.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def hash_share(text: str) -> float:
 class Experiment:
     """One version of an experiment's settings.
 
-    name: also the seed of the assignment; champion, challenger: generations; share: of users that are enrolled, 0 … 1
+    name: also the seed of the assignment; champion, challenger: generations; share: share of enrolled users, 0 … 1
     mode: enrolled users get the challenger's answer ("ab"), one of both generations ("interleave"), or the champion's, while
         the challenger answers too and is not shown ("shadow")
     reason: why it has this state; version: number of changes; started_ms, changed_ms: unix milliseconds

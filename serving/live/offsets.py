@@ -1,4 +1,4 @@
-"""Offsets of a Kafka topic, kept in the store's own transactions: what was read is exactly what the state holds."""
+"""Read and write the offsets of a Kafka topic within the store's transactions, so that they always match its state."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import lmdb
 from serving.live.store import Store
 
 PREFIX = b"offsets/"
-KAFKA = "_kafka"  # in an event's columns: topic, partition, offset of the message it came by
+KAFKA = "_kafka"  # key in an event's columns: topic, partition and offset of its message
 
 
 def read_offsets(txn: lmdb.Transaction, store: Store, topic: str) -> dict[int, int]:
-    """Return partition -> offset of the next message; partitions of which nothing was read are missing."""
+    """Return the offset of the next message by partition, without partitions of which nothing was read."""
     text = txn.get(PREFIX + topic.encode(), db=store.meta) or b"{}"
     return {int(partition): offset for partition, offset in json.loads(bytes(text)).items()}
 

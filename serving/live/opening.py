@@ -10,7 +10,7 @@ from serving.live.store import live_folder
 
 
 def open_reader(repository: Path, info: StageInfo) -> Reader:
-    """Return what a stage reads live state from: this machine's store, and Redis where machines share their users."""
+    """Return a reader of this machine's store and, where machines share their users, of Redis. The caller closes it."""
     folder = live_folder(repository, info.live_folder)
     if not info.live_redis:
         return Reader(folder, info.shop)

@@ -93,7 +93,7 @@ class RedisUsers:
         """Wait until sequences, int64 [B], are reflected here, or for `timeout_s`. Return which ones are, bool [B].
 
         An event of any machine is reflected once Redis has it. A change by `upsert` is reflected on its own machine at once,
-        and never on others.
+        and never on another.
         """
         with self.local.snapshot() as local:
             own_number = hash_machine(local.machine())
@@ -115,7 +115,7 @@ class RedisUsers:
 def find_places(positions: dict[str, Position], own_number: int) -> dict[int, int]:
     """Return the sequence up to which Redis has each machine's log, by the machine's number.
 
-    Where machines share a number, it is the least of theirs. own_number: of this machine, which the number 0 stands for too
+    For a number that several machines share, it is the smallest of theirs. own_number: this machine's, which 0 stands for too
     """
     places: dict[int, int] = {}
     for machine, position in positions.items():

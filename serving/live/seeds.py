@@ -1,4 +1,4 @@
-"""Make the first live record of a user: it starts with what the published generation knows."""
+"""Make the first live record of a user from what the published generation knows."""
 
 from __future__ import annotations
 

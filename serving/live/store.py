@@ -27,6 +27,7 @@ import lmdb
 import numpy as np
 
 from serving.contract.errors import ConfigError, DependencyError
+from serving.contract.locks import hold_lock
 from serving.live.layout import Layout
 
 ID = np.dtype("<i8")  # ids of users and items in keys
@@ -180,26 +181,38 @@ def live_folder(repository: Path, stated: str = "") -> Path:
 def set_aside(folder: Path, shop: str) -> Path | None:
     """Rename the store if it belongs to another shop, so that equal ids of two shops are not mixed up. Return its new path.
 
-    Returns None if the store stays. No process may be reading it. Raises DependencyError when the store cannot be opened.
+    Returns None if the store stays. Several processes may call this at the same time, but none may be reading the store.
     """
-    if not (folder / DATA_FILE).exists():
+    if not read_other_shop(folder, shop):
         return None
-    store = open_store(folder)
+    with hold_lock(folder.with_name(f".{folder.name}.lock")):
+        other = read_other_shop(folder, shop)
+        if not other:  # another process was faster
+            return None
+        target, number = folder.with_name(f"{folder.name}.{other}"), 1
+        while target.exists():
+            number += 1
+            target = folder.with_name(f"{folder.name}.{other}.{number}")
+        folder.rename(target)
+    return target
+
+
+def read_other_shop(folder: Path, shop: str) -> str:
+    """Return the name of the shop that owns the store; "" if it is `shop`, none is stated, or there is no store to read."""
+    if not (folder / DATA_FILE).exists():
+        return ""
+    try:
+        store = open_store(folder)
+    except (
+        DependencyError,
+        FileNotFoundError,
+    ):  # another process is making or moving it, or the writer will say why
+        return ""
     try:
         other = store.read_shop()
     finally:
         store.close()
-    if other in ("", shop):
-        return None
-    place, number = folder.with_name(f"{folder.name}.{other}"), 1
-    while place.exists():
-        number += 1
-        place = folder.with_name(f"{folder.name}.{other}.{number}")
-    try:
-        folder.rename(place)
-    except FileNotFoundError:  # another process was faster
-        return None
-    return place
+    return "" if other == shop else other
 
 
 def make_folder(folder: Path) -> None:

@@ -251,7 +251,7 @@ class Rank:
         arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features)
         as_of_s = inputs.settings.as_of_s
         sales = LiveSales(inputs.items, as_of_s, self.learned) if as_of_s else None
-        stored = StoredPairs.after(inputs.items, self.learned) if sales else None
+        stored = StoredPairs.for_generation(inputs.items, self.learned) if sales else None
         # Before `refresh`, which adds live sales to the popularity.
         novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE)) if sales else None
         live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored)

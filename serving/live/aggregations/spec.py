@@ -59,7 +59,7 @@ class Aggregation:
         self._require(self.function in FUNCTIONS, f"function is {self.function!r}", list_choices(FUNCTIONS, self.function))
         are_names = isinstance(self.events, list | tuple) and all(isinstance(name, str) for name in self.events)
         self._require(are_names, f"events is {self.events!r}", 'a list of names of [events], such as ["purchase"]')
-        object.__setattr__(self, "events", tuple(self.events))
+        object.__setattr__(self, "events", tuple(dict.fromkeys(self.events)))  # each once
         self._require(type(self.ranker) is bool, f"ranker is {self.ranker!r}", "true or false")
         crossed = self.ranker and self.entity.startswith(CROSS)
         self._require(not crossed, f"ranker is true for {self.entity!r}", "ranker = true only for users, items or categories")
@@ -106,7 +106,7 @@ class Aggregation:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the resulting columns: `name`, or for `last` `name_1` (newest) to `name_n`."""
+        """Names of the resulting columns: `name`; for `last`, `name_1` (newest) to `name_n`."""
         if self.function == "last":
             return tuple(f"{self.name}_{place}" for place in range(1, self.n + 1))
         return (self.name,)

@@ -1,7 +1,7 @@
 """Measure how far the features and scores of requests have drifted from their distribution at the export.
 
 A request only costs a copy of its row into a window. The thread that reports metrics compares a full window with the references
-and empties it; requests that arrive in between are not counted.
+and empties it; requests that arrive after the window is full are not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WINDOW_ROWS = 2_000  # requests of one process in a window
 class DriftWindow:
     """The latest values in one process.
 
-    references: those of the categorical columns, then those of the numbers; categorical: the number of categorical columns
+    references: those of the categorical columns, then those of the numeric columns; categorical: number of categorical columns
     watched: label of the metrics, "features" or "scores"
     """
 

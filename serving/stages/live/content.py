@@ -128,8 +128,11 @@ class Content:
         best = np.argsort(-shared, kind="stable")[:count]
         return best[shared[best] > 0]
 
-    def find_item_of_group(self, role: int, name: object) -> int | None:
-        """Return the position of any item with a category (role 0) or provider (role 1); None if there is none."""
-        if name not in self.names[role]:
-            return None
-        return int(np.flatnonzero(self.codes[role] == self.names[role].index(name))[0])
+    def map_groups(self, role: int, item_codes: np.ndarray) -> dict[str | None, int]:
+        """Return a stage's code of each category (role 0) or provider (role 1), by name.
+
+        item_codes: int [n_items + 1], the code of each item's category or provider, before `upsert` changed any
+        """
+        codes, first_items = np.unique(self.codes[role], return_index=True)
+        pairs = zip(codes.tolist(), item_codes[first_items].tolist(), strict=True)
+        return {self.names[role][code]: item_code for code, item_code in pairs if code != NO_GROUP}

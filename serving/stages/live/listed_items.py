@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,23 +11,32 @@ from serving.contract.artifacts import writable
 from serving.contract.tensors import PAD_ID
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
-from serving.stages.live.content import GROUPS, Content
-from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, NEVER, NO_CAP, OVER_CAP
+from serving.stages.live.content import GROUPS, Content, get_text
+from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, NEVER, NO_CAP, OVER_CAP, PROVIDER
 from serving.stages.rules.passes import uniform
 from serving.stages.rules.propensities import UNKNOWN
 from serving.stages.rules.rules import Rules
 
-EXPLORE_DRAW = 0  # takes the place of an item's position in the draw that decides whether a list explores
+EXPLORE_DRAW = 0  # argument in place of an item position, for the draw that decides whether a list explores
 
 
-@dataclass(frozen=True)
+@dataclass
 class ListedItems:
-    """The re-ranker's arrays with one row per item. item_vectors: float32 [n_items + 1, D]"""
+    """The re-ranker's arrays with one row per item.
+
+    item_vectors: float32 [n_items + 1, D]
+    group_codes: those of the exported categories and of the exported providers, by name, the same in all versions of the rules
+    """
 
     content: Content
     item_vectors: np.ndarray
     rules: Rules
     items: ItemIndex
+    group_codes: tuple[Mapping[str | None, int], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups = self.rules.items["group"]
+        self.group_codes = tuple(self.content.map_groups(role, groups[:, role]) for role in range(len(GROUPS)))
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
         """Write the rows of a new item. templates: int64 [T] positions of the items most like it"""
@@ -51,17 +60,18 @@ class ListedItems:
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Write what changed columns of an item mean for the rules: its category, provider and price."""
-        items = self.rules.items
-        record = writable(items)[position : position + 1]
-        for role, name in enumerate(GROUPS):
-            if name not in columns:
+        config = self.rules.config
+        record = writable(self.rules.items)[position : position + 1]
+        for role, key in enumerate(GROUPS):
+            if key not in columns:
                 continue
-            alike = self.content.find_item_of_group(role, columns[name])
-            record["group"][:, role] = -1 - position if alike is None else items["group"][alike, role]
-            record["cap"][:, role] = NO_CAP if alike is None else items["cap"][alike, role]
-            if name == "provider" and not record["blocked"][0]:
-                record["in_floor_group"] = alike is not None and bool(items["in_floor_group"][alike])
-        cap, price = self.rules.config.price_cap, columns.get("price")
+            name = get_text(columns[key])
+            is_known = name in self.group_codes[role]
+            record["group"][:, role] = self.group_codes[role].get(name, -1 - position)
+            record["cap"][:, role] = config.find_cap(role, name) if is_known else NO_CAP
+            if role == PROVIDER and not record["blocked"][0]:
+                record["in_floor_group"] = config.provider_floor is not None and name in config.provider_floor.providers
+        cap, price = config.price_cap, columns.get("price")
         if cap is not None and "price" in columns and not record["blocked"][0]:
             record["behind"] = ABOVE_PRICE_CAP if isinstance(price, int | float) and price > cap else OVER_CAP
 

@@ -35,10 +35,11 @@ Model = TypeVar("Model", bound="LiveModel")
 class LiveSettings:
     """`settings` of stage.json, the same for both models.
 
-    kinds: the fields of each EventKind, in the order of their codes
+    kinds, value_is: the fields of each EventKind, in the order of their codes, and what an event's value means (EventKinds)
     columns: "item" or "user" -> column that `upsert` may change -> its type
     lateness_s: how far the watermark is behind the latest event; ahead_s: how far an event may be ahead of the clock
     key_days, archive_days, archive_bytes, idle_days, most_users, session_hours: see live/maintenance.py
+    brokers, topic: Kafka's, from which events are consumed; "" for none
     roles: role of an item's feature column, such as "price" -> the column's name in the data
     """
 
@@ -135,9 +136,8 @@ class Observe(LiveModel):
 
     @classmethod
     def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds:
-        from serving.stages.features.user_store import (
-            UserStore,  # here, because it loads the compiler: 50 MB that `upsert` saves
-        )
+        # Imported here, because it loads the compiler: 50 MB that `upsert` does not need.
+        from serving.stages.features.user_store import UserStore
 
         return GenerationSeeds(UserStore(stage_folder(repository, STAGES[0], generation) / "store"))
 

@@ -1,4 +1,4 @@
-"""Count which items were taken together since the export: pairs that no list of the generation can know.
+"""Count which items were taken together since the export: pairs that the generation has not learned.
 
     positive events since ─▶ pairs of one user's items within VISIT_S ─▶ each item's companions and their counts
                                             │
@@ -8,8 +8,8 @@ Strong companions become candidates, and the ranker reads their strength; traini
 (training/models/live_pairs.py). An event counts once with each other item, and only if it is the first one of its item within
 VISIT_S, so that no visitor can push a pair by repeating it. The newer event of a pair must have come after the export.
 
-Counts are those of the events as they came in. A process that starts counts the pairs in the histories of all users, which may
-be fewer: histories are finite.
+A running process counts events as they come in. A process that starts counts the pairs in the histories of all users, which may
+be fewer, because histories are cut off.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.search.search import Blocked
 
 VISIT_S = 8 * 3_600  # events of a user that are further apart are no pair
-KEPT_COMPANIONS = 64  # of each item; where there are more, those that are left by `count_pairs`
-OWN_ITEMS = 3  # the latest distinct items of a history, whose companions count
+KEPT_COMPANIONS = 64  # most for each item; `count_pairs` says which
+OWN_ITEMS = 3  # latest distinct items of a history whose companions count
 MOST_CANDIDATES = 32  # companions that become candidates
 FIRST_SLOTS = 64
 USERS_AT_ONCE = 4_096
@@ -122,14 +122,14 @@ class StoredPairs:
         self.pairs = LivePairs(self.items.n_items).compile_loops()
 
     @classmethod
-    def after(cls, items: ItemIndex, learned: np.ndarray) -> StoredPairs:
-        """Return no pairs yet, for a generation that learned from live sales. learned: LEARNED_SALE [L]"""
+    def for_generation(cls, items: ItemIndex, learned: np.ndarray) -> StoredPairs:
+        """Return a StoredPairs without counts. learned: LEARNED_SALE [L], the live sales that the generation learned from"""
         return cls(items, int(learned["last_ms"].max()) // 1_000 if len(learned) else 0)
 
     def find(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None) -> np.ndarray:
         """Return the pairs of events, int64 [P, 2], for `pairs.add`. headers: HEADER [N] of the events
 
-        Without `headers`, the pairs of all users replace the counts, and none is returned.
+        None: count the pairs in the histories of all users anew, and return none.
         """
         since_s = max(progress.first_ms // 1_000, self.learned_until_s + 1)
         if headers is None:
@@ -158,7 +158,11 @@ class StoredPairs:
 
 @compiled
 def mark_new(ids, times_s, rows, item_ids, event_times_s, is_new):
-    """Mark events in histories, bool [U, H]. rows: int64 [N] history of each event, -1 for none; ids: int64 [U, H]"""
+    """Mark the places of N events in histories, in is_new, bool [U, H].
+
+    ids: int64 [U, H], times_s: uint32 [U, H]: the histories; rows: int64 [N] history of each event, -1 for none
+    item_ids, event_times_s: int64 [N]
+    """
     for event in range(len(rows)):
         row = rows[event]
         if row < 0:
@@ -172,7 +176,7 @@ def mark_new(ids, times_s, rows, item_ids, event_times_s, is_new):
 
 @compiled
 def collect_pairs(positions, n_items, times_s, is_new, since_s):
-    """Return the pairs of histories, int64 [P, 2]: different items within VISIT_S, of which one is new, the newer one since.
+    """Return the pairs in histories, int64 [P, 2]: different items within VISIT_S, one of them new, the newer from since_s on.
 
     positions: int64 [U, H] of items, newest first; times_s: uint32 [U, H]; is_new: bool [U, H]
     """

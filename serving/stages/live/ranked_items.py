@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -12,17 +12,18 @@ from serving.contract.artifacts import writable
 from serving.contract.tensors import OOV_ROW
 from serving.stages.features.ranking import SCALE, ItemStatistics
 from serving.stages.features.user_state import NO_CATEGORY
-from serving.stages.live.content import GROUPS, Content
+from serving.stages.live.content import GROUPS, Content, get_text
 from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.sales import LiveSales
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankedItems:
     """The ranker's arrays with one row per item.
 
     item_rows: int32 [n_items + 1, Si], the row of the item's own id first; item_numbers: float32 [n_items + 1, Gi]
     features: None if the generation was published without the plan of the items' features
+    group_codes: those of the exported categories and of the exported providers, by name
     """
 
     content: Content
@@ -30,6 +31,11 @@ class RankedItems:
     item_numbers: np.ndarray
     statistics: ItemStatistics
     features: ItemFeatures | None = None
+    group_codes: tuple[Mapping[str | None, int], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups = self.statistics.groups
+        self.group_codes = tuple(self.content.map_groups(role, groups[:, role]) for role in range(len(GROUPS)))
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
         """Write the rows of a new item: its id is out of vocabulary, and it was never sold.
@@ -51,11 +57,10 @@ class RankedItems:
         """Write what changed columns of an item mean for the ranker: its features, category and provider."""
         if self.features:
             self.features.change(position, columns)
-        groups = self.statistics.groups
+        groups = writable(self.statistics.groups)
         for role, name in enumerate(GROUPS):
             if name in columns:
-                alike = self.content.find_item_of_group(role, columns[name])
-                writable(groups)[position, role] = NO_CATEGORY if alike is None else groups[alike, role]
+                groups[position, role] = self.group_codes[role].get(get_text(columns[name]), NO_CATEGORY)
 
     @cached_property
     def _exported(self) -> tuple[np.ndarray, np.ndarray]:

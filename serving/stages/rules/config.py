@@ -155,6 +155,11 @@ class RulesConfig:
     def to_dict(self) -> dict:
         return asdict(self)
 
+    def find_cap(self, role: int, name: str | None) -> int:
+        """Return the quota of a category (role CATEGORY) or provider (PROVIDER) in one list; NO_CAP for none."""
+        named, general = ((self.category_caps, self.max_per_category), ({}, self.max_per_provider))[role]
+        return NO_CAP if name is None else named.get(name, NO_CAP if general is None else general)
+
     @cached_property
     def blocked_ids(self) -> frozenset[int]:
         """Int64 ids of the blocked items, whether the export knew them or not.

@@ -94,6 +94,8 @@ def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes
     assert "Did you mean 'book'" in facts[2]
     with pytest.raises(ConfigError, match="no version 3"):
         revert_rules(repository, 3)
+    with pytest.raises(ConfigError, match="No rules were applied"):
+        revert_rules(repository)
     path.write_text("[rules]\ndiversity = 0.5\n")
     assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).exit_code == 0
     assert "* 2" in CliRunner().invoke(app, ["list", "--repo", str(repository)]).output

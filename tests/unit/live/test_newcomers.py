@@ -107,9 +107,8 @@ def test_the_items_most_alike_share_the_rarest_words(tmp_path):
     assert content.find_most_alike({"title": "paper lamp, RED", "category": "light"}, 4).tolist() == [2, 0, 3]
     assert content.find_most_alike({"tags": ["b"]}, 4).tolist() == [1]
     assert content.find_most_alike({"title": "unheard of", "price": 3.0}, 2).tolist() == [0, 3]
-    assert content.find_item_of_group(0, "vase") == 1
-    assert content.find_item_of_group(0, "bag") is None
-    assert content.find_item_of_group(1, "anybody") is None
+    assert content.map_groups(0, np.array([5, 6, 5, 0, 0])) == {"light": 5, "vase": 6}
+    assert content.map_groups(1, np.zeros(5, np.int32)) == {}
 
 
 def test_items_without_a_word_are_all_alike():

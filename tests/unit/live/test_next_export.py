@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import lmdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from export.continued import continue_log
 from export.live import make_event_kinds
 from serving.contract.errors import DependencyError
+from serving.live import store
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch
 from serving.live.layout import Layout
 from serving.live.reader import Reader
@@ -158,3 +163,24 @@ def test_the_store_of_another_shop_is_set_aside_and_kept(folder):
     assert set_aside(folder, "shop") is None
     Writer(folder, Layout(), ("rating",), shop="another").close()
     assert set_aside(folder, "shop") == folder.with_name("repository.live.another.2")
+
+
+def test_of_two_processes_that_set_a_store_aside_the_slower_one_leaves_the_new_store_alone(folder, monkeypatch):
+    Writer(folder, Layout(), ("rating",), shop="another").close()
+
+    @contextmanager
+    def wait_for_the_faster_one(path: Path) -> Iterator[None]:
+        folder.rename(folder.with_name("repository.live.another"))
+        Writer(folder, Layout(), ("rating",), shop="shop").close()
+        yield
+
+    monkeypatch.setattr(store, "hold_lock", wait_for_the_faster_one)
+    assert set_aside(folder, "shop") is None
+    assert folder.exists()
+
+
+def test_a_store_that_another_process_is_still_making_is_not_set_aside(folder):
+    folder.mkdir(mode=0o700)
+    lmdb.open(str(folder), max_dbs=len(store.DATABASES), mode=0o600).close()  # databases come later
+    assert set_aside(folder, "shop") is None
+    Writer(folder, Layout(), ("rating",), shop="shop").close()

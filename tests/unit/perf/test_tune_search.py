@@ -13,8 +13,8 @@ from perf.tune.search import (
     Outcome,
     Trial,
     apply_changes,
-    candidates,
     describe_changes,
+    draw_candidates,
     is_surely_better,
     rank,
     read_current,
@@ -144,7 +144,7 @@ def test_current_values_are_read_as_the_export_reads_them():
 @pytest.mark.parametrize("count", [3, 10, 40])
 def test_candidates_are_different_and_new(count):
     space = space_of()
-    chosen = candidates(space, count, np.random.default_rng(0))
+    chosen = draw_candidates(space, count, np.random.default_rng(0))
     assert len(chosen) == count == len({repr(changes) for changes in chosen})
     assert all(value in space[key] for changes in chosen for key, value in changes.items())
     alone = sum(len(values) for values in space.values())
@@ -152,7 +152,7 @@ def test_candidates_are_different_and_new(count):
 
 
 def test_a_small_space_ends():
-    assert candidates({"a": (1,), "b": (2,)}, 40, np.random.default_rng(0)) == [{"a": 1}, {"b": 2}, {"a": 1, "b": 2}]
+    assert draw_candidates({"a": (1,), "b": (2,)}, 40, np.random.default_rng(0)) == [{"a": 1}, {"b": 2}, {"a": 1, "b": 2}]
 
 
 def test_changes_go_where_their_key_says_and_the_original_stays():

@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from repository.tables import has_update_source, tables_settings
 from server import processes, supervisor, updaters
 from server.ports import Ports
 from server.state import ServerState
-from serving.contract.errors import ServerError
+from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.tensors import ENSEMBLE
 from tests.waiting import until
 
@@ -144,3 +145,13 @@ def test_an_updater_that_nobody_would_start_again_is_replaced(state, tmp_path):
     updaters.follow(state, tmp_path)
     assert not {updater, keeper} & set(updaters.updaters(state.tag))
     assert len(updaters.updaters(state.tag)) == 2
+
+
+def test_settings_of_tables_that_cannot_be_read_are_named(tmp_path):
+    publish(tmp_path, 1, {"brokers": "localhost:9092"})
+    assert has_update_source(tmp_path, 1)
+    assert not has_update_source(tmp_path, 2)
+    path = tables_settings(tmp_path, 1)
+    path.write_text("{")
+    with pytest.raises(ArtifactError, match=str(path)):
+        has_update_source(tmp_path, 1)

@@ -20,6 +20,13 @@ def test_a_declaration_is_parsed():
     assert aggregation.events == ("purchase",)
 
 
+def test_an_event_that_is_named_twice_counts_once():
+    twice, once = (
+        compile_aggregations(parse(GOOD | {"events": ["purchase"] * n}), ["view", "purchase"])["item"] for n in (2, 1)
+    )
+    assert twice.cells.tolist() == once.cells.tolist()
+
+
 def test_last_values_become_a_column_each():
     (aggregation,) = parse({"name": "paid", "entity": "user", "value": "amount", "function": "last", "n": 3})
     assert aggregation.feature_names == ("paid_1", "paid_2", "paid_3")

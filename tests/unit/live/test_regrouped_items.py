@@ -1,0 +1,89 @@
+"""An item that `upsert` moves to another category or provider takes what that one had in the exported catalogue."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from repository.rules import compile_rules
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ranking import HORIZONS_DAYS, Clock, ItemStatistics
+from serving.stages.features.user_state import NO_CATEGORY
+from serving.stages.live.categories import ItemCategories
+from serving.stages.live.content import Content
+from serving.stages.live.listed_items import ListedItems
+from serving.stages.live.ranked_items import RankedItems
+from serving.stages.rules.config import CATEGORY, NO_CAP, PROVIDER, ProviderFloor, RulesConfig
+from serving.stages.rules.rules import Rules
+
+CATEGORIES, PROVIDERS = ["bag", "bag", "lamp", "lamp"], ["Ann", "Bob", "Bob", "Bob"]
+IDS = np.array([10, 11, 12, 13])
+
+
+@pytest.fixture
+def content() -> Content:
+    return Content.of([{"category": c, "provider": p} for c, p in zip(CATEGORIES, PROVIDERS, strict=True)])
+
+
+def rules_of(folder, config: RulesConfig) -> Rules:
+    compile_rules(
+        folder,
+        config,
+        item_ids=IDS,
+        category=CATEGORIES,
+        provider=PROVIDERS,
+        price=None,
+        popularity=np.ones(4),
+        items_returned=2,
+    )
+    return Rules.load(folder)
+
+
+def exchange_categories(arrays) -> None:
+    """Move the first bag to the lamps, then the last lamp to the bags."""
+    arrays.change_item(0, {"category": "lamp"})
+    arrays.change_item(3, {"category": "bag"})
+
+
+def test_preprocess_gives_a_category_its_exported_code_after_its_first_item_left_it(content):
+    arrays = ItemCategories(content, np.array([5, 5, 7, 7, NO_CATEGORY], np.int32))
+    exchange_categories(arrays)
+    assert arrays.item_category.tolist() == [7, 5, 7, 5, NO_CATEGORY]
+    arrays.change_item(1, {"category": "unheard of"})
+    arrays.change_item(2, {"category": None})
+    assert arrays.item_category[1:3].tolist() == [NO_CATEGORY, NO_CATEGORY]
+
+
+def test_the_ranker_does_too(content):
+    groups = np.array([[0, 0], [0, 1], [1, 1], [1, 1], [-1, -1]], np.int32)
+    counts, days = np.zeros((5, 1 + len(HORIZONS_DAYS)), np.float32), np.zeros((5, 2), np.float32)
+    neighbours, weights = np.full((5, 1), 4, np.int32), np.zeros((5, 1, 1), np.float16)
+    statistics = ItemStatistics(neighbours, weights, counts, np.zeros((5, 1), np.float16), days, groups, Clock(1.0, 1.0))
+    exchange_categories(RankedItems(content, np.zeros((5, 1), np.int32), np.zeros((5, 0), np.float32), statistics))
+    assert groups[:4, CATEGORY].tolist() == [1, 0, 1, 0]
+
+
+def test_the_rules_do_too_and_use_the_caps_of_the_new_groups(content, tmp_path):
+    config = RulesConfig(category_caps={"bag": 1}, max_per_provider=3)
+    arrays = ListedItems(content, np.zeros((5, 2), np.float32), rules_of(tmp_path, config), ItemIndex(IDS))
+    exchange_categories(arrays)
+    records = arrays.rules.items
+    assert records["group"][:4, CATEGORY].tolist() == [1, 0, 1, 0]
+    assert records["cap"][:4, CATEGORY].tolist() == [NO_CAP, 1, NO_CAP, 1]
+    arrays.change_item(3, {"provider": "Ann"})
+    assert (records["group"][3, PROVIDER], records["cap"][3, PROVIDER]) == (0, 3)
+    arrays.change_item(3, {"provider": "unheard of"})
+    assert (records["group"][3, PROVIDER], records["cap"][3, PROVIDER]) == (-4, NO_CAP)
+    arrays.use_rules(rules_of(tmp_path / "again", RulesConfig(category_caps={"lamp": 2})))
+    arrays.change_item(1, {"category": "lamp"})
+    assert arrays.rules.items["group"][1, CATEGORY] == 1
+    assert arrays.rules.items["cap"][1, CATEGORY] == 2
+
+
+def test_an_item_of_a_provider_with_a_floor_counts_for_it_even_if_an_exported_one_is_blocked(content, tmp_path):
+    config = RulesConfig(blocked_items=(10,), provider_floor=ProviderFloor(("Ann",), 0.5))
+    arrays = ListedItems(content, np.zeros((5, 2), np.float32), rules_of(tmp_path, config), ItemIndex(IDS))
+    arrays.change_item(3, {"provider": "Ann"})
+    assert arrays.rules.items["in_floor_group"][:4].tolist() == [False, False, False, True]
+    arrays.change_item(3, {"provider": "Bob"})
+    assert not arrays.rules.items["in_floor_group"].any()
