@@ -77,7 +77,8 @@ def compare(
 ) -> None:
     """Compare the two arms of an experiment. The intervals hold at every look, so look whenever you like."""
     feedback = read_shown(repo, experiment)
-    counts = tuple(int((feedback.arms == arm).sum()) for arm in (CHAMPION_ARM, CHALLENGER_ARM))
+    arms = [feedback.arm_sums("ctr", arm) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
+    counts, users = [arm.count for arm in arms], (arms[0].users, arms[1].users)
     if not min(counts):
         raise TrialError(
             f"Experiment {experiment!r} has {counts[0]} answers of the champion and {counts[1]} of the challenger; expected "
@@ -88,10 +89,10 @@ def compare(
         for metric in METRICS
     }
     share = find_logged_share(feedback) if share is None else share
-    wrong_split = has_wrong_split((counts[0], counts[1]), (1 - share, share))
+    wrong_split = has_wrong_split(users, (1 - share, share))
     if as_json:
         found = {metric: asdict(comparison) | {"verdict": comparison.verdict} for metric, comparison in comparisons.items()}
-        typer.echo(json.dumps({"answers": counts, "wrong_split": wrong_split, "metrics": found}))
+        typer.echo(json.dumps({"answers": counts, "users": users, "wrong_split": wrong_split, "metrics": found}))
         return
     table = Table("metric", "challenger - champion", "interval", "verdict")
     for metric, comparison in comparisons.items():
@@ -100,13 +101,14 @@ def compare(
         )
     Console().print(table)
     if wrong_split:
-        typer.echo(f"The arms have {counts[0]:,} and {counts[1]:,} answers, which a share of {share:g} does not explain.")
+        typer.echo(f"The arms have {users[0]:,} and {users[1]:,} users, which a share of {share:g} does not explain.")
 
 
 def find_logged_share(feedback: Feedback) -> float:
-    """Return the probability of meeting the challenger, the mean over the answers of both arms. Raises TrialError."""
+    """Return the probability of meeting the challenger, the mean over the users of both arms. Raises TrialError."""
     by_arm = {CHALLENGER_ARM: feedback.assignments, CHAMPION_ARM: 1 - feedback.assignments}
-    shares = np.concatenate([values[feedback.arms == arm] for arm, values in by_arm.items()])
+    first = np.unique(feedback.users, return_index=True)[1]  # answer of each user
+    shares = np.concatenate([values[first][feedback.arms[first] == arm] for arm, values in by_arm.items()])
     if np.isnan(shares).any():
         raise TrialError("An older version logged some answers without the share of their arm. Name it with --share.")
     return float(shares.mean())

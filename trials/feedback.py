@@ -35,6 +35,7 @@ class Feedback:
     """
 
     generations: np.ndarray  # int64 [answers]
+    users: np.ndarray  # int64 [answers], numbers from 0; each anonymous answer has its own
     arms: np.ndarray  # str [answers]
     experiments: np.ndarray  # str [answers]
     assignments: np.ndarray  # float64 [answers], probability with which the user met the arm; NaN where it is not logged
@@ -63,7 +64,8 @@ class Feedback:
 
     def arm_sums(self, metric: str, arm: str) -> Arm:
         """Return the sums of one arm, for trials/sequential.py."""
-        return Arm.of(self.rewards(metric)[self.arms == arm])
+        own = self.arms == arm
+        return Arm.of(self.rewards(metric)[own], self.users[own])
 
 
 def join_feedback(
@@ -100,6 +102,7 @@ def join_feedback(
                 revenue[row, place] += 0.0 if np.isnan(header["value"]) else float(header["value"])
     return Feedback(
         exposures["generation"].to_numpy(),
+        number_users(exposures["user_id"].to_pylist()),
         np.array(arms, object),
         np.array(exposures["experiment"].to_pylist(), object),
         exposures["assignment"].to_numpy(),
@@ -111,6 +114,13 @@ def join_feedback(
         conversions,
         revenue,
     )
+
+
+def number_users(user_ids: Sequence[int | None]) -> np.ndarray:
+    """Return int64 [answers]: users numbered from 0 as they come; every anonymous answer (None) has its own number."""
+    numbers: dict[object, int] = {}
+    keys = (("answer", row) if user_id is None else user_id for row, user_id in enumerate(user_ids))
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def pad_rows(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: type) -> np.ndarray:

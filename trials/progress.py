@@ -119,11 +119,8 @@ def compare_clicks(experiment: Experiment, feedback: Feedback, counts: list[int]
 
 
 def _compare_click_rates(feedback: Feedback, counts: list[int]) -> list[Comparison]:
-    clicked = feedback.rewards("ctr")
-    champion, challenger = (feedback.arms == arm for arm in (CHAMPION_ARM, CHALLENGER_ARM))
-    return [
-        compare_arms(Arm.of(clicked[:count][champion[:count]]), Arm.of(clicked[:count][challenger[:count]])) for count in counts
-    ]
+    clicked, arms = feedback.rewards("ctr"), [feedback.arms == arm for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
+    return [compare_arms(*(_take_arm(feedback, clicked, own, count) for own in arms)) for count in counts]
 
 
 def _compare_credits(feedback: Feedback, counts: list[int]) -> list[Comparison]:
@@ -131,10 +128,15 @@ def _compare_credits(feedback: Feedback, counts: list[int]) -> list[Comparison]:
     credits = np.array([credit_clicks(*answer) for answer in zip(feedback.teams, feedback.clicks, strict=True)], np.float64)
     comparisons = []
     for count in counts:
-        seen = Arm.of(credits[:count][interleaved[:count]])
-        mean = seen.mean if seen.count else float("nan")
-        comparisons.append(Comparison(mean, *bound_mean(seen), seen.count))
+        seen = _take_arm(feedback, credits, interleaved, count)
+        comparisons.append(Comparison(seen.mean, *bound_mean(seen), seen.count))
     return comparisons
+
+
+def _take_arm(feedback: Feedback, rewards: np.ndarray, own: np.ndarray, count: int) -> Arm:
+    """Return an arm as the first `count` answers show it. rewards: float64 [answers]; own: bool [answers], those of the arm"""
+    rows = own[:count]
+    return Arm.of(rewards[:count][rows], feedback.users[:count][rows])
 
 
 def _none_unless_finite(value: float) -> float | None:

@@ -2,11 +2,11 @@
 
 A fixed-horizon test that is watched and stopped at the first significant look raises far more false alarms than it states. The
 intervals here are confidence sequences: with probability 1 - alpha the true value is inside *all* of them, so stopping at
-any moment, for any reason, keeps the stated error rate. That holds for requests that are independent of each other: where
-users make many requests each, these are alike, and the intervals are too narrow.
+any moment, for any reason, keeps the stated error rate. Users are assigned to arms, and the answers of one user are alike, so
+users are what is independent: standard errors are cluster-robust.
 
-Sources: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2021 (asymptotic confidence sequences); Lindon and Malek 2020
-(sample-ratio check by a Dirichlet-multinomial mixture).
+Sources: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2021 (asymptotic confidence sequences); Liang and Zeger 1986
+(cluster-robust errors); Lindon and Malek 2020 (sample-ratio check by a Dirichlet-multinomial mixture).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 ALPHA = 0.05
 LEAST_OBSERVATIONS = 100  # of each arm: below, the normal approximation does not hold
+LEAST_USERS = 30  # of each arm: below, the spread between users is not known well enough
 TIGHTEST_AT = 10_000  # observations of both arms at which the interval is tightest
 SRM_ALPHA = 0.001  # a wrong split invalidates everything: its alarm should be sure
 
@@ -27,28 +28,37 @@ Verdict = Literal["better", "worse", "undecided"]
 
 @dataclass(frozen=True)
 class Arm:
-    """Sums over one arm's requests: enough for mean and variance of a reward per request."""
+    """One arm's rewards per answer. error: standard error of the mean, by which the answers of one user may be alike"""
 
     count: int
-    total: float
-    squares: float
+    users: int
+    mean: float
+    variance: float
+    error: float
 
     @classmethod
-    def of(cls, rewards: np.ndarray) -> Arm:
+    def of(cls, rewards: np.ndarray, users: np.ndarray | None = None) -> Arm:
+        """Summarise rewards [answers]. users: int64 [answers] of small numbers; None: each answer is of another user"""
         rewards = np.asarray(rewards, np.float64)
-        return cls(len(rewards), float(rewards.sum()), float(np.square(rewards).sum()))
-
-    def __add__(self, other: Arm) -> Arm:
-        """Return the sums over the requests of both arms."""
-        return Arm(self.count + other.count, self.total + other.total, self.squares + other.squares)
+        count = len(rewards)
+        if not count:
+            return cls(0, 0, float("nan"), float("nan"), float("nan"))
+        mean, variance, n_users = float(rewards.mean()), float(rewards.var()), count
+        by_user = rewards - mean
+        if users is not None:
+            n_users, by_user = int(np.count_nonzero(np.bincount(users))), np.bincount(users, by_user)
+        clustered = np.square(by_user).sum() * n_users / max(n_users - 1, 1) / count**2
+        return cls(count, n_users, mean, variance, float(np.sqrt(max(clustered, variance / count))))
 
     @property
-    def mean(self) -> float:
-        return self.total / self.count
+    def independent(self) -> float:
+        """The number of independent answers that would tell as much."""
+        return self.variance / self.error**2 if self.error else float(self.users)
 
     @property
-    def variance(self) -> float:
-        return max(self.squares / self.count - self.mean**2, 0.0)
+    def is_enough(self) -> bool:
+        """Whether there is enough for a normal approximation."""
+        return self.count >= LEAST_OBSERVATIONS and self.users >= LEAST_USERS
 
 
 @dataclass(frozen=True)
@@ -78,40 +88,41 @@ def compute_boundary(count: float, alpha: float = ALPHA, tightest_at: float = TI
 
 
 def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA, tightest_at: float = TIGHTEST_AT) -> Comparison:
-    """Return the difference of two arms' means. Infinitely wide until each arm has LEAST_OBSERVATIONS requests.
+    """Return the difference of two arms' means. Infinitely wide until each arm has LEAST_OBSERVATIONS of LEAST_USERS.
 
-    tightest_at: requests of both arms at which a difference should be found soonest
+    tightest_at: independent answers of both arms at which a difference should be found soonest
     """
     requests = champion.count + challenger.count
-    if min(champion.count, challenger.count) < LEAST_OBSERVATIONS:
+    if not (champion.is_enough and challenger.is_enough):
         return Comparison(float("nan"), -np.inf, np.inf, requests)
     difference = challenger.mean - champion.mean
-    error = np.sqrt(champion.variance / champion.count + challenger.variance / challenger.count)
+    error, independent = np.hypot(champion.error, challenger.error), champion.independent + challenger.independent
     if error == 0:  # within an arm, all rewards are equal: the variance of both arms together bounds the error
-        error = np.sqrt((champion + challenger).variance * (1 / champion.count + 1 / challenger.count))
+        share = challenger.count / requests
+        error = abs(difference) * np.sqrt(share * (1 - share) * (1 / champion.users + 1 / challenger.users))
     if error == 0:  # no reward differs from another: nothing was seen yet
         return Comparison(difference, -np.inf, np.inf, requests)
-    half_width = compute_boundary(requests, alpha, tightest_at) * error
+    half_width = compute_boundary(independent, alpha, tightest_at) * error
     return Comparison(difference, difference - half_width, difference + half_width, requests)
 
 
 def bound_mean(rewards: Arm, alpha: float = ALPHA) -> tuple[float, float]:
     """Return an interval of one arm's mean that holds at every look: for interleaving, whose arms share requests."""
-    if rewards.count < LEAST_OBSERVATIONS or rewards.variance == 0:
+    if not rewards.is_enough or rewards.error == 0:
         return -np.inf, np.inf
-    half_width = compute_boundary(rewards.count, alpha) * np.sqrt(rewards.variance / rewards.count)
+    half_width = compute_boundary(rewards.independent, alpha) * rewards.error
     return rewards.mean - half_width, rewards.mean + half_width
 
 
 def sample_ratio_p_value(counts: tuple[int, int], shares: tuple[float, float]) -> float:
-    """Return a p-value that holds at this look for "requests arrive in these shares": a small one means a wrong split.
+    """Return a p-value that holds at this look for "users come in these shares": a small one means a wrong split.
 
     The Bayes factor of a Beta mixture around the shares against the shares is a martingale, so 1 / factor is a p-value at any
     look; a caller that looks again and again keeps the smallest.
     """
     if min(shares) == 0:  # an arm that nobody should meet
         return float(counts[shares.index(0)] == 0)
-    strength = 100.0  # pseudo-requests of the prior: how near to the shares a wrong split is expected
+    strength = 100.0  # pseudo-users of the prior: how near to the shares a wrong split is expected
     prior = np.array(shares) / np.sum(shares) * strength
     observed = np.asarray(counts, np.float64)
     log_factor = log_beta(*(prior + observed)) - log_beta(*prior) - float(observed @ np.log(prior / strength))
@@ -124,5 +135,5 @@ def log_beta(a: float, b: float) -> float:
 
 
 def has_wrong_split(counts: tuple[int, int], shares: tuple[float, float], alpha: float = SRM_ALPHA) -> bool:
-    """Return whether the arms' requests contradict the shares that they should have."""
+    """Return whether the arms' users contradict the shares that they should have. counts: of what is independent: users"""
     return sample_ratio_p_value(counts, shares) < alpha

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from serving.contract.tensors import PAD_ID
 from serving.live.events import EventBatch
 from serving.live.experiment import SHADOW_ARM
-from trials.feedback import join_feedback, pad_rows
+from trials.feedback import join_feedback, number_users, pad_rows
 from trials.off_policy import Estimate, SlateKind, TrialError, estimate_slate, importance_weights, weigh_positions
 
 Lists = Mapping[str, list[int]]  # request id -> item ids, best first
@@ -110,7 +110,7 @@ def pair_answers(
     shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
     if not len(shown):
         raise TrialError("No shown answer has a request id of the judged lists. Give them the request ids of the exposure log.")
-    users = _number_users(shown["user_id"].to_pylist())
+    users = number_users(shown["user_id"].to_pylist())
     if users.max() + 1 < LEAST_USERS:
         raise TrialError(
             f"The {len(shown):,} shown answers to judge by are of {users.max() + 1} users; expected {LEAST_USERS} or more, "
@@ -128,9 +128,3 @@ def pair_answers(
     item_rewards = np.asarray(getattr(feedback, reward), np.float64)
     rewards = np.pad(item_rewards, ((0, 0), (0, width - item_rewards.shape[1])))
     return PairedAnswers(rewards[:, :places], weights[:, :places], users, 1.0 - float(known[:, :places].mean()))
-
-
-def _number_users(user_ids: list[int | None]) -> np.ndarray:
-    numbers: dict[object, int] = {}
-    keys = (("answer", row) if user_id is None else user_id for row, user_id in enumerate(user_ids))
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

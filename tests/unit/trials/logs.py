@@ -10,7 +10,8 @@ NOW_MS = 1_000_000
 
 
 def exposures(*rows):
-    defaults = {"time_ms": NOW_MS, "user_id": 1, "generation": 1, "degraded": [], "experiment": "e", "arm": "champion"}
+    """Answers to anonymous users, unless a row says otherwise: each counts as a user of its own."""
+    defaults = {"time_ms": NOW_MS, "user_id": None, "generation": 1, "degraded": [], "experiment": "e", "arm": "champion"}
     return pa.Table.from_pylist([defaults | {"scores": [], "teams": None} | row for row in rows], SCHEMA)
 
 

@@ -25,7 +25,7 @@ def test_clicks_conversions_and_revenue_by_position():
     assert feedback.clicks.tolist() == [[False, True, False], [False, True, False]]
     assert feedback.revenue.tolist() == [[0, 5.0, 0], [0, 0, 0]]
     assert feedback.conversions.tolist() == [[False, True, False], [False, True, False]]
-    assert feedback.arm_sums("revenue", "champion").total == 5.0
+    assert feedback.arm_sums("revenue", "champion").mean == 5.0
     assert feedback.arm_sums("conversion", "challenger").count == 1
     assert feedback.rewards("degraded").tolist() == [0.0, 1.0]
 

@@ -53,7 +53,7 @@ def test_few_requests_decide_nothing():
 
 
 def test_a_loss_within_the_margin_is_borne():
-    champion, challenger = Arm(100_000, 10_000, 10_000), Arm(100_000, 9_000, 9_000)
+    champion, challenger = (Arm.of(np.arange(100_000) % 100 < percent) for percent in (10, 9))
     comparison = compare_arms(champion, challenger)
     assert comparison.is_worse_than(0.005)
     assert not comparison.is_worse_than(0.015)
@@ -97,3 +97,34 @@ def test_sums_give_mean_and_variance():
     rewards = np.array([0.0, 2.0, 4.0])
     assert Arm.of(rewards).mean == pytest.approx(2.0)
     assert Arm.of(rewards).variance == pytest.approx(rewards.var())
+
+
+def raises_alarm(seed, n_users=300, answers_each=20, share=0.2):
+    """Return whether a test of two equal arms ever decides, where some users click far more often than others."""
+    generator = np.random.default_rng(seed)
+    rates, challenged = generator.beta(0.5, 2, n_users), generator.random(n_users) < share
+    users = generator.permutation(np.repeat(np.arange(n_users), answers_each))
+    clicks, arms = generator.random(len(users)) < rates[users], challenged[users]
+    for look in range(500, len(users) + 1, 500):
+        seen, own, of = clicks[:look], arms[:look], users[:look]
+        if compare_arms(Arm.of(seen[~own], of[~own]), Arm.of(seen[own], of[own]), tightest_at=500).verdict != "undecided":
+            return True
+    return False
+
+
+def test_many_answers_of_few_users_raise_no_more_false_alarms_than_stated():
+    assert sum(raises_alarm(seed) for seed in range(200)) <= 10
+
+
+def test_answers_of_one_user_that_are_all_alike_count_once():
+    rewards, users = np.arange(100) % 4 == 0, np.arange(100)
+    once, often = Arm.of(rewards, users), Arm.of(np.repeat(rewards, 9), np.repeat(users, 9))
+    assert often.count == 9 * once.count
+    assert (often.users, often.mean, often.error) == pytest.approx((once.users, once.mean, once.error))
+    assert often.independent == pytest.approx(once.independent)
+
+
+def test_many_answers_of_very_few_users_decide_nothing():
+    champion, challenger = (Arm.of(np.full(5_000, clicked), np.arange(5_000) % 29) for clicked in (0.0, 1.0))
+    assert compare_arms(champion, challenger).verdict == "undecided"
+    assert bound_mean(challenger) == (-np.inf, np.inf)
