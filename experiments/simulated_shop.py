@@ -225,7 +225,7 @@ def compare_ways(world: World, good: np.ndarray, near: np.ndarray, rng: np.rando
     """
     users = world.user_ids
     clicked = [1 - (1 - world.taking(users, lists)).prod(1) for lists in (near, good)]  # chance that a list is clicked
-    alarms = sum(count_until_decided(clicked[1], clicked[1], 20_000, rng)[1] != 0 for _ in range(RUNS))
+    alarms = sum(count_until_decided(clicked[1], clicked[1], 20_000, rng, again=True)[1] != 0 for _ in range(RUNS))
     by_ab = [count_until_decided(clicked[0], clicked[1], MOST_REQUESTS, rng) for _ in range(TRIALS)]
     by_both = [count_until_drafted(world, near, good, MOST_REQUESTS, rng) for _ in range(TRIALS)]
     requests = [np.median([count for count, _ in runs]) for runs in (by_ab, by_both)]
@@ -240,17 +240,21 @@ def compare_ways(world: World, good: np.ndarray, near: np.ndarray, rng: np.rando
     ]
 
 
-def count_until_decided(champion: np.ndarray, challenger: np.ndarray, most: int, rng: np.random.Generator) -> tuple[int, int]:
+def count_until_decided(
+    champion: np.ndarray, challenger: np.ndarray, most: int, rng: np.random.Generator, again: bool = False
+) -> tuple[int, int]:
     """Return the requests of an A/B test until a look decides, and 1, -1 or 0 for better, worse, undecided.
 
-    champion, challenger: float64 [U], the chance that each user clicks
+    champion, challenger: float64 [U], the chance that each user clicks; again: users come again and stay in their arm, where
+    otherwise each request is of another user who is like one of these
     """
     users = rng.integers(len(champion), size=most)
-    arms = rng.random(most) < 0.5
+    arms = (rng.random(len(champion)) < 0.5)[users] if again else rng.random(most) < 0.5
+    known = users if again else np.arange(most)
     clicks = rng.random(most) < np.where(arms, challenger[users], champion[users])
     for count in range(LOOK, most + 1, LOOK):
-        own, seen = arms[:count], clicks[:count]
-        comparison = compare_arms(Arm.of(seen[~own]), Arm.of(seen[own]))
+        own, seen, of = arms[:count], clicks[:count], known[:count]
+        comparison = compare_arms(Arm.of(seen[~own], of[~own]), Arm.of(seen[own], of[own]))
         if comparison.verdict != "undecided":
             return count, 1 if comparison.verdict == "better" else -1
     return most, 0

@@ -119,8 +119,12 @@ def compare_clicks(experiment: Experiment, feedback: Feedback, counts: list[int]
 
 
 def _compare_click_rates(feedback: Feedback, counts: list[int]) -> list[Comparison]:
-    clicked, arms = feedback.rewards("ctr"), [feedback.arms == arm for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
-    return [compare_arms(*(_take_arm(feedback, clicked, own, count) for own in arms)) for count in counts]
+    clicked = feedback.rewards("ctr")
+    champion, challenger = (feedback.arms == arm for arm in (CHAMPION_ARM, CHALLENGER_ARM))
+    return [
+        compare_arms(_take_arm(feedback, clicked, champion, count), _take_arm(feedback, clicked, challenger, count))
+        for count in counts
+    ]
 
 
 def _compare_credits(feedback: Feedback, counts: list[int]) -> list[Comparison]:

@@ -43,10 +43,9 @@ class Arm:
         count = len(rewards)
         if not count:
             return cls(0, 0, float("nan"), float("nan"), float("nan"))
-        mean, variance, n_users = float(rewards.mean()), float(rewards.var()), count
-        by_user = rewards - mean
-        if users is not None:
-            n_users, by_user = int(np.count_nonzero(np.bincount(users))), np.bincount(users, by_user)
+        mean, variance = float(rewards.mean()), float(rewards.var())
+        by_user = rewards - mean if users is None else np.bincount(users, rewards - mean)
+        n_users = count if users is None else int(np.count_nonzero(np.bincount(users)))
         clustered = np.square(by_user).sum() * n_users / max(n_users - 1, 1) / count**2
         return cls(count, n_users, mean, variance, float(np.sqrt(max(clustered, variance / count))))
 
