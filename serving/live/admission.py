@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ MAX_TEXT_BYTES = 128  # of event_id and request_id
 MAX_COLUMN_BYTES = 1024  # of a context text
 MAX_CHANGE_BYTES = 64 << 10  # of `columns`
 LARGEST_NUMBER = 1e38  # of a column; a float32 can hold it
+SURROGATE = re.compile("[\ud800-\udfff]")
 CHANGED = {b"item": ITEM_CHANGED, b"user": USER_CHANGED}
 
 Arrays = Mapping[str, np.ndarray]
@@ -155,7 +157,12 @@ class ChangeAdmission:
         return json.dumps(columns).encode()
 
 
-EXPECTED = {"text": "a text", "texts": "a list of texts", "number": "a finite number", "flag": "true or false"}
+EXPECTED = {
+    "text": "a text of valid Unicode",
+    "texts": "a list of texts of valid Unicode",
+    "number": "a finite number",
+    "flag": "true or false",
+}
 
 
 def fits(value: object, kind: str) -> bool:
@@ -163,12 +170,17 @@ def fits(value: object, kind: str) -> bool:
     if value is None:
         return True
     if kind == "text":
-        return isinstance(value, str)
+        return is_unicode(value)
     if kind == "texts":
-        return isinstance(value, list) and all(isinstance(part, str) for part in value)
+        return isinstance(value, list) and all(map(is_unicode, value))
     if kind == "flag":
         return isinstance(value, bool)
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def is_unicode(value: object) -> bool:
+    """Return whether a JSON value is a text that UTF-8 can encode: JSON can hold half of a surrogate pair, as "\\ud800"."""
+    return isinstance(value, str) and not SURROGATE.search(value)
 
 
 def refuse_long(faults: dict[int, str], name: str, texts: np.ndarray, most: int) -> None:

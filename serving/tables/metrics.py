@@ -39,11 +39,6 @@ class TableCounts:
         return self._share(self.l3_hits, self.l3_hits + self.unknown)
 
     @property
-    def memory_hit_rate(self) -> float:
-        """The share of rows that L1 or L2 held."""
-        return self._share(self.l1_hits + self.l2_hits, self.rows)
-
-    @property
     def default_rate(self) -> float:
         return self._share(self.late + self.unknown, self.rows)
 

@@ -307,6 +307,7 @@ def test_answers_depend_neither_on_batch_mates_nor_on_the_order_of_candidates(tm
         ({"diversity": 2}, "diversity is 2; expected a number at least 0.0 and at most 1.0"),
         ({"exploration": {"slots": 0}}, "exploration.slots is 0"),
         ({"exploration": {"slots": 5, "pool": 4}}, "exploration.pool is 4; expected a whole number of at least 5"),
+        ({"exploration": {"slots": 1, "pool": 2**31}}, "exploration.pool is 2147483648; expected a whole number"),
         ({"exploration": {"slots": 1, "novelty": 99}}, "exploration.novelty is 99"),
         ({"exploration": {"slots": 1, "seed": -1}}, "exploration.seed is -1"),
         ({"exploration": {"slots": 1, "seed": 2**64}}, "exploration.seed is 18446744073709551616"),

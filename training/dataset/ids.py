@@ -72,6 +72,7 @@ def parse_integers(texts: list[str]) -> np.ndarray | None:
         return None
     numbers = [Decimal(text) for text in texts]
     limits = np.iinfo(np.int64)
-    if any(number % 1 or not limits.min <= number <= limits.max for number in numbers):
+    # The limits first, because `%` fails for numbers with more digits than Decimal's precision.
+    if any(not limits.min <= number <= limits.max or number % 1 for number in numbers):
         return None
     return np.array([int(number) for number in numbers], np.int64)

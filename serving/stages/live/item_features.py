@@ -12,6 +12,7 @@ from serving.contract.artifacts import writable
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import CategoryColumn, NumberColumn, Plan
 from serving.stages.features.user_state import raw_name
+from serving.stages.live.content import get_text
 from serving.stages.live.users import parse_whole_number
 
 FOLDER = "item_plan"
@@ -59,11 +60,14 @@ class ItemFeatures:
 
 
 def encode_value(plan: Plan, source: str, value: object) -> np.ndarray:
-    """Return one value as its column's plan encodes it, a scalar. plan: of one column; value: None is missing"""
+    """Return one value as its column's plan encodes it, a scalar. plan: of one column
+
+    A value that is None or of another type than the column is missing.
+    """
     columns: tuple[CategoryColumn | NumberColumn, ...] = (*plan.categorical, *plan.continuous)
     kind = getattr(columns[0], "kind", "number")
     if kind == "strings":
-        column = np.array([value], object)
+        column = np.array([get_text(value)], object)
     elif kind == "integers":
         column = np.array([MISSING_INT if value is None else parse_whole_number(value)])
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -113,18 +113,31 @@ class LiveUsers:
 
 
 def write_profile(profile: dict[str, np.ndarray], changes: list[tuple[int, dict]]) -> None:
-    """Write what `upsert` set of users into their profile columns, [B] each. changes: row and columns by name"""
+    """Write what `upsert` set of users into their profile columns, [B] each. changes: row and columns by name
+
+    A value of another type than its column is missing.
+    """
     for row, columns in changes:
         for name, value in columns.items():
             values = profile.get(name)
             if values is None:
                 continue
+            # The store outlives exports, so a value may have the type that its column had in an earlier one.
             if values.dtype == object:
-                values[row] = value
+                values[row] = value if isinstance(value, str) else None
             elif values.dtype.kind == "f":
-                values[row] = np.nan if value is None else value
+                values[row] = parse_number(value)
             else:
                 values[row] = parse_whole_number(value)
+
+
+def parse_number(value: Any) -> float:
+    """Return the number that `value` holds, also as text; NaN where it holds no finite one."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return np.nan
+    return number if np.isfinite(number) else np.nan
 
 
 def parse_whole_number(value: object) -> int:

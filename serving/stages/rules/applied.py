@@ -27,7 +27,15 @@ def read_current_version(folder: Path) -> int:
     except FileNotFoundError:
         return 0
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}. Apply the rules again.") from error
+        raise make_unreadable(path, error) from error
+
+
+def make_unreadable(path: Path, error: Exception) -> ArtifactError:
+    """Return the error for a file of rules that cannot be read, often because root applied them for another user's server."""
+    return ArtifactError(
+        f"{path} cannot be read: {error}. Expected rules that the server's user may read. "
+        "Give their folder to that user (`chown -R`), or apply the rules again as that user."
+    )
 
 
 @dataclass
@@ -41,10 +49,13 @@ class AppliedRules:
 
     def read_if_new(self) -> Rules | None:
         """Return the rules to use from now on, None when they have not changed since the last call. Raises ArtifactError."""
+        path = self.folder / CURRENT_FILE
         try:
-            facts = (self.folder / CURRENT_FILE).stat()
+            facts = path.stat()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise make_unreadable(path, error) from error
         stamp = (facts.st_ino, facts.st_mtime_ns)
         if stamp == self._stamp:
             return None

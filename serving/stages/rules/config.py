@@ -28,6 +28,7 @@ CONFIG_FILE = "rules.json"
 ITEMS_FILE = "rules_items.npy"
 
 NO_CAP = np.iinfo(np.int16).max
+MOST_POOL = np.iinfo(np.int32).max  # compiled loops add it to a place in the list, as int64
 BLOCKED = 1 << 20
 KEPT, OVER_CAP, ABOVE_PRICE_CAP, NEVER = range(4)  # the sort order of a list after the caps
 CATEGORY, PROVIDER = 0, 1  # the groups of an item, in ITEM_RULES
@@ -86,7 +87,7 @@ class Exploration:
 
     def __post_init__(self) -> None:
         _check_whole("exploration.slots", self.slots, at_least=1)
-        _check_whole("exploration.pool", self.pool, at_least=self.slots)
+        _check_whole("exploration.pool", self.pool, at_least=self.slots, at_most=MOST_POOL)
         _check_number("exploration.novelty", self.novelty, at_least=-10.0, at_most=10.0)
         _check_whole("exploration.seed", self.seed, at_least=0, at_most=np.iinfo(np.int64).max)
 

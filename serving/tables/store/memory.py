@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import secrets
 import shutil
 import stat
 import threading
@@ -24,6 +25,7 @@ from serving.contract.errors import ArtifactError, DependencyError
 
 ALIGNMENT = 64  # bytes; a cache line
 ARENA_PREFIX = "embedding-tables-"
+REMOVED_PREFIX = "removed-embedding-tables-"  # of arenas that are being deleted
 USERS_FILE = "users"
 PRIVATE_MODE = 0o700
 
@@ -146,6 +148,8 @@ class SharedFolder:
         for stale in root.glob(f"{ARENA_PREFIX}*"):
             if stale != self.path:
                 remove_unused(stale)
+        for left in root.glob(f"{REMOVED_PREFIX}*"):  # by a process that was killed before it had deleted all files
+            delete_own(left)
         while not self._enter():
             pass
         self.close = weakref.finalize(self, leave, self._users, self.path)  # at interpreter exit at the latest
@@ -177,12 +181,25 @@ def leave(users: IO[bytes], arena: Path) -> None:
 
 
 def remove_unused(arena: Path) -> None:
-    """Delete an arena that no living process uses."""
+    """Delete an arena that no living process uses.
+
+    It is renamed first: a process that enters during the deletion must not map files that are about to disappear.
+    """
     try:
         if not is_own(arena):
             return
         with open(arena / USERS_FILE, "r+b") as users:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(arena, ignore_errors=True)
-    except (FileNotFoundError, BlockingIOError):
+            if os.path.samestat(os.fstat(users.fileno()), os.stat(arena / USERS_FILE)):  # else a new arena has its name
+                removed = arena.with_name(f"{REMOVED_PREFIX}{secrets.token_hex(8)}")
+                arena.rename(removed)
+                delete_own(removed)
+    except OSError:  # in use, just removed, or not to be removed by us
         pass
+
+
+def delete_own(folder: Path) -> None:
+    """Delete a folder with its files if it `is_own`. It may disappear meanwhile."""
+    with suppress(FileNotFoundError):
+        if is_own(folder):
+            shutil.rmtree(folder, ignore_errors=True)

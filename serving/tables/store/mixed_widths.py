@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class MixedWidths:
         try:
             with np.load(folder / PROJECTIONS_FILE) as file:
                 projections = {name: file[name] for name in first_cold}
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
             raise ArtifactError(
                 f"{folder / PROJECTIONS_FILE} does not widen the cold rows of {', '.join(first_cold)} ({error}). {REMEDY}"
             ) from error

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from confluent_kafka import KafkaException, Producer
 
 from serving.contract.errors import DataError, DependencyError
 from serving.tables.formats.kafka import MAX_MESSAGE_BYTES, encode_updates, topic
+
+TOPIC_WAIT_S = 0.1  # between two looks at a topic that is being created
 
 
 class Publisher:
@@ -56,20 +60,27 @@ class Publisher:
                 return
             except BufferError:  # the producer's queue is full: wait until it has sent some messages
                 self._producer.poll(0.1)
+            except KafkaException as error:  # such as a topic that was created again with fewer partitions
+                raise self._make_error(str(error)) from error
 
     def _delivered(self, error, _message) -> None:
         if error is not None:
             self._undelivered.append(str(error))
 
     def _partition_count(self, name: str) -> int:
-        if name not in self._partitions:
+        """Return the number of partitions of a topic. Wait for a missing one: brokers create it after they have answered."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while name not in self._partitions:
             try:
                 metadata = self._producer.list_topics(name, self._timeout_s).topics[name]
             except KafkaException as error:
                 raise self._make_error(str(error)) from error
-            if not metadata.partitions:
+            if metadata.partitions:
+                self._partitions[name] = len(metadata.partitions)
+            elif time.monotonic() >= deadline_s:
                 raise self._make_error(f"topic {name} has no partitions: {metadata.error}")
-            self._partitions[name] = len(metadata.partitions)
+            else:
+                time.sleep(TOPIC_WAIT_S)
         return self._partitions[name]
 
     def flush(self) -> None:

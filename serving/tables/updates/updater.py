@@ -159,7 +159,7 @@ class Updater:
         known = (place.topic, place.partition)
         first = max(wanted, self._lost_up_to.get(known, 0))
         if first < place.offset:
-            log.warning("%s [%d]: messages %d to %d are gone", *known, first, place.offset)
+            log.warning("%s [%d]: messages %d to %d are gone", *known, first, place.offset - 1)
             self.applier.shared[self._tables[place.topic]].ring.add(LOST, place.offset - first)
             self._lost_up_to[known] = place.offset
 

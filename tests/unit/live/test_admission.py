@@ -96,7 +96,14 @@ def test_changes_become_events_of_their_kind():
 
 @pytest.mark.parametrize(
     "columns",
-    [{"price": 1}, {"price": None}, {"price": -1.5, "title": "x"}, {"tags": ["a", "b"]}, {"tags": []}, {"available": False}],
+    [
+        {"price": 1},
+        {"price": None},
+        {"price": -1.5, "title": "\U0001f600"},
+        {"tags": ["a", "b"]},
+        {"tags": []},
+        {"available": False},
+    ],
 )
 def test_sound_changes_are_taken(columns):
     assert CHANGES.faults(changed(b"item", 7, columns)) == {}
@@ -116,6 +123,8 @@ def test_sound_changes_are_taken(columns):
         (b"item", {"tags": ["a", 1]}, "expected a list of texts"),
         (b"item", {"available": 1}, "expected true or false"),
         (b"item", {"title": ["a"]}, "expected a text"),
+        (b"item", {"title": "\ud800"}, "expected a text of valid Unicode"),
+        (b"item", {"tags": ["a", "\udfff"]}, "expected a list of texts of valid Unicode"),
         (b"item", b"{", "not JSON"),
         (b"item", b"\xff", "not JSON"),
         (b"item", b"[" * 60_000, "not JSON"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,12 +19,15 @@ from repository.applied_rules import (
 )
 from server.rules import app
 from serving.contract.artifacts import stage_folder
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.ids import stable_id
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
+from serving.stages.rules.applied import CURRENT_FILE, AppliedRules
+from serving.stages.rules.config import ITEM_RULES, RulesConfig
+from serving.stages.rules.rules import Rules
 from tests.unit.live.test_live_answers import answer, upserted
 
 USERS = list(range(1, 31))
@@ -99,3 +103,17 @@ def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes
     path.write_text("[rules]\ndiversity = 0.5\n")
     assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).exit_code == 0
     assert "* 2" in CliRunner().invoke(app, ["list", "--repo", str(repository)]).output
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"version": "two"}'])
+def test_rules_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path, text):
+    """None: a file has the folder's place, which fails as a folder does that another user closed."""
+    folder = tmp_path / "rules"
+    if text is None:
+        folder.touch()
+    else:
+        folder.mkdir()
+        (folder / CURRENT_FILE).write_text(text)
+    exported = Rules(RulesConfig(), np.zeros(3, ITEM_RULES))
+    with pytest.raises(ArtifactError, match=r"current\.json cannot be read.*as that user"):
+        AppliedRules(folder, 1, exported).read_if_new()

@@ -6,8 +6,10 @@ import json
 
 import numpy as np
 
-from serving.contract.tensors import OBSERVE
+from serving.contract.tensors import NULL_ROW, OBSERVE, OOV_ROW
 from serving.live.admission import ChangeAdmission
+from serving.stages.features.encode import FIRST_ROW, CategoryColumn, Plan, StringVocabulary
+from serving.stages.live.item_features import encode_value
 from serving.stages.live.models import Observe
 from serving.stages.live.users import write_profile
 from tests.unit.live.shops import KINDS
@@ -56,6 +58,18 @@ def test_columns_of_users_are_written_as_their_kinds():
     assert profile["age"][1] == 4.0
     assert profile["city"].tolist() == ["Oslo", None]
     assert profile["band"].tolist() == [1, 7]
+
+
+def test_values_from_before_a_column_changed_its_type_are_missing_or_read_as_the_new_type():
+    """The live store outlives exports: a column may have become a number, a text or a category since."""
+    profile = {"age": np.array([1.0, 2.0, 3.0]), "city": np.array(["Rome", "Oslo", "Bern"], object)}
+    write_profile(profile, [(0, {"age": "18-25", "city": 7}), (1, {"age": "4.5", "city": ["a"]}), (2, {"age": "inf"})])
+    np.testing.assert_array_equal(profile["age"], [np.nan, 4.5, np.nan])
+    assert profile["city"].tolist() == [None, None, "Bern"]
+    vocabulary = StringVocabulary(["red"], np.array([FIRST_ROW]))
+    plan = Plan((CategoryColumn("color", "color", "strings", FIRST_ROW + 1),), (), (), {"color": vocabulary})
+    values = ("red", "blue", None, ["red", "blue"], 5)
+    assert [int(encode_value(plan, "color", value)) for value in values] == [FIRST_ROW, OOV_ROW, NULL_ROW, NULL_ROW, NULL_ROW]
 
 
 def test_users_columns_are_read_with_the_next_request(repository, upsert, pipeline):

@@ -182,7 +182,7 @@ def test_metrics_add_up(open_tiers, source):
     counts = metrics.tables["items"].counts
     assert (counts.rows, counts.l1_hits, counts.l2_hits, counts.l3_hits, counts.unknown, counts.late) == (6, 3, 0, 2, 1, 0)
     assert metrics.hit_rate == counts.hit_rate == 5 / 6
-    assert (counts.l1_hit_rate, counts.memory_hit_rate, counts.default_rate) == (3 / 6, 3 / 6, 1 / 6)
+    assert (counts.l1_hit_rate, counts.default_rate) == (3 / 6, 1 / 6)
     assert metrics.misses.quantile_us(0.5) > 0
     assert metrics.down == {}
 

@@ -128,3 +128,12 @@ def test_a_projection_that_is_not_there(tmp_path):
         MixedWidths.load(tmp_path, {"user": 40})
     assert MixedWidths.load(tmp_path, {}) is ONE_WIDTH
     assert list(MixedWidths.load(tmp_path, {"item": 25}).projections) == ["item"]
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 40])
+def test_truncated_projections_are_refused(tmp_path, kept_bytes):
+    path = tmp_path / PROJECTIONS_FILE
+    np.savez(path, item=np.zeros((NARROW, WIDTH), np.float32))
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+    with pytest.raises(ArtifactError, match="does not widen the cold rows of item"):
+        MixedWidths.load(tmp_path, {"item": 25})

@@ -16,6 +16,7 @@ import pytest
 from serving.contract.errors import ArtifactError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
+from serving.tables.levels.loading import SOURCE_FILE, USERS_FILE
 from serving.tables.opening import open_tables, plan_in_memory
 from serving.tables.store import table as table_module
 from serving.tables.store.memory import ARENA_PREFIX
@@ -23,7 +24,7 @@ from serving.tables.store.table import shared_root
 from serving.tables.store.tables import EmbeddingTables
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
-from tests.unit.tables.updating import Log
+from tests.unit.tables.updating import ROWS, WIDTH, Log
 
 
 @pytest.fixture
@@ -99,6 +100,19 @@ def test_small_shared_memory_is_left_alone(source, shared, monkeypatch):
     (shared / f"{ARENA_PREFIX}{config.arena}").mkdir()  # by an instance that came before
     assert shared_root(config) == shared
     assert shared_root(replace(config, shared_folder="elsewhere")) == Path("elsewhere")
+
+
+def test_a_database_beside_ours_that_cannot_be_judged_is_left_alone(config, instances, tmp_path):
+    """Its generation may be in another user's folder; here its path is too long to look for."""
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / USERS_FILE).touch()
+    (beside / SOURCE_FILE).write_text("x" * 5000)
+    tiers = instances()
+    assert not tiers.metrics().down
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), random_rows(ROWS, WIDTH))
+    assert not tiers.degraded
+    assert beside.exists()
 
 
 def test_a_table_that_is_needed_and_not_there(source):

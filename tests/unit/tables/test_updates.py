@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from serving.contract.errors import DataError, DependencyError
 from serving.tables.config import LevelsConfig, TableConfig, UpdateConfig
 from serving.tables.formats.kafka import encode_message
 from serving.tables.store import memory
+from serving.tables.updates import publisher as publisher_module
 from serving.tables.updates import updater as updater_module
 from serving.tables.updates.publisher import Publisher
 from serving.tables.updates.updater import Updater
@@ -286,6 +287,37 @@ def test_a_publisher_without_a_broker_says_so():
     publisher = Publisher("127.0.0.1:9", "rank", {"items": WIDTH}, timeout_s=1.0)
     with pytest.raises(DependencyError, match=r"127\.0\.0\.1:9"):
         publisher.publish("items", np.arange(3), versions(np.arange(3), 0))
+
+
+def test_a_topic_that_the_brokers_are_still_creating_is_waited_for(broker, monkeypatch):
+    """A real broker answers the first question for a topic without partitions, and creates it afterwards."""
+
+    class Early(Producer):
+        looks = 0
+
+        def list_topics(self, topic, timeout):
+            metadata, self.looks = super().list_topics(topic, timeout), self.looks + 1
+            if self.looks == 1:
+                metadata.topics[topic].partitions = {}
+            return metadata
+
+    monkeypatch.setattr(publisher_module, "Producer", Early)
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    publisher.publish("items", np.arange(3), versions(np.arange(3), 0))
+    publisher.flush()
+
+
+def test_a_topic_that_lost_partitions_is_an_error_with_a_remedy(broker, monkeypatch):
+    class Stale(Producer):
+        def list_topics(self, topic, timeout):
+            metadata = super().list_topics(topic, timeout)
+            metadata.topics[topic].partitions = dict.fromkeys(range(8))
+            return metadata
+
+    monkeypatch.setattr(publisher_module, "Producer", Stale)
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH}, timeout_s=2.0)
+    with pytest.raises(DependencyError, match="publish the rows again"):
+        publisher.publish("items", np.arange(ROWS), versions(np.arange(ROWS), 0))
 
 
 def test_a_publisher_refuses_rows_of_another_width(broker):

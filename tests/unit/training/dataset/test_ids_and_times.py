@@ -63,7 +63,9 @@ def test_integers_stay_as_they_are(texts, expected):
     assert names is None
 
 
-@pytest.mark.parametrize("text", ["007", "1.5", "-0", "1e3", "9223372036854775808", "12a", "-3.2e+00", "1.55e+01"])
+@pytest.mark.parametrize(
+    "text", ["007", "1.5", "-0", "1e3", "9223372036854775808", "9" * 40, "1e+99", "12a", "-3.2e+00", "1.55e+01"]
+)
 def test_one_text_makes_the_whole_column_text(text):
     (ids,), names = identify([column("7", text, None)], allow_negative=True)
     assert ids.tolist() == [stable_id("7"), stable_id(text), 0]
