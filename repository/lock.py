@@ -23,12 +23,19 @@ POLL_S = 0.05
 def publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """Lock `repo` against other publications and moves; not reentrant.
 
-    Raises ServerError after `timeout_s` of waiting, ConfigError where there is no repository.
+    Raises ServerError after `timeout_s` of waiting, ConfigError where there is no repository, or none that can be written.
     """
     if not repo.is_dir():
         raise ConfigError(f"There is no model repository at {repo}. Make one with `make export REPO={repo}`.")
     deadline_s = time.monotonic() + timeout_s
-    with (repo / LOCK_FILE).open("w") as file:  # closing the file, or dying, releases the lock
+    try:
+        file = (repo / LOCK_FILE).open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"{repo / LOCK_FILE} cannot be written: {error.strerror}. A publication and a move write the repository's configs: "
+            "make the folder writable for this user."
+        ) from error
+    with file:  # closing the file, or dying, releases the lock
         while not try_lock(file.fileno()):
             if time.monotonic() > deadline_s:
                 raise ServerError(

@@ -33,7 +33,7 @@ class Model:
 
     @property
     def versions_on_disk(self) -> tuple[int, ...]:
-        return tuple(sorted(int(entry.name) for entry in self.folder.iterdir() if entry.is_dir() and entry.name.isdigit()))
+        return tuple(sorted(int(entry.name) for entry in self.folder.iterdir() if entry.is_dir() and entry.name.isdecimal()))
 
     @property
     def versions_loaded(self) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ def read_config(path: Path) -> model_config_pb2.ModelConfig:
             f"{path} is missing; every folder in a repository is a model and needs one. Move other folders out of it, or "
             "publish again with `make export`."
         ) from None
-    except text_format.ParseError as error:
+    except (text_format.ParseError, UnicodeDecodeError) as error:
         raise ArtifactError(
             f"{path} is not a model configuration: {error}. Publish the repository again with `make export`."
         ) from error

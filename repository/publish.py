@@ -231,7 +231,10 @@ def refuse_other_file_system(staging: Path, repository: Path) -> None:
         staged.rename(placed)
     except OSError as error:
         if error.errno != errno.EXDEV:
-            raise
+            raise ExportError(
+                f"Nothing can be written into {repository}: {error.strerror}. "
+                "Make it writable for this user, or choose another REPO."
+            ) from error
         raise ExportError(
             f"Nothing can be renamed from {staging.parent} into {repository}, which is another file system or a mount of its "
             f"own. A generation is built beside its repository: choose a REPO inside of the mount, {repository / 'repository'}."
@@ -343,6 +346,7 @@ def make_read_only(repository: Path, generation: int) -> None:
 
 def prune(repository: Path, kept: set[int]) -> None:
     """Remove all generations but those in `kept`, and the remains of failed publications."""
+    removed = list_versions(repository) - kept
     for name in (*STAGES, *LIVE_MODELS, ENSEMBLE):
-        for generation in list_versions(repository) - kept:
+        for generation in removed:
             shutil.rmtree(repository / name / str(generation), ignore_errors=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -36,7 +35,7 @@ def read_recorded(path: Path) -> Recorded:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, BadZipFile) as error:
+    except Exception as error:  # damage makes numpy, zipfile and zlib raise errors of many types
         raise ArtifactError(f"{path} cannot be read: {error}. Export the repository again (`make export`).") from error
     arrays = {k: v.astype(object) if v.dtype.kind == "S" else v for k, v in arrays.items()}
     inputs = {k.removeprefix("in_"): v for k, v in arrays.items() if k.startswith("in_")}

@@ -109,13 +109,10 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     """Start, keep or restart a server. requested: settings, None where the caller set none"""
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in requested.items() if value is not None}
     running = _find_running(repo, ports)
-    if running and (lost := count_lost_stubs(running.pid)):
-        typer.echo(f"starting again: {_describe_lost(lost)}: {_describe(running)}")
+    if running and (fault := running.fault or _describe_lost(count_lost_stubs(running.pid))):
+        typer.echo(f"starting again: {fault}: {_describe(running)}")
         stop_server(running, RUN_DIR)
         settings = running.settings | {name: value for name, value in requested.items() if value is not None}
-    elif running and running.fault:
-        typer.echo(f"starting again: {running.fault}: {_describe(running)}")
-        stop_server(running, RUN_DIR)
     elif running:
         _refuse_other_settings(running, requested)
         settings |= running.settings  # a server that cannot move is restarted with its settings
@@ -205,7 +202,8 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
 
 
 def _describe_lost(stubs: int) -> str:
-    return f"{stubs} of its Python model process(es) died"
+    """Return how many stubs died, as a message; "" for none."""
+    return f"{stubs} of its Python model process(es) died" if stubs else ""
 
 
 def _describe_restart(state: ServerState) -> str:

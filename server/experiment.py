@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from repository.challenger import read_challengers
 from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
 from server.challenger import load_challenger, unload_challenger
 from server.environment import RUN_DIR
@@ -67,18 +68,23 @@ def status(repo: Repo = DEFAULT) -> None:
 
 @app.command()
 def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo: Repo = DEFAULT) -> None:
-    """Let the champion answer everybody again, and unload the challenger, also that of an experiment that was rolled back."""
-    experiment = read_experiment(experiment_folder(repo))
-    if experiment is None:
+    """Let the champion answer everybody again, and unload the challenger.
+
+    Also that of an experiment that was rolled back, and that of a `start` that was interrupted before its experiment began.
+    """
+    experiment, loaded = read_experiment(experiment_folder(repo)), read_challengers(repo)
+    if experiment is None and not loaded:
         raise ConfigError(f"No experiment was started on {repo}, so there is none to stop.")
-    if experiment.runs:
+    over = f"experiment {experiment.name} is over" if experiment else "no experiment began"
+    generations = loaded or (experiment.challenger if experiment else 0,)
+    if experiment and experiment.runs:
         end_experiment(repo, reason)
-    if experiment.state == "promoted":
-        typer.echo(f"experiment {experiment.name} is over: generation {experiment.challenger} was promoted")
+    if experiment and experiment.state == "promoted" and generations == (experiment.challenger,):
+        typer.echo(f"{over}: generation {experiment.challenger} was promoted")
         return
     unloaded = [unload_challenger(state.grpc_url, state.repo) for state in find_servers(repo)]
     gone = "unloaded" if any(unloaded) else "not loaded"
-    typer.echo(f"experiment {experiment.name} is over: generation {experiment.challenger} is {gone}")
+    typer.echo(f"{over}: generation {generations[0]} is {gone}")
 
 
 def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experiment) -> Experiment:

@@ -69,8 +69,11 @@ def is_ready(grpc_url: str) -> bool:
     try:
         states = model_states(grpc_url)
     except ServerError:
-        with local_client(grpc_url) as client:
-            return client.is_server_ready(client_timeout=5)
+        try:
+            with local_client(grpc_url) as client:
+                return client.is_server_ready(client_timeout=5)
+        except InferenceServerException:  # too slow, or gone since
+            return False
     if not states:
         return False
     ready = {name for (name, _), (state, _) in states.items() if state == "READY"}

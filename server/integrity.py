@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, read_json, sha256_of
+from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, load_manifest, sha256_of
 from serving.contract.errors import ArtifactError
 
 Stamp = tuple[int, int, int, int]  # inode, bytes, times of the last change of content and of status
@@ -90,8 +90,9 @@ def _list_files(folder: Path) -> list[PublishedFile]:
     manifest = folder / MANIFEST_FILE
     if not manifest.is_file():
         return []
-    stated = read_json(folder, MANIFEST_FILE).get("files", {})
-    files = [PublishedFile(folder / name, fact["sha256"]) for name, fact in stated.items()]
+    stated = load_manifest(folder)["files"]
+    digests = {name: fact.get("sha256", "") if isinstance(fact, dict) else "" for name, fact in stated.items()}
+    files = [PublishedFile(folder / name, digest) for name, digest in digests.items()]
     return [PublishedFile(manifest, sha256_of(manifest)), *files]
 
 

@@ -18,7 +18,7 @@ from serving.contract.errors import ServerError
 MiB = 1 << 20
 SERVER_BYTES = 200 * MiB
 INSTANCE_BYTES = 150 * MiB  # numpy, onnxruntime and faiss take 95 MiB of a stub; the rest is for sessions and batches
-SHARED_SUFFIXES = {".npy"}  # opened with mmap_mode="r"
+SHARED_SUFFIXES = {".npy"}  # mapped by serving/contract/artifacts.py::open_array
 INSTANCE_SHM_BYTES = 2 * MiB  # the Python backend's shared memory region, as it starts
 CGROUP = Path("/sys/fs/cgroup")
 CGROUP_FILES = (  # limit, usage, statistics, and its field for inactive file pages; cgroup version 2, then version 1

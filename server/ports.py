@@ -13,6 +13,7 @@ from serving.contract.errors import ConfigError, ServerError
 
 LOOPBACK = "127.0.0.1"
 ANY_ADDRESS = "0.0.0.0"
+FIRST_OPEN_PORT = 1024  # every user may listen from here on
 # Free ports are chosen here. Linux gives those above 32,767 to outgoing connections, and may do so before a server takes one.
 CHOSEN_FROM = range(10_000, 20_000)
 
@@ -91,4 +92,5 @@ def _find_holder(port: int) -> str:
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
             return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"
-    return "a process of another user"
+    reserved = ", or reserved for root, as ports below 1024 are" if port < FIRST_OPEN_PORT else ""
+    return f"a process of another user{reserved}"

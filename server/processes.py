@@ -97,7 +97,11 @@ def process_name(process: psutil.Process) -> str:
 
 
 def terminate(running: list[psutil.Process]) -> None:
-    """Terminate processes, all at once, and kill those that do not end in STOP_TIMEOUT_S. Nothing acknowledged is lost."""
+    """Terminate processes, all at once, and kill those that do not end in STOP_TIMEOUT_S. Nothing acknowledged is lost.
+
+    This process is left out: a supervisor that stops its server carries the server's tag too.
+    """
+    running = exclude_this_process(running)
     for process in running:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -111,6 +115,10 @@ def terminate(running: list[psutil.Process]) -> None:
         time.sleep(POLL_S)
 
 
+def exclude_this_process(running: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in running if process.pid != os.getpid()]
+
+
 def _has_ended(process: psutil.Process) -> bool:
     """Return whether a process is gone, or is a zombie: its exit code is its parent's business, which may never ask for it."""
     try:
@@ -122,14 +130,14 @@ def _has_ended(process: psutil.Process) -> bool:
 def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], list[psutil.Process]] = members) -> None:
     """Stop the server `pid` and its stubs: terminate, wait `timeout_s`, then kill. Remove their shared memory.
 
-    find: returns the processes of a tag that are killed when the time is over
+    find: returns the processes of a tag that are killed when the time is over, except this one
     """
     if is_running(pid, tag):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         _wait_gone(pid, tag, timeout_s)
     # Stubs outlive a killed server by some seconds and ignore signals, because they only listen to their server.
-    while left := [*find(tag), *(process for process in psutil.process_iter() if _starts_stub(process, tag))]:
+    while left := exclude_this_process([*find(tag), *filter(lambda each: _starts_stub(each, tag), psutil.process_iter())]):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class ServerState:
         path = state_path(run_dir, self.ports.grpc)
         path.parent.mkdir(parents=True, exist_ok=True)
         fields = asdict(self) | {"repo": str(self.repo), "log": str(self.log)}
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")  # a command and the supervisor may save at the same time
         temporary.write_text(json.dumps(fields, indent=1))
         temporary.replace(path)
 

@@ -1,7 +1,7 @@
 """`python -m server.supervisor [--every SECONDS] FOLDER COMMAND…`: keep a process running in FOLDER until SIGTERM or SIGINT.
 
     start ─▶ exits with 0, or a stop was requested: exit with its exit code
-      ▲  └─▶ is killed or crashes: log it, and restart it after a pause
+      ▲  └─▶ is killed, crashes or cannot be started: log it, and restart it after a pause
       └──────────────┘
 
 The pause doubles with every crash, from 0.2 s to 30 s, and starts anew after a minute without a crash. With --every, a process
@@ -20,6 +20,7 @@ from server.signals import name_signal
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 STEADY_S = 60.0  # a process that ran this long is restarted after the first pause again
+NOT_STARTED = 127  # exit code, as shells state it
 LOG_PREFIX = "supervisor:"  # prefix of the supervisor's lines in the shared log
 
 
@@ -36,10 +37,7 @@ class Supervisor:
         pause_s = FIRST_PAUSE_S
         while True:
             started_s = time.monotonic()
-            self._process = subprocess.Popen(self._command, cwd=self._folder)
-            if self._stopping.is_set():  # stopped while the process was being started
-                self._process.terminate()
-            code = self._process.wait()
+            code, ending = self._run_once()
             if self._stopping.is_set() or (code == 0 and self._every_s is None):
                 return code
             if code == 0:
@@ -49,10 +47,21 @@ class Supervisor:
                 continue
             if time.monotonic() - started_s > STEADY_S:
                 pause_s = FIRST_PAUSE_S
-            print(f"{LOG_PREFIX} ended, {_describe_exit(code)}; started again in {pause_s:g} s", flush=True)
+            print(f"{LOG_PREFIX} {ending}; started again in {pause_s:g} s", flush=True)
             if self._stopping.wait(pause_s):
                 return code
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _run_once(self) -> tuple[int, str]:
+        """Run the process to its end. Return its exit code, NOT_STARTED without one, and how it ended."""
+        try:
+            self._process = subprocess.Popen(self._command, cwd=self._folder)
+        except OSError as error:  # for instance for lack of memory, which passes
+            return NOT_STARTED, f"not started, {error}"
+        if self._stopping.is_set():  # stopped while the process was being started
+            self._process.terminate()
+        code = self._process.wait()
+        return code, f"ended, {_describe_exit(code)}"
 
     def stop(self) -> None:
         """Terminate the process, and let `run` return."""

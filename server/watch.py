@@ -32,7 +32,7 @@ from repository.generations import pin, published_generations
 from server import gateway, launcher, log, processes
 from server.condition import ask
 from server.environment import PROJECT
-from server.generations import pinned_to
+from server.generations import LOAD_TIMEOUT_S, pinned_to
 from server.guard import ExperimentGuard
 from server.health import local_client
 from server.integrity import ArtifactCheck, is_intact
@@ -172,11 +172,12 @@ class Watch:
                 with pinned_to(state.repo, generation):
                     server.start()
             except (RecommenderError, OSError) as error:
-                say(f"restart failed: {error}")
-                self._restart_failed = True
-                replace(state, generation=generation).save(self._run_dir)
-                return
-        assert server.state is not None
+                if server.process is None or server.process.poll() is not None:
+                    say(f"restart failed: {error}")
+                    self._restart_failed = True
+                    replace(state, generation=generation).save(self._run_dir)
+                    return
+                say(str(error))  # only a helper failed to start: the server answers
         self._process, self._restart_failed = server.process, False
         replace(server.state, settings=state.settings, owner=state.owner).save(self._run_dir)
         say(f"answers again after {time.monotonic() - begun_s:.1f} s")
@@ -195,7 +196,7 @@ class Watch:
             end_server(state)
         else:
             with local_client(state.grpc_url) as client:
-                client.unload_model(ENSEMBLE)
+                client.unload_model(ENSEMBLE, client_timeout=LOAD_TIMEOUT_S)
         replace(state, fault=fault).save(self._run_dir)
         self._check = None  # so that the next tick reads the files: they may be as published by then
 
@@ -278,7 +279,7 @@ def _count_answers(grpc_url: str) -> int:
     """Return how many requests of `recommend` the server has answered; 0 when that cannot be read."""
     try:
         with local_client(grpc_url) as client:
-            statistics = client.get_inference_statistics(ENSEMBLE)
+            statistics = client.get_inference_statistics(ENSEMBLE, client_timeout=ASK_TIMEOUT_S)
     except Exception:  # of any kind: a server that hangs may answer this question with any error
         return 0
     return sum(model.inference_stats.success.count for model in statistics.model_stats)
@@ -300,6 +301,8 @@ def main() -> None:
     try:
         Watch(options.run_dir, options.grpc_port).run()
     finally:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, signal.SIG_IGN)  # a second signal must not interrupt the stop
         state = read_state(state_path(options.run_dir, options.grpc_port))
         if options.owner and state is not None and state.tag == options.tag:
             stop_server(state, options.run_dir)

@@ -187,10 +187,18 @@ def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
     return manifest
 
 
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a version folder. Raises ArtifactError when it cannot be read or does not list files by name."""
+    manifest = read_json(folder, MANIFEST_FILE)
+    if not isinstance(manifest.setdefault("files", {}), dict):
+        raise ArtifactError(f"{folder / MANIFEST_FILE} does not list files by name. {REMEDY}")
+    return manifest
+
+
 def verify_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest. Raises ArtifactError unless exactly its files exist, with their sizes and SHA-256."""
-    manifest = read_json(folder, MANIFEST_FILE)
-    stated: dict[str, Any] = manifest.get("files", {})
+    manifest = load_manifest(folder)
+    stated: dict[str, Any] = manifest["files"]
     present = {str(path) for path in published_files(folder)}
     if missing := sorted(stated.keys() - present):
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}, which its manifest lists. {REMEDY}")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from serving.contract.artifacts import read_json
+from serving.contract.artifacts import REMEDY, read_json
+from serving.contract.errors import ArtifactError
 
 REFERENCES_FILE = "references.json"
 SMALLEST_SHARE = 1e-4  # in place of an empty bin's 0, whose logarithm is infinite
@@ -77,7 +78,10 @@ def read_references(folder: Path) -> list[Reference]:
     """Return the references in a folder, none where it has no such file. Raises ArtifactError."""
     if not (folder / REFERENCES_FILE).is_file():
         return []
-    entries: list[dict[str, Any]] = read_json(folder, REFERENCES_FILE)["features"]
-    for entry in entries:
-        entry.update({name: tuple(value) for name, value in entry.items() if isinstance(value, list)})
-    return [Reference(**entry) for entry in entries]
+    try:
+        entries: list[dict[str, Any]] = read_json(folder, REFERENCES_FILE)["features"]
+        for entry in entries:
+            entry.update({name: tuple(value) for name, value in entry.items() if isinstance(value, list)})
+        return [Reference(**entry) for entry in entries]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"{folder / REFERENCES_FILE} holds no references ({error!r}). {REMEDY}") from error

@@ -66,7 +66,7 @@ class Experiment:
             if is_wrong:
                 raise ArtifactError(
                     f"The experiment's {key} is {getattr(self, key)!r}; expected a name, a share of 0 to 1, a mode of "
-                    f"{get_args(Mode)}, a state of {get_args(State)} and two generations. Start it again."
+                    f"{get_args(Mode)}, a state of {get_args(State)} and two generations."
                 )
 
     @property
@@ -101,8 +101,9 @@ def read_experiment(folder: Path) -> Experiment | None:
         return Experiment(**{name: value for name, value in stated.items() if name in known})  # newer versions may add keys
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}. Stop the experiment and start it again.") from error
+    except (OSError, ValueError, TypeError, AttributeError, ArtifactError) as error:
+        reason = str(error).rstrip(".")
+        raise ArtifactError(f"{path} cannot be read: {reason}. Move the file away, and start the experiment again.") from error
 
 
 @dataclass

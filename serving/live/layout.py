@@ -41,10 +41,7 @@ class Layout:
                 ("history_ids", "<i8", (self.history,)),  # padded with PAD_ID
                 ("session_ids", "<i8", (self.session,)),  # padded with PAD_ID
                 ("session_ms", "<i8", (self.session,)),
-                (
-                    "event_count",
-                    "<i8",
-                ),  # only event kinds that the interaction log holds; the same for sums, first_ms and last_ms
+                ("event_count", "<i8"),  # as the sums, first_ms and last_ms: only of kinds that the interaction log holds
                 ("sum_weight", "<f8"),
                 ("sum_label", "<f8"),
                 ("first_ms", "<i8"),

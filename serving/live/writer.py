@@ -133,10 +133,9 @@ class Writer:
 
         An event with a known id changes nothing and gets the sequence of the first event with that id.
         """
+        self._check_readers()  # first, because an error after the commit would be raised for events that were written
         with self.transaction() as txn:
-            sequences = self.append_within(txn, batch)
-        self._check_readers()
-        return sequences
+            return self.append_within(txn, batch)
 
     def evict(self, user_ids: np.ndarray, received_ms: np.ndarray) -> int:
         """Forget those of the users, int64 [N], who have had no event since `received_ms`, int64 [N]. Return their number."""
@@ -246,9 +245,9 @@ class Writer:
         with self.transaction() as txn:
             progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
             cursor = txn.cursor(self.store.events)
-            while cursor.first() and int.from_bytes(cursor.key(), "big") <= last_sequence:
-                event_id = unpack([cursor.value()]).event_ids[0]
-                if event_id:
+            while cursor.first() and (sequence := int.from_bytes(cursor.key(), "big")) <= last_sequence:
+                # An id that has expired may belong to a later event by now.
+                if sequence > progress.forgotten_keys and (event_id := unpack([cursor.value()]).event_ids[0]):
                     txn.delete(digest_of(event_id), db=self.store.keys)
                 cursor.delete()
             done = max(progress.forgotten_keys, last_sequence)

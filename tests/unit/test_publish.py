@@ -109,7 +109,11 @@ def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):
 
 @pytest.mark.parametrize(
     ("manifest", "message"),
-    [("[]", "holds no JSON object"), ('{"files": {"array.npy": 3}}', "array.npy is not the file that was published")],
+    [
+        ("[]", "holds no JSON object"),
+        ('{"files": ["array.npy"]}', "does not list files by name"),
+        ('{"files": {"array.npy": 3}}', "array.npy is not the file that was published"),
+    ],
 )
 def test_a_manifest_of_another_form_is_refused(tmp_path, manifest, message):
     (tmp_path / "array.npy").write_bytes(b"x")
@@ -155,6 +159,15 @@ def test_a_repository_on_another_file_system_is_refused_before_training(tmp_path
     assert not (tmp_path / ".repo.staging").exists()
     assert publish_once(repository) == 1  # nothing is left locked
     assert [path.name for path in repository.glob("*probe*")] == []
+
+
+def test_a_repository_that_cannot_be_written_is_refused_before_training(tmp_path, monkeypatch):
+    def refuse(path, target):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(ExportError, match=r"written into .*repo: Permission denied\. Make it writable"):
+        Staging(tmp_path / "repo").__enter__()
 
 
 def test_another_layout_is_refused(published):

@@ -64,9 +64,14 @@ def test_they_read_back_as_written(tensors, tmp_path):
 
 
 def test_a_damaged_file_is_an_artifact_error(tmp_path):
-    (tmp_path / "recorded.npz").write_bytes(b"PK not really")
-    with pytest.raises(ArtifactError, match="cannot be read"):
-        read_recorded(tmp_path / "recorded.npz")
+    path = tmp_path / "recorded.npz"
+    Recorded({"user_id": np.arange(500).reshape(-1, 1)}, {}).write(path)
+    written = path.read_bytes()
+    damaged = [written[:place] + bytes([written[place] ^ 0xFF]) + written[place + 1 :] for place in range(100, 400, 20)]
+    for content in (b"PK not really", *damaged):
+        path.write_bytes(content)
+        with pytest.raises(ArtifactError, match="cannot be read"):
+            read_recorded(path)
 
 
 def test_answers_that_differ_are_told_apart():

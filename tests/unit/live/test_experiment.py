@@ -122,6 +122,13 @@ def test_a_file_that_is_none_is_told_once_and_then_enrols_nobody(tmp_path):
     assert followed.current() == spring()
 
 
+@pytest.mark.parametrize("text", ["{", '{"name": "spring", "champion": 1, "challenger": 2, "share": 7}'])
+def test_an_unreadable_file_stops_every_change_and_must_be_moved_away(tmp_path, text):
+    (tmp_path / EXPERIMENT_FILE).write_text(text)
+    with pytest.raises(ArtifactError, match=rf"{EXPERIMENT_FILE} cannot be read: .*[^.]\. Move the file away, and start"):
+        read_experiment(tmp_path)
+
+
 def test_a_folder_that_cannot_be_entered_is_told_once_and_means_no_experiment(tmp_path):
     (tmp_path / "live").write_text("a file in place of the folder")
     followed = FollowedExperiment(tmp_path / "live")

@@ -102,6 +102,17 @@ def test_event_ids_are_forgotten_when_they_expire(folder, clock):
     writer.close()
 
 
+def test_archiving_an_event_does_not_forget_its_id_where_a_later_event_has_it(folder, clock):
+    writer = Writer(folder, Layout(), KINDS.names, settings=WriterSettings(key_days=1.0), now_ms=clock)
+    writer.append(purchase(1, 5, event_id=b"a"))
+    clock.ms += 2 * DAY_MS
+    writer.append(purchase(2, 5))  # forgets the id, which has expired
+    assert writer.append(purchase(1, 5, event_id=b"a")).tolist() == [3]
+    writer.remove_events(last_sequence=2)
+    assert writer.append(purchase(1, 5, event_id=b"a")).tolist() == [3]
+    writer.close()
+
+
 def test_late_events_are_put_where_they_belong_and_counted(writer, reader):
     writer.append(purchase(1, 5, START_MS + 60_000))
     writer.append(purchase(1, 6, START_MS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -49,6 +50,12 @@ def test_damage_is_found_at_the_next_look(repo, damage):
     assert str(path) in check.look()
     assert check.has_changed()
     assert not is_intact(repo, 3)
+
+
+@pytest.mark.parametrize("files", [["array.npy"], {"array.npy": {}}, {"array.npy": None}, {"array.npy": {"sha": "0"}}])
+def test_a_manifest_without_digests_is_a_fault(repo, files):
+    (repo / "rank" / "3" / "manifest.json").write_text(json.dumps({"files": files}))
+    assert str(repo / "rank" / "3") in ArtifactCheck(repo, 3).read_all()
 
 
 def test_damage_that_leaves_no_trace_is_found_by_reading(repo):

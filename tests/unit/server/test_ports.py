@@ -26,6 +26,12 @@ def test_every_taken_port_is_named():
     assert is_free(ports.grpc)
 
 
+def test_a_port_that_only_root_may_open_is_explained(monkeypatch):
+    monkeypatch.setattr("server.ports.is_free", lambda port: port > 1000)
+    with pytest.raises(ServerError, match="http port 2 is taken by a process of another user, or reserved for root"):
+        check_free(Ports(http=2))
+
+
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_no_such_port(port):
     with pytest.raises(ConfigError, match=f"The http port is {port}; expected 1 to 65535"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from repository.generations import pin, published_generations, write_pins
-from repository.lock import publication_lock
+from repository.lock import LOCK_FILE, publication_lock
 from repository.models import check_backends, read_config, read_repository
 from server import health, launcher
 from server.generations import activate
@@ -82,6 +82,9 @@ def test_odd_characters_that_models_do_start_from(tmp_path):
 def test_config_that_is_missing_or_no_config(repo):
     (repo / "first" / "config.pbtxt").write_text('name: "first" colour: "blue"')
     with pytest.raises(ArtifactError, match=r"first/config\.pbtxt is not a model configuration.*colour"):
+        read_repository(repo)
+    (repo / "first" / "config.pbtxt").write_bytes(b'name: "first\xff"')
+    with pytest.raises(ArtifactError, match=r"first/config\.pbtxt is not a model configuration.*invalid start byte"):
         read_repository(repo)
     with pytest.raises(ArtifactError, match="is missing; every folder in a repository is a model and needs one"):
         read_config(repo / "nothing" / "config.pbtxt")
@@ -204,6 +207,12 @@ def test_a_lock_needs_a_repository(tmp_path):
     ):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / LOCK_FILE).mkdir()
+    with pytest.raises(ConfigError, match=r"cannot be written: Is a directory\. .*make the folder"), publication_lock(tmp_path):
+        pass
 
 
 def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_path, monkeypatch):

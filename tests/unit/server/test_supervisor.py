@@ -72,6 +72,16 @@ def test_with_rounds_what_ends_well_runs_again_after_the_pause(tmp_path):
     assert all(later - earlier >= 0.3 for earlier, later in pairwise(times))
 
 
+def test_what_cannot_be_started_is_tried_again(tmp_path):
+    folder = tmp_path / "later"
+    process = kept(folder, "sys.exit(0)")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("supervisor: not started, [Errno 2] No such file or directory")
+    folder.mkdir()
+    process.communicate(timeout=60)
+    assert (process.returncode, len(starts_s(folder))) == (0, 1)
+
+
 def test_what_ends_well_is_not_started_again(tmp_path):
     process = kept(tmp_path, "sys.exit(0)")
     assert process.communicate(timeout=20)[0] == ""
