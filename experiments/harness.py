@@ -28,7 +28,7 @@ __all__ = [
     "run_in_turns",
 ]
 
-DataSets = Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")]
+DataSets = Annotated[list[str], typer.Option(help="a folder with a dataset.toml, or a bundled name; may be given again")]
 
 
 def run_in_turns(

@@ -51,7 +51,7 @@ from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_sequence import DAY_S, SequenceSettings, Taken, cut_windows, train_sequence
 
 WORK = Path(".run/leave-one-out")
-DATA = "amazon-sports,movielens"
+DATA = ["amazon-sports", "movielens"]
 BASELINES = ("popularity", "item-kNN", "EASE")
 SERVED, SASREC = "served", "SASRec with sampled softmax"
 SHAPES = [
@@ -240,7 +240,7 @@ def main(
 ) -> None:
     """Measure Recall@10 and NDCG@10 of each user's last item: the served lists, baselines, and published figures."""
     console = Console(stderr=True)
-    for source in data.split(","):
+    for source in data:
         machine, dataset = read_machine(), load_dataset(source)
         name = dataset.description.name
         fixed = dict(measure_baselines(dataset))

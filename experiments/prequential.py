@@ -35,7 +35,7 @@ from training.dataset import Dataset, load_dataset
 from training.evaluation.session_knn import VARIANTS, Visits, answer_events
 
 WORK = Path(".run/prequential")
-DATA = "online-retail,movielens,amazon-grocery,complete-journey"
+DATA = ["online-retail", "movielens", "amazon-grocery", "complete-journey"]
 REPLAYED_SHARE = 0.2
 TUNED_SHARE = 0.1  # of what is exported: its end, on which the baseline's variant is chosen
 VISIT_GAP_S = 8 * 3_600.0  # as in training/models/item_statistics.py
@@ -101,7 +101,7 @@ def main(
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure frozen and live quality on the last 20 % of a log, beside a session-based baseline. Some minutes per data set."""
-    for source in data.split(","):
+    for source in data:
         machine, dataset = read_machine(), load_dataset(source)
         name, command = dataset.description.name, f"python -m experiments.prequential --data {source}"
         build_repository(take_exported_part(dataset), WORK / name, Settings(), Console(stderr=True))

@@ -1,6 +1,6 @@
 """Measure the quality of what is served beside the baselines: `make eval` on several data sets, and write the figures.
 
-    python -m experiments.quality [--data online-retail,movielens]
+    python -m experiments.quality [--data online-retail --data movielens]
 
 Each user's events are split by time (the last 20 % are the test), a repository is exported from the rest alone and served by a
 real tritonserver. Items a user already had are neither served nor counted. Settings are the defaults everywhere.
@@ -21,7 +21,7 @@ from training.dataset import load_dataset
 from training.evaluation.baselines import Quality
 
 WORK = Path(".run/eval")
-DATA = "online-retail,movielens,amazon-grocery,synthetic:small"
+DATA = ["online-retail", "movielens", "amazon-grocery", "synthetic:small"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,7 +46,7 @@ def main(
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure Recall@20 and NDCG@10 of the served lists, beside four baselines. Some minutes per data set."""
-    for source in data.split(","):
+    for source in data:
         machine, dataset = read_machine(), load_dataset(source)
         name = dataset.description.name
         figures = make_figures(evaluate_dataset(dataset, WORK / name, Settings(), Console(stderr=True)))

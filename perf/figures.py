@@ -7,6 +7,7 @@ when a bound is missed or answers differ.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,8 +100,10 @@ def finish(
 ) -> None:
     """Print the figures, write the result file and the last line. Raises typer.Exit where a bound is missed.
 
+    name: of the result and, but for characters that file names should not have, of its file
     machine: from `read_machine`; differing_answers: which answers are wrong, "" if none; if any, the figures are not written
     """
+    name = re.sub(r"[^\w.-]+", "-", name)
     where = f"{conditions}; {machine['cores']} cores, load average {machine['load_before']} at the start"
     result = Result(name=name, title=title, command=command, conditions=where, figures=[f.to_record() for f in figures])
     print_table(figure_table(title, figures))
