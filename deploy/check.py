@@ -68,6 +68,9 @@ def find_faults() -> Iterator[str]:
 
 def find_overlay_faults(overlay: Path) -> Iterator[str]:
     kubectl = Path(sys.executable).with_name("kubectl")
+    if not kubectl.exists():
+        yield f"{kubectl} is missing, so it was not rendered. Install requirements/deploy.txt"
+        return
     rendered = subprocess.run([kubectl, "kustomize", overlay], capture_output=True, text=True)
     if rendered.returncode:
         yield f"kustomize: {rendered.stderr.strip()}"
@@ -84,7 +87,10 @@ def find_document_faults(document: dict[str, Any]) -> Iterator[str]:
     """Yield where a document differs from the schema of its kind."""
     version = document["apiVersion"]
     if version in MODELS:
-        yield from find_model_faults(document, getattr(MODELS[version], document["kind"]))
+        if model := getattr(MODELS[version], document["kind"], None):
+            yield from find_model_faults(document, model)
+        else:
+            yield f"{version} has no kind {document['kind']}"
     elif version == KSERVE:
         predictor = document["spec"]["predictor"]
         if not 0 <= predictor.get("canaryTrafficPercent", 0) <= 100:

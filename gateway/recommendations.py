@@ -120,6 +120,11 @@ class Answering:
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
         if answer.generation != enrolment.challenger:
             await shop.move_to(answer.generation)
+        if question.generation not in (None, answer.generation):  # the server moved since the last answer
+            raise InvalidRequest(
+                f"generation is {question.generation}, and the server now answers with {answer.generation}; expected that one, "
+                "or the challenger of a running experiment."
+            )
         items = shop.list_items(answer.item_ids, answer.scores)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, user_id, answer, degraded, enrolment, shown.teams, latency_ms)

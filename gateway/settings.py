@@ -79,11 +79,12 @@ def read_settings(path: Path | None) -> GatewaySettings:
     try:
         values = tomllib.loads(path.read_text())
         for name in FILES & values.keys():
-            values[name] = path.parent / values[name]
-            if not values[name].is_file():
-                raise ConfigError(f"{path}: {name} is {values[name]}, which is no file. Correct the path.")
+            if isinstance(values[name], str):  # pydantic refuses other types
+                values[name] = path.parent / values[name]
+                if not values[name].is_file():
+                    raise ConfigError(f"{path}: {name} is {values[name]}, which is no file. Correct the path.")
         return GatewaySettings.model_validate(values)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Expected TOML; docs/gateway.md lists the keys.") from error
     except ValidationError as error:
         fault = error.errors()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -144,6 +145,9 @@ def _check_updates(config: PsConfig) -> Iterator[Finding]:
     if ";" in source.brokers:
         yield _warning("update_source.brokers", "has semicolons. librdkafka takes commas. Separate brokers by commas.")
     for name, db in (("volatile_db", config.volatile_db), ("persistent_db", config.persistent_db)):
+        if broken := [update_filter for update_filter in db.update_filters if not _is_regular_expression(update_filter)]:
+            yield _error(f"{name}.update_filters", f"has {broken[0]!r}. Expected regular expressions. Correct it.")
+            continue
         missed = [model.model for model in config.models if not _matches_updates(db.update_filters, model)]
         if db.type != "disabled" and missed:
             yield _warning(
@@ -151,6 +155,14 @@ def _check_updates(config: PsConfig) -> Iterator[Finding]:
                 f"is {list(db.update_filters)}, which matches no update of {', '.join(missed)} (filters are matched "
                 'against the model name). Expected each model to be matched. Write [".+"].',
             )
+
+
+def _is_regular_expression(update_filter: str) -> bool:
+    try:
+        is_subscribed([update_filter], "any", "any")
+    except re.error:
+        return False
+    return True
 
 
 def _matches_updates(update_filters: tuple[str, ...], model: ModelParams) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def parse_bytes(value: object) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\w*)", value) if isinstance(value, str) else None
     if not match or match[2] not in UNITS:
         raise ValueError(f'is {value!r}. Expected bytes as a number or as "64 MiB" ({", ".join(list(UNITS)[1:])})')
-    return int(float(match[1]) * UNITS[match[2]])
+    return int(Fraction(match[1]) * UNITS[match[2]])
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]

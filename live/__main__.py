@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -40,7 +41,7 @@ from serving.live.writer import Writer
 from serving.stages.live.models import LiveSettings, Observe
 
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
-out = Console(soft_wrap=True, highlight=False)
+out = Console(soft_wrap=True, highlight=False, markup=False)  # names of events are not markup
 Repo = Annotated[Path, typer.Option(help="model repository; its live store lies beside it")]
 DEFAULT = Path("model_repository")
 
@@ -104,10 +105,10 @@ def compact(
 ) -> None:
     """Move old events from the store into the archive, then remove expired segments. The server may keep running."""
     folder, now_ms = find_store(repo), time.time_ns() // 1_000_000
+    too_old_ms = None if archive_days is None else now_ms - round(archive_days * DAY_MS)
     with lock(folder, wait=True), closing(open_writer(folder)) as writer:
         moved, written = compact_log(writer, now_ms - round(keep_days * DAY_MS))
-    too_old_ms = None if archive_days is None else now_ms - round(archive_days * DAY_MS)
-    dropped = drop_segments(folder, too_old_ms, archive_bytes)
+        dropped = drop_segments(folder, too_old_ms, archive_bytes)
     out.print(f"{moved:,} events moved into {len(written)} segments, {len(dropped)} segments removed")
 
 
@@ -165,7 +166,7 @@ def share(
 
 @app.command()
 def export(
-    target: Annotated[Path, typer.Argument(help="Parquet file to write")],
+    target: Annotated[Path, typer.Argument(help="Parquet file to write", resolve_path=True)],
     repo: Repo = DEFAULT,
     after: Annotated[int, typer.Option(help="only events after this sequence")] = 0,
 ) -> None:
@@ -173,14 +174,21 @@ def export(
     folder, count, writer = find_store(repo), 0, None
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         names = snapshot.event_names()
-    for sequences, batch in read_log(folder, after):
-        table: pa.Table = to_table(sequences, batch, names)
-        writer = writer or pq.ParquetWriter(target, table.schema, compression="zstd")
-        writer.write_table(table)
-        count += len(batch)
-    if writer is None:
-        raise ConfigError(f"The log in {folder} has no event after {after}; nothing was written.")
-    writer.close()
+    building = target.with_name(f".{target.name}.{os.getpid()}")  # a failure leaves an earlier export as it was
+    try:
+        for sequences, batch in read_log(folder, after):
+            table: pa.Table = to_table(sequences, batch, names)
+            writer = writer or pq.ParquetWriter(building, table.schema, compression="zstd")
+            writer.write_table(table)
+            count += len(batch)
+        if writer is None:
+            raise ConfigError(f"The log in {folder} has no event after {after}; nothing was written.")
+        writer.close()
+        building.replace(target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error}. Name a file in a folder with enough space.") from error
+    finally:
+        building.unlink(missing_ok=True)
     out.print(f"{count:,} events written to {target}")
 
 

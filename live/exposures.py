@@ -7,8 +7,10 @@ events: they have a log of their own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +30,7 @@ FOLDER = "exposures"
 FLUSH_ROWS, FLUSH_S = 10_000, 10.0
 MOST_WAITING = 100_000  # rows in memory while nothing can be written; more are dropped and counted
 DAY_S = 86_400
+FILE_NAME = re.compile(r"exposures-\d{13}-\d+-\d+\.parquet")  # unix milliseconds, process, number of the file
 SCHEMA = pa.schema(
     [
         ("request_id", pa.string()),
@@ -144,8 +147,8 @@ class ExposureLog:
 
 
 def list_exposure_files(folder: Path) -> list[Path]:
-    """Return the files of a log, oldest first. folder: `exposures` in the live store's folder"""
-    return sorted(folder.glob("exposures-*.parquet"))
+    """Return the files that a log wrote, oldest first. folder: `exposures` in the live store's folder"""
+    return sorted(path for path in folder.glob("exposures-*.parquet") if FILE_NAME.fullmatch(path.name))
 
 
 def parse_written_ms(file: Path) -> int:
@@ -155,12 +158,15 @@ def parse_written_ms(file: Path) -> int:
 
 def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
     """Remove files written before `oldest_s` (unix seconds), then the oldest beyond `most_bytes`. Return them."""
-    sizes = {path: path.stat().st_size for path in list_exposure_files(folder)}
+    sizes: dict[Path, int] = {}
+    for path in list_exposure_files(folder):
+        with contextlib.suppress(FileNotFoundError):  # another gateway of the repository was faster
+            sizes[path] = path.stat().st_size
     removed, total = [], sum(sizes.values())
     for path, size in sizes.items():
         if parse_written_ms(path) >= oldest_s * 1_000 and total <= most_bytes:
             break
-        path.unlink()
+        path.unlink(missing_ok=True)
         removed.append(path)
         total -= size
     return removed

@@ -11,9 +11,10 @@ import lmdb
 import numpy as np
 
 from live.archive import read_log
+from serving.contract.errors import ConfigError
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.store import Store, open_store
+from serving.live.store import ARCHIVE, PROGRESS, Progress, Store, open_store
 from serving.live.writer import Writer
 
 STATE = ("users", "seeds", "items", "seen", "columns", "changes")  # databases that the log determines
@@ -49,7 +50,8 @@ class StoredSeeds:
 def replay(folder: Path, repair: bool = False) -> Replayed:
     """Recompute the state from the whole log in a temporary store, and compare. repair: replace databases that differ.
 
-    No events may arrive meanwhile, because they would count as differences.
+    Raises ConfigError, and changes nothing, when the log lacks events, or when events arrived meanwhile: the replayed state
+    would then lack their effects.
     """
     with closing(Reader(folder)) as reader, tempfile.TemporaryDirectory(dir=folder) as folder_beside:
         with reader.snapshot() as snapshot:
@@ -59,15 +61,40 @@ def replay(folder: Path, repair: bool = False) -> Replayed:
             closing(store),
             closing(Writer(Path(folder_beside, "store"), store.read_layout(), names, StoredSeeds(reader))) as writer,
         ):
-            n_events = 0
+            n_events, last_sequence = 0, store.read_progress().last_sequence
             for sequences, batch in read_log(folder):
+                refuse_gap(folder, n_events, int(sequences[0]))
                 n_events += len(batch)
                 with writer.transaction() as txn:
                     writer.apply(txn, batch, sequences)
+            if n_events < last_sequence:
+                refuse_gap(folder, n_events, last_sequence + 1)
             differing = {name: count_differences(store, writer.store, name) for name in STATE}
-            if repair and any(differing.values()):
-                replace_databases(writer.store, store, [name for name, count in differing.items() if count])
+            with store.env.begin(write=repair) as txn:
+                refuse_new_events(txn, store, n_events)
+                if repair:
+                    replace_databases(writer.store, txn, store, [name for name, count in differing.items() if count])
     return Replayed(n_events, differing)
+
+
+def refuse_gap(folder: Path, n_events: int, sequence: int) -> None:
+    """Raise ConfigError unless the event with this sequence is the one that follows the first `n_events` events."""
+    if sequence != n_events + 1:
+        raise ConfigError(
+            f"The log in {folder} lacks events {n_events + 1} to {sequence - 1}, which the archive no longer has ([live] "
+            "archive_days, archive_bytes). Expected all of them, because the state is computed from every event since the "
+            f"first. Put their segments back into {folder / ARCHIVE}, or keep the store as it is."
+        )
+
+
+def refuse_new_events(txn: lmdb.Transaction, store: Store, n_events: int) -> None:
+    """Raise ConfigError when a store has more events than the replayed ones."""
+    last_sequence = Progress.unpack(txn.get(PROGRESS, db=store.meta)).last_sequence
+    if last_sequence != n_events:
+        raise ConfigError(
+            f"{last_sequence - n_events} events arrived during the replay of {n_events}; expected none. Nothing was changed. "
+            "Stop the server and its helpers (`make stop`), and run it again."
+        )
 
 
 def count_differences(one: Store, other: Store, name: str) -> int:
@@ -83,9 +110,9 @@ def read_pairs(txn: lmdb.Transaction, name: str) -> set[tuple[bytes, bytes]]:
     return set({value: (key, value) for key, value in pairs}.values()) if name == "changes" else set(pairs)
 
 
-def replace_databases(source: Store, target: Store, names: list[str]) -> None:
-    """Replace databases of a store by those of another, in one transaction."""
-    with target.env.begin(write=True) as txn, source.env.begin() as from_txn:
+def replace_databases(source: Store, txn: lmdb.Transaction, target: Store, names: list[str]) -> None:
+    """Replace databases of the store `target` by those of `source`, within a write transaction of `target`."""
+    with source.env.begin() as from_txn:
         for name in names:
             database = getattr(target, name)
             txn.drop(database, delete=False)

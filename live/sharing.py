@@ -107,8 +107,13 @@ class Sharer:
         return position.shared_sequence if position else 0
 
     def share(self, after: int) -> int:
-        """Apply the next events of the log after a sequence. Return the sequence of the last one."""
-        sequences, batch = next(read_log(self._writer.store.folder, after, EVENTS_PER_STEP))
+        """Apply the next events of the log after a sequence. Return the sequence up to which they were applied."""
+        progress = self._writer.store.read_progress()
+        step = next(read_log(self._writer.store.folder, after, EVENTS_PER_STEP), None)
+        if step is None:  # all were archived, and their segments removed
+            self._write_position(progress.last_sequence, progress)
+            return progress.last_sequence
+        sequences, batch = step
         events = self.select_shared_events(sequences, batch)
         self._apply_to_users(events)
         self._apply_to_items(events)
@@ -141,8 +146,6 @@ class Sharer:
             is_new = find_new_events(events, rows, entities)
             new, new_rows = events.headers[is_new], rows[is_new]
             apply_to_users(records, new_rows, new)
-            if self._writer.aggregator:
-                self._writer.aggregator.update(records["aggregates"], new_rows, new)
             for row, header in zip(new_rows.tolist(), new, strict=True):
                 if header["flags"] & Flags.SEEN:
                     seen[row].setdefault(int(header["item_id"]))

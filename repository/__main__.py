@@ -38,7 +38,7 @@ def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
         events, until = entry.log.get("events"), entry.log.get("last", "")
         count = "" if events is None else f"{events:,}"
         table.add_row(number, format_time(entry.published_s), entry.dataset, count, until, *quality, ", ".join(entry.tags))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 @app.command()
@@ -63,7 +63,7 @@ def diff(
     table = Table("key", f"generation {one}", f"generation {other}")
     for key, (first, second) in differences.items():
         table.add_row(key, str(first), str(second))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 @app.command()

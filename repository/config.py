@@ -197,7 +197,16 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
 
 
 def spec_of(config: pb.ModelConfig) -> ModelSpec:
-    """Return the spec that a config states: names, types, dims and fields of records, without fill values."""
+    """Return the spec that a config states: names, types, dims and fields of records, without fill values.
+
+    Raises ExportError for a type that no tensor of this project has.
+    """
+    for tensor in (*config.input, *config.output):
+        if tensor.data_type not in DTYPE:
+            raise ExportError(
+                f"{config.name}/{CONFIG_FILE}: {tensor.name} has the type {pb.DataType.Name(tensor.data_type)}; "
+                f"expected one of {', '.join(map(pb.DataType.Name, DTYPE))}. Export the repository again."
+            )
     inputs = tuple(read_tensor(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional)) for t in config.input)
     outputs = tuple(read_tensor(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims))) for t in config.output)
     return ModelSpec(config.name, inputs, outputs)

@@ -14,7 +14,7 @@ from triton_recommender.cache.base import Cache
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.errors import CacheUnavailable, DeadlineExceeded, InvalidRequest, UnknownId
 from triton_recommender.ids import FIRST_USER_ID, session_id
-from triton_recommender.live import decode_sequences, encode_events, encode_upsert
+from triton_recommender.live import encode_events, encode_upsert
 from triton_recommender.models import Call, Event, Health, ModelDescription, Notice, Query, Recommendations, Timeouts
 from triton_recommender.tensors import CHALLENGER, OBSERVE, UPSERT
 from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
@@ -126,9 +126,6 @@ class SharedClient:
     def make_health_call(self, signature: Signature) -> Call:
         """Return one real request, for an anonymous visitor."""
         return replace(self._call(encode([Query(None)], signature)), timeout_s=self.timeouts.connect)
-
-    def decode_sequences(self, outputs: Mapping[str, np.ndarray]) -> list[int]:
-        return decode_sequences(outputs)
 
     def describe_span(self, call: Call) -> dict[str, str | int]:
         """Return the attributes of a call in a trace, without user ids."""

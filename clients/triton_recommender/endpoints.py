@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, cast
@@ -200,8 +200,8 @@ class Endpoints(_Endpoints):
             left_s = None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 1e-3)
             pending.add(threads.submit(self._infer, replace(call, timeout_s=left_s), 1))
         while True:
-            for future in done:
-                if future.exception() is None or not pending:
+            for future in sorted(done, key=_has_failed):
+                if not _has_failed(future) or not pending:
                     return future.result()
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
 
@@ -246,10 +246,15 @@ class AsyncEndpoints(_Endpoints):
                 left_s = None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 1e-3)
                 pending.add(asyncio.create_task(self._infer(replace(call, timeout_s=left_s), 1)))
             while True:
-                for task in done:
-                    if task.exception() is None or not pending:
+                for task in sorted(done, key=_has_failed):
+                    if not _has_failed(task) or not pending:
                         return task.result()
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in pending:
                 task.cancel()
+
+
+def _has_failed(attempt: Future | asyncio.Future) -> bool:
+    """Return whether a finished attempt has no answer. Two may finish together, and then the answer counts."""
+    return attempt.exception() is not None

@@ -44,14 +44,14 @@ def encode_upsert(kind: str, record_id: int | str, columns: Mapping[str, object]
     if not isinstance(columns, Mapping):
         raise InvalidRequest(f"columns is {columns!r}; expected column names and values, such as {{'price': 9.5}}.")
     try:
-        text = json.dumps(dict(columns), ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(dict(columns), ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         expected = "Expected texts, finite numbers and lists"
         raise InvalidRequest(f"columns cannot be written as JSON: {error}. {expected}.") from error
     return {
         "kind": np.array([[kind.encode()]], np.object_),
         "id": np.array([[validate_id(record_id, "id", 0 if kind == "item" else INT64.min)]], np.int64),
-        "columns": np.array([[text.encode()]], np.object_),
+        "columns": np.array([[text]], np.object_),
     }
 
 

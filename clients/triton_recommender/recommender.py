@@ -16,6 +16,7 @@ from triton_recommender.catalogue import Catalogue
 from triton_recommender.client import DEFAULT_URL, Deadline, SharedClient, judge_health
 from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Endpoints, Policy
 from triton_recommender.errors import CacheUnavailable, InvalidRequest, ModelNotFound, RecommenderError
+from triton_recommender.live import decode_sequences
 from triton_recommender.models import (
     DEFAULT_TIMEOUTS,
     Call,
@@ -144,7 +145,7 @@ class Recommender(SharedClient):
         sequences: list[int] = []
         try:
             for call in self.make_observe_calls(identified, model):
-                sequences += self.decode_sequences(self._infer(call, deadline))
+                sequences += decode_sequences(self._infer(call, deadline))
         finally:
             self._forget([event.user_id for event in identified if isinstance(event.user_id, int)])
         return sequences
@@ -156,7 +157,7 @@ class Recommender(SharedClient):
         Never sent twice: a late second arrival could undo a later change. Raises RecommenderError.
         """
         call = self.make_upsert_call(kind, record_id, columns, self._describe(UPSERT))
-        return self.decode_sequences(self._infer(call, Deadline(self.timeouts.request)))[0]
+        return decode_sequences(self._infer(call, Deadline(self.timeouts.request)))[0]
 
     def signature(self) -> Signature:
         """Return sizes and context columns of the served `recommend`, which are read once and kept."""
@@ -280,7 +281,7 @@ class AsyncRecommender(SharedClient):
         sequences: list[int] = []
         try:
             for call in self.make_observe_calls(identified, model):
-                sequences += self.decode_sequences(await self._infer(call, deadline))
+                sequences += decode_sequences(await self._infer(call, deadline))
         finally:
             await self._forget([event.user_id for event in identified if isinstance(event.user_id, int)])
         return sequences
@@ -288,7 +289,7 @@ class AsyncRecommender(SharedClient):
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
         """See Recommender.upsert."""
         call = self.make_upsert_call(kind, record_id, columns, await self._describe(UPSERT))
-        return self.decode_sequences(await self._infer(call, Deadline(self.timeouts.request)))[0]
+        return decode_sequences(await self._infer(call, Deadline(self.timeouts.request)))[0]
 
     async def signature(self) -> Signature:
         """See Recommender.signature."""

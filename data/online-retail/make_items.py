@@ -98,7 +98,7 @@ def find_category(description: str) -> str:
 
 
 def make_tables() -> dict[str, pd.DataFrame]:
-    """Return the two make_tables by file name."""
+    """Return the tables of items and of users by file name."""
     log = pd.read_csv(HERE / "online_retail.csv.gz", dtype={"StockCode": str, "InvoiceNo": str, "CustomerID": str})
     sales = log[(log["Quantity"] > 0) & (log["UnitPrice"] > 0)]
     described = sales.dropna(subset=["Description"])

@@ -75,9 +75,12 @@ def read_times(source: str) -> np.ndarray:
     """Read float64 [M] unix seconds: from a text file with one time per line, or else the interactions of a data set."""
     if Path(source).is_file():
         try:
-            return np.loadtxt(source, dtype=np.float64, ndmin=1)
+            times_s = np.loadtxt(source, dtype=np.float64, ndmin=1)
         except ValueError as error:
             raise ConfigError(f"{source}: {error}. Expected one arrival time in seconds per line.") from error
+        if times_s.ndim != 1 or not np.isfinite(times_s).all():
+            raise ConfigError(f"{source} has several columns, or a time that is not finite. Expected one time per line.")
+        return times_s
     from training.dataset import load_dataset  # imported late: needs pandas
 
     return load_dataset(source).interactions["timestamp"].to_numpy(np.float64)

@@ -61,13 +61,6 @@ class Seeds(Protocol):
         """Return records [N] with what the published generation knows of users, int64 [N], who have no live event yet."""
 
 
-class Aggregator(Protocol):
-    """Incremental aggregations of users, whose state is part of their records."""
-
-    def update(self, aggregates: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:
-        """Apply HEADER [N] in order to aggregates [U] of users; rows: int64 [N] user of each event."""
-
-
 @dataclass(frozen=True)
 class WriterSettings:
     """lateness_s: how far the watermark stays behind the latest event; key_days: how long event ids are recognised."""
@@ -90,7 +83,6 @@ class Writer:
         layout: Layout,
         kinds: Iterable[str],
         seeds: Seeds | None = None,
-        aggregator: Aggregator | None = None,
         settings: WriterSettings | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
         shop: str = "",
@@ -103,7 +95,7 @@ class Writer:
         observes: load the compiled loops for events now, and not at the first event
         """
         self.settings, self.now_ms = settings or WriterSettings(), now_ms
-        self.layout, self.seeds, self.aggregator = layout, seeds, aggregator
+        self.layout, self.seeds = layout, seeds
         self.store: Store = open_store(folder, self.settings.store_bytes, create=True)
         self._checked_s = 0.0
         try:
@@ -217,8 +209,6 @@ class Writer:
             users[unknown] = self._create_seeds(txn, self.seeds, user_ids[unknown])
         users[known_rows] = known
         self._transitions.apply_to_users(users, rows, events)
-        if self.aggregator:
-            self.aggregator.update(users["aggregates"], rows, events)
         write_records(txn, self.store.users, keys, users)
         seen = events[(events["flags"] & Flags.SEEN) != 0]
         pairs = list(zip(ids_as_keys(seen["user_id"]), ids_as_keys(seen["item_id"]), strict=True))

@@ -67,6 +67,11 @@ def test_tags_move_and_the_record_keeps_every_act(repo):
     assert "sold more" in run(repo, "record").stdout
 
 
+def test_a_tag_is_shown_as_it_was_given(repo):
+    run(repo, "tag", "1", "[/b]")
+    assert "[/b]" in run(repo, "list").stdout
+
+
 def test_an_act_of_a_user_without_a_name_is_recorded(tmp_path, monkeypatch):
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)

@@ -37,6 +37,13 @@ def test_a_stage_parses_back_to_its_spec(name, tmp_path):
     assert all(set(w.inputs) == {t.name for t in SPECS[name].inputs} for w in config.model_warmup)
 
 
+def test_a_type_that_no_tensor_has_is_named():
+    config = c.stage_config(SPECS["rank"], c.Serving(), versions=[1], warmup_rows=0)
+    config.input[0].data_type = pb.TYPE_BF16
+    with pytest.raises(ExportError, match=f"rank/config.pbtxt: {config.input[0].name} has the type TYPE_BF16; expected one of"):
+        c.spec_of(config)
+
+
 @pytest.mark.parametrize(
     ("count", "groups"), [(1, [(1, 0)]), (2, [(1, 1), (1, c.LAST_RESORT)]), (4, [(1, 1), (3, c.LAST_RESORT)])]
 )

@@ -82,6 +82,7 @@ def follow_topic(
     from confluent_kafka import Consumer, KafkaException  # only who follows a topic needs it
 
     settings = {"bootstrap.servers": brokers, "group.id": "recommendation-cache", "enable.auto.commit": False, "log_level": 0}
+    settings["auto.offset.reset"] = "earliest"  # where the next message was removed; the default skips those that are left
     consumer, refreshed_s = Consumer(settings), float("-inf")
     assigned: set[int] = set()
     try:
@@ -129,7 +130,7 @@ def _assign(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
 def _read_user_id(body: bytes | None, field: str, names: Names) -> int | None:
     try:
         return names.find_id(json.loads(body or b"")[field])
-    except (TypeError, ValueError, KeyError, IndexError):
+    except (TypeError, ValueError, KeyError, IndexError, RecursionError, InvalidRequest):
         return None
 
 
@@ -163,14 +164,14 @@ def _read_values(path: Path, column: str, stop: Event) -> Iterator[str | None]:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}. Name a log with --log or --data.") from error
     delimiter = "\t" if path.suffix == ".tsv" else ","
     with file:
-        header = next(csv.reader([_decode(file.readline())], delimiter=delimiter), [])
+        header = _split_line(file.readline(), delimiter)
         if column not in header:
             raise InvalidRequest(f"{path} has no column {column!r}; it has {', '.join(header)}. Name one with --field.")
         column_index, part = header.index(column), b""
         while True:
             part += file.readline()
             if part.endswith(b"\n"):
-                values = next(csv.reader([_decode(part)], delimiter=delimiter))
+                values = _split_line(part, delimiter)
                 yield values[column_index] if column_index < len(values) else ""
                 part = b""
                 continue
@@ -179,8 +180,12 @@ def _read_values(path: Path, column: str, stop: Event) -> Iterator[str | None]:
                 return
 
 
-def _decode(line: bytes) -> str:
-    return line.decode(errors="replace")  # a broken title must not end the follower
+def _split_line(line: bytes, delimiter: str) -> list[str]:
+    """Return the values of a line, none where it is no CSV: a broken title must not end the follower."""
+    try:
+        return next(csv.reader([line.decode(errors="replace")], delimiter=delimiter), [])
+    except csv.Error:  # a lone carriage return, or a value of more than 128 KiB
+        return []
 
 
 def _forget(cache: Cache, user_ids: Iterable[int | None], stop: Event, counts: FollowCounts | None) -> None:

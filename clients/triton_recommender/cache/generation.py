@@ -12,9 +12,6 @@ class Belief:
         self._max_age_s, self._clock_s = max_age_s, clock_s
         self._known: tuple[int | None, float] = (None, float("-inf"))
 
-    def now(self) -> float:
-        return self._clock_s()
-
     @property
     def generation(self) -> int | None:
         """The generation, or None where it is not known or was learned more than `max_age_s` ago."""

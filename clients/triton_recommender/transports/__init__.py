@@ -12,6 +12,7 @@ An address chooses the protocol: host:port and grpc:// are gRPC, grpcs:// is gRP
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from triton_recommender.errors import InvalidRequest
 from triton_recommender.models import Call, ModelDescription, Tls
 
 SCHEMES = ("grpc", "grpcs", "http", "https")
+HEADER_NAME, HEADER_VALUE = re.compile(r"[0-9A-Za-z_.-]+"), re.compile(r"[\x20-\x7e]*")  # what gRPC takes, and HTTP too
 
 
 class Transport(Protocol):
@@ -54,6 +56,7 @@ class AsyncTransport(Protocol):
 
 def open_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) -> Transport:
     """Return a blocking transport for an address. Raises InvalidRequest. It connects with its first call."""
+    check_headers(headers)
     scheme, address = split_url(url, tls)
     if scheme.startswith("grpc"):
         from triton_recommender.transports.grpc import GrpcTransport  # slow to import, and HTTP and fakes need none of it
@@ -66,6 +69,7 @@ def open_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) -> Tra
 
 def open_async_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) -> AsyncTransport:
     """Return an asyncio transport for an address. Raises InvalidRequest. It connects with its first call."""
+    check_headers(headers)
     scheme, address = split_url(url, tls)
     if scheme.startswith("grpc"):
         from triton_recommender.transports.grpc import AsyncGrpcTransport
@@ -74,6 +78,15 @@ def open_async_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) 
     from triton_recommender.transports.http import AsyncHttpTransport
 
     return AsyncHttpTransport(f"{scheme}://{address}", tls=tls, headers=headers)
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raise InvalidRequest for a header that cannot be sent."""
+    for name, value in headers.items():
+        if not isinstance(name, str) or not HEADER_NAME.fullmatch(name):
+            raise InvalidRequest(f"The header {name!r} has no valid name; expected letters, digits, '-', '_' and '.'.")
+        if not isinstance(value, str) or not HEADER_VALUE.fullmatch(value):
+            raise InvalidRequest(f"The header {name!r} has no valid value; expected one line of printable ASCII.")
 
 
 def choose_tls(scheme: str, tls: Tls | None) -> Tls | None:

@@ -13,7 +13,7 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
-from triton_recommender.errors import from_status
+from triton_recommender.errors import InvalidRequest, from_status
 from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
 from triton_recommender.transports import is_loopback
@@ -109,9 +109,12 @@ class AsyncGrpcTransport(_Grpc):
 
 
 def make_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Return what grpcio needs for an encrypted channel."""
+    """Return what grpcio needs for an encrypted channel. Raises InvalidRequest for files that cannot be read."""
     paths = (tls.root_certificates, tls.client_key, tls.client_certificate)
-    return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in paths))
+    try:
+        return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in paths))
+    except OSError as error:
+        raise InvalidRequest(f"{tls} cannot be used: {error}. Expected PEM files that this user may read.") from error
 
 
 def make_channel_options(url: str) -> list[tuple[str, object]]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
@@ -17,11 +17,12 @@ import tritonclient.http as codec
 import urllib3
 from tritonclient.utils import InferenceServerException
 
-from triton_recommender.errors import from_status
+from triton_recommender.errors import InvalidRequest, from_status
 from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
 from triton_recommender.transports.grpc import DTYPES, pick_only_version, wire_dtype
 
+T = TypeVar("T")
 LENGTH = "Inference-Header-Content-Length"
 POOL_SIZE = 64  # connections kept open, for as many threads
 STATUSES = {
@@ -85,7 +86,7 @@ class HttpTransport(_Http):
         self._pool = urllib3.PoolManager(maxsize=POOL_SIZE, ssl_context=make_ssl_context(tls), retries=False)
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        return describe_model(self._get(f"v2/models/{model}/config", timeout_s))
+        return self._get(f"v2/models/{model}/config", timeout_s, describe_model)
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
         body, headers = self._encode(call)
@@ -102,15 +103,15 @@ class HttpTransport(_Http):
             return self._pool.request("GET", url, headers=self._headers, timeout=_limit(timeout_s)).status == 200
 
     def generation(self, timeout_s: float | None) -> int | None:
-        return pick_only_version(self._get(f"v2/models/{RECOMMEND}", timeout_s)["versions"])
+        return self._get(f"v2/models/{RECOMMEND}", timeout_s, read_generation)
 
     def close(self) -> None:
         self._pool.clear()
 
-    def _get(self, path: str, timeout_s: float | None) -> Any:
+    def _get(self, path: str, timeout_s: float | None, read: Callable[[Any], T]) -> T:
         with self._translate_errors(timeout_s):
             response = self._pool.request("GET", f"{self.url}/{path}", headers=self._headers, timeout=_limit(timeout_s))
-            return _parse_json(self._check_status(response.status, response.data, timeout_s))
+            return _parse_json(self._check_status(response.status, response.data, timeout_s), read)
 
 
 class AsyncHttpTransport(_Http):
@@ -122,7 +123,7 @@ class AsyncHttpTransport(_Http):
         self._session: aiohttp.ClientSession | None = None
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        return describe_model(await self._get(f"v2/models/{model}/config", timeout_s))
+        return await self._get(f"v2/models/{model}/config", timeout_s, describe_model)
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
         body, headers = self._encode(call)
@@ -137,16 +138,16 @@ class AsyncHttpTransport(_Http):
                 return response.status == 200
 
     async def generation(self, timeout_s: float | None) -> int | None:
-        return pick_only_version((await self._get(f"v2/models/{RECOMMEND}", timeout_s))["versions"])
+        return await self._get(f"v2/models/{RECOMMEND}", timeout_s, read_generation)
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    async def _get(self, path: str, timeout_s: float | None) -> Any:
+    async def _get(self, path: str, timeout_s: float | None, read: Callable[[Any], T]) -> T:
         with self._translate_errors(timeout_s):
             async with self._ask("GET", path, timeout_s, headers=self._headers) as response:
-                return _parse_json(self._check_status(response.status, await response.read(), timeout_s))
+                return _parse_json(self._check_status(response.status, await response.read(), timeout_s), read)
 
     def _ask(self, method: str, path: str, timeout_s: float | None, **options):
         if self._session is None:  # here: a session wants a running loop
@@ -156,11 +157,15 @@ class AsyncHttpTransport(_Http):
 
 
 def make_ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
+    """Return the settings of encrypted connections, None without `tls`. Raises InvalidRequest for files that are no PEM."""
     if tls is None:
         return None
-    context = ssl.create_default_context(cafile=None if tls.root_certificates is None else str(tls.root_certificates))
-    if tls.client_certificate is not None:
-        context.load_cert_chain(str(tls.client_certificate), str(tls.client_key))
+    try:
+        context = ssl.create_default_context(cafile=None if tls.root_certificates is None else str(tls.root_certificates))
+        if tls.client_certificate is not None:
+            context.load_cert_chain(str(tls.client_certificate), str(tls.client_key))
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidRequest(f"{tls} cannot be used: {error}. Expected PEM files, and the key of the certificate.") from error
     return context
 
 
@@ -187,23 +192,33 @@ def encode_inputs(call: Call) -> list[codec.InferInput]:
     return [tensor.set_data_from_numpy(array) for tensor, array in tensors]
 
 
+def read_generation(metadata: Mapping[str, Any]) -> int | None:
+    """Return the version that a model answers with, from its metadata as JSON; None while it has several."""
+    return pick_only_version(metadata["versions"])
+
+
 def decode_outputs(body: bytes, header_length: str | None) -> dict[str, np.ndarray]:
     """Return the tensors of an answer. header_length: of its JSON, where tensors follow. Raises InferenceServerException."""
-    try:
+    with _refuse_foreign():
         result = codec.InferenceServerClient.parse_response_body(
             body, header_length=None if header_length is None else int(header_length)
         )
-    except ValueError as error:
-        raise InferenceServerException(f"the answer is no JSON: {error}") from error
-    return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
+        return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
 
-def _parse_json(body: bytes) -> Any:
-    """Return the value of a body. Raises InferenceServerException: another program may answer at this address."""
+def _parse_json(body: bytes, read: Callable[[Any], T]) -> T:
+    """Return what `read` makes of a body's JSON. Raises InferenceServerException."""
+    with _refuse_foreign():
+        return read(json.loads(body))
+
+
+@contextmanager
+def _refuse_foreign() -> Iterator[None]:
+    """Raise InferenceServerException for an answer that is not of this protocol: another program may be at this address."""
     try:
-        return json.loads(body)
-    except ValueError as error:
-        raise InferenceServerException(f"the answer is no JSON: {error}") from error
+        yield
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise InferenceServerException(f"the answer is no JSON of this protocol: {error!r}") from error
 
 
 def _limit(timeout_s: float | None) -> urllib3.Timeout:

@@ -31,7 +31,9 @@ from triton_recommender import (
     Unavailable,
 )
 from triton_recommender.breaker import Breaker
+from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Policy
 from triton_recommender.errors import from_status
+from triton_recommender.models import Call
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
 DEAD = (grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.")
@@ -113,6 +115,26 @@ def test_a_hedged_call_takes_the_first_answer(kind, server, other):
 def test_a_hedge_is_not_sent_where_the_first_answers(kind, server, other):
     use(kind, [server.url, other.url], recommend, timeouts=20.0, hedge_after_s=10.0)
     assert (len(server.parameters), len(other.parameters)) == (1, 0)
+
+
+def test_of_two_hedged_attempts_that_end_together_the_answer_counts():
+    class Waiting:
+        def __init__(self, url: str, ended: asyncio.Event) -> None:
+            self.url, self._ended = url, ended
+
+        async def infer(self, call: Call) -> dict:
+            await self._ended.wait()
+            if self.url == "first":
+                raise Overloaded("busy")
+            return {"item_ids": 3}
+
+    async def hedge() -> dict:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.05, ended.set)
+        endpoints = [Endpoint(Waiting("first", ended)), Endpoint(Waiting("second", ended))]
+        return await AsyncEndpoints(endpoints, Policy(0, None, hedge_after_s=0.001)).infer(Call({}))
+
+    assert [asyncio.run(hedge()) for _ in range(10)] == [{"item_ids": 3}] * 10  # the order of ended attempts is random
 
 
 @both
@@ -292,3 +314,6 @@ def test_wrong_tls_settings_are_refused(certificates, tmp_path):
         Tls(tmp_path / "nowhere.pem")
     with pytest.raises(InvalidRequest, match="not encrypted, but tls is set"):
         Recommender("http://localhost:8000", tls=Tls(certificate))
+    for tls in (Tls(key), Tls(client_key=certificate, client_certificate=certificate)):
+        with pytest.raises(InvalidRequest, match=r"cannot be used: .* Expected PEM files, and the key of the certificate"):
+            Recommender("https://localhost:8000", tls=tls)

@@ -40,15 +40,15 @@ from triton_recommender.tensors import Degraded
 from triton_recommender.testing import AsyncFakeRecommender, FakeRecommender, FakeTransport
 
 
-@pytest.fixture
-def web_page() -> Iterator[str]:
-    """The address of a web server that answers everything with a page."""
+@pytest.fixture(params=[b"<html>Welcome</html>", b"{}", b"[1]"])
+def web_page(request) -> Iterator[str]:
+    """The address of a web server that answers everything with a page, or with JSON of its own."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"<html>Welcome</html>")
+            self.wfile.write(request.param)
 
         def log_message(self, *_: object) -> None:
             """Print nothing."""
@@ -191,6 +191,23 @@ def test_wrong_settings_are_refused():
     for url in ("localhost", "ftp://localhost:8000", "localhost:http", ":8001", "localhost:70000"):
         with pytest.raises(InvalidRequest, match="expected host:port"):
             Recommender(url)
+    for url in ("localhost:8001", "http://localhost:8000"):
+        with pytest.raises(InvalidRequest, match="header 'Authorization: Bearer a' has no valid name"):
+            Recommender(url, headers={"Authorization: Bearer a": "="})
+        with pytest.raises(InvalidRequest, match="header 'authorization' has no valid value; expected one line"):
+            AsyncRecommender(url, headers={"authorization": "Bearer a\n"})
+
+
+def test_a_text_that_utf8_cannot_encode_is_refused():
+    shop, text = FakeRecommender(lambda query: [3], catalogue=Catalogue(text_ids=True)), "ann\ud800"
+    for call in (
+        lambda: shop.recommend(text),
+        lambda: shop.recommend(session=text),
+        lambda: shop.observe(text, 3),
+        lambda: shop.upsert("item", 3, {"title": text}),
+    ):
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            call()
 
 
 # --- over gRPC

@@ -149,6 +149,13 @@ def test_a_generation_that_is_not_held_is_an_error(tried):
     assert "generation is 9, which the server does not hold" in response.json()["error"]["message"]
 
 
+def test_a_generation_that_the_server_has_just_left_is_an_error(tried):
+    tried.door.shop.server.served_generation = 2
+    response = tried.door.ask("GET", "/v1/recommendations", params={"user": "7", "generation": "1"})
+    assert response.status_code == 400
+    assert "generation is 1, and the server now answers with 2" in response.json()["error"]["message"]
+
+
 def test_a_shadow_is_asked_and_logged_and_never_shown(tried):
     tried.start(share=1.0, mode="shadow")
     answers = tried.ask()

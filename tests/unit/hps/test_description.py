@@ -29,7 +29,17 @@ def changed(tmp_path: Path, *replacements: tuple[str, str]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [(0, 0), (7, 7), ("12", 12), ("1 KiB", 1024), ("1.5MiB", 1_572_864), ("2 GiB", 2**31), ("3 B", 3)]
+    ("text", "count"),
+    [
+        (0, 0),
+        (7, 7),
+        ("12", 12),
+        ("1 KiB", 1024),
+        ("1.5MiB", 1_572_864),
+        ("2 GiB", 2**31),
+        ("3 B", 3),
+        ("9" * 400, int("9" * 400)),
+    ],
 )
 def test_bytes(text, count):
     assert parse_bytes(text) == count

@@ -68,6 +68,11 @@ ERRORS = [
     ({"volatile_db": {"type": "redis", "address": "localhost"}}, {}, "volatile_db.address"),
     ({"volatile_db": {"type": "redis", "num_partitions": 8, "address": "a,b:7000"}}, {}, "volatile_db.address"),
     ({"update_source": {"type": "kafka", "receive_buffer_size": 1023}}, {}, "update_source.receive_buffer_size"),
+    (
+        {"update_source": {"type": "kafka"}, "volatile_db": {"type": "hash_map", "update_filters": ["["]}},
+        {},
+        "volatile_db.update_filters",
+    ),
     ({"volatile_db": {"type": "none"}}, {}, "models[0]"),
     ({}, {"model": ""}, "models[0].model"),
     ({}, {"embedding_table_names": ["t.0", "t1"]}, "models[0].embedding_table_names"),

@@ -83,6 +83,15 @@ def test_old_files_and_files_beyond_the_size_go(tmp_path):
     assert len(read_exposures(tmp_path)) == 30
 
 
+def test_files_of_others_are_left_alone_and_do_not_stop_the_log(tmp_path):
+    write(tmp_path, [ANSWER])
+    [path] = list_exposure_files(tmp_path / "exposures")
+    path.with_name("exposures-backup.parquet").write_bytes(path.read_bytes())
+    write(tmp_path, [replace(ANSWER, request_id="r1")], now=100_000.0)
+    assert read_exposures(tmp_path)["request_id"].to_pylist() == ["r1"]
+    assert path.with_name("exposures-backup.parquet").exists()
+
+
 def test_files_written_before_a_moment_are_not_read(tmp_path):
     write(tmp_path, answers(10), now=50_000.0)
     write(tmp_path, answers(20), now=60_000.0)

@@ -202,3 +202,46 @@ def test_the_commands_say_what_they_did(writer, folder, clock, tmp_path):
 def test_a_repository_without_a_store_is_refused(tmp_path):
     result = CliRunner().invoke(app, ["inspect", "--repo", str(tmp_path / "none")])
     assert "There is no live store" in str(result.exception)
+
+
+def test_a_replay_refuses_a_log_without_its_beginning(writer, folder, clock):
+    """Archived events expire after archive_days. What is left of the log does not give the state, so it must not replace it."""
+    fill(writer, clock, days=3)
+    compact(writer, older_than_ms=START_MS + DAY_MS)
+    drop_segments(folder, None, most_bytes=0)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        before = snapshot.all_users()
+    with pytest.raises(RecommenderError, match="lacks events 1 to 50"):
+        replay(folder, repair=True)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        np.testing.assert_array_equal(snapshot.all_users(), before)
+
+
+def test_a_repair_refuses_a_store_in_which_events_arrived_meanwhile(writer, folder, clock, monkeypatch):
+    fill(writer, clock, days=1)
+
+    def read_before_an_event(path):
+        yield from read_log(path)
+        writer.append(purchase(7_000, 3))
+
+    monkeypatch.setattr("live.replay.read_log", read_before_an_event)
+    with pytest.raises(RecommenderError, match="arrived during the replay"):
+        replay(folder, repair=True)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert 7_000 in snapshot.all_users()
+
+
+def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(writer, folder, clock, tmp_path, monkeypatch):
+    fill(writer, clock, days=1)
+    target, repo = tmp_path / "log.parquet", ("--repo", str(tmp_path / "model_repository"))
+    call("export", target, *repo)
+    before = target.read_bytes()
+
+    def read_until_the_disk_fails(*_):
+        yield next(read_log(folder))
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("live.__main__.read_log", read_until_the_disk_fails)
+    failed = CliRunner().invoke(app, ["export", str(target), *repo])
+    assert "log.parquet cannot be written" in str(failed.exception)
+    assert (target.read_bytes(), list(tmp_path.glob(".log*"))) == (before, [])

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from live.archive import compact
+from live.archive import compact, drop_segments
 from live.consumer import EventConsumer
 from live.erase import erase_user
 from live.sharing import Sharer
@@ -299,6 +299,15 @@ def test_an_erased_user_is_gone_from_redis_too_and_does_not_come_back(tmp_path, 
         redis.client.flushall()
         host.share_all()
         assert [entity.values.get("event_count") for entity in state.read(users_view(Layout()), np.array([1, 2]))] == [None, 5]
+
+
+def test_events_that_were_removed_before_they_were_shared_are_skipped(tmp_path, state, redis):
+    with machine(tmp_path / "a", redis.address) as host:
+        host.writer.append(purchase(1, 0))
+        compact(host.writer, older_than_ms=host.writer.now_ms() + 1)
+        drop_segments(tmp_path / "a", None, most_bytes=0)
+        host.share_all()
+        assert host.sharer.read_shared_sequence() == 1
 
 
 def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, state, monkeypatch):

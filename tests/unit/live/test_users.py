@@ -36,12 +36,18 @@ def test_a_shop_whose_ids_are_text(publish, user, expected):
     assert find_user_id(publish(NAMES), user) == expected
 
 
+def test_a_new_user_never_gets_the_id_of_a_published_one(publish):
+    repo = publish({"anna": stable_id("carla"), "bert": stable_id("carla", 1)})
+    assert find_user_id(repo, "carla") == stable_id("carla", 2)
+
+
 def test_a_shop_whose_ids_are_numbers(publish):
     repo = publish(None)
     assert find_user_id(repo, "17850") == 17850
     assert find_user_id(repo, "-5") == -5
-    with pytest.raises(ConfigError, match="user is '017'; this shop's ids are whole numbers"):
-        find_user_id(repo, "017")
+    for user in ("017", "9223372036854775808"):
+        with pytest.raises(ConfigError, match=f"user is '{user}'; this shop's ids are whole numbers"):
+            find_user_id(repo, user)
 
 
 def test_a_store_that_outlived_its_repository(tmp_path):
@@ -54,4 +60,11 @@ def test_without_a_known_generation_no_user_is_guessed(publish):
     repo = publish(NAMES)
     (repo / ENSEMBLE / "config.pbtxt").unlink()
     with pytest.raises(RecommenderError):
+        find_user_id(repo, "12")
+
+
+def test_names_that_cannot_be_read_are_no_reason_to_guess(publish):
+    repo = publish(NAMES)
+    (repo / ENSEMBLE / "2" / "user_names.json").write_text('{"anna": 1')
+    with pytest.raises(RecommenderError, match=r"user_names\.json cannot be read"):
         find_user_id(repo, "12")

@@ -95,6 +95,10 @@ def test_times_are_read_from_a_file(tmp_path):
     path = tmp_path / "times.txt"
     path.write_text("3.5\n1\n2\n")
     np.testing.assert_array_equal(schedule.read_times(str(path)), [3.5, 1.0, 2.0])
+    for text in ("1 2\n3 4\n", "1\nnan\n"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="Expected one time per line"):
+            schedule.read_times(str(path))
     path.write_text("monday\n")
     with pytest.raises(ConfigError, match="one arrival time in seconds per line"):
         schedule.read_times(str(path))

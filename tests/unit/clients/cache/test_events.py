@@ -66,9 +66,10 @@ def test_users_of_messages_are_forgotten(cache, broker, running):
     cache.users.clear()
     for user, partition in ((17850, 0), ("12583", 1), (14911.0, 2)):
         broker.send("events", json.dumps({"customer": user, "item": 3}).encode(), partition)
-    for nobody in (b"\xff", b"[]", b"{}", b'{"customer": null}', b'{"customer": "ann"}'):
+    deep = b'{"customer": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+    for nobody in (b"\xff", b"[]", b"{}", b'{"customer": null}', b'{"customer": "ann"}', deep):
         broker.send("events", nobody)
-    until(lambda: counts.unusable == 5)
+    until(lambda: counts.unusable == 6)
     until(lambda: {17850, 12583, 14911} <= set(cache.users))
 
 
@@ -150,6 +151,14 @@ def test_a_log_is_followed_through_half_written_characters_and_text_that_is_not_
     with path.open("ab") as log:
         log.write(b"\xbc,9\n\xff,10\n")
     until(lambda: cache.users == [5, 9, 10])
+
+
+def test_a_line_that_is_no_csv_does_not_end_the_follower(cache, tmp_path, running):
+    path = tmp_path / "events.csv"
+    path.write_bytes(b"item,customer\na\rb,5\ny,7\n")
+    counts = running(follow_log, cache, path, "customer", Names())
+    until(lambda: cache.users == [7])
+    until(lambda: counts.unusable == 1)
 
 
 def test_only_numbers_lose_the_fraction_that_missing_values_gave_them(repo):
