@@ -16,7 +16,13 @@ shift || true
 case "$command" in
   gateway) exec "$PY" -m gateway serve --repo "$MODELS" "$@" ;;
   server)
-    tail --pid=$$ -n 0 -F .run/logs/tritonserver-8001.log 2>/dev/null &
+    grpc_port=8001 previous=
+    for word in "$@"; do
+      case "$word" in --grpc-port=*) grpc_port=${word#*=} ;; esac
+      [ "$previous" != --grpc-port ] || grpc_port=$word
+      previous=$word
+    done
+    tail --pid=$$ -n 0 -F ".run/logs/tritonserver-$grpc_port.log" 2>/dev/null &
     exec "$PY" -m server start --repo "$MODELS" --host "${HOST:-127.0.0.1}" --foreground "$@"
     ;;
   *) echo "serve.sh: $command is no command; expected server or gateway" >&2; exit 2 ;;

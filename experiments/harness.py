@@ -9,10 +9,11 @@ import numpy as np
 import typer
 from pydantic import BaseModel
 
-from perf.figures import RESULTS, Figure, Record, Result, ResultsFolder, finish
+from perf.figures import NOT_MEASURED, RESULTS, Figure, Record, Result, ResultsFolder, finish
 from perf.report.results import read_machine
 
 __all__ = [
+    "NOT_MEASURED",
     "RESULTS",
     "DataSets",
     "Drop",

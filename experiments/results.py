@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from experiments.harness import RESULTS, Record, Result
+from experiments.harness import NOT_MEASURED, RESULTS, Record, Result
 from perf.command import run
 from serving.contract.errors import ConfigError
 
@@ -93,7 +93,7 @@ def describe_result(result: Result) -> str:
 
 
 def format_value(record: Record) -> str:
-    return f"{format_number(record.value)} {record.unit}".rstrip()
+    return NOT_MEASURED if record.value is None else f"{format_number(record.value)} {record.unit}".rstrip()
 
 
 def format_number(value: float) -> str:

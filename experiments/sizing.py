@@ -94,7 +94,7 @@ def read_measured(results: dict[str, Result], layout: str) -> Measured:
     """Return what was measured of a layout, "ensemble" or "fused". Raises KeyError for a figure that is missing."""
 
     def value(result: str, figure: str) -> float:
-        return {record.figure: record.value for record in results[result].figures}[figure]
+        return {record.figure: record.value for record in results[result].figures if record.value is not None}[figure]
 
     user_bytes, item_bytes = value("sizing-bytes", PER_USER), value("sizing-bytes", PER_ITEM)
     reference_bytes = 1e6 * value("overhead-200", f"{layout}: peak memory of all processes")

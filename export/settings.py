@@ -34,6 +34,7 @@ from hps_config.toml_faults import describe_unknown_key, refuse_unknown_keys, to
 from repository.config import WARMUP_ROWS, Serving
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from serving.tables.config import RedisConfig
 from training.models.cold_rows import ColdRows
 
 # `recommend` of the fused layout runs all stages. Without a preferred size, the first free process would take the whole queue,
@@ -84,6 +85,16 @@ class TableSettings(_Section):
     redis: str = ""  # "host:port,…": nodes of a Redis cluster that takes the place of l2
     brokers: str = ""  # "host:port,…": Kafka brokers; rows are then updated while they are served
     state: str = ""  # folder of RocksDB on the serving machine; empty: in its temporary folder
+
+    @field_validator("redis")
+    @classmethod
+    def _names_nodes(cls, redis: str) -> str:
+        if redis:
+            try:
+                RedisConfig(redis)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+        return redis
 
 
 TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables

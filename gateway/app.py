@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -49,6 +50,7 @@ HERE = Path(__file__).parent
 MOST_SIMILAR = 100
 Ids = Annotated[list[str] | None, Query()]
 Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
+PathId = Annotated[str, PathParameter(min_length=1)]  # of routes with `:path`, because ids may contain `/`
 
 
 def create_app(
@@ -114,7 +116,7 @@ def create_app(
         """
         return await answer_recommendations(request.scope)
 
-    @app.post("/v1/events", response_model=schema.Recorded, openapi_extra=schema.EVENTS_BODY)
+    @app.post("/v1/events", response_model=schema.Recorded, responses=schema.EVENT_FAILURES, openapi_extra=schema.EVENTS_BODY)
     async def record(request: Request) -> Response:
         """Record an event, or a list of events. In the answer each one is durable or has its own error."""
         body = await read_json(request)
@@ -127,18 +129,18 @@ def create_app(
         content = {"results": results} if isinstance(body, list) else results[0]
         return JsonResponse(content, status, RETRY_AFTER if status == 503 else None)
 
-    @app.put("/v1/items/{item_id}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
-    async def change_item(item_id: str, request: Request) -> Response:
+    @app.put("/v1/items/{item_id:path}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
+    async def change_item(item_id: PathId, request: Request) -> Response:
         """Add or change an item. Columns that are left out stay as they are."""
         return JsonResponse({"sequence": await recorder.change("item", item_id, await read_columns(request))})
 
-    @app.put("/v1/users/{user_id}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
-    async def change_user(user_id: str, request: Request) -> Response:
+    @app.put("/v1/users/{user_id:path}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
+    async def change_user(user_id: PathId, request: Request) -> Response:
         """Add or change a user. Columns that are left out stay as they are."""
         return JsonResponse({"sequence": await recorder.change("user", user_id, await read_columns(request))})
 
-    @app.get("/v1/items/{item_id}/similar", response_model=schema.Similar)
-    async def similar(item_id: str, k: Count = 10) -> Response:
+    @app.get("/v1/items/{item_id:path}/similar", response_model=schema.Similar)
+    async def similar(item_id: PathId, k: Count = 10) -> Response:
         """List the items that are bought with an item, then those with the nearest vectors."""
         shop.refresh()
         wire_id = shop.item_id(item_id)
@@ -155,8 +157,8 @@ def create_app(
         shop.refresh()
         return JsonResponse(await asyncio.to_thread(explainer.explain, user_id, wire_id, excluded, context))
 
-    @app.get("/v1/users/{user_id}", response_model=schema.User)
-    async def describe_user(user_id: str) -> Response:
+    @app.get("/v1/users/{user_id:path}", response_model=schema.User)
+    async def describe_user(user_id: PathId) -> Response:
         """Return what is known of a user: the history that recommendations are based on, newest first."""
         shop.refresh()
         return JsonResponse(await asyncio.to_thread(explainer.describe_user, shop.user_id(user_id)))

@@ -66,21 +66,26 @@ class Recorder:
         self._shop, self._recommender, self._metrics = shop, recommender, metrics
 
     async def record(self, bodies: Sequence[Any]) -> list[Result]:
-        """Return one result per event, in their order: its sequence and id, or its error.
+        """Return one result per event, in their order: its sequence and id, or its error and id.
 
-        An event without an id gets one, so that the client can retry it and it still counts once.
+        An event without an id gets one, so that the client can retry it and it still counts once. An event that cannot be
+        read gets none.
         """
         results: list[Result] = [{} for _ in bodies]
         events: dict[int, Event] = {}
         for row, body in enumerate(bodies):
             try:
-                events[row] = self._event(EventBody.model_validate(body))
+                event = EventBody.model_validate(body)
             except ValidationError as error:
                 fault = error.errors()[0]
                 field = ".".join(map(str, fault["loc"])) or "event"
                 results[row] = make_failure("INVALID_ARGUMENT", f"{field}: {fault['msg']}")
+                continue
+            event_id = event.id or uuid.uuid4().hex
+            try:
+                events[row] = self._event(event, event_id)
             except InvalidRequest as error:
-                results[row] = make_failure(error.status, str(error))
+                results[row] = make_failure(error.status, str(error), event_id)
         rows = list(events)
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]
@@ -98,14 +103,14 @@ class Recorder:
         record_id = self._shop.item_id(shop_id) if kind == "item" else self._shop.user_id(shop_id)
         return await self._recommender.upsert(kind, record_id, columns)
 
-    def _event(self, body: EventBody) -> Event:
+    def _event(self, body: EventBody, event_id: str) -> Event:
         return Event(
             None if body.user is None else self._shop.user_id(str(body.user)),
             self._shop.item_id(str(body.item)),
             body.event,
             timestamp_ms=body.timestamp,
             value=body.value,
-            event_id=body.id or uuid.uuid4().hex,
+            event_id=event_id,
             request_id=body.request_id,
             context=body.context,
             session=body.session,
@@ -117,13 +122,16 @@ class Recorder:
             sequences = await self._recommender.observe_many(events)
         except InvalidRequest as error:
             if len(events) == 1:
-                return [make_failure(error.status, str(error))]
+                return [make_failure(error.status, str(error), events[0].event_id)]
             return [result for event in events for result in await self._send([event])]
         except RecommenderError as error:
-            return [make_failure(error.status, str(error))] * len(events)
+            return [make_failure(error.status, str(error), event.event_id) for event in events]
         return [{"sequence": sequence, "id": event.event_id} for sequence, event in zip(sequences, events, strict=True)]
 
 
-def make_failure(code: str, message: str) -> Result:
-    """Return the result of an event that was not recorded. code: a gRPC status name"""
-    return {"error": {"code": code, "message": message}}
+def make_failure(code: str, message: str, event_id: str | None = None) -> Result:
+    """Return the result of an event that is not known to be durable.
+
+    code: a gRPC status name; event_id: to send the event again with; None if the event could not be read
+    """
+    return {"error": {"code": code, "message": message}} | ({} if event_id is None else {"id": event_id})

@@ -112,7 +112,7 @@ class Guard:
             await response(scope, receive, guarded_send)
         finally:
             path = scope["path"]
-            route = path if path in self._shortcuts else getattr(scope.get("route"), "path", "none")
+            route = path if path in self._shortcuts else getattr(scope.get("route"), "path_format", "none")
             seconds = time.perf_counter() - started_s
             self._metrics.count_request(route, status, seconds)
             if self._settings.log_requests:

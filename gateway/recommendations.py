@@ -19,6 +19,7 @@ from live.exposures import Exposure, ExposureLog
 from serving.live.experiment import SHADOW_ARM
 from triton_recommender import (
     AsyncRecommender,
+    DeadlineExceeded,
     Degraded,
     InvalidRequest,
     Overloaded,
@@ -155,6 +156,8 @@ class Answering:
                 shown = await self._experiments.answer(enrolment, request_id, ask_champion, ask_challenger, log_shadow)
                 failed = False
                 return shown
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"No answer within {question.deadline_s:.3g} s. Allow more with x-deadline-ms.") from error
         finally:
             limiter.end(began_s, failed)
             self._metrics.in_flight.set(limiter.in_flight)
@@ -206,4 +209,4 @@ def list_degraded(degraded: Degraded) -> list[str]:
 
 
 def _is_expected(error: Exception) -> bool:
-    return isinstance(error, RecommenderError | TimeoutError)
+    return isinstance(error, RecommenderError)

@@ -46,7 +46,10 @@ class Error(Strict):
 
 
 class Failed(Strict):
+    """The event is not known to be durable. id: to send it again with, so that it counts once; absent if it cannot be read."""
+
     error: Error
+    id: str | None = None
 
 
 class Accepted(Strict):
@@ -61,6 +64,7 @@ class Results(Strict):
 
 
 Recorded = Accepted | Results
+NotRecorded = Failed | Results
 
 
 class Changed(Strict):
@@ -183,4 +187,10 @@ def _describe_json_body(schema: dict[str, Any]) -> dict[str, Any]:
 
 _EVENT = EventBody.model_json_schema()
 EVENTS_BODY = _describe_json_body({"anyOf": [_EVENT, {"type": "array", "items": _EVENT}]})
+EVENT_FAILURES: dict[int | str, dict[str, Any]] = {
+    207: {"model": Results, "description": "The events of a list have different outcomes"},
+    400: {"model": NotRecorded, "description": "The event is malformed"},
+    502: {"model": NotRecorded, "description": "The server failed on the event: send it again with its id"},
+    503: {"model": NotRecorded, "description": "No server confirmed the event: send it again with its id"},
+}
 COLUMNS_BODY = _describe_json_body({"type": "object"})

@@ -77,14 +77,15 @@ def read_settings(path: Path | None) -> GatewaySettings:
     if path is None:
         return GatewaySettings()
     try:
-        values = tomllib.loads(path.read_text())
-        for name in FILES & values.keys():
-            if isinstance(values[name], str):  # pydantic refuses other types
-                values[name] = path.parent / values[name]
-                if not values[name].is_file():
-                    raise ConfigError(f"{path}: {name} is {values[name]}, which is no file. Correct the path.")
+        values = tomllib.loads(path.read_text("utf-8"))
+        for name in sorted(FILES & values.keys()):
+            if not isinstance(values[name], str):
+                raise ConfigError(f"{path}: {name} is {values[name]!r}; expected the path of a file, in quotes.")
+            values[name] = path.parent / values[name]
+            if not values[name].is_file():
+                raise ConfigError(f"{path}: {name} is {values[name]}, which is no file. Correct the path.")
         return GatewaySettings.model_validate(values)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Expected TOML; docs/gateway.md lists the keys.") from error
     except ValidationError as error:
         fault = error.errors()[0]

@@ -52,6 +52,6 @@ class Tracing:
             try:
                 await self._app(scope, receive, traced_send)
             finally:
-                route = getattr(scope.get("route"), "path", "none")
+                route = getattr(scope.get("route"), "path_format", "none")
                 span.update_name(f"{scope['method']} {route}")
                 span.set_attributes({"http.request.method": scope["method"], "http.route": route})

@@ -62,7 +62,8 @@ def list_segments(folder: Path) -> list[Segment]:
 def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Iterator[tuple[np.ndarray, EventBatch]]:
     """Yield (sequences int64 [N], events) of archive and store after the sequence `after`, in order, each event once.
 
-    most: the largest N. Events that are moved into the archive meanwhile are not missed.
+    most: the largest N. Events that are moved into the archive meanwhile are not missed. A segment that retention removes
+    before it is opened is left out, as if the log had been read afterwards.
     """
     with closing(Reader(folder)) as reader:
         while True:
@@ -73,7 +74,12 @@ def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Itera
             segments = [segment for segment in list_segments(folder) if segment.last > after]
             archived = [segment for segment in segments if not rows or segment.first < rows[0][0]]
             for segment in archived:
-                yield from read_segment(segment, names, after, most)
+                try:
+                    yield from read_segment(segment, names, after, most)
+                except FileNotFoundError:
+                    if segment in list_segments(folder):  # not removed: a link to a missing file
+                        raise
+                    break  # read store and archive anew, in case the store has its events too
                 after = segment.last
             if archived:
                 continue

@@ -75,7 +75,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
         if count := erase_from_segment(folder, segment, user_id):
             removed["archived events"] = removed.get("archived events", 0) + count
             rewritten[segment.path.name] = hashlib.sha256(segment.path.read_bytes()).hexdigest()
-    removed["answers"] = erase_exposures(folder, user_id)
+    removed["answers"] = erase_exposures(folder, user_id, wall_clock_ms())
     remove_learned(folder)
     if shared:
         removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)

@@ -2,18 +2,21 @@
 
 An answer is kept when it belongs to an experiment, or when a hash of its request id falls into the logged share. Rows are
 gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds. A killed gateway loses the rows in memory, but no
-events: they have a log of their own.
+events: they have a log of their own. An erasure leaves a mark, by which a gateway leaves the user out of answers in memory.
 """
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
+import hashlib
+import json
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +33,8 @@ FOLDER = "exposures"
 FLUSH_ROWS, FLUSH_S = 10_000, 10.0
 MOST_WAITING = 100_000  # rows in memory while nothing can be written; more are dropped and counted
 DAY_S = 86_400
+ERASED, ERASED_LOCK = "erased.jsonl", ".erased.lock"  # marks of erasures; held while marks are written or answers are
+MARKED_S = 7 * DAY_S  # no answer stays in memory for longer
 FILE_NAME = re.compile(r"exposures-\d{13}-\d+-\d+\.parquet")  # unix milliseconds, process, number of the file
 SCHEMA = pa.schema(
     [
@@ -142,7 +147,10 @@ class ExposureLog:
         for folder in (self.folder.parent, self.folder):  # the live store refuses a folder that others can read
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.folder / f"exposures-{int(self._now() * 1_000):013d}-{os.getpid()}-{self._files}.parquet"
-        write_table(path, pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA))
+        with _hold_lock(self.folder):
+            erased_ms = _read_marks(self.folder)
+            known = [asdict(row) | {"user_id": _leave_out_erased(row, erased_ms)} for row in rows]
+            write_table(path, pa.Table.from_pylist(known, SCHEMA))
         self._files += 1
 
 
@@ -157,10 +165,13 @@ def parse_written_ms(file: Path) -> int:
 
 
 def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
-    """Remove files written before `oldest_s` (unix seconds), then the oldest beyond `most_bytes`. Return them."""
-    sizes: dict[Path, int] = {}
+    """Remove files written before `oldest_s` (unix seconds), then the oldest beyond `most_bytes`. Return them.
+
+    Gateways beside this one write the same log, and may remove its files meanwhile.
+    """
+    sizes = {}
     for path in list_exposure_files(folder):
-        with contextlib.suppress(FileNotFoundError):  # another gateway of the repository was faster
+        with suppress(FileNotFoundError):
             sizes[path] = path.stat().st_size
     removed, total = [], sum(sizes.values())
     for path, size in sizes.items():
@@ -177,15 +188,29 @@ def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:
 
     from_ms: unix milliseconds; the table may hold some earlier answers too. Columns that an old file lacks are null.
     """
-    files = [path for path in list_exposure_files(folder / FOLDER) if parse_written_ms(path) >= from_ms]
-    return pa.concat_tables([pq.read_table(path, schema=SCHEMA) for path in files]) if files else SCHEMA.empty_table()
+    tables = [table for _, table in _read_files(folder / FOLDER, from_ms)]
+    return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
 
 
-def erase_exposures(folder: Path, user_id: int) -> int:
-    """Set the user id of a user's logged answers to null. Return the number of these answers."""
+def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
+    """Set the user id of a user's logged answers to null. Return the number of these answers.
+
+    Answers given until `erased_ms` (unix milliseconds) that gateways have in memory will be written without the id.
+    """
+    (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    with _hold_lock(folder / FOLDER):
+        marks = {user: at_ms for user, at_ms in _read_marks(folder / FOLDER).items() if at_ms > erased_ms - 1_000 * MARKED_S}
+        lines = [
+            json.dumps({"user": user, "erased_ms": at_ms}) for user, at_ms in (marks | {_digest(user_id): erased_ms}).items()
+        ]
+        new = folder / FOLDER / f"{ERASED}.new"
+        with open(new, "w") as file:
+            file.write("\n".join(lines) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(folder / FOLDER / ERASED)
     count = 0
-    for path in list_exposure_files(folder / FOLDER):
-        table = pq.read_table(path, schema=SCHEMA)
+    for path, table in _read_files(folder / FOLDER):
         is_users = pc.fill_null(pc.equal(table["user_id"], user_id), False)
         if n_answers := pc.sum(is_users).as_py():
             user_ids = pc.if_else(is_users, pa.scalar(None, pa.int64()), table["user_id"])
@@ -197,3 +222,40 @@ def erase_exposures(folder: Path, user_id: int) -> int:
 def count_exposures(folder: Path, user_id: int) -> int:
     """Return the number of logged answers to a user."""
     return pc.sum(pc.fill_null(pc.equal(read_exposures(folder)["user_id"], user_id), False)).as_py() or 0
+
+
+def _read_files(folder: Path, from_ms: int = 0) -> Iterator[tuple[Path, pa.Table]]:
+    """Yield each file of a log with its table, oldest first, without those that retention removes meanwhile."""
+    for path in list_exposure_files(folder):
+        if parse_written_ms(path) >= from_ms:
+            try:
+                table = pq.read_table(path, schema=SCHEMA)
+            except FileNotFoundError:
+                continue
+            yield path, table
+
+
+@contextmanager
+def _hold_lock(folder: Path) -> Iterator[None]:
+    with open(os.open(folder / ERASED_LOCK, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _read_marks(folder: Path) -> dict[str, int]:
+    """Return when users were erased, unix milliseconds by digest."""
+    with suppress(FileNotFoundError):
+        marks = map(json.loads, (folder / ERASED).read_text().splitlines())
+        return {mark["user"]: mark["erased_ms"] for mark in marks}
+    return {}
+
+
+def _leave_out_erased(answer: Exposure, erased_ms: dict[str, int]) -> int | None:
+    """Return the user id of an answer, None where the user was erased after it."""
+    if answer.user_id is not None and erased_ms and answer.time_ms <= erased_ms.get(_digest(answer.user_id), -1):
+        return None
+    return answer.user_id
+
+
+def _digest(user_id: int) -> str:
+    return hashlib.sha256(str(user_id).encode()).hexdigest()

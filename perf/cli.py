@@ -16,7 +16,7 @@ from perf import ab as ab_mode
 from perf import slo
 from perf import sweep as sweep_mode
 from perf.bench import new_bench, watched
-from perf.command import BROKEN, parse_numbers, progress, refuse_options_before, run
+from perf.command import BROKEN, parse_counts, parse_numbers, progress, refuse_options_before, run
 from perf.live.cli import app as live_app
 from perf.load import schedule
 from perf.load.open_loop import PARTS
@@ -73,7 +73,7 @@ def sweep(
     window_s: WindowS = 3.0,
 ) -> None:
     """Run perf_analyzer on one model: a level per number of clients, or per request rate."""
-    mode, levels = ("request_rate", parse_numbers(rates)) if rates else ("concurrency", parse_numbers(clients))
+    mode, levels = ("request_rate", parse_numbers(rates)) if rates else ("concurrency", parse_counts(clients))
     with serve(url, repo) as site:
         bench = new_bench(site, label)
         require_model(model, bench.stages)

@@ -55,6 +55,14 @@ def parse_numbers(text: str) -> list[float]:
     return numbers
 
 
+def parse_counts(text: str) -> list[int]:
+    """Return the whole numbers above 0 of a comma list. Raises ConfigError."""
+    numbers = parse_numbers(text)
+    if any(number != int(number) for number in numbers):
+        raise ConfigError(f"{text!r} is not a list of whole numbers. Example: 1,8,32.")
+    return [int(number) for number in numbers]
+
+
 def leave(signum: int, _frame: object) -> None:
     """Handle a signal: exit through every `finally`, which a second signal does not interrupt."""
     signal.signal(signum, signal.SIG_IGN)

@@ -7,6 +7,7 @@ when a bound is missed or answers differ.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -23,11 +24,15 @@ from perf.report.tables import Row, Table
 from server.environment import PROJECT
 
 RESULTS = PROJECT / "experiments" / "results"
+NOT_MEASURED = "not measured"
 ResultsFolder = Annotated[Path, typer.Option("--results", help="folder of the result files")]
 
 
 class Figure(BaseModel, frozen=True):
-    """One figure, a value per round; its median counts. at_most and at_least: its bounds, where there are any."""
+    """One figure, a value per round; its median counts. Without values, it was not measured, and misses every bound.
+
+    at_most, at_least: its bounds, where there are any
+    """
 
     name: str
     values: list[float]
@@ -37,7 +42,7 @@ class Figure(BaseModel, frozen=True):
 
     @property
     def median(self) -> float:
-        return float(np.median(self.values))
+        return float(np.median(self.values)) if self.values else math.nan
 
     @property
     def met(self) -> bool | None:
@@ -50,14 +55,15 @@ class Figure(BaseModel, frozen=True):
     def to_record(self) -> Record:
         low_high = {"low": _rounded(min(self.values)), "high": _rounded(max(self.values))} if len(self.values) > 1 else {}
         bounds = {"at_most": self.at_most, "at_least": self.at_least}
-        return Record(figure=self.name, value=_rounded(self.median), unit=self.unit, **low_high, **bounds)
+        value = _rounded(self.median) if self.values else None
+        return Record(figure=self.name, value=value, unit=self.unit, **low_high, **bounds)
 
 
 class Record(BaseModel, frozen=True):
-    """One figure as a result file keeps it: the median of the rounds, the lowest and the highest."""
+    """One figure as a result file keeps it: the median of the rounds, the lowest and the highest. value None: not measured"""
 
     figure: str
-    value: float
+    value: float | None = None
     low: float | None = None
     high: float | None = None
     unit: str = ""
@@ -71,7 +77,8 @@ class Record(BaseModel, frozen=True):
 
     @property
     def met(self) -> bool | None:
-        return Figure(name=self.figure, values=[self.value], at_most=self.at_most, at_least=self.at_least).met
+        values = [] if self.value is None else [self.value]
+        return Figure(name=self.figure, values=values, at_most=self.at_most, at_least=self.at_least).met
 
 
 class Result(BaseModel, frozen=True):
@@ -123,7 +130,8 @@ def figure_table(title: str, figures: list[Figure]) -> Table:
         record = figure.to_record()
         spread = "" if record.low is None else f"{record.low:,.4g} … {record.high:,.4g}"
         verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
-        rows.append(Row((figure.name, f"{figure.median:,.4g} {figure.unit}", spread, record.bound, verdict), figure.met))
+        value = f"{figure.median:,.4g} {figure.unit}" if figure.values else NOT_MEASURED
+        rows.append(Row((figure.name, value, spread, record.bound, verdict), figure.met))
     return Table(title, ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
 
 

@@ -21,7 +21,15 @@ from repository.models import read_config, refuse_unservable_path
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from repository.replay import replay
 from repository.tables import has_update_source
-from serving.contract.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
+from serving.contract.artifacts import (
+    MANIFEST_FILE,
+    get_section,
+    read_json,
+    read_stage,
+    sha256_of,
+    stage_folder,
+    verify_manifest,
+)
 from serving.contract.errors import RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, ModelSpec
@@ -116,9 +124,10 @@ def check_edges(repository: Path) -> Iterator[Finding]:
 def check_versions(repository: Path) -> Iterator[Finding]:
     """Check that every model has the pinned generation, and that its files are as published."""
     generation = pinned_generation(repository)
-    digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("stages", {})
+    own = repository / ENSEMBLE / str(generation)
+    digests = get_section(read_json(own, MANIFEST_FILE), "stages", own)
     stages = {name: stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)}
-    for folder in (repository / ENSEMBLE / str(generation), *stages.values()):
+    for folder in (own, *stages.values()):
         manifest = verify_manifest(folder)
         if manifest.get("generation") != generation:
             fact = f"Folder {generation} holds generation {manifest.get('generation')}"

@@ -22,7 +22,7 @@ from repository.config import CONFIG_FILE, read_record_fields
 from repository.finding import Finding, count_errors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, read_recorded
-from serving.contract.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of
+from serving.contract.artifacts import MANIFEST_FILE, describe_file, get_section, read_json, read_stage, sha256_of
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.parts.gpu_index import MOST_GPU_RESULTS
@@ -67,14 +67,15 @@ def check_files(repository: Path) -> Iterator[Finding]:
     Engines are built on the serving machine and not checked.
     """
     generation = pinned_generation(repository)
-    digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE)["stages"]
+    own = repository / ENSEMBLE / str(generation)
+    digests = get_section(read_json(own, MANIFEST_FILE), "stages", own)
     for name in (*digests, ENSEMBLE):
         folder = repository / name / str(generation)
         manifest = read_json(folder, MANIFEST_FILE)
-        if manifest["generation"] != generation or digests.get(name, "") not in ("", sha256_of(folder / MANIFEST_FILE)):
+        if manifest.get("generation") != generation or digests.get(name, "") not in ("", sha256_of(folder / MANIFEST_FILE)):
             yield error(f"{name}/{generation}", "It is not the one that this generation was published with")
-        for file, fact in manifest["files"].items():
-            if not (folder / file).is_file() or sha256_of(folder / file) != fact["sha256"]:
+        for file, fact in get_section(manifest, "files", folder).items():
+            if not (folder / file).is_file() or describe_file(folder / file) != fact:
                 yield error(f"{name}/{generation}/{file}", "It is missing or not the file that was published")
 
 
@@ -151,7 +152,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
         return
     generation, config = pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
     ps = read_ps_json(repository / PS_FILE)
-    if ps.update_source.type != "null" and config.parameters["refresh_interval"].string_value == "0":
+    if ps.update_source.type != "null" and hps_rules.read_refresh_interval(config) == "0":
         fact = "refresh_interval is 0, and ps.json has an update_source: a row that the GPU has cached never changes"
         yield Finding("warning", f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact, "Set [merlin] refresh_interval_s and export again.")
     if ps.volatile_db.type == "redis_cluster" and "," in ps.volatile_db.address:
@@ -248,8 +249,8 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 
 def read_merlin_settings(repository: Path) -> MerlinSettings:
     """Return the settings that the repository was exported with."""
-    facts = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
-    return MerlinSettings(**facts[PROFILE_NAME])
+    folder = repository / ENSEMBLE / str(pinned_generation(repository))
+    return MerlinSettings(**get_section(read_json(folder, MANIFEST_FILE), PROFILE_NAME, folder))
 
 
 def error(where: str, fact: str) -> Finding:

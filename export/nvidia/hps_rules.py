@@ -65,13 +65,19 @@ def find_refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator
     """
     if unread := sorted({*config.parameters} - KNOWN_PARAMETERS):
         yield f"The parameters {', '.join(unread)} are not read by the backend; it knows {', '.join(sorted(KNOWN_PARAMETERS))}"
-    stated = config.parameters["refresh_interval"].string_value if "refresh_interval" in config.parameters else "0"
+    stated = read_refresh_interval(config)
     if not stated.isdecimal():
         yield f"refresh_interval is {stated!r}: only whole seconds are read, and less than one never rests"
     if params.refresh_interval:
         yield f"refresh_interval of {PS_FILE} is {params.refresh_interval}; the backend goes by that of config.pbtxt, {stated}"
     if stated.isdecimal() and int(stated) and not params.cache_refresh_percentage_per_iteration > 0:
         yield f"refresh_interval is {stated}, and cache_refresh_percentage_per_iteration of {PS_FILE} is 0: nothing happens"
+
+
+def read_refresh_interval(config: pb.ModelConfig) -> str:
+    """Return refresh_interval as config.pbtxt states it, or "0", the backend's default."""
+    # Only membership may be asked first: an index adds an empty entry to a protobuf map.
+    return config.parameters["refresh_interval"].string_value if "refresh_interval" in config.parameters else "0"
 
 
 def find_table_faults(params: ModelParams, repository: Path, mount: str) -> Iterator[str]:

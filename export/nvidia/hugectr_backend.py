@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
+from export.nvidia.folders import replace_folder
 from export.nvidia.hps import PS_FILE, read_uses
 from export.nvidia.hugectr.layers import DlrmLayers, layers_from_arrays
 from export.nvidia.hugectr.model import write_model
@@ -44,7 +45,7 @@ REQUIRED_WITH_CACHE = ("hit_rate_threshold", "gpucacheper")
 
 
 def write_hugectr_repository(source: Source, target: Path, settings: Settings) -> None:
-    """Write the repository in place of an older one.
+    """Write the repository beside `target`, then put it in the place of an older one.
 
     Raises ExportError when `target` is a folder that no export wrote, or the backend would refuse the repository.
     """
@@ -55,14 +56,20 @@ def write_hugectr_repository(source: Source, target: Path, settings: Settings) -
     config = make_backend_config(source, layers, settings, entry)
     if faults := [*find_entry_faults(entry), *find_config_faults(config, entry)]:
         raise ExportError(f"The hugectr backend would not serve {NAME}: {'; '.join(faults)}. Report this as a bug.")
-    shutil.rmtree(target, ignore_errors=True)
     tables = source.load_tables()
     uses = read_uses(rank, tables, tuple(source.info["rank"].settings["item_tables"]))
-    write_model(target / NAME / str(source.generation), NAME, layers, tables, dict.fromkeys(tables, 1), uses)
     volatile = {"type": "parallel_hash_map", "num_partitions": 8, "update_filters": UPDATE_FILTERS}
     document = {"supportlonglong": True, "volatile_db": volatile, "models": [entry]}
-    (target / PS_FILE).write_text(json.dumps(document, indent=1) + "\n")
-    write_config(target / NAME / "config.pbtxt", config)
+    target = target.resolve()  # replace a link's target, not the link
+    building = target.parent / f".{target.name}.building"
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        write_model(building / NAME / str(source.generation), NAME, layers, tables, dict.fromkeys(tables, 1), uses)
+        (building / PS_FILE).write_text(json.dumps(document, indent=1) + "\n")
+        write_config(building / NAME / "config.pbtxt", config)
+        replace_folder(building, target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def refuse_foreign(target: Path) -> None:

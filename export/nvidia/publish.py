@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from export.merlin_settings import PROFILE_NAME
+from export.nvidia.folders import replace_folder
 from export.nvidia.hugectr_backend import refuse_foreign, write_hugectr_repository
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.agreement import disagreement
@@ -131,13 +132,3 @@ def answer_recorded(repository: Path, generation: int, mount: str) -> dict[str, 
     starts = range(0, len(inputs["user_id"]), BATCH)
     parts = [pipeline({name: values[start : start + BATCH] for name, values in inputs.items()}) for start in starts]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def replace_folder(new: Path, old: Path) -> None:
-    """Put `new` in the place of `old`. A server that runs on the old folder keeps its open files until it is stopped."""
-    aside = old.parent / f".{old.name}.replaced"
-    shutil.rmtree(aside, ignore_errors=True)
-    if old.exists():
-        old.rename(aside)
-    new.rename(old)
-    shutil.rmtree(aside, ignore_errors=True)

@@ -176,6 +176,7 @@ class Writer:
             versions=[generation],
             preferred_batch_sizes=list_preferred_sizes(serving),
             queue_delay_us=serving.queue_delay_us,
+            instances=serving.instances,
             gpus=[self.merlin.gpu],
             cuda_graphs=self.merlin.cuda_graphs,
         )

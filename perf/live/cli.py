@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from perf.bench import SEED
-from perf.command import BROKEN, console, parse_numbers, refuse_options_before
+from perf.command import BROKEN, console, parse_counts, refuse_options_before
 from perf.figures import RESULTS, Figure, ResultsFolder, finish
 from perf.live import after, items, memory, reads, throughput, visible
 from perf.live.shop import open_shop
@@ -105,7 +105,7 @@ def reads_command(
     """The store read of `preprocess`, in process over stores of random records."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
-        sizes = tuple(int(size) for size in parse_numbers(users))
+        sizes = tuple(parse_counts(users))
         MEASURED_DIR.mkdir(parents=True, exist_ok=True)
         return reads.measure(calls, sizes, MEASURED_DIR, new_rng(), step)
 

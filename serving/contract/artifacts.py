@@ -175,13 +175,14 @@ def published_files(folder: Path) -> list[Path]:
     return sorted(path for path in files if path.parts[-1] != MANIFEST_FILE and "__pycache__" not in path.parts)
 
 
-def _describe_file(path: Path) -> dict[str, Any]:
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return what a manifest states of a file."""
     return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
 
 
 def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
     """Write `manifest.json` for the files in `folder`, with `facts` (generation, reports, …), and return it."""
-    files = {str(path): _describe_file(folder / path) for path in published_files(folder)}
+    files = {str(path): describe_file(folder / path) for path in published_files(folder)}
     manifest = {"schema": 1, **facts, "files": files}
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
@@ -190,15 +191,22 @@ def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a version folder. Raises ArtifactError when it cannot be read or does not list files by name."""
     manifest = read_json(folder, MANIFEST_FILE)
-    if not isinstance(manifest.setdefault("files", {}), dict):
-        raise ArtifactError(f"{folder / MANIFEST_FILE} does not list files by name. {REMEDY}")
+    get_section(manifest, "files", folder)
     return manifest
+
+
+def get_section(manifest: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
+    """Return an object of a manifest by name, such as its files. Raises ArtifactError when there is none."""
+    section = manifest.get(name)
+    if not isinstance(section, dict):
+        raise ArtifactError(f"{folder / MANIFEST_FILE} has no object {name!r}. {REMEDY}")
+    return section
 
 
 def verify_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest. Raises ArtifactError unless exactly its files exist, with their sizes and SHA-256."""
     manifest = load_manifest(folder)
-    stated: dict[str, Any] = manifest["files"]
+    stated = manifest["files"]
     present = {str(path) for path in published_files(folder)}
     if missing := sorted(stated.keys() - present):
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}, which its manifest lists. {REMEDY}")
@@ -206,6 +214,6 @@ def verify_manifest(folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"{folder} holds {', '.join(extra)}, which its manifest does not list. Remove them. {REMEDY}")
     for name, fact in stated.items():
         path = folder / name
-        if fact != _describe_file(path):
+        if fact != describe_file(path):
             raise ArtifactError(f"{path} is not the file that was published (its SHA-256 differs from the manifest). {REMEDY}")
     return manifest

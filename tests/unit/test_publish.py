@@ -111,7 +111,7 @@ def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):
     ("manifest", "message"),
     [
         ("[]", "holds no JSON object"),
-        ('{"files": ["array.npy"]}', "does not list files by name"),
+        ('{"files": ["array.npy"]}', "has no object 'files'"),
         ('{"files": {"array.npy": 3}}', "array.npy is not the file that was published"),
     ],
 )

@@ -69,14 +69,16 @@ def compare(path: Path, inputs: dict[str, np.ndarray], expected: np.ndarray, lim
     """
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (got,) = session.run(None, inputs)
+    remedy = "Check the versions of torch and onnxruntime against requirements/export.txt."
+    if got.shape != expected.shape:
+        raise ExportError(f"{path.name} returns {list(got.shape)}, the trained network {list(expected.shape)}. {remedy}")
     difference = np.abs(got.astype(np.float64) - expected)
     relative = difference / (np.abs(expected) + 1.0)
     parity = Parity(path.stem, expected.size, float(difference.max(initial=0.0)), float(relative.max(initial=0.0)))
     n_beyond = np.count_nonzero(~(relative <= limit))  # NaN is beyond
-    if got.shape != expected.shape or n_beyond > (1.0 - share) * expected.size:
+    if n_beyond > (1.0 - share) * expected.size:
         raise ExportError(
             f"{path.name} differs from the trained network by {parity.max_rel:.2e} of 1 + the value "
-            f"(largest {parity.max_abs:.2e}); expected at most {limit:.0e}. "
-            "Check the versions of torch and onnxruntime against requirements/export.txt."
+            f"(largest {parity.max_abs:.2e}); expected at most {limit:.0e}. {remedy}"
         )
     return parity

@@ -161,7 +161,9 @@ def _read_values(path: Path, column: str, stop: Event) -> Iterator[str | None]:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}. Name a log with --log or --data.") from error
+        raise InvalidRequest(
+            f"{path} cannot be read: {error.strerror}. Correct the path in dataset.toml, or name another folder with --data."
+        ) from error
     delimiter = "\t" if path.suffix == ".tsv" else ","
     with file:
         header = _split_line(file.readline(), delimiter)

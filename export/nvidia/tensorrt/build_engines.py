@@ -22,8 +22,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
 ENGINE_FILE, ONNX, PLAN, CONFIG = "engine.json", "model.onnx", "model.plan", "config.pbtxt"
@@ -227,8 +230,11 @@ def cache_key(onnx: Path, engine: dict, version: str, architecture: str) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def find_or_build_plan(builder, cache: Path, key: str, onnx: Path, engine: dict) -> Path:
-    """Return a plan that loads here, built only if the cache has no usable one. Raises NoEngine."""
+def find_or_build_plan(builder, cache: Path, key: str, onnx: Path, engine: dict, suffix: str) -> Path:
+    """Return a plan that loads here, built only if the cache has no usable one. Raises NoEngine.
+
+    suffix: of the unfinished plan's name
+    """
     plan, digest = cache / f"{key}.plan", cache / f"{key}.sha256"
     if plan.is_file() and digest.is_file() and digest.read_text() == sha256_of(plan):
         try:
@@ -237,7 +243,7 @@ def find_or_build_plan(builder, cache: Path, key: str, onnx: Path, engine: dict)
         except NoEngine as error:
             warn(f"{error}; it is built again")
     cache.mkdir(parents=True, exist_ok=True)
-    unfinished = cache / f".{key}.{os.getpid()}"
+    unfinished = cache / f".{key}.{suffix}"
     try:
         builder.build(onnx, engine, unfinished)
         builder.check(unfinished, engine)
@@ -260,35 +266,56 @@ def sha256_of(path: Path) -> str:
 # --- the repository ---------------------------------------------------------------------------------------------------------
 
 
-def build_version(version: Path, cache: Path) -> str:
+def build_version(version: Path, cache: Path, suffix: str) -> str:
     """Place model.plan in a version folder. Return the name of the config that it needs. Raises NoEngine.
 
-    Runs in a child process.
+    Runs in a child process. suffix: of the unfinished plan's name
     """
     engine = json.loads((version / ENGINE_FILE).read_text())
     builder = find_builder()
     if builder.one_profile:
         engine["profiles"] = engine["profiles"][-1:]
     key = cache_key(version / ONNX, engine, builder.version, find_gpu_architecture())
-    plan = find_or_build_plan(builder, cache, key, version / ONNX, engine)
+    plan = find_or_build_plan(builder, cache, key, version / ONNX, engine, suffix)
     place(plan, version / PLAN)
     say(f"{version}: {engine['precision']} engine {key[:12]} of TensorRT {builder.version}")
     return ONE_PROFILE if builder.one_profile else TENSORRT
 
 
 def build_apart(version: Path, cache: Path) -> str:
-    """Run `build_version` in a child process. Return the config to serve with. Raises NoEngine, even if the child crashes."""
+    """Run `build_version` in a child process. Return the config to serve with. Raises NoEngine, even if the child crashes.
+
+    Nothing of the build is left, neither a trtexec that the child started nor an unfinished plan.
+    """
+    suffix = uuid.uuid4().hex
     command = [sys.executable, os.path.abspath(__file__), "--version-folder", str(version), "--cache", str(cache)]
     try:
-        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=BUILD_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise NoEngine(f"the build did not end within {BUILD_TIMEOUT_S} s") from error
-    lines = run.stdout.strip().splitlines()
-    if run.returncode == REFUSED and lines:
+        output, code = run_apart([*command, "--suffix", suffix], BUILD_TIMEOUT_S)
+    finally:
+        for unfinished in cache.glob(f".*.{suffix}"):
+            unfinished.unlink()
+    lines = output.strip().splitlines()
+    if code == REFUSED and lines:
         raise NoEngine(lines[-1])
-    if run.returncode or not lines:
-        raise NoEngine(f"the build ended with {run.returncode}; its output is above")
+    if code or not lines:
+        raise NoEngine(f"the build ended with {code}; its output is above")
     return lines[-1]
+
+
+def run_apart(command: list[str], timeout_s: float) -> tuple[str, int]:
+    """Run a command in a process group of its own. Return its output and exit code. Raises NoEngine on a timeout.
+
+    Whatever is left of the group is killed, however the command ends.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
+        try:
+            output, _ = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise NoEngine(f"the build did not end within {timeout_s} s") from error
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+    return output, child.returncode
 
 
 def serve_model(model: Path, cache: Path, backends: Path) -> str:
@@ -338,10 +365,11 @@ def main() -> int:
     parser.add_argument(
         "--version-folder", type=Path, help="only this <model>/<generation>; the last line tells its configuration"
     )
+    parser.add_argument("--suffix", default=str(os.getpid()), help="of an unfinished plan's name in the cache")
     arguments = parser.parse_args()
     if arguments.version_folder:
         try:
-            print(build_version(arguments.version_folder, arguments.cache))
+            print(build_version(arguments.version_folder, arguments.cache, arguments.suffix))
         except NoEngine as error:
             print(error)
             return REFUSED

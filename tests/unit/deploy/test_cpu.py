@@ -1,6 +1,7 @@
 """The CPU image and its Compose file against the checkout, and the hashes that it installs by. Docker does not run here."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -108,3 +109,22 @@ def test_a_round_of_training_is_tried_three_times_as_another_process(tmp_path, g
     assert run.returncode == code
     assert [arguments for _, arguments in lines] == ["-m export follow --once --data /srv/data"] * tries
     assert len({pid for pid, _ in lines}) == tries
+
+
+@pytest.mark.parametrize(
+    ("options", "port"), [([], 8001), (["--grpc-port", "9001"], 9001), (["--http-port", "9000", "--grpc-port=9001"], 9001)]
+)
+def test_serve_sh_prints_the_log_of_the_server_at_its_port(tmp_path, options, port):
+    logs = tmp_path / ".run" / "logs"
+    logs.mkdir(parents=True)
+    (tmp_path / "deploy").mkdir()
+    shutil.copy(DEPLOY / "serve.sh", tmp_path / "deploy")
+    python = tmp_path / "python"
+    line = f"for other in 8001 9001; do echo log of $other >> {logs}/tritonserver-$other.log; done"
+    python.write_text(f"#!/bin/sh\nfor second in 1 2 3 4; do sleep 1; {line}; done\n")
+    python.chmod(0o755)
+    environment = {"PATH": "/usr/bin:/bin", "PY": str(python)}
+    with (tmp_path / "output").open("w") as output:  # no pipe: what follows the log holds it until the script is collected
+        script = [tmp_path / "deploy" / "serve.sh", "server", *options]
+        assert subprocess.run(script, env=environment, stdout=output, timeout=120).returncode == 0
+    assert set((tmp_path / "output").read_text().splitlines()) == {f"log of {port}"}

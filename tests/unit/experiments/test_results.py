@@ -1,10 +1,23 @@
 """docs/results.md and the summary of README.md say what the result files say."""
 
+import contextlib
+import io
+
 import pytest
 
 from experiments import sizing
 from experiments.harness import Figure, Result
-from experiments.results import PAGE, README, SUMMARY, insert_summary, read_results, write_page, write_summary
+from experiments.results import (
+    PAGE,
+    README,
+    SUMMARY,
+    describe_result,
+    insert_summary,
+    read_results,
+    write_page,
+    write_summary,
+)
+from perf.figures import figure_table, print_table
 from serving.contract.errors import ConfigError
 
 
@@ -46,6 +59,20 @@ def test_the_median_is_judged(values, bounds, met):
     figure = Figure(name="a figure", values=values, **bounds)
     assert figure.met is met
     assert figure.to_record().met is met
+
+
+@pytest.mark.parametrize(("bounds", "met"), [({}, None), ({"at_most": 3.0}, False), ({"at_least": 0.0}, False)])
+def test_a_figure_without_values_is_written_read_and_shown_as_not_measured(bounds, met, tmp_path):
+    figure = Figure(name="a figure", values=[], unit="ms", **bounds)
+    assert figure.met is met
+    result = Result(name="new", title="New", command="run", conditions="none", figures=[figure.to_record()])
+    result.write(tmp_path)
+    assert read_results(tmp_path) == {"new": result}
+    assert result.figures[0].met is met
+    assert "| a figure | not measured |" in describe_result(result)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        print_table(figure_table("New", [figure]))
+    assert "not measured" in printed.getvalue()
 
 
 def test_a_result_without_a_section_is_refused():

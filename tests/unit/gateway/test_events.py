@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway import schema
-from triton_recommender import Event, InvalidRequest, Unavailable
+from triton_recommender import DeadlineExceeded, Event, InvalidRequest, Unavailable
 from triton_recommender.ids import session_id
 
 
@@ -82,6 +82,7 @@ def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gatewa
     ]
     for result, fault in zip(results[1:7], faults, strict=True):
         assert fault in result["error"]["message"]
+    assert [result.get("id") for result in results] == ["a", None, "c", "d", None, None, None, "h"]
     assert [event.item_id for event in door.shop.events] == [1, 6]
     page = door.ask("GET", "/metrics").text
     assert 'gateway_events_total{outcome="accepted"} 2.0' in page
@@ -113,7 +114,29 @@ def test_what_is_not_durable_is_never_acknowledged(gateway):
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
     assert response.json()["results"][0]["error"]["code"] == "UNAVAILABLE"
+    schema.Failed.model_validate(door.ask("POST", "/v1/events", json={"user": 7, "item": 1}).json())
     assert door.ask("PUT", "/v1/items/1", json={"price": 2}).status_code == 503
+
+
+def test_an_event_whose_acknowledgement_is_lost_can_be_sent_again_with_the_id_of_the_failure(gateway):
+    door = gateway()
+    answer = door.shop.server.answer
+
+    def answer_too_late(call):
+        answer(call)
+        raise DeadlineExceeded("the answer came too late")
+
+    door.shop.server.answer = answer_too_late
+    events = [{"user": 7, "item": 3}, {"user": 7, "item": 4, "id": "order-1"}]
+    failed = door.ask("POST", "/v1/events", json=events)
+    assert failed.status_code == 503
+    schema.Results.model_validate(failed.json())
+    ids = [result["id"] for result in failed.json()["results"]]
+    assert ids[1] == "order-1"
+    door.shop.server.answer = answer
+    again = [event | {"id": event_id} for event, event_id in zip(events, ids, strict=True)]
+    assert [result["sequence"] for result in door.ask("POST", "/v1/events", json=again).json()["results"]] == [1, 2]
+    assert len(door.shop.events) == 2
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000])
@@ -128,3 +151,30 @@ def test_items_and_users_are_changed(gateway):
     assert door.shop.upserts == [("item", 3, {"title": "Red mug", "price": 4.5}), ("user", 7, {"country": "DE"})]
     for body in (b'["price"]', b'{"title": "\\ud800"}'):  # half a character, which UTF-8 cannot encode
         assert door.ask("PUT", "/v1/items/3", content=body).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["A%2FB", "A/B", "A/similar", "/", "A/"])
+def test_all_of_the_path_after_the_collection_is_the_id(gateway, path):
+    door = gateway()
+    for collection, methods in (("items", ["PUT"]), ("users", ["PUT", "GET"])):
+        for method in methods:
+            response = door.ask(method, f"/v1/{collection}/{path}", json={})
+            assert response.status_code == 400
+            assert f"is {path.replace('%2F', '/')!r}; this shop's ids are whole numbers" in response.json()["error"]["message"]
+
+
+def test_similar_items_are_asked_for_ids_with_a_slash(gateway):
+    door = gateway()
+    for path in ("A%2FB", "A/B"):
+        response = door.ask("GET", f"/v1/items/{path}/similar")
+        assert response.status_code == 400
+        assert "item is 'A/B'; this shop's ids" in response.json()["error"]["message"]
+    assert "item is 'A/similar'" in door.ask("GET", "/v1/items/A/similar/similar").json()["error"]["message"]
+    assert 'gateway_requests_total{route="/v1/items/{item_id}/similar",status="400"} 3.0' in door.ask("GET", "/metrics").text
+
+
+def test_an_empty_id_is_refused(gateway):
+    door = gateway()
+    for method, path in (("PUT", "items/"), ("PUT", "users/"), ("GET", "users/"), ("GET", "items//similar")):
+        assert door.ask(method, f"/v1/{path}", json={}).status_code == 400
+    assert door.shop.upserts == []

@@ -6,13 +6,15 @@ import asyncio
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 
-from gateway import schema
+from gateway import progress, schema
 from gateway.progress import KEPT_S, ExperimentReports
 from gateway.tokens import digest
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, experiment_folder, start_experiment
+from serving.contract.errors import DependencyError
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
 from tests.repositories import copy_small_repository
 from tests.unit.gateway.conftest import Gateway
@@ -92,6 +94,21 @@ def test_a_file_that_cannot_be_read_is_an_error_without_its_details(repo, door):
     response = door.ask("GET", "/v1/experiment")
     assert response.status_code == 503
     assert response.json()["error"]["message"] == "The experiment's logs cannot be read. The gateway's log has the details."
+
+
+def test_a_report_that_hangs_is_killed_and_told_as_an_error(repo, monkeypatch, tmp_path):
+    (tmp_path / "trials.py").write_text("import time\ntime.sleep(600)")
+    monkeypatch.setattr(progress, "PROJECT", tmp_path)
+    reports = ExperimentReports(repo, timeout_s=1.0)
+
+    async def ask_twice_at_once() -> list[bytes | BaseException]:
+        return await asyncio.gather(reports.latest(), reports.latest(), return_exceptions=True)
+
+    for error in asyncio.run(ask_twice_at_once()):
+        assert isinstance(error, DependencyError)
+        assert "could not be read within 1 s" in str(error)
+    running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    assert not [child for child in running if "trials" in child.cmdline()]
 
 
 def test_it_needs_a_token_where_one_is_asked_for(repo):

@@ -205,6 +205,21 @@ def test_who_wants_no_popular_items_gets_the_error(gateway):
     assert int(response.headers["retry-after"]) >= 1
 
 
+def test_who_wants_no_popular_items_is_told_that_the_deadline_passed(gateway):
+    door = gateway(deadline_ms=30)
+
+    async def hang(call):
+        await asyncio.sleep(60)
+
+    door.shop.server.infer = hang
+    response = door.ask("GET", "/v1/recommendations", params={"user": "7", "fallback": "none"})
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "DEADLINE_EXCEEDED"
+    assert int(response.headers["retry-after"]) >= 1
+    door.recommend(user="7")
+    assert 'gateway_fallbacks_total{reason="DEADLINE_EXCEEDED"} 1.0' in door.ask("GET", "/metrics").text
+
+
 def test_when_too_many_wait_a_checkout_is_still_asked_for(gateway):
     """The fake answers nobody until all have asked: 4 questions may wait, and those of checkouts beside them."""
     door = gateway(most_in_flight=4)

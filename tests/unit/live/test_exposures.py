@@ -5,8 +5,10 @@ from dataclasses import replace
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from live import exposures
 from live.exposures import Exposure, ExposureLog, count_exposures, erase_exposures, list_exposure_files, read_exposures
 
+NOW_MS = 10_000
 ANSWER = Exposure("r0", 1_000, 7, 3, [10, 11], [0.5, None], ["ranker"])
 
 
@@ -48,7 +50,7 @@ def test_a_file_of_an_older_version_is_read_and_erased_like_any_other(tmp_path):
     pq.write_table(pq.read_table(path).drop_columns(["assignment", "propensities"]), path)
     new = replace(ANSWER, request_id="r1", assignment=0.25, propensities=[1.0, None])
     write(tmp_path, [new], now=2_000.0)
-    assert erase_exposures(tmp_path, 7) == 2
+    assert erase_exposures(tmp_path, 7, NOW_MS) == 2
     rows = read_exposures(tmp_path).select(["request_id", "user_id", "assignment", "propensities"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [("r0", None, None, None), ("r1", None, 0.25, [1.0, None])]
 
@@ -98,6 +100,23 @@ def test_files_written_before_a_moment_are_not_read(tmp_path):
     assert [len(read_exposures(tmp_path, from_ms)) for from_ms in (50_000_000, 50_000_001, 60_000_001)] == [30, 20, 0]
 
 
+def test_files_that_another_gateway_removes_meanwhile_are_left_out(tmp_path, monkeypatch):
+    for second in range(1_000, 1_004):
+        write(tmp_path, [replace(ANSWER, request_id=f"r{second}")], now=float(second))
+
+    def list_then_remove_the_oldest(folder):
+        files = list_exposure_files(folder)
+        for path in files[:1]:
+            path.unlink()
+        return files
+
+    monkeypatch.setattr(exposures, "list_exposure_files", list_then_remove_the_oldest)
+    assert read_exposures(tmp_path)["request_id"].to_pylist() == ["r1001", "r1002", "r1003"]
+    assert erase_exposures(tmp_path, 7, NOW_MS) == 2
+    assert len(exposures.remove_old(tmp_path / "exposures", oldest_s=2_000.0, most_bytes=1 << 30)) == 1
+    assert list_exposure_files(tmp_path / "exposures") == []
+
+
 def test_what_cannot_be_written_waits(tmp_path):
     (tmp_path / "exposures").write_text("a file where the folder should be")
     log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000.0)
@@ -116,13 +135,25 @@ def test_what_cannot_be_written_waits(tmp_path):
 def test_an_erased_users_answers_become_nobodys(tmp_path):
     write(tmp_path, answers(10))
     assert count_exposures(tmp_path, 3) == 2
-    assert erase_exposures(tmp_path, 3) == 2
+    assert erase_exposures(tmp_path, 3, NOW_MS) == 2
     assert count_exposures(tmp_path, 3) == 0
     table = read_exposures(tmp_path)
     assert len(table) == 10
     assert pc.sum(pc.is_null(table["user_id"])).as_py() == 2
 
 
+def test_an_erased_users_answers_that_were_not_written_yet_become_nobodys(tmp_path):
+    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 2_000.0)
+    for time_ms, user_id in ((1_000, 3), (1_001, 4), (5_000, 3)):
+        log.add(replace(ANSWER, request_id=f"r{time_ms}", time_ms=time_ms, user_id=user_id))
+    assert erase_exposures(tmp_path, 3, erased_ms=2_000) == 0
+    log.close()
+    assert read_exposures(tmp_path)["user_id"].to_pylist() == [None, 4, 3]  # the last answer came after the erasure
+    week_ms = 7 * 86_400 * 1_000
+    assert erase_exposures(tmp_path, 4, erased_ms=2_001 + week_ms) == 1
+    assert len((tmp_path / "exposures" / "erased.jsonl").read_text().splitlines()) == 1  # an old mark has done its work
+
+
 def test_without_a_log_nothing_is_found(tmp_path):
     assert len(read_exposures(tmp_path)) == 0
-    assert count_exposures(tmp_path, 3) == erase_exposures(tmp_path, 3) == 0
+    assert count_exposures(tmp_path, 3) == erase_exposures(tmp_path, 3, NOW_MS) == 0

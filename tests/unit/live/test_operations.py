@@ -85,6 +85,31 @@ def test_a_log_that_is_compacted_before_it_is_first_read_is_read_whole(writer, f
     assert whole_log(folder)[0] == list(range(1, 301))
 
 
+def test_a_segment_that_retention_removes_before_it_is_read_is_left_out(writer, folder, clock, monkeypatch):
+    fill(writer, clock, days=4)
+    for day in (1, 2, 3):
+        compact(writer, older_than_ms=START_MS + day * DAY_MS)
+
+    def list_then_drop(folder):
+        segments = list_segments(folder)
+        monkeypatch.undo()
+        drop_segments(folder, START_MS + DAY_MS, None)
+        return segments
+
+    monkeypatch.setattr(archive, "list_segments", list_then_drop)
+    assert whole_log(folder)[0] == list(range(51, 201))
+
+
+def test_a_segment_whose_file_cannot_be_found_is_an_error_and_not_left_out(writer, folder, clock):
+    fill(writer, clock, days=2)
+    compact(writer, older_than_ms=START_MS + DAY_MS)
+    [segment] = list_segments(folder)
+    segment.path.unlink()
+    segment.path.symlink_to(folder / "another disk")
+    with pytest.raises(FileNotFoundError):
+        whole_log(folder)
+
+
 def test_what_a_crash_left_in_both_archive_and_store_is_read_once(writer, folder, clock, monkeypatch):
     expected = pack(fill(writer, clock, days=3))
 

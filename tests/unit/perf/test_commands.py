@@ -85,6 +85,11 @@ def test_levels_must_be_positive_numbers(text):
     assert isinstance(invoke("live", "reads", "--users", text).exception, ConfigError)
 
 
+@pytest.mark.parametrize("command", [("sweep", "--clients"), ("live", "reads", "--users")])
+def test_numbers_of_clients_and_users_must_be_whole(command):
+    assert str(invoke(*command, "1,1.5").exception) == "'1,1.5' is not a list of whole numbers. Example: 1,8,32."
+
+
 @pytest.mark.parametrize(
     ("model", "stages", "message"),
     [("rank", (), "fused layout has no model 'rank' of its own"), ("renk", STAGES, "these are: recommend, preprocess")],

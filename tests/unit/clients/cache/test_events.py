@@ -188,7 +188,7 @@ def test_names_of_users_are_known_from_the_repository_also_later(repo):
     ("name", "message"),
     [
         ("log.csv.gz", "only a log of plain lines can be followed"),
-        ("nowhere.csv", "cannot be read: No such file"),
+        ("nowhere.csv", r"cannot be read: No such file or directory\. Correct the path in dataset\.toml, or .* with --data"),
         ("other.csv", "has no column 'customer'; it has user, item"),
     ],
 )

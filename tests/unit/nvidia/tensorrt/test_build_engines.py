@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -13,6 +14,7 @@ from export.nvidia.tensorrt import build_engines
 from export.nvidia.tensorrt.build_engines import NoEngine, PythonBuilder, TrtexecBuilder, cache_key
 from tests.unit.nvidia.tensorrt.conftest import publish
 from tests.unit.nvidia.tensorrt.fake_tensorrt import API, VERSIONS, fake
+from tests.waiting import until
 
 SCRIPT = Path(build_engines.__file__)
 FAKES = Path(__file__).parent / "fakes"
@@ -290,6 +292,27 @@ def test_an_engine_of_one_profile_is_served_by_a_config_that_names_one(version, 
     (group,) = config_of(version).instance_group
     assert list(group.profile) == ["0"]
     assert (version / "model.plan").is_file()
+
+
+def test_a_build_that_takes_too_long_leaves_no_process_and_no_unfinished_plan(version, tmp_path, monkeypatch):
+    path, started = trtexec(tmp_path / "bin", *OF_11), tmp_path / "started"
+    hang = f"""*) for a in "$@"; do case "$a" in --saveEngine=*) echo half > "${{a#--saveEngine=}}" ;; esac; done
+echo $$ > {started}.new; mv {started}.new {started}; sleep 60 ;;"""
+    text = path.read_text()
+    path.write_text(text[: text.index("*) for a")] + hang + "\nesac\n")
+    monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+
+    def time_out_once_trtexec_runs(child, timeout):
+        until(started.exists)
+        raise subprocess.TimeoutExpired(child.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", time_out_once_trtexec_runs)
+    with pytest.raises(NoEngine, match="did not end within 1800 s"):
+        build_engines.build_apart(version, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+    process = int(started.read_text())
+    until(lambda: not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE)
 
 
 def test_trtexec_that_fails_is_quoted(version, tmp_path):

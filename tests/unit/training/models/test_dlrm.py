@@ -125,6 +125,9 @@ def test_a_network_that_onnx_computes_differently_is_refused(tmp_path):
         compare(path, inputs, run(network, inputs) + 0.1, limit=1e-4)
     with pytest.raises(ExportError, match="differs"):
         compare(path, inputs, np.full((2, 3), np.nan, np.float32), limit=1e-4)
+    for rows, columns in ((1, 3), (2, 2), (6, 1)):  # the first would be broadcast
+        with pytest.raises(ExportError, match=rf"rank\.onnx returns \[2, 3\], the trained network \[{rows}, {columns}\]"):
+            compare(path, inputs, np.resize(run(network, inputs), (rows, columns)), limit=1e-4)
     one_apart = run(network, inputs) + np.eye(2, 3, dtype=np.float32)[:, ::-1] * [[0.1], [0.0]]
     assert compare(path, inputs, one_apart, limit=1e-4, share=0.8).max_abs == pytest.approx(0.1, rel=1e-3)
     with pytest.raises(ExportError, match="differs"):
