@@ -6,11 +6,11 @@ from scipy.special import betaln
 
 from trials.sequential import TIGHTEST_AT, Arm, bound_mean, compare_arms, has_wrong_split, sample_ratio_p_value
 
-LOOKS = range(200, 10_001, 200)
+LOOKS = range(400, 10_001, 400)
 
 
 def ever(verdict, champion_rate, challenger_rate, seed, share=0.5, tightest_at=TIGHTEST_AT):
-    """Return whether a test that is looked at every 200 requests ever says `verdict`."""
+    """Return whether a test that is looked at every 400 requests ever says `verdict`."""
     generator = np.random.default_rng(seed)
     in_challenger = generator.random(LOOKS[-1]) < share
     rewards = (generator.random(LOOKS[-1]) < np.where(in_challenger, challenger_rate, champion_rate)).astype(float)
