@@ -24,6 +24,7 @@ from serving.live.writer import Writer
 
 EVENTS_PER_SEGMENT = 1_000_000
 EVENTS_PER_READ = 65_536
+CLOCK_ERROR_MS = 86_400_000
 TYPES = ("observed", "item changed", "user changed", "user evicted")  # by the type's code in HEADER
 FLAGS = {
     "positive": Flags.POSITIVE,
@@ -87,6 +88,22 @@ def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Itera
                 return
             yield np.array([sequence for sequence, _ in rows]), unpack(packed for _, packed in rows)
             after = rows[-1][0]
+
+
+def find_start(folder: Path, since_ms: int) -> int:
+    """Return a sequence after which the log has all events that arrived since `since_ms`, with some earlier ones.
+
+    The clock may have been wrong by CLOCK_ERROR_MS.
+    """
+    earliest_ms, start = since_ms - CLOCK_ERROR_MS, 0
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        if start := snapshot.last_before(earliest_ms):
+            return start  # nothing in the archive is younger
+    for segment in list_segments(folder):
+        if read_latest_arrival_ms(segment) >= earliest_ms:
+            break
+        start = segment.last
+    return start
 
 
 def read_segment(
@@ -173,13 +190,24 @@ def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
             if not rows:
                 return moved, written
             batch = unpack(packed for _, packed in rows)
-            # The log is in the order of arrival, so the oldest events come first.
-            count = int(np.searchsorted(batch.headers["received_ms"], older_than_ms))
+            count = count_older(batch.headers["received_ms"], older_than_ms, writer.now_ms())
             if not count:
                 return moved, written
             sequences = np.array([sequence for sequence, _ in rows[:count]])
             written.append(write_segment(store.folder, sequences, batch.take(np.arange(count)), names))
             moved += count
+
+
+def count_older(received_ms: np.ndarray, older_than_ms: int, now_ms: int) -> int:
+    """Return how many of the log's first events arrived before `older_than_ms`. received_ms: int64 [N] in the log's order
+
+    The clock may have been wrong when they arrived. Where it was behind, an event waits for those before it. Where it was so
+    far ahead that it stamped a time still to come, the event goes with the next one behind it whose time can be right.
+    """
+    in_time = np.flatnonzero((received_ms >= older_than_ms) & (received_ms <= now_ms))
+    first = received_ms[: in_time[0]] if len(in_time) else received_ms
+    older = np.flatnonzero(first < older_than_ms)
+    return int(older[-1]) + 1 if len(older) else 0
 
 
 def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | None) -> list[Segment]:

@@ -78,10 +78,14 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> 
     fit. values: the keys of [rules]
     """
     generation, folder = pinned_generation(repository), rules_folder(repository)
-    make_folder(folder.parent)
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+        hand_over(folder.parent, repository)
     make_folder(folder)
+    hand_over(folder, folder.parent)
     exported = stage_folder(repository, "rerank", generation)
     with hold_lock(folder / "lock"):
+        hand_over(folder / "lock", folder.parent)
         if not list_versions(folder):
             known = json.loads((exported / CONFIG_FILE).read_text(encoding="utf-8"))
             add_version(repository, folder, generation, known, "as exported")
@@ -132,6 +136,7 @@ def add_version(repository: Path, folder: Path, generation: int, values: Mapping
     (staging / VERSION_FILE).write_text(json.dumps(vars(version), ensure_ascii=False, indent=1) + "\n")
     for path in (*compiled.iterdir(), staging / VERSION_FILE, compiled, staging):
         make_durable(path)
+    hand_over(staging, folder.parent)
     os.rename(staging, folder / str(number))
     return version
 
@@ -141,8 +146,17 @@ def switch_to(folder: Path, number: int) -> None:
     new = folder / f".{CURRENT_FILE}"
     new.write_text(json.dumps({"version": number}) + "\n")
     make_durable(new)
+    hand_over(new, folder.parent)
     os.rename(new, folder / CURRENT_FILE)
     make_durable(folder)
+
+
+def hand_over(path: Path, model: Path) -> None:
+    """Where root applies rules, give what it wrote to the owner of `model`, the live store: the server's user must read it."""
+    if os.geteuid() == 0:
+        owner = model.stat()
+        for each in (path, *path.rglob("*")):
+            os.chown(each, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def make_durable(path: Path) -> None:

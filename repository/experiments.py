@@ -17,6 +17,8 @@ from serving.contract.tensors import STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, State, read_experiment
 from serving.live.store import live_folder, make_folder
 
+NOT_PROMOTED = "not promoted"  # an act in the registry
+
 
 def experiment_folder(repository: Path) -> Path:
     """Return the folder that holds the experiment: the live store's, which belongs to the shop and not to a generation."""
@@ -68,6 +70,20 @@ def end_experiment(repository: Path, reason: str, state: State = "stopped", judg
         return replace(running, state=state, share=0.0, reason=reason)
 
     return _change(repository, "experiment stopped" if state == "stopped" else state, end)
+
+
+def withdraw_promotion(repository: Path, promoted: Experiment, reason: str) -> None:
+    """Record that a promoted challenger did not take over, and state so in the experiment: it is stopped.
+
+    Raises ConfigError where the experiment was changed meanwhile. reason: why
+    """
+
+    def withdraw(former: Experiment | None) -> Experiment:
+        if former != promoted:
+            raise ConfigError(f"Experiment {promoted.name!r} was changed while its challenger was to take over.")
+        return replace(promoted, state="stopped", reason=f"{NOT_PROMOTED}: {reason}")
+
+    _change(repository, NOT_PROMOTED, withdraw)
 
 
 def _require_running(experiment: Experiment | None) -> Experiment:

@@ -1,4 +1,4 @@
-"""Allow one writer of a repository's configs at a time: a publication or a move between generations, never both.
+"""Allow one writer of a repository's configs at a time: a publication, a move between generations or a restart, never two.
 
 The lock file is in the repository itself, so that all paths and mounts share it; tritonserver ignores files there. It is held
 for seconds: an export takes it to publish, not while it trains.

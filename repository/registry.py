@@ -1,12 +1,16 @@
 """List a repository's generations, compare two of them, and keep an append-only record of what was done with them.
 
 `<REPO>/registry.jsonl` has one line per act: when, who, what and why. Lines are only ever added; tritonserver ignores the file.
+A full disk may cut a line short; the act is then reported as not recorded. The next act ends that line, and readers skip it.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import getpass
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -16,9 +20,11 @@ from typing import Any
 
 from repository.generations import published_generations
 from serving.contract.artifacts import MANIFEST_FILE, read_json, stage_folder
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
+
+log = logging.getLogger(__name__)
 
 RECORD_FILE = "registry.jsonl"
 NOT_COMPARED = ("files", "stages", "generation", "schema")  # of a manifest: they differ between any two generations
@@ -55,12 +61,25 @@ class Entry:
 
 
 def record_act(repo: Path, action: str, generation: int, tag: str = "", reason: str = "") -> Act:
-    """Append what was done, and return when it is on disk. The author is the user of this process."""
+    """Append what was done, and return when it is on disk. The author is the user of this process.
+
+    Raises DependencyError where it cannot be written.
+    """
     act = Act(int(time.time()), find_author(), action, generation, tag, reason)
-    with open(os.open(repo / RECORD_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), "a") as file:
-        file.write(json.dumps(asdict(act)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    path, line = repo / RECORD_FILE, f"{json.dumps(asdict(act))}\n".encode()
+    try:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                line = b"\n" + line
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DependencyError(
+            f"{path} cannot be written: {error.strerror}, so that it does not say {action!r} of generation {generation}. "
+            "Free space, or make it writable for this user."
+        ) from error
     return act
 
 
@@ -73,7 +92,7 @@ def find_author() -> str:
 
 
 def read_acts(repo: Path) -> list[Act]:
-    """Return the record, oldest first. Raises ConfigError for a line that is no record."""
+    """Return the record, oldest first, without lines that were cut short. Raises ConfigError for others that are no record."""
     path = repo / RECORD_FILE
     if not path.is_file():
         return []
@@ -82,8 +101,17 @@ def read_acts(repo: Path) -> list[Act]:
         try:
             acts.append(Act(**json.loads(line)))
         except (ValueError, TypeError) as error:
+            if isinstance(error, json.JSONDecodeError) and _is_cut_short(line, error):
+                log.warning("%s, line %d was cut short, perhaps by a full disk, and is skipped: %s", path, number, line)
+                continue
             raise ConfigError(f"{path}, line {number} is no record: {error}. Move the file away to start a new one.") from error
     return acts
+
+
+def _is_cut_short(line: str, error: json.JSONDecodeError) -> bool:
+    """Return whether a line is the beginning of a record: nothing in it is wrong but that it ends."""
+    ends_in_escape = error.msg.startswith("Invalid \\u") and error.pos > len(line) - len("\\u0000")
+    return line.startswith("{") and (error.pos == len(line) or error.msg.startswith("Unterminated string") or ends_in_escape)
 
 
 def find_tags(acts: list[Act], generation: int) -> tuple[str, ...]:

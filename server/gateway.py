@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -49,9 +48,7 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerS
             last_line = lines[-1] if lines else "it printed nothing"
             raise ServerError(f"The server answers, but its gateway does not start: {last_line}. Whole log: {log_path}.")
         time.sleep(POLL_S)
-    state = replace(state, settings=state.settings | settings)
-    state.save(run_dir)
-    return state
+    return state.change(run_dir, settings=state.settings | settings)
 
 
 def list_gateways(tag: str) -> list[psutil.Process]:

@@ -33,13 +33,14 @@ from repository.generations import pipeline_models, require_published, write_pin
 from repository.lock import publication_lock
 from repository.models import read_repository
 from server.health import held_versions, local_client, model_states
-from serving.contract.errors import ArtifactError, ServerError
+from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
 LOAD_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 60.0
 DRAIN_GRACE_S = 1.0  # for requests of an old ensemble that was replaced in the first step already
+PUBLICATION_TIMEOUT_S = 60.0  # a publication takes seconds, and a server that is down should not wait for one that is stuck
 POLL_S = 0.05
 
 
@@ -132,19 +133,31 @@ def generation_on_disk(repo: Path) -> int:
 def pinned_to(repo: Path, generation: int) -> Iterator[None]:
     """Pin a repository to a generation while a server starts, and afterwards to the former one again.
 
-    So a restarted server serves the same generation as before, whatever was published since.
+    So a restarted server serves the same generation as before, whatever was published since. Nothing is published while the
+    server loads; only where the repository is pinned to the generation already, it also starts if the lock cannot be had.
     """
-    if generation in (0, generation_on_disk(repo)):
+    with contextlib.ExitStack() as stack:
+        if generation == 0:
+            is_locked = False
+        elif generation == generation_on_disk(repo):
+            is_locked = _take_lock(stack, repo)
+        else:
+            stack.enter_context(publication_lock(repo))
+            is_locked = True
+        if is_locked and (before := generation_on_disk(repo)) != generation:
+            require_published(repo, generation)
+            write_pins(repo, generation)
+            stack.callback(write_pins, repo, before)
         yield
-        return
-    with publication_lock(repo):
-        before = generation_on_disk(repo)
-        require_published(repo, generation)
-        write_pins(repo, generation)
-        try:
-            yield
-        finally:
-            write_pins(repo, before)
+
+
+def _take_lock(stack: contextlib.ExitStack, repo: Path) -> bool:
+    """Take the publication lock. Return False where the repository is read-only, or another process keeps the lock."""
+    try:
+        stack.enter_context(publication_lock(repo, PUBLICATION_TIMEOUT_S))
+    except (ConfigError, ServerError):
+        return False
+    return True
 
 
 def wait_drained(grpc_url: str, generation: int, model: str = ENSEMBLE) -> None:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -317,11 +316,29 @@ def clear_stale(run_dir: Path) -> list[ServerState]:
 
 
 def activate(state: ServerState, generation: int, run_dir: Path) -> int:
-    """Move a running server and its helpers to another generation. Return the previous generation. Raises ServerError."""
-    before = generations.activate(state.grpc_url, state.repo, generation)
+    """Move a running server and its helpers to another generation. Return the previous generation. Raises ServerError.
+
+    It also raises when the server has moved, and only what follows failed; the saved state then names the new generation.
+    """
+    failure: ServerError | None = None
+    try:
+        before = generations.activate(state.grpc_url, state.repo, generation)
+    except ServerError as error:
+        if not _answers_with(state.grpc_url, generation):
+            raise
+        before, failure = state.generation, error  # only the memory of the previous generation is not freed
+    state.change(run_dir, content=content_of(state.repo), generation=generation, fault="")
     if before != generation:
         record_act(state.repo, "activated", generation, reason=f"in place of {before}")
-    replace(state, content=content_of(state.repo), generation=generation, fault="").save(run_dir)
     live_helpers.follow(state, run_dir)
     updaters.follow(state, run_dir)
+    if failure is not None:
+        raise failure
     return before
+
+
+def _answers_with(grpc_url: str, generation: int) -> bool:
+    try:
+        return generations.served_generation(grpc_url) == generation
+    except ServerError:
+        return False

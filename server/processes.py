@@ -10,11 +10,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
+
+from serving.contract.errors import ServerError
 
 SHM_DIR = Path("/dev/shm")
 STUB_PROGRAM = "triton_python_backend_stub"
@@ -103,16 +105,38 @@ def terminate(running: list[psutil.Process]) -> None:
     """
     running = exclude_this_process(running)
     for process in running:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with may_signal(process.pid):
             process.terminate()
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     while alive := [process for process in running if not _has_ended(process)]:
         if time.monotonic() > deadline_s:
             for process in alive:
-                with contextlib.suppress(psutil.NoSuchProcess):
+                with may_signal(process.pid):
                     process.kill()
             return
         time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def may_signal(pid: int) -> Iterator[None]:
+    """Send a signal to a process of a server, unless it is gone. Raises ServerError where this user may not."""
+    try:
+        yield
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        pass
+    except (psutil.AccessDenied, PermissionError) as error:
+        raise ServerError(
+            f"Process {pid} of the server belongs to {find_owner(pid)}, and {find_owner(os.getpid())} may not stop it. "
+            "Run the command as that user."
+        ) from error
+
+
+def find_owner(pid: int) -> str:
+    """Return the name of a process's user."""
+    try:
+        return f"user {psutil.Process(pid).username()}"
+    except psutil.Error:
+        return "another user"
 
 
 def exclude_this_process(running: list[psutil.Process]) -> list[psutil.Process]:
@@ -133,17 +157,23 @@ def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], l
     find: returns the processes of a tag that are killed when the time is over, except this one
     """
     if is_running(pid, tag):
-        with contextlib.suppress(ProcessLookupError):
+        with may_signal(pid):
             os.kill(pid, signal.SIGTERM)
         _wait_gone(pid, tag, timeout_s)
     # Stubs outlive a killed server by some seconds and ignore signals, because they only listen to their server.
     while left := exclude_this_process([*find(tag), *filter(lambda each: _starts_stub(each, tag), psutil.process_iter())]):
         for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with may_signal(process.pid):
                 process.kill()
         time.sleep(POLL_S)
     for region in SHM_DIR.glob(f"{tag}*"):
-        region.unlink(missing_ok=True)
+        try:
+            region.unlink(missing_ok=True)
+        except PermissionError as error:
+            raise ServerError(
+                f"The server has ended, but its shared memory {region} belongs to uid {region.stat().st_uid}. "
+                "Remove it as that user."
+            ) from error
 
 
 def count_dead_stubs(pid: int) -> int:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repository.experiments import follow_experiment
+from repository.experiments import NOT_PROMOTED, follow_experiment, withdraw_promotion
 from repository.registry import read_acts, record_act
 from server.challenger import unload_challenger
 from server.launcher import activate
-from server.state import ServerState
-from serving.contract.errors import RecommenderError
+from server.state import ServerState, read_state, state_path
+from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.experiment import Experiment
-
-NOT_PROMOTED = "not promoted"  # the act's name in the registry
 
 
 class Promotion:
@@ -25,7 +23,7 @@ class Promotion:
     def look(self) -> str:
         """Move the server from the champion to a promoted challenger. Return what was done, "" for nothing.
 
-        This is tried once: if the challenger cannot take over, the champion stays, and the registry says why.
+        This is tried once: if the challenger cannot take over, the champion stays, and registry and experiment say why.
         """
         experiment = self._followed.current() if self._followed else None
         if experiment is None or not awaits_move(self._state, experiment):
@@ -35,9 +33,18 @@ class Promotion:
             unload_challenger(self._state.grpc_url, self._state.repo)
             activate(self._state, experiment.challenger, self._run_dir)
         except RecommenderError as error:
-            record_act(self._state.repo, NOT_PROMOTED, experiment.challenger, reason=str(error))
+            saved = read_state(state_path(self._run_dir, self._state.ports.grpc))
+            if saved is not None and (saved.tag, saved.generation) == (self._state.tag, experiment.challenger):
+                return f"{promoted} and answers, but: {error}"  # only what follows the move failed
+            self._withdraw(experiment, str(error))
             return f"{promoted}; generation {experiment.champion} stays, because {error}"
         return promoted
+
+    def _withdraw(self, experiment: Experiment, reason: str) -> None:
+        try:
+            withdraw_promotion(self._state.repo, experiment, reason)
+        except ConfigError:  # changed meanwhile: the file describes another experiment
+            record_act(self._state.repo, NOT_PROMOTED, experiment.challenger, reason=reason)
 
 
 def awaits_move(state: ServerState, experiment: Experiment) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from server.ports import LOOPBACK, Ports, reachable_at
 from serving.contract.errors import ConfigError
+from serving.contract.locks import hold_lock
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,43 @@ class ServerState:
 
     def save(self, run_dir: Path) -> None:
         """Write the state file, as a whole."""
-        path = state_path(run_dir, self.ports.grpc)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(run_dir, self.ports.grpc) as path:
+            self._write(path)
+
+    def change(self, run_dir: Path, **changes: Any) -> ServerState:
+        """Change fields of the saved state, and keep what another process has saved in the others. Return the new state.
+
+        Nothing is saved for a server that was stopped or replaced meanwhile.
+        """
+        with _locked(run_dir, self.ports.grpc) as path:
+            saved = read_state(path)
+            if saved is None or saved.tag != self.tag:
+                return replace(self, **changes)
+            changed = replace(saved, **changes)
+            changed._write(path)
+        return changed
+
+    def _write(self, path: Path) -> None:
         fields = asdict(self) | {"repo": str(self.repo), "log": str(self.log)}
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")  # a command and the supervisor may save at the same time
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps(fields, indent=1))
         temporary.replace(path)
 
     def forget(self, run_dir: Path) -> None:
         """Remove the state file, unless another server has the port by now."""
-        path = state_path(run_dir, self.ports.grpc)
-        saved = read_state(path)
-        if saved is None or saved.tag == self.tag:
-            path.unlink(missing_ok=True)
+        with _locked(run_dir, self.ports.grpc) as path:
+            saved = read_state(path)
+            if saved is None or saved.tag == self.tag:
+                path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(run_dir: Path, grpc_port: int) -> Iterator[Path]:
+    """Hold a lock on a state file, which a command and the supervisor may change at the same time. Yield the file's path."""
+    path = state_path(run_dir, grpc_port)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with hold_lock(path.with_suffix(".state.lock")):  # <port>.lock is held while a server starts
+        yield path
 
 
 def state_path(run_dir: Path, grpc_port: int) -> Path:

@@ -175,7 +175,7 @@ class Watch:
                 if server.process is None or server.process.poll() is not None:
                     say(f"restart failed: {error}")
                     self._restart_failed = True
-                    replace(state, generation=generation).save(self._run_dir)
+                    state.change(self._run_dir, generation=generation, fault=state.fault)
                     return
                 say(str(error))  # only a helper failed to start: the server answers
         self._process, self._restart_failed = server.process, False
@@ -197,7 +197,7 @@ class Watch:
         else:
             with local_client(state.grpc_url) as client:
                 client.unload_model(ENSEMBLE, client_timeout=LOAD_TIMEOUT_S)
-        replace(state, fault=fault).save(self._run_dir)
+        state.change(self._run_dir, fault=fault)
         self._check = None  # so that the next tick reads the files: they may be as published by then
 
     def _return_to_service(self, state: ServerState) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -75,8 +76,13 @@ def compare(
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:
-    """Compare the two arms of an experiment. The intervals hold at every look, so look whenever you like."""
-    feedback = read_shown(repo, experiment)
+    """Compare the two arms of an experiment. The intervals hold at every look, so look whenever you like.
+
+    Of the running experiment, only the answers since its start or its last change of the share are compared, as by the guard.
+    """
+    running = read_experiment(experiment_folder(repo))
+    since_ms = running.changed_ms if running and running.runs and running.name == experiment else 0
+    feedback = read_shown(repo, experiment, since_ms)
     arms = [feedback.arm_sums("ctr", arm) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
     counts, users = [arm.count for arm in arms], (arms[0].users, arms[1].users)
     if not min(counts):
@@ -191,17 +197,22 @@ def say(line: str) -> None:
     typer.echo(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}")
 
 
-def read_shown(repo: Path, experiment: str = "") -> Feedback:
-    """Return all shown answers, or those of an experiment, joined with their events. Raises TrialError without any."""
+def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
+    """Return all shown answers, or those of an experiment, joined with their events. Raises TrialError without any.
+
+    since_ms: leave out earlier answers, in unix milliseconds
+    """
     exposures, folder = read_answers(repo)
-    feedback = join_feedback(exposures, read_events(folder))
+    exposures = exposures.filter(pc.greater_equal(exposures["time_ms"], since_ms))
+    feedback = join_feedback(exposures, read_events(folder, since_ms))
     chosen = feedback.arms != SHADOW_ARM
     if experiment:
         chosen &= feedback.experiments == experiment
     if not chosen.any():
         names = ", ".join(sorted({name for name in feedback.experiments if name})) or "no experiment"
         raise TrialError(
-            f"No answer of experiment {experiment!r} is logged; the log has answers of {names}."
+            f"No answer of experiment {experiment!r} is logged{' since its last change' if since_ms else ''}; the log has "
+            f"answers of {names}."
             if experiment
             else "The log has answers of shadows alone, which nobody saw. Wait for shown answers."
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from live.archive import read_log
+from live.archive import find_start, read_log
 from serving.live.events import OBSERVED, EventBatch, Flags
 from serving.live.experiment import SHADOW_ARM
 from serving.live.reader import Reader
@@ -22,9 +22,14 @@ from trials.sequential import Arm
 ATTRIBUTION_S = 7 * 86_400.0
 
 
-def read_events(folder: Path) -> Iterable[tuple[np.ndarray, EventBatch]]:
-    """Return the live log; nothing where no event was ever recorded. folder: of the live store"""
-    return read_log(folder) if Reader(folder).exists() else ()
+def read_events(folder: Path, since_ms: int = 0) -> Iterable[tuple[np.ndarray, EventBatch]]:
+    """Return the live log; nothing where no event was ever recorded. folder: of the live store
+
+    since_ms: of the answers to join, in unix milliseconds: events from before are left out where that is cheap
+    """
+    if not Reader(folder).exists():
+        return ()
+    return read_log(folder, find_start(folder, since_ms) if since_ms else 0)
 
 
 @dataclass(frozen=True)

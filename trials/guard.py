@@ -58,7 +58,7 @@ def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[St
         harm = harm or find_slowness(champion, challenger) or find_narrowness(champion, challenger)
     if harm or not (are_comparable or experiment.promotes):
         return ("rolled back", harm) if harm else ("running", "")
-    feedback = join_feedback(exposures, read_events(folder))
+    feedback = join_feedback(exposures, read_events(folder, experiment.changed_ms))
     if are_comparable and (loss := find_loss(feedback, experiment)):
         return "rolled back", loss
     if experiment.promotes and (gain := find_gain(feedback, experiment)):

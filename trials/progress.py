@@ -85,12 +85,13 @@ class Progress:
 def tell_progress(folder: Path) -> dict[str, Any]:
     """Return how the latest experiment goes, as JSON has it. Raises ArtifactError.
 
-    folder: of the live store, whose events are read whole: this takes seconds
+    folder: of the live store, whose events since the experiment's start are read: this may take seconds
     """
     experiment = read_experiment(folder)
     if experiment is None:
         return NOTHING
-    return measure_progress(experiment, read_exposures(folder, experiment.started_ms), read_events(folder)).as_json()
+    exposures, log = read_exposures(folder, experiment.started_ms), read_events(folder, experiment.started_ms)
+    return measure_progress(experiment, exposures, log).as_json()
 
 
 def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> Progress:

@@ -18,7 +18,7 @@ from perf.command import run
 from perf.report.results import Machine, read_commit, to_json_line
 from perf.tune import report
 from perf.tune.lab import Lab, allowed_efforts
-from perf.tune.search import Metrics, Outcome, describe_changes, draw_candidates, search, search_space
+from perf.tune.search import Outcome, describe_changes, draw_candidates, find_medians, search, search_space
 from serving.contract.errors import ConfigError
 
 GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")
@@ -103,11 +103,10 @@ def summarise(outcome: Outcome) -> dict[str, object]:
     if (winner := outcome.winner) is None:
         return facts | {"winner": None}
     gain = winner.gain(outcome.goal)
-    turns: tuple[Metrics, ...] = winner.own
     return facts | {
         "winner": winner.changes,
         "gain_median_low_high": [round(x, 4) for x in (gain.median, gain.low, gain.high)],
-        **{key: round(float(np.median([turn[key] for turn in turns])), 4) for key in turns[0]},
+        **{key: round(value, 4) for key, value in find_medians(winner.own).items()},
     }
 
 

@@ -19,7 +19,7 @@ from perf.load.workload import draw, read_recorded_requests, read_specs, seriali
 from perf.observe import Latency, read_memory, total_mib
 from perf.recall import JUDGED_BY, recorded_vectors
 from perf.target import Turns, read_site, take_turns
-from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes
+from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes, describe_changes
 from perf.tune.variant import make_variant, settings_of
 from repository.config import CONFIG_FILE, layout_of
 from repository.models import read_config
@@ -120,7 +120,10 @@ class Lab:
             return [Trial(s.changes, tuple(own), current, s.answers) for s, own in zip(served[1:], metrics[1:], strict=True)]
 
     def measure_turn(self, served: Served) -> Metrics:
-        """Measure one turn: closed loop with many clients and with one, then Poisson arrivals. Keys as in slo.toml."""
+        """Measure one turn: closed loop with many clients and with one, then Poisson arrivals. Keys as in slo.toml.
+
+        Without an answered request of the open loop there are no latencies: the objectives that bound them are broken.
+        """
         due_s = schedule.draw_poisson(self.offered_rate, 2 * self.window_s, self.rng)
         rows = draw(self.recorded.inputs, len(due_s), self.rng)
         many, one = self._closed(served, self.clients), self._closed(served, 1)
@@ -134,6 +137,8 @@ class Lab:
         if latency := Latency.of(outcome.latency_ns):
             metrics |= {f"{q}_ms": getattr(latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
             metrics["p99_over_p50"] = latency.p99_ms / latency.p50_ms
+        else:
+            self.say(f"none of {len(due_s)} requests was answered: {describe_changes(served.changes)}")
         return {key: round(float(value), 4) for key, value in metrics.items()}
 
     def _closed(self, served: Served, clients: int):

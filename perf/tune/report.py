@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 
 from export.settings import Settings, read_settings
 from perf.report.tables import Row, Table
 from perf.slo import Bound
-from perf.tune.search import SERVER_THREADS, Changes, Outcome, Trial, apply_changes, describe_changes
+from perf.tune.search import SERVER_THREADS, Changes, Outcome, Trial, apply_changes, describe_changes, find_medians
 
 
 def write_config(path: Path, settings: Settings, changes: Changes, evidence: Path) -> None:
@@ -62,9 +61,10 @@ def make_trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
     rows = []
     for trial in outcome.best:
         gain, wins = trial.gain(outcome.goal), trial is outcome.winner
+        value = find_medians(trial.own).get(outcome.goal)
         cells = (
             describe_changes(trial.changes),
-            f"{np.median([turn[outcome.goal] for turn in trial.own]):,.2f}",
+            "not measured" if value is None else f"{value:,.2f}",
             f"{gain.median:.3f}",
             f"{gain.low:.3f} … {gain.high:.3f}",
             str(len(trial.own)),

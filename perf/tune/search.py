@@ -95,7 +95,7 @@ def describe_changes(changes: Changes) -> str:
     return ", ".join(f"{key} = {value}" for key, value in changes.items()) or "current settings"
 
 
-Metrics = dict[str, float]  # keys as in slo.toml
+Metrics = dict[str, float]  # keys as in slo.toml; without latencies where no request of the open loop was answered
 RATES = ("peak_rate",)  # more is better; of everything else less
 HEAT = 3  # candidates served at a time, beside the current settings
 FINAL_TURNS = 5
@@ -118,18 +118,24 @@ class Trial:
         return replace(self, own=own, current=current, answers=self.answers or later.answers)
 
     def gain(self, goal: str) -> Ratio:
-        """Return the improvement over the current settings, by turn."""
-        own, current = [turn[goal] for turn in self.own], [turn[goal] for turn in self.current]
+        """Return the improvement over the current settings, by turn; 0 in a turn in which either did not measure the goal."""
+        own = [turn.get(goal, 0.0 if goal in RATES else np.inf) for turn in self.own]
+        current = [turn.get(goal, np.inf if goal in RATES else 0.0) for turn in self.current]
         return Ratio(metric=goal, a=current, b=own) if goal in RATES else Ratio(metric=goal, a=own, b=current)
 
     def find_broken(self, slo: dict[str, Bound]) -> list[str]:
-        """Return the objectives that the medians of its turns break."""
+        """Return the objectives that the medians of its turns break, or that one of its turns did not measure."""
         return find_broken(self.own, slo)
 
 
 def find_broken(turns: Sequence[Metrics], slo: dict[str, Bound]) -> list[str]:
-    medians = {key: float(np.median([turn[key] for turn in turns])) for key in turns[0]}
-    return [verdict.key for verdict in judge(slo, medians) if not verdict.kept]
+    return [verdict.key for verdict in judge(slo, find_medians(turns)) if not verdict.kept]
+
+
+def find_medians(turns: Sequence[Metrics]) -> Metrics:
+    """Return the medians of the metrics that every turn measured."""
+    measured = [key for key in turns[0] if all(key in turn for turn in turns)]
+    return {key: float(np.median([turn[key] for turn in turns])) for key in measured}
 
 
 Measure = Callable[[Sequence[Changes], int], list[Trial]]  # (candidates of a heat, turns) -> a trial each

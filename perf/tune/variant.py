@@ -1,6 +1,7 @@
 """Copy a repository with other serving settings, by hard links to the published files, because copies would take longer.
 
 Changed files are written anew: every config.pbtxt and, for [compute], also stage.json, the index, and their manifests.
+The challenger of a running experiment is left out, so that every variant loads one generation.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import faiss
 
 from export.settings import ComputeSettings, Settings, read_exported_settings
 from repository.config import CONFIG_FILE, Serving, models_of, set_instances
+from repository.generations import write_pins
 from repository.models import read_config, write_config
 from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_json, read_stage, sha256_of, stage_folder, write_manifest
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE
+from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.stages.search.search import INDEX_FILE
 from training.retrieval.index import inverted_file
 
 
 def make_variant(source: Path, target: Path, layout: str, settings: Settings) -> None:
     """Write `target`, which must not exist: the generation that `source` answers with, under `settings`."""
-    shutil.copytree(source, target, copy_function=_link)
+    shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns(CHALLENGER))
     generation, serving = pinned_generation(target), settings.serving_of()
+    write_pins(target, generation)
     for model in models_of(layout):
         path = target / model / CONFIG_FILE
         config = read_config(path)

@@ -204,9 +204,19 @@ def get_section(manifest: dict[str, Any], name: str, folder: Path) -> dict[str, 
 
 
 def verify_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest. Raises ArtifactError unless exactly its files exist, with their sizes and SHA-256."""
+    """Return the manifest. Raises ArtifactError unless exactly its files exist, readable, with their sizes and SHA-256."""
     manifest = load_manifest(folder)
-    stated = manifest["files"]
+    try:
+        _compare_files(folder, manifest["files"])
+    except OSError as error:
+        raise ArtifactError(
+            f"{error.filename or folder} cannot be read: {error.strerror}. Expected files that the server's user may read: "
+            f"`chmod -R a+rX {folder}`, or look for a damaged disk."
+        ) from error
+    return manifest
+
+
+def _compare_files(folder: Path, stated: dict[str, Any]) -> None:
     present = {str(path) for path in published_files(folder)}
     if missing := sorted(stated.keys() - present):
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}, which its manifest lists. {REMEDY}")
@@ -216,4 +226,3 @@ def verify_manifest(folder: Path) -> dict[str, Any]:
         path = folder / name
         if fact != describe_file(path):
             raise ArtifactError(f"{path} is not the file that was published (its SHA-256 differs from the manifest). {REMEDY}")
-    return manifest

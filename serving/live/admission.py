@@ -59,6 +59,10 @@ class EventAdmission:
             "something that has happened",
         )
         refuse(np.isinf(values), "value is infinite; expected a finite number, or none")
+        refuse(
+            self._overflows(inputs["event"][:, 0], values),
+            "value times the weight of its event is larger than a float32 can hold; expected less than 3.4e38",
+        )
         known = ", ".join(self.kinds.names)
         for row, name in enumerate(inputs["event"][:, 0]):
             if self.kinds.code(name) is None:
@@ -71,6 +75,15 @@ class EventAdmission:
             elif column.kind == "continuous":
                 refuse(np.isinf(inputs[column.name][:, 0]), f"{column.name} is infinite; expected a finite number, or none")
         return faults
+
+    def _overflows(self, names: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return whose weight would be infinite, bool [N]; it would stay so in the totals of the user."""
+        if self.kinds.value_is != "weight":
+            return np.zeros(len(values), bool)
+        codes = [self.kinds.code(name) for name in names]
+        weights = np.array([0.0 if code is None else self.kinds.kinds[code].weight for code in codes], np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.isinf(weights * values)
 
     def events(self, inputs: Arrays, codes: np.ndarray, now_ms: int) -> EventBatch:
         """Return the events of inputs without faults. codes: the store's code of each kind, uint8 [K]"""

@@ -38,6 +38,7 @@ from serving.live.store import (
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
 MOST_READ_EVENTS = 4_096  # at once
+MOST_AHEAD = 100_000  # events of a log: more than arrive while a request waits
 WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited for
 
 
@@ -135,6 +136,22 @@ class Snapshot:
             for key, packed in cursor.iternext(keys=True, values=True):
                 yield int.from_bytes(key, "big"), packed
 
+    def last_before(self, received_ms: int) -> int:
+        """Return the last sequence of the log that arrived before a time, 0 without one. Bisects: the log is in that order."""
+        cursor = self._txn.cursor(self._store.events)
+        if not cursor.first():
+            return 0
+        first = int.from_bytes(cursor.key(), "big")
+        low, high = first - 1, int.from_bytes(cursor.key(), "big") if cursor.last() else first
+        while low < high:
+            middle = (low + high + 1) // 2
+            cursor.set_range(sequence_key(middle))
+            if np.frombuffer(cursor.value(), HEADER, 1)["received_ms"][0] < received_ms:
+                low = middle
+            else:
+                high = middle - 1
+        return low if low >= first else 0
+
     def headers_since(self, after: int) -> np.ndarray | None:
         """Return HEADER [N] of the first events after a sequence; None when the log no longer holds them."""
         rows = list(islice(self.events(after), MOST_READ_EVENTS))
@@ -209,12 +226,16 @@ class Reader:
         return Snapshot(store, layout, txn)
 
     def wait_for(self, sequences: np.ndarray, timeout_s: float) -> np.ndarray:
-        """Return which sequences can be read, bool [B], once all of them can or the time is over."""
-        latest, deadline_s = int(sequences.max()), time.monotonic() + timeout_s
+        """Return which sequences can be read, bool [B], once all of them can or the time is over.
+
+        A sequence that is MOST_AHEAD of the log is nobody's: other requests of its batch do not wait for it.
+        """
+        deadline_s = time.monotonic() + timeout_s
         while True:
             with self.snapshot() as snapshot:
                 last = snapshot.progress().last_sequence
-            if last >= latest or time.monotonic() >= deadline_s:
+            awaited = (sequences > last) & (sequences <= last + MOST_AHEAD)
+            if not awaited.any() or time.monotonic() >= deadline_s:
                 return sequences <= last
             time.sleep(WAIT_STEP_S)
 

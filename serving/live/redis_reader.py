@@ -13,7 +13,7 @@ import numpy as np
 from serving.contract.tensors import NO_SEQUENCE
 from serving.live.feast_views import fill_user, users_view
 from serving.live.layout import Layout
-from serving.live.reader import PAIR, Reader, Snapshot
+from serving.live.reader import MOST_AHEAD, PAIR, Reader, Snapshot
 from serving.live.redis_state import Position, RedisState
 from serving.live.sequences import hash_machine, unpack_sequence
 from serving.live.store import Progress
@@ -93,7 +93,7 @@ class RedisUsers:
         """Wait until sequences, int64 [B], are reflected here, or for `timeout_s`. Return which ones are, bool [B].
 
         An event of any machine is reflected once Redis has it. A change by `upsert` is reflected on its own machine at once,
-        and never on another.
+        and never on another. For a sequence that is MOST_AHEAD of its log nobody waits.
         """
         with self.local.snapshot() as local:
             own_number = hash_machine(local.machine())
@@ -105,9 +105,9 @@ class RedisUsers:
         deadline_s = time.monotonic() + timeout_s
         while True:
             places = find_places(self.state.positions(), own_number)
-            for sequence in awaited:
-                is_reached[sequence] = origins[sequence].place <= places.get(origins[sequence].machine, 0)
-            if all(map(is_reached.get, awaited)) or time.monotonic() >= deadline_s:
+            ahead = {sequence: origins[sequence].place - places.get(origins[sequence].machine, 0) for sequence in awaited}
+            is_reached |= {sequence: count <= 0 for sequence, count in ahead.items()}
+            if not any(0 < count <= MOST_AHEAD for count in ahead.values()) or time.monotonic() >= deadline_s:
                 return np.array([is_reached[sequence] for sequence in sequences.tolist()])
             time.sleep(WAIT_STEP_S)
 

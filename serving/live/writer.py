@@ -88,7 +88,7 @@ class Writer:
         shop: str = "",
         observes: bool = True,
     ) -> None:
-        """Open the store, or create it. Raises ConfigError when it was made with another layout.
+        """Open the store, or create it. Raises ConfigError when it was made with another layout, or belongs to another shop.
 
         kinds: names of events by code; names the store does not know yet take the next codes
         shop: name of the data set whose events these are, kept with them
@@ -100,10 +100,9 @@ class Writer:
         self._checked_s = 0.0
         try:
             with self.transaction() as txn:
+                self._check_shop(txn, shop)
                 self._check_layout(txn)
                 self.codes = self._register_kinds(txn, list(kinds))
-                if shop:
-                    txn.put(SHOP, shop.encode(), db=self.store.meta)
             if observes:
                 self._load_loops()
         except BaseException:
@@ -338,6 +337,17 @@ class Writer:
                 f"The live store in {self.store.folder} was made for {Layout.from_json(stated)}; this generation needs "
                 f"{self.layout}. Export with the same length of history, or move the folder away: then a new store begins."
             )
+
+    def _check_shop(self, txn: lmdb.Transaction[bytes], shop: str) -> None:
+        """State the shop in a store that has none. shop: "" leaves the store's own"""
+        stated = bytes(txn.get(SHOP, db=self.store.meta) or b"").decode()
+        if shop and stated and stated != shop:
+            raise ConfigError(
+                f"The live store in {self.store.folder} holds the events of {stated!r}, not those of {shop!r}, whose equal ids "
+                "would be mixed up with them. Move the folder away: then a new store begins."
+            )
+        if shop:
+            txn.put(SHOP, shop.encode(), db=self.store.meta)
 
     def _register_kinds(self, txn: lmdb.Transaction[bytes], names: list[str]) -> np.ndarray:
         """Return the store's code of each name, uint8 [K]."""

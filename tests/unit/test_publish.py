@@ -17,7 +17,16 @@ from repository.generations import pin
 from repository.lock import publication_lock
 from repository.models import read_config, read_repository
 from repository.publish import Staging, find_served_generation, hold_nothing, list_versions, write_warmup
-from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
+from serving.contract import artifacts
+from serving.contract.artifacts import (
+    MANIFEST_FILE,
+    StageInfo,
+    read_stage,
+    sha256_of,
+    stage_folder,
+    verify_manifest,
+    write_manifest,
+)
 from serving.contract.errors import ArtifactError, ConfigError, ExportError, ServerError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
 from tests.clocks import PatientClock
@@ -119,6 +128,19 @@ def test_a_manifest_of_another_form_is_refused(tmp_path, manifest, message):
     (tmp_path / "array.npy").write_bytes(b"x")
     (tmp_path / MANIFEST_FILE).write_text(manifest)
     with pytest.raises(ArtifactError, match=message):
+        verify_manifest(tmp_path)
+
+
+def test_a_file_that_may_not_be_read_is_named_with_a_remedy(tmp_path, monkeypatch):
+    """Root may read every file, so the refusal is made up here."""
+    (tmp_path / "array.npy").write_bytes(b"x")
+    write_manifest(tmp_path)
+
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(artifacts, "sha256_of", refuse)
+    with pytest.raises(ArtifactError, match=r"array\.npy cannot be read: Permission denied.*`chmod -R a\+rX .*`"):
         verify_manifest(tmp_path)
 
 

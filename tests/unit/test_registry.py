@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from repository.__main__ import app
 from repository.registry import RECORD_FILE, diff_generations, list_generations, read_acts, record_act
 from serving.contract.artifacts import MANIFEST_FILE
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.repositories import copy_small_repository
 
@@ -78,6 +78,30 @@ def test_an_act_of_a_user_without_a_name_is_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # of nobody in /etc/passwd
     record_act(tmp_path, "activated", 2)
     assert read_acts(tmp_path)[-1].author == "uid 2147483641"
+
+
+def test_a_record_that_was_cut_short_anywhere_is_skipped_and_keeps_all_others(tmp_path, caplog):
+    path = tmp_path / RECORD_FILE
+    acts = [record_act(tmp_path, "tagged", 1, "ménage", 'says "ü\\"'), record_act(tmp_path, "activated", 2)]
+    first, second = path.read_text().splitlines(keepends=True)
+    for length in range(1, len(first) - 1):
+        path.write_text(second + first[:length])
+        assert read_acts(tmp_path) == acts[1:], first[:length]
+        added = record_act(tmp_path, "activated", 3)
+        assert read_acts(tmp_path) == [acts[1], added], first[:length]
+    assert "registry.jsonl, line 2 was cut short" in caplog.text
+    path.write_text(second + first[:-1])  # the end of the line alone is missing
+    assert read_acts(tmp_path) == [acts[1], acts[0]]
+    assert read_acts(tmp_path)[:2] == [acts[1], acts[0]] != [record_act(tmp_path, "activated", 3)]
+    assert len(read_acts(tmp_path)) == 3
+
+
+def test_an_act_that_does_not_fit_on_the_disk_is_reported(tmp_path):
+    """/dev/full refuses every byte, as a full disk does."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / RECORD_FILE).symlink_to("/dev/full")
+    with pytest.raises(DependencyError, match=r"registry\.jsonl cannot be written: No space left .* 'activated' of"):
+        record_act(tmp_path / "full", "activated", 2)
 
 
 def test_a_broken_record_is_named_by_its_line(repo):

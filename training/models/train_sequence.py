@@ -131,6 +131,7 @@ def train_sequence(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.decay, fused=True)
     schedule = rise_and_fall(optimizer, settings.learning_rate, steps + 1)
     stopping = EarlyStopping(model, make_held_out_loss(model, held_out, negatives, negatives.draw(generator), settings))
+    stopping.evaluate()  # so that training never ends with weights that are worse than those it began with
     for step, batch in zip(range(1, steps + 1), yield_batches(learned, settings, rng), strict=False):
         model.train()
         loss = compute_loss(model, batch, negatives.draw(generator), negatives.log_expected)

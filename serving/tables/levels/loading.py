@@ -15,6 +15,7 @@ import fcntl
 import glob
 import logging
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from serving.tables.levels.source import Source, list_tables_in
 LOADED_MARK = "tables.loaded"  # in the database's folder: names of the loaded tables
 UPDATED_MARK = "tables.updated"  # exists once an updater has opened the database
 CREATED_MARK = "tables.created"  # we created it: all its rows came from the exported tables and from updates
+REMOVED_PREFIX = ".removed-"  # of folders that are being deleted
 SOURCE_FILE, USERS_FILE, WRITER_FILE = "tables.source", "tables.users", "tables.writer"
 
 log = logging.getLogger(__name__)
@@ -196,13 +198,20 @@ def _move_aside(config: LevelsConfig) -> bool:
 
 
 def remove_unused_databases(root: Path) -> None:
-    """Delete the databases in `root` that nobody uses and whose generation no longer exists."""
+    """Delete the databases in `root` that nobody uses and whose generation no longer exists.
+
+    They are renamed first: a process that opens one during the deletion must not find files that are about to disappear.
+    """
+    for left in root.glob(f"{REMOVED_PREFIX}*"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     for source in root.glob(f"*/{SOURCE_FILE}"):
         try:
             with open(source.parent / USERS_FILE, "rb") as users:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not Path(source.read_text()).exists():
-                    shutil.rmtree(source.parent, ignore_errors=True)
+                if _is_here(users, source.parent / USERS_FILE) and not Path(source.read_text()).exists():
+                    removed = root / f"{REMOVED_PREFIX}{secrets.token_hex(8)}"
+                    source.parent.rename(removed)
+                    shutil.rmtree(removed, ignore_errors=True)
         except OSError:  # in use, just removed, or not ours to judge: this must not keep our own database from opening
             pass
 

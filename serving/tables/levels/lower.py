@@ -137,7 +137,7 @@ class LowerLevels:
         fetched = {name: self._start_fetch(name, keys) for name, keys in wanted.items()}
         intact = self._read_memory(fetched)
         if self.redis is not None:
-            intact = self._read_store(self.redis, fetched, IN_L2)
+            intact = self._read_store(self.redis, fetched, IN_L2) and intact
         intact = self._read_l3(fetched) and intact
         for name, rows in fetched.items():
             if len(rows.lacking):

@@ -9,7 +9,7 @@ import pytest
 
 from serving.contract.tensors import MISSING_INT, OBSERVE, UPSERT, ContextColumn, live_specs
 from serving.live.admission import ChangeAdmission, EventAdmission
-from serving.live.events import ITEM_CHANGED, USER_CHANGED, Flags
+from serving.live.events import ITEM_CHANGED, USER_CHANGED, EventKind, EventKinds, Flags
 from tests.unit.live.batches import KINDS, START_MS
 
 CONTEXT = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("heat", "continuous"))
@@ -78,6 +78,18 @@ def test_a_malformed_event_is_refused_alone(column, value, message):
     faults = ADMISSION.faults(observed(3, **{column: [sound, value, sound]}), START_MS)
     assert faults.keys() == {1}
     assert message in faults[1]
+
+
+def test_a_value_that_would_make_a_weight_infinite_is_refused_alone():
+    kinds = EventKinds((EventKind("view", weight=0.1), EventKind("purchase", weight=2.0, positive=True)), value_is="weight")
+    admission, names = EventAdmission(kinds), [b"view", b"purchase", b"purchase", b"purchase", b"purchase"]
+    inputs = observed(5, event=names, value=[3e38, 3e38, -3e38, 1.7e38, np.nan])
+    faults = admission.faults(inputs, START_MS)
+    assert faults.keys() == {1, 2}
+    assert "value times the weight of its event is larger than a float32 can hold" in faults[1]
+    sound = {name: values[[0, 3, 4]] for name, values in inputs.items()}
+    assert np.isfinite(admission.events(sound, CODES, START_MS).headers["weight"]).all()
+    assert ADMISSION.faults(observed(event=[b"purchase"], value=[3e38]), START_MS) == {}  # `value` is no weight here
 
 
 def test_unusual_but_sound_events_are_taken():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,6 +105,26 @@ def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes
     path.write_text("[rules]\ndiversity = 0.5\n")
     assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).exit_code == 0
     assert "* 2" in CliRunner().invoke(app, ["list", "--repo", str(repository)]).output
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_root_writes_belongs_to_the_owner_of_the_live_store(repository, monkeypatch, is_new):
+    """Whoever runs this test is taken for root. A live store that root makes belongs to the repository's owner."""
+    folder, given = rules_folder(repository), {}
+    if not is_new:
+        folder.parent.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid, **_: given.update({Path(path).name: (uid, gid)}))
+    version = apply_rules(repository, {"max_per_category": 3})
+    owner = repository.stat()
+    assert set(given.values()) == {(owner.st_uid, owner.st_gid)}
+    written = {path.name for path in folder.rglob("*")} | {folder.name} | ({folder.parent.name} if is_new else set())
+    renamed = {"current.json": ".current.json", "1": ".1", str(version.number): f".{version.number}"}
+    assert given.keys() >= {renamed.get(name, name) for name in written}
+    given.clear()
+    monkeypatch.setattr(os, "geteuid", lambda: owner.st_uid or 1)
+    apply_rules(repository, {"max_per_category": 4})
+    assert not given
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"version": "two"}'])

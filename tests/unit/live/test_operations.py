@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from live import archive
 from live.__main__ import app
-from live.archive import compact, drop_segments, from_table, list_segments, read_log, to_table
+from live.archive import compact, drop_segments, find_start, from_table, list_segments, read_log, to_table
 from live.erase import erase_user
 from live.replay import replay
 from serving.contract.errors import RecommenderError
@@ -126,6 +126,58 @@ def test_what_a_crash_left_in_both_archive_and_store_is_read_once(writer, folder
     assert whole_log(folder) == (list(range(1, 151)), expected)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         assert [sequence for sequence, _ in snapshot.events()] == list(range(101, 151))
+
+
+def arrive(writer: Writer, clock: Clock, days: list[float]) -> list[int]:
+    """Append an event at each time of a clock, in days after the first. Return their places in the log."""
+    first = writer.store.read_progress().last_sequence + 1
+    for item, day in enumerate(days):
+        clock.ms = START_MS + round(day * DAY_MS)
+        writer.append(purchase(1, item))
+    return list(range(first, first + len(days)))
+
+
+@pytest.mark.parametrize(
+    ("days", "now", "moved"),
+    [
+        ([0, 1, 2, 3, 4], 5, 3),
+        ([0, 1, 0.5, 1.5, 2.5, 2.8, 4], 5, 6),  # set back a little, among old events
+        ([0, 2.9, 3.1, 2.95, 4], 5, 2),  # the second old one waits for the one before it
+        ([0, 4, 1, 4.5], 5, 1),  # the clock was far behind once
+        ([0, 900, 1, 2, 4], 5, 4),  # … and far ahead once, between old events
+        ([0, 900, 4], 5, 1),  # … before a recent one
+        ([900, 901, 902], 5, 0),
+        ([900, 901, 1, 4], 5, 3),
+    ],
+)
+def test_no_event_is_archived_too_soon_or_stays_for_ever_whatever_the_clock_did(writer, folder, clock, days, now, moved):
+    places = arrive(writer, clock, days)
+    clock.ms = START_MS + now * DAY_MS
+    assert compact(writer, older_than_ms=START_MS + 3 * DAY_MS)[0] == moved
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert [sequence for sequence, _ in snapshot.events()] == places[moved:]
+    assert whole_log(folder)[0] == places
+    clock.ms = START_MS + 1_000 * DAY_MS  # everything is old, also what the clock stamped ahead
+    compact(writer, older_than_ms=START_MS + 999 * DAY_MS)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert list(snapshot.events()) == []
+    assert whole_log(folder)[0] == places
+
+
+@pytest.mark.parametrize("archived", [0, 2, 5, 9])
+def test_what_arrived_since_a_time_is_found_in_store_and_archive(writer, folder, clock, archived):
+    """Also where the clock was set back by hours meanwhile. A day of earlier events may come with it."""
+    places = arrive(writer, clock, [0, 1, 2, 3, 4, 3.5, 5, 6, 7])
+    clock.ms = START_MS + 10 * DAY_MS
+    for day in range(archived):
+        compact(writer, older_than_ms=START_MS + day * DAY_MS)
+    starts = [find_start(folder, START_MS + day * DAY_MS) for day in range(12)]
+    assert starts[0] == 0
+    assert starts == sorted(starts)
+    assert all(start <= places[day] - 1 for day, start in enumerate(starts[:5]))
+    assert starts[6] == places[5]  # the next one arrived a day earlier, on day 5
+    assert starts[11] == places[-1]
+    assert [sequence for part, _ in read_log(folder, starts[6]) for sequence in part.tolist()] == places[6:]
 
 
 def test_segments_are_dropped_by_age_and_by_size(writer, folder, clock):

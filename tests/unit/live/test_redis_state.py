@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -166,6 +167,10 @@ def test_a_sequence_is_waited_for_in_the_log_of_the_machine_that_gave_it(tmp_pat
         assert answered.tolist() == [True, False, True, True, True, False, True, True]
         unknown = mark_sequences(np.array([1]), "a machine that is gone", shared=True)
         assert one.reader.users.wait_for(unknown, timeout_s=0.01).tolist() == [False]
+        impossible = mark_sequences(np.array([1, 2**40]), one.sharer.machine, shared=True)
+        begun_s = time.monotonic()
+        assert one.reader.users.wait_for(impossible, timeout_s=60.0).tolist() == [True, False]
+        assert time.monotonic() - begun_s < 30
 
 
 def test_models_that_share_users_mark_their_sequences(repository, redis):

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
+from contextlib import closing
 from types import SimpleNamespace
 
+import lmdb
 import numpy as np
 import pytest
 
 from serving.contract.errors import ConfigError, DependencyError
-from serving.contract.tensors import PAD_ID
+from serving.contract.tensors import NO_SEQUENCE, PAD_ID
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKind, EventKinds, Flags, pack, unpack
 from serving.live.layout import Layout, describe_dtype
-from serving.live.reader import Reader
+from serving.live.reader import MOST_AHEAD, Reader
 from serving.live.seeds import GenerationSeeds
+from serving.live.store import DATABASES, set_aside
 from serving.live.timeline import Timeline
 from serving.live.writer import Writer, WriterSettings
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
@@ -176,6 +180,28 @@ def test_a_store_of_another_layout_is_refused(writer, folder):
         Writer(folder, Layout(history=8), KINDS.names)
 
 
+def test_a_store_of_another_shop_is_refused_and_stays_as_it_is(folder):
+    with closing(Writer(folder, Layout(), KINDS.names, shop="another")) as writer:
+        writer.append(purchase(1, 2))
+    with pytest.raises(ConfigError, match=r"holds the events of 'another', not those of 'shop'.* Move the folder away"):
+        Writer(folder, Layout(), ("refund",), shop="shop")
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:  # a helper names no shop
+        assert writer.store.read_shop() == "another"
+        assert writer.append(purchase(1, 2)).tolist() == [2]
+
+
+def test_a_store_of_another_shop_that_lacks_a_database_is_refused_too(folder):
+    """An older version made it: `set_aside` cannot read it."""
+    Writer(folder, Layout(), KINDS.names, shop="another").close()
+    with lmdb.open(str(folder), max_dbs=len(DATABASES)) as env:
+        last = env.open_db(DATABASES[-1].encode())
+        with env.begin(write=True) as txn:
+            txn.drop(last)
+    assert set_aside(folder, "shop") is None
+    with pytest.raises(ConfigError, match="Move the folder away"):
+        Writer(folder, Layout(), KINDS.names, shop="shop")
+
+
 def test_a_folder_that_others_can_read_is_refused(folder):
     folder.mkdir(mode=0o755)
     with pytest.raises(ConfigError, match="mode 755"):
@@ -223,6 +249,14 @@ def test_a_store_that_does_not_exist_is_a_dependency_that_is_away(reader):
 def test_an_acknowledged_event_is_visible_at_once_and_another_one_is_not_waited_for_longer_than_asked(writer, reader):
     sequence = int(writer.append(purchase(1, 2))[0])
     assert reader.wait_for(np.array([sequence, sequence + 1]), timeout_s=0.01).tolist() == [True, False]
+
+
+def test_a_sequence_that_cannot_exist_yet_makes_nobody_wait(writer, reader):
+    sequence = int(writer.append(purchase(1, 2))[0])
+    begun_s = time.monotonic()
+    asked = np.array([sequence, NO_SEQUENCE, sequence + MOST_AHEAD + 1, 2**63 - 1])
+    assert reader.wait_for(asked, timeout_s=60.0).tolist() == [True, True, False, False]
+    assert time.monotonic() - begun_s < 30
 
 
 def test_what_an_event_counts_follows_from_its_name_and_value():

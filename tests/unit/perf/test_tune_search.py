@@ -88,6 +88,21 @@ def test_too_few_turns_forbid_a_win():
     assert not is_surely_better(trial, SLO, "peak_rate")
 
 
+@pytest.mark.parametrize("goal", ["peak_rate", "p99_ms"])
+def test_a_turn_without_an_answered_request_breaks_its_objectives_and_is_no_gain(goal):
+    """Such a turn has no latencies."""
+    answered, unanswered = {"peak_rate": 2.0, "p99_ms": 20.0}, {"peak_rate": 2.0}
+    now = ({"peak_rate": 1.0, "p99_ms": 40.0},) * FINAL_TURNS
+    trial = Trial({"x": 1}, (unanswered,) + (answered,) * (FINAL_TURNS - 1), now)
+    assert trial.find_broken(SLO) == ["p99_ms"]
+    assert not is_surely_better(trial, SLO, goal)
+    other = Trial({"x": 2}, (answered,) * FINAL_TURNS, now)
+    assert sorted([trial, other], key=lambda trial: rank(trial, SLO, goal)) == [other, trial]
+    unknown = Trial({"x": 3}, (answered,) * FINAL_TURNS, (unanswered,) * FINAL_TURNS)
+    assert unknown.gain("p99_ms").high == 0.0
+    assert Trial({"x": 4}, (unanswered,), (unanswered,)).gain("p99_ms").median == 0.0
+
+
 def test_other_answers_forbid_a_win_and_come_last():
     outcome = run(Machine({0: 2.0, 1: 1.1}, answers={0: "3 of 64 id lists differ"}))
     assert outcome.winner.changes == {"x": 1}

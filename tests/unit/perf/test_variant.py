@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,16 +11,19 @@ import numpy as np
 import pytest
 
 from export.settings import Settings, read_settings
+from perf.slo import Bound
 from perf.tune import report
 from perf.tune.__main__ import summarise, tune
 from perf.tune.search import FINAL_TURNS, SERVER_THREADS, Outcome, Trial
 from perf.tune.variant import make_variant, settings_of
+from repository.challenger import read_challengers, write_challenger
 from repository.config import LAYOUTS
+from repository.generations import write_pins
 from repository.models import read_config
 from repository.publish import Staging
 from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import ENSEMBLE, STAGES, stage_specs
+from serving.contract.tensors import CHALLENGER, ENSEMBLE, STAGES, stage_specs
 from serving.stages.rank import RankSettings
 from serving.stages.search.search import INDEX_FILE
 from tests.unit.perf.conftest import AXES
@@ -81,6 +85,20 @@ def test_the_current_settings_are_the_same_files(repository, layout, tmp_path):
     assert index.samefile(stage_folder(tmp_path / "variant", "retrieve", 1) / INDEX_FILE)
 
 
+def test_a_variant_loads_the_champion_alone_while_an_experiment_runs(repository, layout, tmp_path):
+    for folder in list(repository.glob("*/1")):
+        shutil.copytree(folder, folder.with_name("2"))
+    write_challenger(repository, 2)
+    write_pins(repository, 1)
+    before = {path: path.read_text() for path in repository.glob("*/config.pbtxt")}
+    make_variant(repository, tmp_path / "variant", layout, settings_of(repository))
+    assert {path: path.read_text() for path in before} == before
+    assert CHALLENGER in {path.parent.name for path in before}
+    assert read_challengers(tmp_path / "variant") == ()
+    for path in (tmp_path / "variant").glob("*/config.pbtxt"):
+        assert list(read_config(path).version_policy.specific.versions) == [1], path
+
+
 def test_files_are_copied_where_links_do_not_reach(repository, layout, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError("Invalid cross-device link")
@@ -136,6 +154,17 @@ def test_the_winner_stands_out_in_the_table():
     (row,) = report.make_trial_table(outcome_of({"compute.rank_threads": 2}), {}).rows
     assert row.kept is True
     assert row.cells == ("compute.rank_threads = 2", "220.00", "1.100", "1.100 … 1.100", str(FINAL_TURNS), "kept")
+
+
+def test_what_was_not_measured_is_named_in_evidence_and_table():
+    now = {"peak_rate": 200.0, "p99_ms": 40.0}
+    trial = Trial({"compute.rank_threads": 2}, (now, {"peak_rate": 220.0}), (now, now))
+    outcome, slo = Outcome("p99_ms", [[trial]]), {"p99_ms": Bound(at_most=50.0)}
+    (described,) = report.make_evidence(outcome, slo, {})["rungs"][0]
+    assert (described["broken"], described["gain"]) == (["p99_ms"], {"median": 0.5, "low": 0.0, "high": 1.0})
+    (row,) = report.make_trial_table(outcome, slo).rows
+    assert row.cells[1] == "not measured"
+    assert row.cells[-1] == "p99_ms"
 
 
 def test_the_last_line_names_the_winner_and_what_it_reached():

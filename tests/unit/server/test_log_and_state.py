@@ -1,6 +1,8 @@
 """What tritonserver 2.51's log says, and what a state file keeps."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,33 @@ def test_a_server_that_was_replaced_does_not_take_the_file_of_the_one_after_it(t
     second.save(tmp_path)
     first.forget(tmp_path)
     assert known_servers(tmp_path) == [second]
+
+
+def test_a_change_keeps_what_another_process_saved_meanwhile(tmp_path):
+    state = ServerState(1, "triton_9_a_", Path("/repo"), Path("/log"), Ports(9, 8, 7), generation=1)
+    state.save(tmp_path)
+    replace(state, pid=2).save(tmp_path)  # restarted
+    assert state.change(tmp_path, generation=3) == replace(state, pid=2, generation=3)
+    assert known_servers(tmp_path) == [replace(state, pid=2, generation=3)]
+
+
+def test_changes_of_many_threads_are_all_kept(tmp_path):
+    state = ServerState(1, "triton_9_a_", Path("/repo"), Path("/log"), Ports(9, 8, 7))
+    state.save(tmp_path)
+    changes = [{"pid": 2}, {"content": "abc"}, {"owner": "me"}, {"generation": 3}, {"fault": "damaged"}]
+    with ThreadPoolExecutor(len(changes)) as threads:
+        list(threads.map(lambda change: state.change(tmp_path, **change), changes))
+    assert known_servers(tmp_path) == [replace(state, pid=2, content="abc", owner="me", generation=3, fault="damaged")]
+
+
+def test_a_change_does_not_bring_a_stopped_server_back_nor_touch_the_next_one(tmp_path):
+    state = ServerState(1, "triton_9_a_", Path("/repo"), Path("/log"), Ports(9, 8, 7))
+    assert state.change(tmp_path, generation=3).generation == 3
+    assert known_servers(tmp_path) == []
+    other = replace(state, tag="triton_9_b_")
+    other.save(tmp_path)
+    state.change(tmp_path, generation=3)
+    assert known_servers(tmp_path) == [other]
 
 
 def test_a_process_is_known_by_more_than_its_number():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 
 import psutil
+import pytest
 
 from server.processes import STOP_TIMEOUT_S, stop_processes, terminate
+from serving.contract.errors import ServerError
 from tests.waiting import until
 
 
@@ -34,3 +38,25 @@ def test_a_process_whose_parent_does_not_collect_its_exit_code_counts_as_ended()
     parent.communicate()
     assert took_s < STOP_TIMEOUT_S
     assert status == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_of_another_user_is_named_instead_of_a_traceback(tmp_path, monkeypatch):
+    """Root may signal every process, so the kernel's refusal is made up here."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def deny(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    tag = f"triton_test_{tmp_path.name}_"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tag]) as server:
+        with monkeypatch.context() as refused:
+            refused.setattr(os, "kill", refuse)
+            refused.setattr(psutil.Process, "terminate", deny)
+            with pytest.raises(ServerError, match=rf"Process {server.pid} .* belongs to user .*, and user .* may not stop"):
+                stop_processes(server.pid, tag, timeout_s=0)
+            with pytest.raises(ServerError, match=rf"Process {server.pid} of the server"):
+                terminate([psutil.Process(server.pid)])
+        stop_processes(server.pid, tag, timeout_s=0)
+        assert server.wait(60) < 0

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from repository.experiments import end_experiment, start_experiment
+from repository.experiments import end_experiment, experiment_folder, start_experiment
 from repository.registry import read_acts, record_act
+from server import generations, live_helpers, promotion, updaters
 from server.ports import Ports
 from server.promotion import Promotion, awaits_move
-from server.state import ServerState
-from serving.live.experiment import Experiment
+from server.state import ServerState, read_state, state_path
+from serving.contract.errors import ServerError
+from serving.live.experiment import Experiment, read_experiment
 from tests.repositories import copy_small_repository
 
 
@@ -52,7 +54,49 @@ def test_what_ended_otherwise_moves_nothing(state, ended, tmp_path):
 
 def test_a_move_that_fails_is_tried_once_and_recorded(state, tmp_path):
     promote(state)
-    promotion = Promotion(state, tmp_path)
-    assert "generation 2 is promoted, because more clicks; generation 1 stays, because" in promotion.look()
+    followed = Promotion(state, tmp_path)
+    assert "generation 2 is promoted, because more clicks; generation 1 stays, because" in followed.look()
     assert (read_acts(state.repo)[-1].action, read_acts(state.repo)[-1].generation) == ("not promoted", 2)
-    assert promotion.look() == Promotion(state, tmp_path).look() == ""
+    assert followed.look() == Promotion(state, tmp_path).look() == ""
+    stopped = read_experiment(experiment_folder(state.repo))
+    assert (stopped.state, stopped.reason) == ("stopped", f"not promoted: {reason_of(state)}")
+
+
+def test_a_move_that_fails_while_another_experiment_begins_leaves_that_one_alone(state, tmp_path, monkeypatch):
+    promote(state)
+
+    def start_another(*_: object) -> None:
+        start_experiment(state.repo, Experiment("summer", 1, 3, 0.5))
+        raise ServerError("The server does not answer")
+
+    monkeypatch.setattr(promotion, "unload_challenger", start_another)
+    assert "generation 1 stays" in Promotion(state, tmp_path).look()
+    assert read_experiment(experiment_folder(state.repo)).name == "summer"
+    assert reason_of(state) == "The server does not answer"
+
+
+@pytest.mark.parametrize("failing", ["unload", "updater"])
+def test_a_move_whose_rest_fails_is_a_promotion(state, tmp_path, monkeypatch, failing):
+    """The server answers with the challenger; what it served before is not unloaded, or the updater does not start."""
+    experiment = promote(state)
+    state.save(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise ServerError("It failed")
+
+    monkeypatch.setattr(promotion, "unload_challenger", lambda *_: 2)
+    monkeypatch.setattr(generations, "activate", fail if failing == "unload" else lambda *_: 1)
+    monkeypatch.setattr(generations, "served_generation", lambda _: 2)
+    monkeypatch.setattr(live_helpers, "follow", lambda *_: None)
+    monkeypatch.setattr(updaters, "follow", fail if failing == "updater" else lambda *_: None)
+    assert Promotion(state, tmp_path).look().endswith("is promoted, because more clicks and answers, but: It failed")
+    saved = read_state(state_path(tmp_path, state.ports.grpc))
+    assert saved.generation == 2
+    assert [(act.action, act.generation) for act in read_acts(state.repo)[-2:]] == [("promoted", 2), ("activated", 2)]
+    assert read_experiment(experiment_folder(state.repo)) == experiment
+    assert Promotion(saved, tmp_path).look() == ""
+
+
+def reason_of(state: ServerState) -> str:
+    """Return the reason in the latest act, without the experiment's facts."""
+    return read_acts(state.repo)[-1].reason.partition("not promoted: ")[2] or read_acts(state.repo)[-1].reason

@@ -9,8 +9,8 @@ import pytest
 from repository.generations import pin, published_generations, write_pins
 from repository.lock import LOCK_FILE, publication_lock
 from repository.models import check_backends, read_config, read_repository
-from server import health, launcher
-from server.generations import activate
+from server import generations, health, launcher
+from server.generations import activate, pinned_to
 from server.launcher import held_generations
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
 from server.ports import Ports
@@ -230,3 +230,26 @@ def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_pa
     assert held_generations(tmp_path / "third", tmp_path) == set()
     answers.clear()
     assert held_generations(repo, tmp_path) is None  # it does not say
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_nothing_is_published_while_a_server_starts_with_its_generation(repo, generation):
+    toys.publish(repo, 2)
+    write_pins(repo, 1)
+    with pinned_to(repo, generation):
+        assert pinned_generation(repo) == generation
+        with pytest.raises(ServerError, match="Another publication or move"), publication_lock(repo, timeout_s=0):
+            pass
+    assert pinned_generation(repo) == 1
+    with publication_lock(repo, timeout_s=0):
+        pass
+
+
+def test_a_server_starts_with_the_pinned_generation_although_the_lock_cannot_be_had(repo, monkeypatch):
+    monkeypatch.setattr(generations, "PUBLICATION_TIMEOUT_S", 0.0)
+    with publication_lock(repo), pinned_to(repo, 1):
+        assert pinned_generation(repo) == 1
+    (repo / LOCK_FILE).unlink()
+    (repo / LOCK_FILE).mkdir()  # cannot be opened, as in a read-only repository
+    with pinned_to(repo, 1):
+        assert pinned_generation(repo) == 1

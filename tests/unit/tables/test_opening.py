@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import ArtifactError
+from serving.contract.locks import hold_lock
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
-from serving.tables.levels.loading import SOURCE_FILE, USERS_FILE
+from serving.tables.levels import loading
+from serving.tables.levels.loading import REMOVED_PREFIX, SOURCE_FILE, USERS_FILE, remove_unused_databases
 from serving.tables.opening import open_tables, plan_in_memory
 from serving.tables.store import table as table_module
 from serving.tables.store.memory import ARENA_PREFIX
@@ -136,3 +138,32 @@ def test_folders_without_tables_are_refused(tmp_path, source):
         open_tables(tmp_path, "rank")
     with pytest.raises(ArtifactError, match=r"expected \[rows, D\]"):
         open_tables(Path(source(items=np.zeros(5, np.float32))), "rank")
+
+
+def test_a_database_that_nobody_needs_has_another_name_before_its_first_file_is_deleted(tmp_path, monkeypatch):
+    """A process that opens it meanwhile makes a new one, and does not find files that are about to disappear."""
+    for name, source in (("gone", tmp_path / "nowhere"), ("kept", tmp_path)):
+        (tmp_path / "db" / name).mkdir(parents=True)
+        (tmp_path / "db" / name / SOURCE_FILE).write_text(str(source))
+        (tmp_path / "db" / name / USERS_FILE).touch()
+    left = tmp_path / "db" / f"{REMOVED_PREFIX}left"  # by a process that was killed
+    left.mkdir()
+    deleted, delete = [], shutil.rmtree
+
+    def open_meanwhile(folder: Path, **options: bool) -> None:
+        assert not (tmp_path / "db" / "gone").exists() or folder == left
+        deleted.append(folder)
+        delete(folder, **options)
+
+    monkeypatch.setattr(loading.shutil, "rmtree", open_meanwhile)
+    remove_unused_databases(tmp_path / "db")
+    assert [path.name for path in (tmp_path / "db").iterdir()] == ["kept"]
+    assert len(deleted) == 2
+
+
+def test_a_database_in_use_is_kept(tmp_path):
+    (tmp_path / "db" / "used").mkdir(parents=True)
+    (tmp_path / "db" / "used" / SOURCE_FILE).write_text(str(tmp_path / "nowhere"))
+    with hold_lock(tmp_path / "db" / "used" / USERS_FILE):
+        remove_unused_databases(tmp_path / "db")
+    assert (tmp_path / "db" / "used" / SOURCE_FILE).exists()

@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from live.exposures import Exposure, ExposureLog
-from repository.experiments import experiment_folder
+from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
 from serving.contract.artifacts import stage_folder
+from serving.live.experiment import Experiment
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.trials.logs import events, exposures
 from trials.__main__ import app
@@ -100,6 +101,37 @@ def test_the_command_reports_all_answers_or_those_of_an_experiment(repo):
     }
     with pytest.raises(TrialError, match="No answer of experiment 'summer' is logged"):
         report(repo, "summer")
+
+
+def test_of_the_running_experiment_the_answers_since_its_last_change_are_compared(repo):
+    """Those of an earlier experiment of the same name, or of another share, are others' answers."""
+
+    def show(arm: str, count: int) -> None:
+        log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+        for number in range(count):
+            log.add(Exposure(f"{arm}{now_ms}/{number}", now_ms, number, 1, [BOOK], [1.0], [], "autumn", arm, assignment=0.5))
+        log.close()
+        time.sleep(0.002)  # the next change is in a later millisecond
+
+    def count_answers() -> list[int]:
+        command = ["compare", "autumn", "--repo", str(repo), "--json"]
+        return json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)["answers"]
+
+    for arm in ("champion", "challenger"):
+        show(arm, 3)
+    assert count_answers() == [3, 3]
+    start_experiment(repo, Experiment("autumn", 1, 2, 0.1))
+    with pytest.raises(TrialError, match="No answer of experiment 'autumn' is logged since its last change"):
+        count_answers()
+    for arm in ("champion", "challenger"):
+        show(arm, 2)
+    assert count_answers() == [2, 2]
+    change_share(repo, 0.5)
+    for arm in ("champion", "challenger"):
+        show(arm, 1)
+    assert count_answers() == [1, 1]
+    end_experiment(repo, "enough")
+    assert count_answers() == [6, 6]
 
 
 def test_the_split_is_compared_with_the_logged_share_or_a_named_one(repo):

@@ -10,7 +10,9 @@ import pytest
 
 from serving.contract.errors import DependencyError
 from serving.tables.config import RedisConfig
+from serving.tables.leveled import LeveledTables
 from serving.tables.levels.redis_store import RedisStore
+from serving.tables.store import memory
 from serving.tables.store.batch import zero_offsets
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
@@ -73,6 +75,22 @@ def test_rows_come_from_redis_and_are_copied_up_from_rocksdb(tiers, server):
     after = tiers.metrics().tables["items"].counts
     assert after.l2_hits - before.l2_hits == ROWS
     assert not tiers.degraded
+
+
+def test_without_room_for_the_update_ring_rows_from_redis_may_lack_updates(config, server, monkeypatch):
+    """Nobody can tell which updates Redis lacks, so the answer says so, although Redis and RocksDB answer."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(memory.os, "posix_fallocate", refuse)
+        tiers = LeveledTables(config)
+        assert right(tiers)
+        assert tiers.degraded
+        assert tiers.metrics().down.keys() == {"shared memory"}
+    until(lambda: right(tiers) and not tiers.degraded)
+    tiers.close()
 
 
 def test_gone_and_back(tiers, server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,14 @@ def test_going_on_takes_fewer_steps_and_loses_nothing(windows, learned, tmp_path
     steps, losses = ({warm: read(lines[-1]) for warm, lines in messages.items()} for read in (read_steps, read_loss))
     assert steps[True] < 0.5 * steps[False]
     assert losses[True] < losses[False] + 0.05
+
+
+def test_training_that_makes_it_worse_gives_the_weights_back_that_it_began_with(windows, learned, tmp_path):
+    write_learned(tmp_path, ITEM_IDS, {SERVED: learned}, 1)
+    wild = replace(SETTINGS, learning_rate=50.0)
+    model = train_sequence(windows, N_ITEMS, wild, say=lambda _: None, start=read_learned(tmp_path, SERVED, ITEM_IDS, SHAPE))
+    for kept, value in zip(learned.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(value, kept, rtol=0, atol=0)
 
 
 def read_steps(line: str) -> int:
