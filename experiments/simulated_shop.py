@@ -55,6 +55,9 @@ VISITS_PER_DAY, VISITS_IN_SALE = 1.0, 20.0  # of each user; a sale lasts the two
 FOUND = 0.3  # visits in which a user finds an item without the list, and takes it
 TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generations; share of the users whose taste changes
 SHARE = 0.5  # of the users, who meet a challenger
+SOLD_OUT = (
+    0.8  # of the items: what a broken challenger does not show. One that only learned from a bad log is healed by live events
+)
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
 RUNS, TRIALS, MOST_REQUESTS = 200, 20, 200_000  # A/A tests; comparisons of two ways to decide, and their longest
 LOOK = 100  # requests between two looks at such a test
@@ -276,11 +279,10 @@ def count_until_drafted(
     return most, 0
 
 
-def shuffled(dataset: Dataset, rng: np.random.Generator) -> Dataset:
-    """Return the data set as a broken join would give it: every item has the events of another one."""
-    items = np.sort(dataset.interactions["item_id"].unique())
-    other = dict(zip(items.tolist(), rng.permutation(items).tolist(), strict=True))
-    return replace(dataset, interactions=dataset.interactions.assign(item_id=dataset.interactions["item_id"].map(other)))
+def list_best_sellers(dataset: Dataset) -> list[int]:
+    """Return the items that a broken stock feed reports as sold out: those that sell most."""
+    sales = dataset.interactions["item_id"].value_counts()
+    return sales.index[: int(SOLD_OUT * len(dataset.items))].tolist()
 
 
 def thinned(dataset: Dataset, part: int) -> Dataset:
@@ -288,9 +290,10 @@ def thinned(dataset: Dataset, part: int) -> Dataset:
     return replace(dataset, interactions=dataset.interactions.iloc[::part].reset_index(drop=True))
 
 
-def publish(dataset: Dataset, scratch: Path, repo: Path, name: str) -> int:
+def publish(dataset: Dataset, scratch: Path, repo: Path, name: str, blocked_items: list[int] | None = None) -> int:
     """Export a data set and publish it in a repository that another generation stays pinned in. Return the generation."""
-    build_repository(dataset, scratch / name, Settings.model_validate(SETTINGS), console)
+    settings = SETTINGS | {"rules": {"blocked_items": blocked_items or []}}
+    build_repository(dataset, scratch / name, Settings.model_validate(settings), console)
     return relayout(scratch / name, repo, "ensemble")
 
 
@@ -315,7 +318,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             shop = Shop(world, served, asked, had, begins_s)
             figures = trade_for_days(shop, dataset, days, rng)
             say("a broken generation, and a weak one")
-            broken = publish(shuffled(dataset, rng), scratch, repo, "broken")
+            broken = publish(dataset, scratch, repo, "broken", list_best_sellers(dataset))
             weak = publish(thinned(dataset, 10), scratch, repo, "weak")
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http:
                 front = Storefront(shop, http)
