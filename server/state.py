@@ -84,7 +84,9 @@ def _locked(run_dir: Path, grpc_port: int) -> Iterator[Path]:
     """Hold a lock on a state file, which a command and the supervisor may change at the same time. Yield the file's path."""
     path = state_path(run_dir, grpc_port)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with hold_lock(path.with_suffix(".state.lock")):  # <port>.lock is held while a server starts
+    locks = run_dir / "locks"
+    locks.mkdir(exist_ok=True)
+    with hold_lock(locks / path.with_suffix(".lock").name):
         yield path
 
 

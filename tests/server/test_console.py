@@ -178,7 +178,7 @@ def test_an_experiment_shows_both_lists_the_interval_and_the_decision(page, serv
     assert page.text("decision") == "The challenger is better beyond doubt"
     assert "champion 200 20 (10.00 %) 20 (10.00 %)" in page.text("arms")
     assert page.browser.find_elements(By.CSS_SELECTOR, "#interval svg polygon")
-    assert ": now 29.28 to 70.72 percentage points" in page.text("interval")
+    assert ": now 29.19 to 70.81 percentage points" in page.text("interval")
 
     champion, challenger = page.items("champion"), page.items("challenger")
     assert str(first) in set(champion) - set(challenger)
