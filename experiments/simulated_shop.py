@@ -159,7 +159,7 @@ class Storefront:
         clicks = []
         for user in rng.choice(self.shop.world.user_ids, count):
             answer = self.http.get("/v1/recommendations", params={"user": int(user), "k": LENGTH}).raise_for_status().json()
-            items = np.array([int(item["id"]) for item in answer["items"]])
+            items = np.array([int(item["id"]) for item in answer["items"]], np.int64)  # a broken challenger may show none
             took = items[self.shop.world.react(int(user), items)]
             clicks += [{"user": int(user), "item": int(item), "request_id": answer["request_id"]} for item in took]
         if clicks:
