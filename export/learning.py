@@ -19,7 +19,7 @@ from training.models.warm_start import count_generations
 
 @dataclass(frozen=True)
 class Learning:
-    """What a generation starts from, and where its own weights are kept.
+    """The weights that a generation starts from, and the folder that keeps its own.
 
     start_from: folder of an earlier generation's weights, None to learn from scratch; keep_in: new or empty folder for its own
     generations: length of the chain of generations that learned from one another, this one included

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from live.archive import Segment, list_segments, read_log, read_segment, to_table, write_table
-from live.exposures import count_exposures, erase_exposures
+from live.exposures import count_exposures, digest_user, erase_exposures
 from live.maintenance import lock
 from serving.contract.errors import RecommenderError
 from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
@@ -79,8 +79,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
     remove_learned(folder)
     if shared:
         removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)
-    digest = hashlib.sha256(str(user_id).encode()).hexdigest()
-    erasure = Erasure(digest, wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
+    erasure = Erasure(digest_user(user_id), wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
     with open(os.open(folder / PROOFS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
         file.write(json.dumps(asdict(erasure)) + "\n")
         file.flush()

@@ -7,7 +7,6 @@ events: they have a log of their own. An erasure leaves a mark, by which a gatew
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -16,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from live.archive import write_table
+from serving.contract.locks import hold_lock
 from serving.live.experiment import hash_share
 
 log = logging.getLogger("exposures")
@@ -147,7 +147,7 @@ class ExposureLog:
         for folder in (self.folder.parent, self.folder):  # the live store refuses a folder that others can read
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.folder / f"exposures-{int(self._now() * 1_000):013d}-{os.getpid()}-{self._files}.parquet"
-        with _hold_lock(self.folder):
+        with hold_lock(self.folder / ERASED_LOCK):
             erased_ms = _read_marks(self.folder)
             known = [asdict(row) | {"user_id": _leave_out_erased(row, erased_ms)} for row in rows]
             write_table(path, pa.Table.from_pylist(known, SCHEMA))
@@ -198,11 +198,10 @@ def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
     Answers given until `erased_ms` (unix milliseconds) that gateways have in memory will be written without the id.
     """
     (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
-    with _hold_lock(folder / FOLDER):
+    with hold_lock(folder / FOLDER / ERASED_LOCK):
         marks = {user: at_ms for user, at_ms in _read_marks(folder / FOLDER).items() if at_ms > erased_ms - 1_000 * MARKED_S}
-        lines = [
-            json.dumps({"user": user, "erased_ms": at_ms}) for user, at_ms in (marks | {_digest(user_id): erased_ms}).items()
-        ]
+        marks[digest_user(user_id)] = erased_ms
+        lines = [json.dumps({"user": user, "erased_ms": at_ms}) for user, at_ms in marks.items()]
         new = folder / FOLDER / f"{ERASED}.new"
         with open(new, "w") as file:
             file.write("\n".join(lines) + "\n")
@@ -235,13 +234,6 @@ def _read_files(folder: Path, from_ms: int = 0) -> Iterator[tuple[Path, pa.Table
             yield path, table
 
 
-@contextmanager
-def _hold_lock(folder: Path) -> Iterator[None]:
-    with open(os.open(folder / ERASED_LOCK, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _read_marks(folder: Path) -> dict[str, int]:
     """Return when users were erased, unix milliseconds by digest."""
     with suppress(FileNotFoundError):
@@ -252,10 +244,11 @@ def _read_marks(folder: Path) -> dict[str, int]:
 
 def _leave_out_erased(answer: Exposure, erased_ms: dict[str, int]) -> int | None:
     """Return the user id of an answer, None where the user was erased after it."""
-    if answer.user_id is not None and erased_ms and answer.time_ms <= erased_ms.get(_digest(answer.user_id), -1):
+    if answer.user_id is not None and erased_ms and answer.time_ms <= erased_ms.get(digest_user(answer.user_id), -1):
         return None
     return answer.user_id
 
 
-def _digest(user_id: int) -> str:
+def digest_user(user_id: int) -> str:
+    """Return the SHA-256 of a user id as text: what is kept of a user who was erased."""
     return hashlib.sha256(str(user_id).encode()).hexdigest()

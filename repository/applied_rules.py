@@ -152,7 +152,7 @@ def switch_to(folder: Path, number: int) -> None:
 
 
 def hand_over(path: Path, model: Path) -> None:
-    """Where root applies rules, give what it wrote to the owner of `model`, the live store: the server's user must read it."""
+    """Give what root wrote to the owner of `model`, such as the live store, because the server's user must read it."""
     if os.geteuid() == 0:
         owner = model.stat()
         for each in (path, *path.rglob("*")):

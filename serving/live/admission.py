@@ -59,14 +59,16 @@ class EventAdmission:
             "something that has happened",
         )
         refuse(np.isinf(values), "value is infinite; expected a finite number, or none")
+        names = inputs["event"][:, 0]
+        codes = [self.kinds.code(name) for name in names]
         refuse(
-            self._overflows(inputs["event"][:, 0], values),
+            self._overflows(codes, values),
             "value times the weight of its event is larger than a float32 can hold; expected less than 3.4e38",
         )
         known = ", ".join(self.kinds.names)
-        for row, name in enumerate(inputs["event"][:, 0]):
-            if self.kinds.code(name) is None:
-                faults.setdefault(row, f"event is {name[:40]!r}; expected one of {known}, or none")
+        for row, code in enumerate(codes):
+            if code is None:
+                faults.setdefault(row, f"event is {names[row][:40]!r}; expected one of {known}, or none")
         for name in ("event_id", "request_id"):
             refuse_long(faults, name, inputs[name][:, 0], MAX_TEXT_BYTES)
         for column in self.context:
@@ -76,11 +78,10 @@ class EventAdmission:
                 refuse(np.isinf(inputs[column.name][:, 0]), f"{column.name} is infinite; expected a finite number, or none")
         return faults
 
-    def _overflows(self, names: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Return whose weight would be infinite, bool [N]; it would stay so in the totals of the user."""
+    def _overflows(self, codes: list[int | None], values: np.ndarray) -> np.ndarray:
+        """Return the events whose weight would be infinite, bool [N]; it would stay so in the totals of the user."""
         if self.kinds.value_is != "weight":
             return np.zeros(len(values), bool)
-        codes = [self.kinds.code(name) for name in names]
         weights = np.array([0.0 if code is None else self.kinds.kinds[code].weight for code in codes], np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             return np.isinf(weights * values)

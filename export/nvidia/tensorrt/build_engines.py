@@ -345,8 +345,7 @@ def place(source: Path, target: Path) -> None:
         shutil.copyfile(source, beside)
         beside.replace(target)
     finally:
-        if beside.exists():  # half a file, where the disk is full
-            beside.unlink()
+        beside.unlink(missing_ok=True)  # half a file, where the disk is full
 
 
 def say(text: str) -> None:

@@ -69,7 +69,7 @@ def test_a_new_items_vectors_are_those_of_the_tower(repository, pipeline, upsert
 
 @pytest.mark.parametrize(("n_items", "n_tokens"), [(60, 200), (200, 60), (900, 19_000)])
 def test_small_catalogues_and_large_ones_are_solved_for_the_same_weights(n_items, n_tokens):
-    """Where the squared errors and RIDGE times the squared weights are least, their gradient is zero."""
+    """The weights minimise the squared errors plus RIDGE times the squared weights: the gradient is zero."""
     rng = np.random.default_rng(2)
     features = sp.random(n_items, n_tokens, 8 / n_tokens, format="csr", dtype=np.float32, random_state=0)
     vectors = rng.normal(size=(n_items, 1)).astype(np.float32)

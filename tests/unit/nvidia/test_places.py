@@ -1,4 +1,4 @@
-"""Where a merlin repository may be written, and that it is not laid out again.
+"""Folders that a merlin repository may not replace, and the refusal to lay one out again.
 
 An export replaces the whole folder, so it refuses a folder with anything else in it, before training.
 """

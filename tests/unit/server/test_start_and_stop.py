@@ -1,4 +1,4 @@
-"""What commands do about what an earlier command left, and about a slow server; all without a server."""
+"""Start, stop and wait after an earlier command left something behind, or with a slow server; all without a server."""
 
 from __future__ import annotations
 
