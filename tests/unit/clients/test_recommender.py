@@ -1,86 +1,33 @@
-"""Both clients over the public test double, and over gRPC to a server in this process."""
+"""Both clients over the public test double, and what the package offers."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
-import grpc
 import numpy as np
 import pytest
 
 import triton_recommender
-from server.ports import find_free_ports
-from tests.unit.clients.conftest import ANSWER
 from triton_recommender import (
     AsyncRecommender,
     Catalogue,
     DeadlineExceeded,
     InvalidRequest,
     MemoryCache,
-    ModelNotFound,
     Overloaded,
     Query,
-    Recommendations,
     Recommender,
-    RecommenderError,
-    ServerFault,
     Timeouts,
-    Unavailable,
     UnknownId,
     stable_id,
 )
 from triton_recommender.ids import FIRST_USER_ID, session_id
-from triton_recommender.tensors import Degraded
 from triton_recommender.testing import AsyncFakeRecommender, FakeRecommender, FakeTransport
 
-
-@pytest.fixture(params=[b"<html>Welcome</html>", b"{}", b"[1]"])
-def web_page(request) -> Iterator[str]:
-    """The address of a web server that answers everything with a page, or with JSON of its own."""
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(request.param)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
 CLIENTS = Path(__file__).parents[3] / "clients"
-UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
-
-
-def ask(kind: str, url: str, *arguments, settings: dict | None = None, **options):
-    """recommend() of either client on a fresh connection."""
-    if kind == "blocking":
-        with Recommender(url, **(settings or {})) as shop:
-            return shop.recommend(*arguments, **options)
-
-    async def call():
-        async with AsyncRecommender(url, **(settings or {})) as shop:
-            return await shop.recommend(*arguments, **options)
-
-    return asyncio.run(call())
-
-
-both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
-
-
-# --- over the test double
 
 
 def test_the_fake_shows_the_query_as_the_server_would_see_it():
@@ -210,150 +157,6 @@ def test_a_text_that_utf8_cannot_encode_is_refused():
             call()
 
 
-# --- over gRPC
-
-
-@both
-def test_a_call_over_grpc(kind, server):
-    answer = ask(kind, server.url, 17850, exclude=[20], context={"device": "phone", "store": 1, "basket": 9.5}, k=2)
-    assert answer.item_ids == (30, 10)
-    assert answer.scores == (4.0, 3.0)
-    assert answer.degraded == Degraded.RANK | Degraded.RERANK
-    assert answer.generation == 2
-    sent = server.fake.calls[0].inputs
-    assert sent["device"].tolist() == [[b"phone"]]
-    assert sent["basket"].tolist() == [[9.5]]
-    assert sent["exclude"].tolist() == [[20, -1, -1]]
-    assert ask(kind, server.url, 17850) == ANSWER
-
-
-@both
-def test_priority_queue_timeout_and_sizes_reach_the_server(kind, server):
-    ask(kind, server.url, 1, settings={"priority": 3, "timeouts": Timeouts(5, queue=0.25)})
-    assert server.parameters[0]["priority"].uint64_param == 3
-    assert server.parameters[0]["timeout"].int64_param == 250_000
-
-
-def test_the_signature_is_asked_once_and_again_after_a_refusal(server):
-    with Recommender(server.url) as shop:
-        shop.recommend(1)
-        shop.recommend(2)
-        assert server.config_calls == 1
-        server.failures = [(grpc.StatusCode.INVALID_ARGUMENT, "expected history of 8")]
-        with pytest.raises(InvalidRequest, match="refuses this request: expected history of 8") as caught:
-            shop.recommend(3)
-        assert caught.value.call.inputs["user_id"].tolist() == [[3]]
-        shop.recommend(4)
-        assert server.config_calls == 2
-
-
-@both
-def test_a_cache_learns_over_grpc_which_generation_answers(kind, server):
-    def asked() -> int:
-        cache = MemoryCache(generation_age_s=0.0)
-        ask(kind, server.url, 1, settings={"cache": cache})
-        ask(kind, server.url, 1, settings={"cache": cache})
-        return cache.counts.hits + 10 * cache.counts.bypassed
-
-    server.fake.handler = lambda query: Recommendations((30,), (1.0,), generation=2)
-    assert asked() == 1
-    server.versions = ["1", "2"]  # in the middle of a move
-    assert asked() == 20
-    server.versions = ["1"]
-    assert asked() == 0
-
-
-@both
-def test_unavailable_is_tried_again_inside_the_timeout(kind, server):
-    server.failures = [UNAVAILABLE, UNAVAILABLE]
-    assert ask(kind, server.url, 1) == ANSWER
-    assert len(server.parameters) == 3
-
-
-@both
-def test_retries_end(kind, server):
-    server.failures = [UNAVAILABLE] * 3
-    with pytest.raises(Unavailable, match="GOAWAY"):
-        ask(kind, server.url, 1, settings={"retries": 1})
-    assert len(server.parameters) == 2
-
-
-@both
-@pytest.mark.parametrize(
-    ("status", "words", "error", "message"),
-    [
-        (grpc.StatusCode.INVALID_ARGUMENT, "shape", InvalidRequest, "refuses this request: shape"),
-        (grpc.StatusCode.NOT_FOUND, "unknown model", ModelNotFound, "does not know the model"),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "", Overloaded, "turned the request away. Send less"),
-        (grpc.StatusCode.INTERNAL, "stub died\n\nAt: model.py", ServerFault, r"failed with INTERNAL .it said: stub died\)"),
-        (grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.", ServerFault, r"process died, .*`make serve`"),
-        (grpc.StatusCode.UNIMPLEMENTED, "", ServerFault, "failed with UNIMPLEMENTED"),
-    ],
-)
-def test_statuses_become_errors(kind, server, status, words, error, message):
-    server.failures = [(status, words)]
-    with pytest.raises(error, match=message) as caught:
-        ask(kind, server.url, 1)
-    assert len(server.parameters) == 1  # no second attempt
-    assert isinstance(caught.value, RecommenderError)
-    assert caught.value.call.inputs["user_id"].tolist() == [[1]]
-
-
-@pytest.mark.parametrize("words", ["Exceeds maximum queue size", "Request timeout expired"])
-def test_a_full_queue_is_not_an_absent_server(server, words):
-    server.failures = [(grpc.StatusCode.UNAVAILABLE, words)]
-    with pytest.raises(Overloaded, match=words):
-        ask("blocking", server.url, 1, settings={"retries": 0})
-
-
-@both
-def test_the_deadline_ends_the_call(kind, server):
-    server.delay_s = 1.0
-    with pytest.raises(DeadlineExceeded, match=r"No answer from localhost:\d+ within 0\.[01][0-9]* s"):
-        ask(kind, server.url, 1, settings={"timeouts": 0.1})
-
-
-@both
-def test_an_absent_server(kind):
-    url = f"localhost:{find_free_ports().grpc}"
-    with pytest.raises(Unavailable, match=f"No server answers at {url}.*make run"):
-        ask(kind, url, 1)
-
-
-@both
-def test_an_unknown_model(kind, server):
-    server.missing.add("recommend")
-    with pytest.raises(ModelNotFound, match="unknown model"):
-        ask(kind, server.url, 1)
-
-
-@both
-def test_health_is_one_real_question(kind, server):
-    def health():
-        if kind == "blocking":
-            with Recommender([server.url]) as shop:
-                return shop.health()[0]
-
-        async def call():
-            async with AsyncRecommender(server.url) as shop:
-                return (await shop.health())[0]
-
-        return asyncio.run(call())
-
-    said = health()
-    assert (said.url, said.ready, said.generation, said.degraded) == (server.url, True, 2, ANSWER.degraded)
-    assert server.fake.queries == [Query(None, None, [], {})]
-    server.failures = [(grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.")]
-    assert not health().ready  # although the server says that the model is ready
-    server.ready = False
-    assert "not ready" in health().reason
-    server.stop()
-    assert "No server answers" in health().reason
-
-
-# --- the package
-
-
 def test_everything_public_can_be_imported():
     assert sorted(triton_recommender.__all__) == triton_recommender.__all__
     assert all(hasattr(triton_recommender, name) for name in triton_recommender.__all__)
@@ -363,13 +166,6 @@ def test_the_fake_needs_no_grpc():
     code = "import sys; from triton_recommender.testing import FakeRecommender; FakeRecommender(lambda q: []).recommend(1); "
     code += "sys.exit('grpc' in sys.modules or 'tritonclient' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=CLIENTS).returncode == 0
-
-
-@both
-def test_a_server_of_this_machine_is_asked_without_a_proxy(kind, server, monkeypatch):
-    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{find_free_ports().grpc}")
-    assert ask(kind, server.url, 1).item_ids == ANSWER.item_ids
 
 
 def test_no_time_left_is_not_taken_for_the_usual_timeout():
@@ -384,12 +180,6 @@ def test_an_event_of_a_numpy_user_id_forgets_the_users_cached_answers():
     shop.observe(np.int64(7), 3)
     shop.recommend(7)
     assert len(shop.queries) == 2
-
-
-@both
-def test_a_web_page_at_the_address_is_a_fault_of_the_server(kind, web_page):
-    with pytest.raises(ServerFault, match="the answer is no JSON"):
-        ask(kind, web_page, 1)
 
 
 def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
