@@ -17,14 +17,20 @@ import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.shop_world import World
-from experiments.simulated_shop import count_until_decided, count_until_drafted
+from experiments.simulated_shop import (
+    LEAST_SAVED,
+    MOST_AB,
+    MOST_BOTH,
+    compute_clicked,
+    count_until_decided,
+    count_until_drafted,
+)
 from perf.command import run
 
 LENGTH = 10
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the users who are shown the worse ranking
 BLUR, WORSE_BLUR = 0.08, 0.2  # standard deviations of what is added to the chances that rank the items
-MUCH_ALIKE, LEAST_SAVED = 0.95, 10.0  # items in both lists, from which on interleaving is to need so many times fewer requests
-MOST_AB, MOST_BOTH = 1_000_000, 200_000
+MUCH_ALIKE = 0.95  # items in both lists, from which on interleaving is to need LEAST_SAVED times fewer requests
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -42,7 +48,7 @@ def measure(
         say(f"{share:.0%} of the users are shown the worse ranking")
         near = np.where((rng.random(len(good)) < share)[:, None], worse, good)
         alike = float(np.mean([np.isin(one, other).mean() for one, other in zip(near, good, strict=True)]))
-        clicked = [1 - (1 - world.taking(world.user_ids, lists)).prod(1) for lists in (near, good)]
+        clicked = [compute_clicked(world, lists) for lists in (near, good)]
         by_ab = [count_until_decided(clicked[0], clicked[1], MOST_AB, rng) for _ in range(trials)]
         by_both = [count_until_drafted(world, near, good, MOST_BOTH, rng) for _ in range(trials)]
         requests = [np.median([count for count, _ in runs]) for runs in (by_ab, by_both)]

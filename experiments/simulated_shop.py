@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +33,7 @@ from export.relayout import relayout
 from export.settings import Settings
 from live.exposures import read_exposures
 from perf.command import run
+from repository.applied_rules import apply_rules
 from repository.experiments import end_experiment, experiment_folder
 from server import launcher
 from server.challenger import unload_challenger
@@ -59,8 +61,10 @@ SOLD_OUT = (
     0.8  # of the items: what a broken challenger does not show. One that only learned from a bad log is healed by live events
 )
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
-RUNS, TRIALS, MOST_REQUESTS = 200, 20, 200_000  # A/A tests; comparisons of two ways to decide, and their longest
-LOOK = 100  # requests between two looks at such a test
+RUNS, TRIALS = 200, 20  # A/A tests; comparisons of two ways to decide
+LEAST_SAVED = 10.0  # times fewer requests that interleaving is to need where lists are much alike
+MOST_AB, MOST_BOTH = 1_000_000, 200_000  # requests of the longest A/B test and the longest interleaved one
+LOOK, LOOK_SHARE = 100, 0.01  # requests between two looks at such a test: the larger one of this number and this share
 FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -221,26 +225,54 @@ def describe(ended: Experiment | None) -> str:
     return f"is {ended.state}, because {ended.reason}," if ended else "goes on"
 
 
-def compare_ways(world: World, good: np.ndarray, near: np.ndarray, rng: np.random.Generator) -> list[Figure]:
-    """Count requests until a better generation is found by A/B and by interleaving, and false alarms of A/A.
+def count_false_alarms(clicked: np.ndarray, rng: np.random.Generator) -> Figure:
+    """Return the share of A/A tests that find a difference, in a shop whose users come again and stay in their arm.
 
-    good, near: lists of two generations, int64 [U, K]
+    clicked: float64 [U], the chance that each user clicks
     """
-    users = world.user_ids
-    clicked = [1 - (1 - world.taking(users, lists)).prod(1) for lists in (near, good)]  # chance that a list is clicked
-    alarms = sum(count_until_decided(clicked[1], clicked[1], 20_000, rng, again=True)[1] != 0 for _ in range(RUNS))
-    by_ab = [count_until_decided(clicked[0], clicked[1], MOST_REQUESTS, rng) for _ in range(TRIALS)]
-    by_both = [count_until_drafted(world, near, good, MOST_REQUESTS, rng) for _ in range(TRIALS)]
+    alarms = sum(count_until_decided(clicked, clicked, 20_000, rng, again=True)[1] != 0 for _ in range(RUNS))
+    return Figure(name=f"false alarms of {RUNS} A/A tests", values=[alarms / RUNS], at_most=0.05)
+
+
+def compute_clicked(world: World, lists: np.ndarray) -> np.ndarray:
+    """Return the chance that each user clicks on his list, float64 [U]. lists: int64 [U, K]"""
+    return 1 - (1 - world.taking(world.user_ids, lists)).prod(1)
+
+
+def compare_ways(
+    world: World, name: str, worse: np.ndarray, good: np.ndarray, rng: np.random.Generator, saved: float | None = None
+) -> list[Figure]:
+    """Count requests until A/B and interleaving find the better one of two sets of lists.
+
+    name: what the worse one lacks; worse, good: their lists, int64 [U, K]; saved: the least ratio of the two counts
+    """
+    clicked = [compute_clicked(world, lists) for lists in (worse, good)]
+    by_ab = [count_until_decided(clicked[0], clicked[1], MOST_AB, rng) for _ in range(TRIALS)]
+    by_both = [count_until_drafted(world, worse, good, MOST_BOTH, rng) for _ in range(TRIALS)]
     requests = [np.median([count for count, _ in runs]) for runs in (by_ab, by_both)]
+    alike = np.mean([np.isin(*lists).mean() for lists in zip(worse, good, strict=True)])
     return [
-        Figure(name="false alarms of 200 A/A tests", values=[alarms / RUNS], at_most=0.05),
-        Figure(name="clicked lists: a generation that is nearly as good", values=[clicked[0].mean()]),
-        Figure(name="clicked lists: good generation", values=[clicked[1].mean()]),
-        Figure(name="requests until A/B finds the better one", values=[requests[0]]),
-        Figure(name="requests until interleaving finds it", values=[requests[1]]),
-        Figure(name="A/B requests over interleaved ones", values=[requests[0] / requests[1]], at_least=10),
-        Figure(name="found the better one, of 40", values=[sum(sign == 1 for _, sign in by_ab + by_both)], at_least=40),
+        Figure(name=f"{name}: items that both lists show", values=[alike]),
+        Figure(name=f"{name}: clicked lists", values=[clicked[0].mean()]),
+        Figure(name=f"{name}: clicked lists of the better one", values=[clicked[1].mean()]),
+        Figure(name=f"{name}: requests until A/B finds the better one", values=[requests[0]]),
+        Figure(name=f"{name}: requests until interleaving finds it", values=[requests[1]]),
+        Figure(name=f"{name}: A/B requests over interleaved ones", values=[requests[0] / requests[1]], at_least=saved),
+        Figure(name=f"{name}: A/B found the better one, of {TRIALS}", values=[sum(sign == 1 for _, sign in by_ab)]),
+        Figure(
+            name=f"{name}: interleaving found it, of {TRIALS}",
+            values=[sum(sign == 1 for _, sign in by_both)],
+            at_least=TRIALS,
+        ),
     ]
+
+
+def list_looks(most: int) -> Iterator[int]:
+    """Yield the numbers of requests after which a test is looked at."""
+    count = LOOK
+    while count <= most:
+        yield count
+        count += max(LOOK, int(LOOK_SHARE * count))
 
 
 def count_until_decided(
@@ -255,9 +287,9 @@ def count_until_decided(
     arms = (rng.random(len(champion)) < 0.5)[users] if again else rng.random(most) < 0.5
     known = users if again else np.arange(most)
     clicks = rng.random(most) < np.where(arms, challenger[users], champion[users])
-    for count in range(LOOK, most + 1, LOOK):
+    for count in list_looks(most):
         own, seen, of = arms[:count], clicks[:count], known[:count]
-        comparison = compare_arms(Arm.of(seen[~own], of[~own]), Arm.of(seen[own], of[own]))
+        comparison = compare_arms(*(Arm.of(seen[arm], of[arm] if again else None) for arm in (~own, own)))
         if comparison.verdict != "undecided":
             return count, 1 if comparison.verdict == "better" else -1
     return most, 0
@@ -268,14 +300,15 @@ def count_until_drafted(
 ) -> tuple[int, int]:
     """Return the same of an interleaved experiment. champion, challenger: lists of all users, int64 [U, K]"""
     credits: list[int] = []
-    name = f"{rng.integers(1 << 60)}"
-    for number, user in enumerate(rng.integers(len(champion), size=most)):
-        items, teams, _ = draft_teams(champion[user], challenger[user], f"{name}/{number}")
-        credits.append(credit_clicks(teams, world.react(int(user) + 1, items)))
-        if len(credits) % LOOK == 0:
-            low, high = bound_mean(Arm.of(np.array(credits)))
-            if low > 0 or high < 0:
-                return len(credits), 1 if low > 0 else -1
+    name, users = f"{rng.integers(1 << 60)}", rng.integers(len(champion), size=most)
+    for count in list_looks(most):
+        for number in range(len(credits), count):
+            user = users[number]
+            items, teams, _ = draft_teams(champion[user], challenger[user], f"{name}/{number}")
+            credits.append(credit_clicks(teams, world.react(int(user) + 1, items)))
+        low, high = bound_mean(Arm.of(np.array(credits)))
+        if low > 0 or high < 0:
+            return count, 1 if low > 0 else -1
     return most, 0
 
 
@@ -283,6 +316,12 @@ def list_best_sellers(dataset: Dataset) -> list[int]:
     """Return the items that a broken stock feed reports as sold out: those that sell most."""
     sales = dataset.interactions["item_id"].value_counts()
     return sales.index[: int(SOLD_OUT * len(dataset.items))].tolist()
+
+
+def list_kind(dataset: Dataset, world: World) -> list[int]:
+    """Return the items of the kind that sells most."""
+    sales = np.bincount(world.kinds[dataset.interactions["item_id"].to_numpy() - 1])
+    return (np.flatnonzero(world.kinds == sales.argmax()) + 1).tolist()
 
 
 def thinned(dataset: Dataset, part: int) -> Dataset:
@@ -323,11 +362,16 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http:
                 front = Storefront(shop, http)
                 figures += try_challengers(front, broken, weak, challengers, days, rng)
+            good = shop.lists()
+            figures.append(count_false_alarms(compute_clicked(world, good), rng))
+            say("lists that lack the kind that sells most")
+            apply_rules(repo, {"blocked_items": list_kind(dataset, world)}, "one kind is missing")
+            figures += compare_ways(world, "one kind is missing", shop.lists(), good, rng, LEAST_SAVED)
+            apply_rules(repo, {}, "nothing is missing")
             say("a generation that is nearly as good")  # published late, because a repository keeps few generations
             near = publish(thinned(dataset, 2), scratch, repo, "near")
-            good = shop.lists()
             launcher.activate(served.state, near, served.run_dir)
-            figures += compare_ways(world, good, shop.lists(), rng)
+            figures += compare_ways(world, "half of the log is missing", shop.lists(), good, rng)
     return figures
 
 
