@@ -5,7 +5,7 @@
 Users have tastes that change (experiments/shop_world.py). The models know of them only what users take. Lists come from a
 tritonserver, events go to it with simulated times. `export follow` trains a generation every week, and two simulated hours
 after the tastes of half of the users have changed. Then challengers meet users through the gateway, under the guard. How many
-requests A/B and interleaving need is drawn from the lists of two generations and the chances of clicks.
+requests A/B and interleaving need is drawn from served lists and the chances of clicks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from export.relayout import relayout
 from export.settings import Settings
 from live.exposures import read_exposures
 from perf.command import run
-from repository.applied_rules import apply_rules
+from repository.applied_rules import apply_rules, revert_rules
 from repository.experiments import end_experiment, experiment_folder
 from server import launcher
 from server.challenger import unload_challenger
@@ -289,7 +289,7 @@ def count_until_decided(
     clicks = rng.random(most) < np.where(arms, challenger[users], champion[users])
     for count in list_looks(most):
         own, seen, of = arms[:count], clicks[:count], known[:count]
-        comparison = compare_arms(*(Arm.of(seen[arm], of[arm] if again else None) for arm in (~own, own)))
+        comparison = compare_arms(Arm.of(seen[~own], of[~own]), Arm.of(seen[own], of[own]))
         if comparison.verdict != "undecided":
             return count, 1 if comparison.verdict == "better" else -1
     return most, 0
@@ -367,7 +367,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             say("lists that lack the kind that sells most")
             apply_rules(repo, {"blocked_items": list_kind(dataset, world)}, "one kind is missing")
             figures += compare_ways(world, "one kind is missing", shop.lists(), good, rng, LEAST_SAVED)
-            apply_rules(repo, {}, "nothing is missing")
+            revert_rules(repo)
             say("a generation that is nearly as good")  # published late, because a repository keeps few generations
             near = publish(thinned(dataset, 2), scratch, repo, "near")
             launcher.activate(served.state, near, served.run_dir)
