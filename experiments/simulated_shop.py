@@ -33,7 +33,6 @@ from export.relayout import relayout
 from export.settings import Settings
 from live.exposures import read_exposures
 from perf.command import run
-from repository.applied_rules import apply_rules, revert_rules
 from repository.experiments import end_experiment, experiment_folder
 from server import launcher
 from server.challenger import unload_challenger
@@ -62,6 +61,7 @@ SOLD_OUT = (
 )
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
 RUNS, TRIALS = 200, 20  # A/A tests; comparisons of two ways to decide
+FAULTY_SHARE = 0.05  # of the users, who have the lists of a weak generation where a fault concerns some of them
 LEAST_SAVED = 10.0  # times fewer requests that interleaving is to need where lists are much alike
 MOST_AB, MOST_BOTH = 1_000_000, 200_000  # requests of the longest A/B test and the longest interleaved one
 LOOK, LOOK_SHARE = 100, 0.01  # requests between two looks at such a test: the larger one of this number and this share
@@ -318,12 +318,6 @@ def list_best_sellers(dataset: Dataset) -> list[int]:
     return sales.index[: int(SOLD_OUT * len(dataset.items))].tolist()
 
 
-def list_kind(dataset: Dataset, world: World) -> list[int]:
-    """Return the items of the kind that sells most."""
-    sales = np.bincount(world.kinds[dataset.interactions["item_id"].to_numpy() - 1])
-    return (np.flatnonzero(world.kinds == sales.argmax()) + 1).tolist()
-
-
 def thinned(dataset: Dataset, part: int) -> Dataset:
     """Return the data set with one event in `part`."""
     return replace(dataset, interactions=dataset.interactions.iloc[::part].reset_index(drop=True))
@@ -364,10 +358,9 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
                 figures += try_challengers(front, broken, weak, challengers, days, rng)
             good = shop.lists()
             figures.append(count_false_alarms(compute_clicked(world, good), rng))
-            say("lists that lack the kind that sells most")
-            apply_rules(repo, {"blocked_items": list_kind(dataset, world)}, "one kind is missing")
-            figures += compare_ways(world, "one kind is missing", shop.lists(), good, rng, LEAST_SAVED)
-            revert_rules(repo)
+            launcher.activate(served.state, weak, served.run_dir)
+            some = np.where(rng.random(n_users)[:, None] < FAULTY_SHARE, shop.lists(), good)
+            figures += compare_ways(world, "a fault of some users", some, good, rng, LEAST_SAVED)
             say("a generation that is nearly as good")  # published late, because a repository keeps few generations
             near = publish(thinned(dataset, 2), scratch, repo, "near")
             launcher.activate(served.state, near, served.run_dir)
