@@ -225,13 +225,13 @@ def describe(ended: Experiment | None) -> str:
     return f"is {ended.state}, because {ended.reason}," if ended else "goes on"
 
 
-def count_false_alarms(clicked: np.ndarray, rng: np.random.Generator) -> Figure:
+def count_false_alarms(clicked: np.ndarray, runs: int, rng: np.random.Generator) -> Figure:
     """Return the share of A/A tests that find a difference, in a shop whose users come again and stay in their arm.
 
     clicked: float64 [U], the chance that each user clicks
     """
-    alarms = sum(count_until_decided(clicked, clicked, 20_000, rng, again=True)[1] != 0 for _ in range(RUNS))
-    return Figure(name=f"false alarms of {RUNS} A/A tests", values=[alarms / RUNS], at_most=0.05)
+    alarms = sum(count_until_decided(clicked, clicked, 20_000, rng, again=True)[1] != 0 for _ in range(runs))
+    return Figure(name=f"false alarms of {runs} A/A tests", values=[alarms / runs], at_most=0.05)
 
 
 def compute_clicked(world: World, lists: np.ndarray) -> np.ndarray:
@@ -357,7 +357,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
                 front = Storefront(shop, http)
                 figures += try_challengers(front, broken, weak, challengers, days, rng)
             good = shop.lists()
-            figures.append(count_false_alarms(compute_clicked(world, good), rng))
+            figures.append(count_false_alarms(compute_clicked(world, good), RUNS, rng))
             launcher.activate(served.state, weak, served.run_dir)
             some = np.where(rng.random(n_users)[:, None] < FAULTY_SHARE, shop.lists(), good)
             figures += compare_ways(world, "a fault of some users", some, good, rng, LEAST_SAVED)
@@ -382,7 +382,8 @@ def main(
     conditions = (
         f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_DAY:g} visit a user, {VISITS_IN_SALE:g} in the "
         f"{SALE_HOURS} hours after {CHANGED:.0%} of the users changed their taste, kept for "
-        f"{TASTE_DAYS:g} days otherwise; challengers meet {SHARE:.0%}"
+        f"{TASTE_DAYS:g} days otherwise; challengers meet {SHARE:.0%} of the users, and would give {days} days' answers if "
+        f"nobody stopped them; the broken ones hide the {SOLD_OUT:.0%} of the items that sell most"
     )
     finish("simulated-shop", "A simulated shop", "python -m experiments.simulated_shop", conditions, figures, results, machine)
 

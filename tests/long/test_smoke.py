@@ -240,7 +240,9 @@ def smoke_simulated_shop(context: Context) -> list[Figure]:
     before = world.takes.copy()
     world.change_tastes(1.0)
     assert not np.isclose(before, world.takes).all(axis=1).any()
-    return simulated_shop.compare_ways(world, np.argsort(-world.takes, axis=1)[:, :10] + 1, best, context.rng)
+    lists = np.argsort(-world.takes, axis=1)[:, :10] + 1  # the best ones since the change
+    alarms = simulated_shop.count_false_alarms(simulated_shop.compute_clicked(world, lists), 2, context.rng)
+    return [alarms, *simulated_shop.compare_ways(world, "old tastes", best, lists, context.rng)]
 
 
 SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
