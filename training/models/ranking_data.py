@@ -27,6 +27,7 @@ Retrieve = Callable[[Examples, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 USERS_PER_BLOCK = 512
 LATER_SHARE = 0.2
+PAIRLESS_SHARE = 0.5  # of the requests in a visit, which come as soon after an export as no live pair is counted
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,8 @@ def make_visit_requests(
     """Return requests just before events of `later`, each labelled with the item of its event alone.
 
     Live requests come in the middle of a visit, seconds after the user's last event; requests before a visit do not cover them.
-    Labels are items that are new to the user, at most `max_requests`, sampled; None without any. What was taken together in
-    `later` before a request counts as live. Arguments as `make_requests`.
+    Labels are items that are new to the user, at most `max_requests`, sampled; None without any. In all but
+    PAIRLESS_SHARE of them, what was taken together in `later` before a request counts as live. Arguments as `make_requests`.
     """
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
     rows = rows[~train.duplicated(["user_id", "item_id"]).to_numpy()[rows]]
@@ -176,9 +177,14 @@ def make_visit_requests(
     events, moments = train.iloc[rows], features.log.before_rows(train, rows)
     times, item_ids = events["timestamp"].to_numpy(), events["item_id"].to_numpy()
     users = features.encode_moments(moments, times, take_context(events, features.context))
-    candidates, scores = (np.array(values) for values in retrieve(users, events["user_id"].to_numpy()))
+    retrieved = [np.array(values) for values in retrieve(users, events["user_id"].to_numpy())]
+    candidates, scores = (values.copy() for values in retrieved)
     history = users.history_positions.astype(np.int64)
     strengths = put_live_pairs(features.items, train, later, rows, history, candidates, scores)
+    pairless = rng.random(len(rows)) < PAIRLESS_SHARE
+    candidates[pairless], scores[pairless], strengths[pairless] = (
+        values[pairless] for values in (*retrieved, np.zeros_like(strengths))
+    )
     trends = features.log.aggregates.of_items(candidates, times, rows)
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
