@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from gateway.events import EventBody
+from serving.live.experiment import Mode, State
 
 Id = int | str
 
@@ -138,8 +139,8 @@ class ExperimentFacts(Strict):
     """share: of the enrolled users, 0 … 1; champion, challenger: generations; reason: why it has this state."""
 
     name: str
-    mode: Literal["ab", "shadow", "interleave"]
-    state: Literal["running", "stopped", "rolled back"]
+    mode: Mode
+    state: State
     reason: str
     share: float
     champion: int

@@ -1,7 +1,7 @@
 """End an experiment whose challenger does harm, or is better and may take over, and say why.
 
 The guard compares the answers of both arms since the share was last changed. The intervals of rates hold at every look
-(sequential.py): of harmless challengers, each of these comparisons ends at most 5 % by chance.
+(sequential.py): of harmless challengers, each of these comparisons ends at most 5 % by chance, the check of the split 0.1 %.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 from live.exposures import read_exposures
 from repository.experiments import end_experiment, experiment_folder, find_running
 from serving.contract.errors import ConfigError
-from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State
+from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, State
 from trials.feedback import Feedback, join_feedback, read_events
-from trials.progress import compare_clicks
-from trials.sequential import ALPHA, LEAST_OBSERVATIONS, Comparison, compare_arms, has_wrong_split
+from trials.progress import compare_clicks, credit_answers, find_wrong_split
+from trials.sequential import ALPHA, LEAST_OBSERVATIONS, Arm, Comparison, bound_mean, compare_arms, has_wrong_split
 
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # in this many answers or more, this share needs no statistics
 MORE_DEGRADED = 0.02  # share of answers, significantly
-FEWER_CLICKS = 0.1  # of the champion's click rate, significantly
+FEWER_CLICKS = 0.1  # of the champion's click rate, significantly; when interleaving, of the answers that its items win
 SLOWER, SLOWER_MS, SLOW_SHARE = 1.5, 20.0, 0.01  # p99: so many times the champion's, and by so much, significantly
 ENOUGH_FOR_P99 = 1_000  # answers of the champion; with fewer, the p99 is uncertain and the slowest one replaces it
 HARM_SOON = 500  # requests of both arms at which harm is found soonest; the price: intervals a tenth wider after 10,000
@@ -52,14 +52,15 @@ def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[St
     since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
     exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
     champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried_arm(experiment)))
-    are_comparable = min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS
     harm = find_failures(challenger)
-    if are_comparable:
+    if min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS:
         harm = harm or find_slowness(champion, challenger) or find_narrowness(champion, challenger)
-    if harm or not (are_comparable or experiment.promotes):
-        return ("rolled back", harm) if harm else ("running", "")
+    if harm := harm or find_wrong_split(experiment, exposures):
+        return "rolled back", harm
+    if len(challenger) < LEAST_OBSERVATIONS:
+        return "running", ""
     feedback = join_feedback(exposures, read_events(folder, experiment.changed_ms))
-    if are_comparable and (loss := find_loss(feedback, experiment)):
+    if loss := find_loss(feedback, experiment):
         return "rolled back", loss
     if experiment.promotes and (gain := find_gain(feedback, experiment)):
         return "promoted", gain
@@ -103,15 +104,28 @@ def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
 
 
 def find_loss(feedback: Feedback, experiment: Experiment) -> str:
-    """Return by how much the challenger has significantly more degraded answers or fewer clicks, "" where it has not."""
+    """Return by how much the challenger significantly has more degraded answers or is clicked less, "" where it is not."""
     degraded = compare(feedback, "degraded", experiment)
     if degraded.low > MORE_DEGRADED:
         return f"{degraded.difference:.1%} more of its answers are degraded (at least {degraded.low:.1%})"
-    if experiment.mode != "ab":
+    if experiment.mode == "shadow":
         return ""
+    if experiment.mode == "interleave":
+        return find_lost_answers(feedback)
     clicks = compare(feedback, "ctr", experiment)
     if clicks.is_worse_than(FEWER_CLICKS * feedback.arm_sums("ctr", CHAMPION_ARM).mean):
         return f"{-clicks.difference:.1%} fewer of its answers are clicked (at least {-clicks.high:.1%})"
+    return ""
+
+
+def find_lost_answers(feedback: Feedback) -> str:
+    """Return how many more interleaved answers the challenger's items significantly lose than win, "" where it is not so."""
+    interleaved = feedback.take(feedback.arms == INTERLEAVED_ARM)
+    credits = credit_answers(interleaved)
+    seen = Arm.of(credits, interleaved.users)
+    _, high = bound_mean(seen, tightest_at=HARM_SOON)
+    if high < -FEWER_CLICKS * float(np.mean(credits < 0)):
+        return f"{-seen.mean:.1%} more of the answers are lost by its items than won (at least {-high:.1%})"
     return ""
 
 

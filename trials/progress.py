@@ -19,7 +19,7 @@ from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_AR
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.interleaving import credit_clicks
 from trials.report import AnswerSummary, summarise_answers
-from trials.sequential import Arm, Comparison, Verdict, bound_mean, compare_arms
+from trials.sequential import Arm, Comparison, Verdict, bound_mean, compare_arms, has_wrong_split
 
 LOOKS = 60
 WORDS: dict[Verdict, str] = {
@@ -45,15 +45,17 @@ class Progress:
 
     looks: (unix milliseconds, comparison of the answers given until then, by what is known now of their clicks), oldest first.
     A look compares the click rates of the arms; when interleaving, the mean of `credit_clicks` over answers with 0.
+    wrong_split: as `find_wrong_split` returns it; no verdict then
     """
 
     experiment: Experiment
     arms: dict[str, AnswerSummary]
     looks: list[tuple[int, Comparison]]
+    wrong_split: str = ""
 
     @property
     def verdict(self) -> Verdict:
-        return self.looks[-1][1].verdict if self.looks else "undecided"
+        return self.looks[-1][1].verdict if self.looks and not self.wrong_split else "undecided"
 
     @property
     def decision(self) -> str:
@@ -62,7 +64,7 @@ class Progress:
             return self.experiment.state + (f": {self.experiment.reason}" if self.experiment.reason else "")
         if self.experiment.mode == "shadow":
             return "no decision: users do not see a shadow's answers, so there are no clicks to compare"
-        return WORDS[self.verdict]
+        return f"no decision: {self.wrong_split}" if self.wrong_split else WORDS[self.verdict]
 
     def as_json(self) -> dict[str, Any]:
         """Return the progress as a value that JSON can hold; None for bounds that are infinite or not known yet."""
@@ -101,7 +103,33 @@ def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[
     shown = exposures.filter(pc.and_(own, pc.not_equal(exposures["arm"], SHADOW_ARM))).sort_by("time_ms")
     feedback = join_feedback(shown, log)
     arms = {group.removeprefix(f"{experiment.name}/"): summary for group, summary in summarise_answers(feedback, "arm").items()}
-    return Progress(experiment, arms, _look_back(experiment, shown["time_ms"].to_numpy(), feedback))
+    looks = _look_back(experiment, shown["time_ms"].to_numpy(), feedback)
+    return Progress(experiment, arms, looks, find_wrong_split(experiment, shown))
+
+
+def find_wrong_split(experiment: Experiment, exposures: pa.Table) -> str:
+    """Return how the users of a running A/B test's arms contradict its share, and what to look for; "" where they do not.
+
+    What this finds is chance in at most 0.1 % of the experiments, however often one looks. An interleaved answer compares
+    both generations by itself, whoever is enrolled. exposures: the experiment's; those answered under another share are left
+    out, and so are those of erased users, of whom nobody knows which were one user's.
+    """
+    if experiment.mode != "ab" or not experiment.runs:
+        return ""
+    champions, challengers = (_count_users(experiment, exposures, arm) for arm in (CHAMPION_ARM, CHALLENGER_ARM))
+    if not has_wrong_split((champions, challengers), (1 - experiment.share, experiment.share)):
+        return ""
+    return (
+        f"the split is wrong: {champions:,} users met the champion and {challengers:,} the challenger, which a share of "
+        f"{experiment.share:g} does not explain. Look for requests of one arm that no log has: fallback=none where it failed, "
+        "or callers that gave up waiting"
+    )
+
+
+def _count_users(experiment: Experiment, exposures: pa.Table, arm: str) -> int:
+    """Return how many users met an arm under the experiment's present share."""
+    own = pc.and_(pc.equal(exposures["arm"], arm), pc.equal(exposures["assignment"], experiment.assignment_of(arm)))
+    return pc.count_distinct(exposures["user_id"].filter(own)).as_py()  # without null
 
 
 def _look_back(experiment: Experiment, times_ms: np.ndarray, feedback: Feedback) -> list[tuple[int, Comparison]]:
@@ -129,13 +157,17 @@ def _compare_click_rates(feedback: Feedback, counts: list[int]) -> list[Comparis
 
 
 def _compare_credits(feedback: Feedback, counts: list[int]) -> list[Comparison]:
-    interleaved = feedback.arms == INTERLEAVED_ARM
-    credits = np.array([credit_clicks(*answer) for answer in zip(feedback.teams, feedback.clicks, strict=True)], np.float64)
+    interleaved, credits = feedback.arms == INTERLEAVED_ARM, credit_answers(feedback)
     comparisons = []
     for count in counts:
         seen = _take_arm(feedback, credits, interleaved, count)
         comparisons.append(Comparison(seen.mean, *bound_mean(seen), seen.count))
     return comparisons
+
+
+def credit_answers(feedback: Feedback) -> np.ndarray:
+    """Return `credit_clicks` of each answer, float64 [answers]; 0 for an answer that is not interleaved."""
+    return np.array([credit_clicks(*answer) for answer in zip(feedback.teams, feedback.clicks, strict=True)], np.float64)
 
 
 def _take_arm(feedback: Feedback, rewards: np.ndarray, own: np.ndarray, count: int) -> Arm:

@@ -67,12 +67,13 @@ def test_a_running_experiment_is_told_with_its_arms_and_looks(repo, door):
     assert (told["looks"][-1]["low"], told["verdict"], told["decision"]) == (None, "undecided", "no decision yet")
 
 
-def test_an_experiment_that_was_rolled_back_says_why(repo, door):
+@pytest.mark.parametrize("state", ["stopped", "rolled back", "promoted"])
+def test_an_experiment_that_ended_says_why(repo, door, state):
     start(repo)
-    end_experiment(repo, "its p99 is 200 ms", state="rolled back")
+    end_experiment(repo, "its p99 is 200 ms", state=state)
     told = report(door)
-    assert told["decision"] == "rolled back: its p99 is 200 ms"
-    assert (told["experiment"]["state"], told["experiment"]["share"]) == ("rolled back", 0.0)
+    assert told["decision"] == f"{state}: its p99 is 200 ms"
+    assert (told["experiment"]["state"], told["experiment"]["share"]) == (state, 0.0)
     assert len(told["arms"]) == 2
 
 

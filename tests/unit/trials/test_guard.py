@@ -17,8 +17,11 @@ from serving.contract.tensors import OBSERVE
 from serving.live.experiment import Experiment, read_experiment
 from serving.stages.live.models import Observe
 from tests.repositories import copy_small_repository
+from tests.unit.trials.logs import events, exposures
 from trials.__main__ import app
-from trials.guard import guard_once
+from trials.feedback import join_feedback
+from trials.guard import find_lost_answers, guard_once
+from trials.progress import compare_clicks
 
 ANSWERS = 400  # of each arm
 
@@ -28,17 +31,22 @@ def repo(tmp_path) -> Path:
     return copy_small_repository(tmp_path / "shop")
 
 
-def show(repo: Path, **of_challenger) -> None:
-    """Log equally many answers of both arms. of_challenger: fields of Exposure, values or functions of the answer's number"""
+def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
+    """Log answers of both arms, each to a user of its own. champions: of the champion, at most ANSWERS
+
+    of_challenger: fields of Exposure, values or functions of the answer's number
+    """
     experiment = read_experiment(experiment_folder(repo))
     assert experiment is not None
     log = ExposureLog(experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
     for number in range(ANSWERS):
         items = [1 + (number + place) % 30 for place in range(3)]
         own = Exposure(f"a{number}", experiment.changed_ms + number, number, 1, items, [1.0] * 3, [], "spring", "champion")
-        own = replace(own, latency_ms=10.0 + number % 5)
-        log.add(own)
+        own = replace(own, latency_ms=10.0 + number % 5, assignment=experiment.assignment_of("champion"))
+        if number < champions:
+            log.add(own)
         arm = {"ab": "challenger", "interleave": "interleaved", "shadow": "shadow"}[experiment.mode]
+        own = replace(own, assignment=experiment.assignment_of(arm))
         changes = {name: value(number) if callable(value) else value for name, value in of_challenger.items()}
         log.add(replace(own, request_id=f"b{number}", generation=2, arm=arm, **changes))
     log.close()
@@ -100,6 +108,49 @@ def test_a_challenger_whose_answers_are_clicked_less_is_rolled_back(repo, challe
     click(repo, "b", challengers)
     ended = guard_once(repo)
     assert (ended is not None and said in ended.reason) if said else ended is None
+
+
+@pytest.mark.parametrize(("share", "champions"), [(0.5, ANSWERS), (1.0, 0)])
+@pytest.mark.parametrize(("lost", "said"), [(0.5, ""), (0.8, "60.0% more of the answers are lost by its items than won (at")])
+def test_an_interleaved_challenger_whose_items_are_clicked_less_is_rolled_back(repo, share, champions, lost, said):
+    start_experiment(repo, Experiment("spring", 1, 2, share, "interleave"))
+    show(repo, champions, teams=lambda number: [0, 1, 2] if number % 10 < 10 * lost else [1, 0, 2])
+    click(repo, "b", 1.0)
+    ended = guard_once(repo)
+    assert (ended is not None and said in ended.reason) if said else ended is None
+
+
+@pytest.mark.parametrize(("lost", "said"), [(0.525, ""), (0.6, "20.0% more of the answers are lost")])
+def test_few_more_lost_than_won_answers_are_borne_though_they_are_significant(lost, said):
+    count = 20_000
+    rows = [{"request_id": f"b{number}", "arm": "interleaved", "item_ids": [1, 2], "teams": [0, 1]} for number in range(count)]
+    clicks = [(f"b{number}", 1 if number < lost * count else 2, False, 0.0, 1) for number in range(count)]
+    feedback = join_feedback(exposures(*rows), events(*clicks))
+    assert compare_clicks(Experiment("e", 1, 2, 0.5, "interleave"), feedback, [count])[0].verdict == "worse"
+    assert find_lost_answers(feedback).startswith(said)
+    assert bool(find_lost_answers(feedback)) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("mode", "champions", "of_challenger", "said"),
+    [
+        ("ab", 370, {}, ""),  # of 400 challengers: chance
+        ("ab", 280, {}, "the split is wrong: 280 users met the champion and 400 the challenger, which a share of 0.5 does not"),
+        ("ab", 0, {}, "the split is wrong: 0 users met the champion and 400 the challenger"),
+        ("ab", 280, {"user_id": lambda number: number % 280}, ""),  # the same users, who came again
+        ("ab", 280, {"user_id": lambda number: number if number < 280 else None}, ""),  # of erased users
+        ("ab", 280, {"assignment": lambda number: 0.5 if number < 280 else 0.9}, ""),  # under another share
+        ("interleave", 280, {}, ""),
+        ("shadow", 280, {}, ""),
+    ],
+)
+def test_an_experiment_whose_users_do_not_come_in_its_share_ends_before_it_promotes(repo, mode, champions, of_challenger, said):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5, mode, promotes=bool(said)))
+    show(repo, champions, **of_challenger)
+    click(repo, "b", 0.9 if said else 0.0)
+    ended = guard_once(repo)
+    assert (ended is not None and said in ended.reason) if said else ended is None
+    assert ended is None or ended.state == "rolled back"
 
 
 @pytest.mark.parametrize(

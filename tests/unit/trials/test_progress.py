@@ -64,6 +64,22 @@ def test_a_look_sees_the_answers_given_until_then():
     assert facts[-1]["low"] < 0.1 < facts[-1]["high"]
 
 
+@pytest.mark.parametrize(
+    ("champions", "verdict", "words"),
+    [
+        (ANSWERS, "better", "better beyond doubt"),
+        (ANSWERS // 2, "undecided", "no decision: the split is wrong: 500 users met the champion and 1,000 the challenger"),
+    ],
+)
+def test_a_wrong_split_leaves_everything_undecided(champions, verdict, words):
+    rows = make_answers("champion", "a", assignment=0.5)[:champions] + make_answers("challenger", "b", assignment=0.5)
+    rows = [row | {"user_id": number} for number, row in enumerate(rows)]
+    progress = measure(SPRING, rows, make_clicks("a", 10) + make_clicks("b", 2))
+    assert progress.looks[-1][1].verdict == "better"
+    assert progress.verdict == progress.as_json()["verdict"] == verdict
+    assert words in progress.as_json()["decision"]
+
+
 @pytest.mark.parametrize(("item", "verdict"), [(2, "better"), (1, "worse")])
 def test_interleaving_credits_the_team_whose_item_was_clicked(item, verdict):
     experiment = replace(SPRING, mode="interleave")

@@ -91,6 +91,7 @@ def test_the_interval_of_a_mean_narrows_and_holds_it():
     assert 0 < low < 0.1 < high
     assert bound_mean(Arm.of(scores[:50])) == (-np.inf, np.inf)
     assert high - low < np.subtract(*bound_mean(Arm.of(scores[:500]))[::-1])
+    assert np.subtract(*bound_mean(Arm.of(scores[:500]), tightest_at=500)) > np.subtract(*bound_mean(Arm.of(scores[:500])))
 
 
 def test_sums_give_mean_and_variance():
