@@ -71,7 +71,7 @@ def test_a_server_started_elsewhere_that_is_too_slow_is_not_ready_yet(monkeypatc
 
 @pytest.mark.parametrize(("fault", "lost"), [("its files are damaged", 0), ("", 2)])
 def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, tmp_path, monkeypatch):
-    running = ServerState(1, "tag", tmp_path, tmp_path / "log", PORTS, {"threads": 4, "tls": "/keys"}, fault=fault)
+    running = ServerState(1, "triton_of_nobody", tmp_path, tmp_path / "log", PORTS, {"threads": 4, "tls": "/keys"}, fault=fault)
     started: list[dict] = []
 
     def with_settings(repo, ports, settings, **_):
