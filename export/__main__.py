@@ -55,13 +55,14 @@ def build(
     from export.build import build_repository  # imported late, because training imports take seconds
     from export.continued import continue_log
     from repository.publish import make_read_only
-    from serving.contract.generations import pinned_generation
+    from repository.registry import record_act
 
     if settings.live.continue_log:
         dataset = continue_log(dataset, live_folder(repo, settings.live.folder))
-    build_repository(dataset, repo, settings, console, layout, profile, verbose)
+    generation = build_repository(dataset, repo, settings, console, layout, profile, verbose)
     if profile == "cpu":  # in the containers, start scripts write engines into it
-        make_read_only(repo, pinned_generation(repo))
+        make_read_only(repo, generation)
+    record_act(repo, "published", generation, reason=f"exported from {data}")
 
 
 @app.command()
@@ -75,11 +76,14 @@ def follow(
     once: Annotated[bool, typer.Option("--once", help="one round, for a timer")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
 ) -> None:
-    """Train a generation whenever enough events are new, and publish it if it is as good on the newest ones as what serves."""
+    """Train a generation whenever enough events are new, and publish it if it is as good on the newest ones as what serves.
+
+    Without --config it is trained with the settings that the serving generation was exported with.
+    """
     from export.settings import read_settings
     from training.dataset import load_dataset
 
-    settings = read_settings(config)
+    settings = read_settings(config) if config else None
     from export.follow import follow_once  # imported late, because training imports take seconds
 
     while True:
@@ -104,9 +108,12 @@ def relayout(
 ) -> None:
     """Publish a repository's models again, without training: in another layout, with the code as it is now."""
     from export.relayout import relayout as lay_out_again
+    from repository.registry import record_act
 
     refuse_unknown(layout)
-    console.print(f"generation {lay_out_again(source, repo, layout)} published in {repo}, {layout} layout")
+    generation = lay_out_again(source, repo, layout)
+    record_act(repo, "published", generation, reason=f"laid out again from {source}")
+    console.print(f"generation {generation} published in {repo}, {layout} layout")
 
 
 def refuse_unknown(layout: str) -> None:
@@ -170,8 +177,10 @@ def hugectr_data(
 def point(generation: int, repo: Repo = Path("model_repository")) -> None:
     """Make the repository answer with another generation it holds (a running server: `python -m server activate`)."""
     from repository.generations import pin
+    from repository.registry import record_act
 
     pin(repo, generation)
+    record_act(repo, "pinned", generation)
     console.print(f"{repo} now answers with generation {generation}.")
 
 

@@ -23,7 +23,7 @@ from export.continued import continue_log, find_prompted
 from export.learning import keep_learned, measure_erasures, plan_learning
 from export.prequential import answer_live, choose_questions
 from export.relayout import relayout
-from export.settings import Settings
+from export.settings import Settings, read_served_settings
 from export.verdict import LEAST_QUESTIONS, Verdict, judge
 from repository.config import CONFIG_FILE, layout_of
 from repository.experiments import find_running
@@ -59,11 +59,12 @@ class Round:
 
 
 def follow_once(
-    dataset: Dataset, repo: Path, settings: Settings, least_events: int, console: Console, share: float = 1.0
+    dataset: Dataset, repo: Path, settings: Settings | None, least_events: int, console: Console, share: float = 1.0
 ) -> Round:
     """Train and judge a generation if `least_events` are new, and publish it if it passes. Servers of `repo` move to it.
 
     dataset: without live events
+    settings: of the export; None: those that the serving generation was exported with
     share: of the users who meet it; below 1 it is the challenger of an A/B experiment, and takes over once it is better
 
     Raises ConfigError, ArtifactError, ExportError or ServerError.
@@ -77,6 +78,7 @@ def follow_once(
         raise ConfigError(
             f"{repo} has no model `{OBSERVE}`, so there are no live events to learn from. Export with PROFILE=cpu."
         )
+    settings = settings or read_served_settings(repo)
     folder = live_folder(repo, settings.live.folder)
     erasures, whole = measure_erasures(folder), continue_log(dataset, folder)
     times_s = whole.interactions["timestamp"].to_numpy()

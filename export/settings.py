@@ -32,7 +32,9 @@ from export.merlin_settings import MerlinSettings
 from hps_config.description import Bytes
 from hps_config.toml_faults import describe_unknown_key, refuse_unknown_keys, toml_faults
 from repository.config import WARMUP_ROWS, Serving
+from serving.contract.artifacts import MANIFEST_FILE, read_json, stage_folder
 from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.tables.config import RedisConfig
 from training.models.cold_rows import ColdRows
@@ -327,3 +329,9 @@ def read_exported_settings(folder: Path, manifest: Mapping[str, Any]) -> Setting
             f"{folder} was exported by another version of this project, with settings that this one does not know: {keys}. "
             "Export again."
         ) from error
+
+
+def read_served_settings(repository: Path) -> Settings:
+    """Return the settings that the answering generation was exported with. Raises ArtifactError."""
+    folder = stage_folder(repository, ENSEMBLE, pinned_generation(repository))
+    return read_exported_settings(folder, read_json(folder, MANIFEST_FILE))

@@ -40,7 +40,10 @@ class Verdict:
     candidate, serving: mean NDCG@10; low, high: 95 % interval of their difference; coverage: different items that the candidate
     shows, over those that the serving generation does; all are NaN with fewer than LEAST_QUESTIONS
     ranked: questions whose item both generations retrieved; auc, calibration: of the rank scores, calibration as from
-    `measure_calibration_error`; these and the serving generation's are NaN with fewer than LEAST_RANKED
+    `measure_calibration_error`; auc_low, auc_high: 95 % interval of the difference in AUC; these and the serving generation's
+    are NaN with fewer than LEAST_RANKED
+
+    The intervals, over questions, are reported and decide nothing.
     """
 
     questions: int
@@ -53,6 +56,8 @@ class Verdict:
     ranked: int = 0
     auc: float = np.nan
     serving_auc: float = np.nan
+    auc_low: float = np.nan
+    auc_high: float = np.nan
     calibration: float = np.nan
     serving_calibration: float = np.nan
 
@@ -67,8 +72,9 @@ class Verdict:
             figures += f"rankers not judged (both retrieved the item of {self.ranked} questions, and {LEAST_RANKED} are needed)"
         else:
             figures += (
-                f"AUC {self.auc:.4f} against {self.serving_auc:.4f} and calibration error {self.calibration:.2f} against "
-                f"{self.serving_calibration:.2f} on {self.ranked:,} of them"
+                f"AUC {self.auc:.4f} against {self.serving_auc:.4f}, difference {self.auc_low:+.4f} to {self.auc_high:+.4f} "
+                f"(95 %), and calibration error {self.calibration:.2f} against {self.serving_calibration:.2f} on "
+                f"{self.ranked:,} of them"
             )
         return f"{figures}: {self.fault or 'published'}"
 
@@ -81,18 +87,19 @@ def judge(candidate: Answers, serving: Answers, items: np.ndarray, rng: np.rando
         return Verdict(count, fault)
     gains, serving_gains = (compute_gains(find_ranks(answers.items, items)) for answers in (candidate, serving))
     quality, serving_quality = float(gains.mean()), float(serving_gains.mean())
-    resampled = (gains - serving_gains)[rng.integers(0, count, (RESAMPLES, count))].mean(axis=1)
-    low, high = np.percentile(resampled, (2.5, 97.5)).tolist()
+    low, high = resample_mean(gains - serving_gains, rng)
     shown, serving_shown = (len(np.setdiff1d(answers.items, [PAD_ID])) for answers in (candidate, serving))
     coverage = shown / max(serving_shown, 1)
     both = share_candidates(candidate, serving)
     hits = (candidate.candidates == items[:, None]) & np.isfinite(both[0])
-    ranked = int(find_rankable(both[0], hits).sum())
-    judged = [
-        (compute_ranking_auc(s, hits), measure_calibration_error(s, hits)) if ranked >= LEAST_RANKED else (np.nan, np.nan)
-        for s in both
-    ]
-    (own_auc, own_error), (serving_auc, serving_error) = judged
+    rankable = find_rankable(both[0], hits)
+    ranked = int(rankable.sum())
+    own_auc = serving_auc = auc_low = auc_high = own_error = serving_error = np.nan
+    if ranked >= LEAST_RANKED:
+        aucs, serving_aucs = (compute_ranking_aucs(scores, hits)[rankable] for scores in both)
+        own_auc, serving_auc = float(aucs.mean()), float(serving_aucs.mean())
+        auc_low, auc_high = resample_mean(aucs - serving_aucs, rng)
+        own_error, serving_error = (measure_calibration_error(scores, hits) for scores in both)
     fault = ""
     if quality < LEAST_QUALITY * serving_quality:
         fault = f"not published, because it reaches less than {LEAST_QUALITY:.0%} of what serves"
@@ -102,8 +109,15 @@ def judge(candidate: Answers, serving: Answers, items: np.ndarray, rng: np.rando
         fault = f"not published, because its AUC is less than {LEAST_AUC:.0%} of what serves"
     elif own_error > serving_error + MOST_MISCALIBRATION:
         fault = f"not published, because its calibration error is more than {MOST_MISCALIBRATION} above what serves"
-    figures = (quality, serving_quality, low, high, coverage, ranked, own_auc, serving_auc, own_error, serving_error)
-    return Verdict(count, fault, *figures)
+    figures = (quality, serving_quality, low, high, coverage, ranked)
+    return Verdict(count, fault, *figures, own_auc, serving_auc, auc_low, auc_high, own_error, serving_error)
+
+
+def resample_mean(values: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of float64 [N] by the bootstrap."""
+    means = values[rng.integers(0, len(values), (RESAMPLES, len(values)))].mean(axis=1)
+    low, high = np.percentile(means, (2.5, 97.5)).tolist()
+    return low, high
 
 
 def share_candidates(candidate: Answers, serving: Answers) -> tuple[np.ndarray, np.ndarray]:
@@ -128,12 +142,12 @@ def find_rankable(scores: np.ndarray, hits: np.ndarray) -> np.ndarray:
     return hits.any(axis=1) & (np.isfinite(scores).sum(axis=1) > 1)
 
 
-def compute_ranking_auc(scores: np.ndarray, hits: np.ndarray) -> float:
-    """Return the share of other candidates that score below the right one, ties a half; the mean over rankable questions.
+def compute_ranking_aucs(scores: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """Return the share of other candidates that score below the right one, ties a half: float64 [Q], NaN if not rankable.
 
     scores: float [Q, C], NaN left out; hits: bool [Q, C]
     """
-    return float(np.nanmean(auc(np.nan_to_num(scores), sp.csr_matrix(hits), sp.csr_matrix(np.isnan(scores)))))
+    return auc(np.nan_to_num(scores), sp.csr_matrix(hits), sp.csr_matrix(np.isnan(scores)))
 
 
 def measure_calibration_error(scores: np.ndarray, hits: np.ndarray) -> float:

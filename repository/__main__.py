@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from repository.registry import diff_generations, list_generations, read_acts, read_manifest, record_act
+from repository.registry import diff_generations, find_tags, list_generations, read_acts, read_manifest, record_act
 from serving.contract.errors import run_program
 
 app = typer.Typer(help="The generations of a model repository.", no_args_is_help=True, add_completion=False)
@@ -31,21 +31,23 @@ def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries]))
         return
-    table = Table("generation", "published", "data", "events", "until", "NDCG@10", "Recall@20", "tags")
+    table = Table("generation", "published", "data", "events", "from", "until", "NDCG@10", "Recall@20", "tags")
     for entry in entries:
         number = f"{entry.generation}{' (answers)' if entry.served else ''}"
         quality = (f"{entry.quality[name]:.4f}" if name in entry.quality else "" for name in ("ndcg_at_10", "recall_at_20"))
-        events, until = entry.log.get("events"), entry.log.get("last", "")
+        events, days = entry.log.get("events"), (entry.log.get(end, "") for end in ("first", "last"))
         count = "" if events is None else f"{events:,}"
-        table.add_row(number, format_time(entry.published_s), entry.dataset, count, until, *quality, ", ".join(entry.tags))
+        table.add_row(number, format_time(entry.published_s), entry.dataset, count, *days, *quality, ", ".join(entry.tags))
     Console(markup=False).print(table)
 
 
 @app.command()
 def show(generation: Generation, repo: Repo = DEFAULT) -> None:
-    """Print a generation's manifest without its files, as JSON."""
-    manifest = read_manifest(repo, generation)
-    typer.echo(json.dumps({key: value for key, value in manifest.items() if key != "files"}, indent=2))
+    """Print a generation as JSON: its manifest without the files, its tags, and what the record says of it (`acts`)."""
+    shown, acts = {key: value for key, value in read_manifest(repo, generation).items() if key != "files"}, read_acts(repo)
+    shown["tags"] = find_tags(acts, generation)
+    shown["acts"] = [asdict(act) for act in acts if act.generation == generation]
+    typer.echo(json.dumps(shown, indent=2))
 
 
 @app.command()

@@ -29,6 +29,7 @@ from types import FrameType
 import psutil
 
 from repository.generations import pin, published_generations
+from repository.registry import record_act
 from server import gateway, launcher, log, processes
 from server.condition import ask
 from server.environment import PROJECT
@@ -190,6 +191,7 @@ class Watch:
             if is_intact(state.repo, generation):
                 pin(state.repo, generation)
                 self._restart(state, fault, generation)
+                record_act(state.repo, "pinned", generation, reason=fault)  # last: on a full disk the server is restarted too
                 return
         say(f"no other generation is intact: {ENSEMBLE} is taken out of service until the files are as published")
         if state.settings.get("fixed") or not processes.is_running(state.pid, state.tag):

@@ -6,7 +6,7 @@ progress.py      how the running experiment goes: arms, the interval as time wen
 sequential.py    A/B tests that may be looked at any time: confidence sequences, sample-ratio check
 guard.py         what ends the running experiment: harm, or a better challenger that may take over
 interleaving.py  two generations inside one answer: team draft and its credit
-off_policy.py    the value of a policy that nobody was shown, from the log of another: IPS, SNIPS, DR, slates
+off_policy.py    the value of a policy that nobody was shown, from the log of another: IPS, SNIPS, DR; of slates too
 unseen.py        the same for a generation, from the exposure log
 drift.py         whether features and scores still come from the distribution that the export saw: PSI, KL, bands
 

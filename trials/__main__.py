@@ -26,7 +26,7 @@ from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, re
 from serving.live.store import live_folder
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.guard import guard_once
-from trials.off_policy import SlateKind, TrialError
+from trials.off_policy import Estimate, SlateKind, TrialError
 from trials.progress import tell_progress
 from trials.report import AnswerSummary, By, Summary, summarise
 from trials.sequential import compare_arms, has_wrong_split
@@ -140,17 +140,20 @@ def off_policy(
     else:
         raise TrialError("What to judge is not clear; expected --generation or --answers, one of them.")
     paired = pair_answers(exposures, read_events(folder), judged, reward, places)
-    shown, estimates, refusals = paired.estimate_shown(), {}, {}
+    shown = paired.estimate_shown()
+    estimates: dict[str, tuple[Estimate, Estimate]] = {}
+    refusals: dict[str, str] = {}
     for kind in get_args(SlateKind):
         try:
-            estimates[kind] = paired.estimate(kind)
+            found, supported = paired.estimate(kind)
+            estimates |= {f"{kind} {estimator}": (estimate, supported) for estimator, estimate in found.items()}
         except TrialError as error:
             refusals[kind] = str(error)
     if not estimates:
         raise TrialError("\n".join(f"{kind}: {refusal}" for kind, refusal in refusals.items()))
     if as_json:
-        found = {kind: asdict(estimate) | {"support": support.value} for kind, (estimate, support) in estimates.items()}
-        typer.echo(json.dumps({"shown": asdict(shown), "estimates": found, "refused": refusals}))
+        told = {name: asdict(estimate) | {"support": support.value} for name, (estimate, support) in estimates.items()}
+        typer.echo(json.dumps({"shown": asdict(shown), "estimates": told, "refused": refusals}))
         return
     table = Table(f"{reward} an answer", "value", "interval", "effective users", "support")
     for name, (estimate, support) in {"as shown": (shown, None), **estimates}.items():

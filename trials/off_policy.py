@@ -9,7 +9,7 @@ the one that was logged (propensity). Estimators:
 
 and for slates (several shown items that are one decision): the same weighting with the product of the weights of the whole
 slate (standard), with each position's own weight (independent: positions do not influence each other), or with the product down
-to that position (cascade: a user reads from the top).
+to that position (cascade: a user reads from the top). SNIPS and DR of slates are those of their positions, summed.
 
 Sources: Rubin 1981 (Bayesian bootstrap); Swaminathan and Joachims 2015 (SNIPS); Dudik, Langford and Li 2011 (DR);
 McInerney et al. 2020 (cascade).
@@ -30,6 +30,7 @@ SEED = 0  # the same log gives the same interval
 LEAST_EFFECTIVE_SAMPLES = 100.0
 
 SlateKind = Literal["standard", "independent", "cascade"]
+Clusters = np.ndarray | None  # int64 [slates], 0 … n - 1, equal where slates depend on each other, like those of one user
 
 
 class TrialError(RecommenderError):
@@ -89,18 +90,38 @@ def estimate_dr(rewards: np.ndarray, weights: np.ndarray, expected_logged: np.nd
     return _estimate(expected_target + weights * (rewards - expected_logged), np.ones(len(rewards)), weights)
 
 
-def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, clusters: np.ndarray | None = None) -> Estimate:
-    """Return the value of a whole slate: the expected sum of its positions' rewards.
+def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, clusters: Clusters = None) -> Estimate:
+    """Return the inverse-propensity estimate of a whole slate: the expected sum of its positions' rewards.
 
     rewards, weights: float64 [slates, positions]. kind: see the module; the less it assumes, the noisier it is.
-    clusters: int64 [slates], 0 … n - 1, equal where slates depend on each other, like those of one user. Interval and effective
-        samples then count clusters.
+    clusters: where given, interval and effective samples count them
     """
-    position_weights = weigh_positions(weights, kind)
-    sums = (position_weights * rewards).sum(axis=1), np.ones(len(rewards)), *position_weights.T
-    numerators, counts, *columns = sums if clusters is None else (np.bincount(clusters, column) for column in sums)
-    unit = "decisions" if clusters is None else "users"
-    return _estimate(numerators, counts, min(columns, key=effective_samples), len(rewards), unit)
+    weights = weigh_positions(weights, kind)
+    return _estimate_slate((weights * rewards).sum(axis=1, keepdims=True), np.ones((len(rewards), 1)), weights, clusters)
+
+
+def estimate_slate_snips(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, clusters: Clusters = None) -> Estimate:
+    """Return the self-normalised estimate of a whole slate. Arguments: as of estimate_slate."""
+    weights = weigh_positions(weights, kind)
+    return _estimate_slate(weights * rewards, weights, weights, clusters)
+
+
+def estimate_slate_dr(
+    rewards: np.ndarray,
+    weights: np.ndarray,
+    expected_logged: np.ndarray,
+    expected_target: np.ndarray,
+    kind: SlateKind,
+    clusters: Clusters = None,
+) -> Estimate:
+    """Return the doubly robust estimate of a whole slate.
+
+    rewards, weights, kind, clusters: as of estimate_slate. expected_logged, expected_target: float64 [slates, positions], as of
+        estimate_dr; the model may know the item and its position, not the other items of the slate.
+    """
+    weights = weigh_positions(weights, kind)
+    corrected = (expected_target + weights * (rewards - expected_logged)).sum(axis=1, keepdims=True)
+    return _estimate_slate(corrected, np.ones((len(rewards), 1)), weights, clusters)
 
 
 def weigh_positions(weights: np.ndarray, kind: SlateKind) -> np.ndarray:
@@ -119,6 +140,20 @@ def describe_weights(weights: np.ndarray, unit: str) -> str:
     return f"{agreeing:,} {unit} were shown what that policy shows, and the heaviest one has {heaviest:.0%} of their weight."
 
 
+def _estimate_slate(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray, clusters: Clusters) -> Estimate:
+    """Return `_estimate` of slates, or of clusters of them. All arrays: [slates, …]."""
+    decisions, unit = len(numerators), "decisions"
+    if clusters is not None:
+        numerators, denominators, weights = (_sum_clusters(array, clusters) for array in (numerators, denominators, weights))
+        unit = "users"
+    return _estimate(numerators, denominators, min(weights.T, key=effective_samples), decisions, unit)
+
+
+def _sum_clusters(array: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """Return the sum of each cluster's rows, float64 [clusters, columns]."""
+    return np.stack([np.bincount(clusters, column) for column in array.T], axis=1)
+
+
 def _estimate(
     numerators: np.ndarray,
     denominators: np.ndarray,
@@ -128,6 +163,7 @@ def _estimate(
 ) -> Estimate:
     """Return sum(numerators) / sum(denominators) with the 95 % interval of a Bayesian bootstrap over their elements.
 
+    numerators, denominators: [elements], or [elements, terms] of a sum of such ratios
     decisions: that the elements stand for; None: one each. unit: what an element is
     Raises TrialError when the log says too little: too few effective samples, or a weight that is no number.
     """
@@ -139,11 +175,12 @@ def _estimate(
             "Log more, draw more often ([live] new_item_share, exploration), or judge a policy nearer to the logged one."
         )
     count, generator = len(numerators), np.random.default_rng(SEED)
-    pairs = np.stack([numerators, denominators], axis=1)
+    pairs = np.column_stack([numerators, denominators])
     resampled = []
     for _ in range(RESAMPLES // RESAMPLE_BLOCK):
         resampled.append(generator.standard_exponential((RESAMPLE_BLOCK, count)) @ pairs)
     sums = np.concatenate(resampled)
-    low, high = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
-    value = numerators.sum() / denominators.sum()
+    terms = pairs.shape[1] // 2
+    low, high = np.quantile((sums[:, :terms] / sums[:, terms:]).sum(axis=1), [0.025, 0.975])
+    value = np.sum(numerators.sum(axis=0) / denominators.sum(axis=0))
     return Estimate(float(value), float(low), float(high), samples, decisions or count)

@@ -1,10 +1,10 @@
 """Evaluate a generation off-policy: estimate what lists that users did not see would have earned, from logged answers.
 
-The judged lists are those of that generation; the estimator is inverse propensity weighting. A shown item counts where the
-judged list has the same one at the same place, with the weight 1 / propensity (`propensities` of live/exposures.py). Places
-whose propensity is not known weigh nothing. A propensity is given the items before it, so the mean weight of a place estimates
-the share of answers that could have shown the judged item there: its support. The log says nothing of the other answers, so
-there is no estimate unless the support is nearly whole.
+The judged lists are those of that generation; the estimators are IPS, SNIPS and DR of trials/off_policy.py. A shown item counts
+where the judged list has the same one at the same place, with the weight 1 / propensity (`propensities` of live/exposures.py).
+Places whose propensity is not known weigh nothing. A propensity is given the items before it, so the mean weight of a place
+estimates the share of answers that could have shown the judged item there: its support. The log says nothing of the other
+answers, so there is no estimate unless the support is nearly whole.
 """
 
 from __future__ import annotations
@@ -22,12 +22,22 @@ from serving.contract.tensors import PAD_ID
 from serving.live.events import EventBatch
 from serving.live.experiment import SHADOW_ARM
 from trials.feedback import join_feedback, number_users, pad_rows
-from trials.off_policy import Estimate, SlateKind, TrialError, estimate_slate, importance_weights, weigh_positions
+from trials.off_policy import (
+    Estimate,
+    SlateKind,
+    TrialError,
+    estimate_slate,
+    estimate_slate_dr,
+    estimate_slate_snips,
+    importance_weights,
+    weigh_positions,
+)
 
 Lists = Mapping[str, list[int]]  # request id -> item ids, best first
 Reward = Literal["clicks", "conversions", "revenue"]
 LEAST_SUPPORT = 0.95
 LEAST_USERS = 100
+PRIOR_SHOWN = 100.0  # answers by which what an item earns is drawn to what its place does
 
 
 class RecordedAnswer(BaseModel):
@@ -42,12 +52,14 @@ class PairedAnswers:
     """Shown answers to requests whose judged list is known.
 
     rewards: float64 [answers, places], of the shown items; weights: float64 [answers, places], of the judged ones
+    expected: float64 [answers, places], what the judged items should earn (`expect_rewards`)
     users: int64 [answers], 0 … n - 1; answers of nobody in particular are a user each
     unknown: share of the places whose propensity is not known
     """
 
     rewards: np.ndarray
     weights: np.ndarray
+    expected: np.ndarray
     users: np.ndarray
     unknown: float
 
@@ -55,8 +67,11 @@ class PairedAnswers:
         """Return what the shown lists earned. Raises TrialError for too few users."""
         return estimate_slate(self.rewards, np.ones_like(self.weights), "independent", self.users)
 
-    def estimate(self, kind: SlateKind) -> tuple[Estimate, Estimate]:
-        """Return what the judged lists would have earned, and its support. Raises TrialError if the log cannot tell."""
+    def estimate(self, kind: SlateKind) -> tuple[dict[str, Estimate], Estimate]:
+        """Return what the judged lists would have earned by "IPS", "SNIPS" and "DR", and the support of all of them.
+
+        Raises TrialError if the log cannot tell.
+        """
         weights, certain = weigh_positions(self.weights, kind), np.ones_like(self.weights)
         support = estimate_slate(weights / weights.shape[1], certain, "independent", self.users)
         if support.value < LEAST_SUPPORT and support.high < 1:
@@ -66,7 +81,10 @@ class PairedAnswers:
                 f"others; expected {LEAST_SUPPORT:.0%} or more. {unknown}Judge fewer places (--places), or let some users see "
                 "them (python -m server experiment start)."
             )
-        return estimate_slate(self.rewards, self.weights, kind, self.users), support
+        # The shown item is the judged one wherever a weight is not 0, so the model expects the same of both.
+        robust = estimate_slate_dr(self.rewards, self.weights, self.expected, self.expected, kind, self.users)
+        logged = self.rewards, self.weights, kind, self.users
+        return {"IPS": estimate_slate(*logged), "SNIPS": estimate_slate_snips(*logged), "DR": robust}, support
 
 
 def shadow_lists(exposures: pa.Table, generation: int) -> dict[str, list[int]]:
@@ -127,4 +145,29 @@ def pair_answers(
     weights = importance_weights((known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0))
     item_rewards = np.asarray(getattr(feedback, reward), np.float64)
     rewards = np.pad(item_rewards, ((0, 0), (0, width - item_rewards.shape[1])))
-    return PairedAnswers(rewards[:, :places], weights[:, :places], users, 1.0 - float(known[:, :places].mean()))
+    expected = expect_rewards(shown_ids, judged_ids, rewards, users)
+    unknown = 1.0 - float(known[:, :places].mean())
+    return PairedAnswers(rewards[:, :places], weights[:, :places], expected[:, :places], users, unknown)
+
+
+def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.ndarray, users: np.ndarray) -> np.ndarray:
+    """Return what each judged item should earn at its place, float64 [answers, places].
+
+    That is the mean of what it earned there when it was shown to users of the other half, drawn to the mean of the place.
+    Cross-fitting: a model that had seen an answer would make the doubly robust estimate too sure.
+
+    shown_ids, judged_ids: int64 [answers, places]; rewards: float64 [answers, places], of the shown items
+    users: int64 [answers], 0 … n - 1, of two or more
+    """
+    width = shown_ids.shape[1]
+    items = np.unique(np.stack([shown_ids, judged_ids]), return_inverse=True)[1].reshape(2, -1, width)
+    pairs, codes = np.unique(items * width + np.arange(width), return_inverse=True)
+    shown, judged = codes.reshape(items.shape)
+    expected = np.empty(judged.shape)
+    for half in (0, 1):
+        own = users % 2 == half
+        counts = np.bincount(shown[~own].ravel(), minlength=len(pairs))
+        sums = np.bincount(shown[~own].ravel(), rewards[~own].ravel(), minlength=len(pairs))
+        drawn_to = PRIOR_SHOWN * rewards[~own].mean(axis=0)
+        expected[own] = (sums[judged[own]] + drawn_to) / (counts[judged[own]] + PRIOR_SHOWN)
+    return expected

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from export.settings import Settings
+from export.settings import Settings, read_served_settings
 from perf.answers import differing_answers
 from perf.load import analyzer, schedule
 from perf.load.open_loop import run_load
@@ -20,7 +20,7 @@ from perf.observe import Latency, read_memory, total_mib
 from perf.recall import JUDGED_BY, recorded_vectors
 from perf.target import Turns, read_site, take_turns
 from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes, describe_changes
-from perf.tune.variant import make_variant, settings_of
+from perf.tune.variant import make_variant
 from repository.config import CONFIG_FILE, layout_of
 from repository.models import read_config
 from server.environment import MEASURED_DIR
@@ -75,7 +75,7 @@ class Lab:
 
     def __init__(self, repository: Path, clients: int, window_s: float, rng: np.random.Generator) -> None:
         self.repository, self.clients, self.window_s, self.rng = repository, clients, window_s, rng
-        self.settings = settings_of(repository)
+        self.settings = read_served_settings(repository)
         self.layout = layout_of(read_config(repository / ENSEMBLE / CONFIG_FILE))
         generation = pinned_generation(repository)
         self.spec = read_specs(repository, generation)[ENSEMBLE]

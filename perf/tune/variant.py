@@ -13,7 +13,7 @@ from pathlib import Path
 
 import faiss
 
-from export.settings import ComputeSettings, Settings, read_exported_settings
+from export.settings import ComputeSettings, Settings
 from repository.config import CONFIG_FILE, Serving, models_of, set_instances
 from repository.generations import write_pins
 from repository.models import read_config, write_config
@@ -90,9 +90,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # on another file system
         shutil.copy2(source, target)
-
-
-def settings_of(repository: Path) -> Settings:
-    """Return the settings that the answering generation was exported with."""
-    folder = stage_folder(repository, ENSEMBLE, pinned_generation(repository))
-    return read_exported_settings(folder, read_json(folder, MANIFEST_FILE))

@@ -70,14 +70,16 @@ def test_a_generation_of_what_happened_since_is_published(repo, whole, past):
         in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
     )
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
-    done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET)
+    done = follow_once(past, repo, None, 1_000, QUIET)
     assert done.verdict is not None
     assert done.generation == 2, done.report
     assert published_generations(repo) == (1, 2)
     assert pinned_generation(repo) == 2
     last = read_acts(repo)[-1]
     assert (last.action, last.generation, last.reason) == ("published", 2, str(done.verdict))
-    assert EARLY + 1_000 < read_manifest(repo, 2)["log"]["events"] < EVERYTHING  # the newest events judged it
+    manifest = read_manifest(repo, 2)
+    assert EARLY + 1_000 < manifest["log"]["events"] < EVERYTHING  # the newest events judged it
+    assert Settings.model_validate(manifest["settings"]) == Settings.model_validate(SETTINGS)  # the serving generation's
     assert not list(repo.parent.glob("*follow*"))
     with closing(Reader(live_folder(repo))) as reader, reader.snapshot() as snapshot:
         assert snapshot.progress().last_sequence == EVERYTHING - EARLY  # judging posted nothing to the shop's own log

@@ -8,10 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from repository.__main__ import app
+from repository.experiments import end_experiment, start_experiment
 from repository.registry import RECORD_FILE, diff_generations, list_generations, read_acts, record_act
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository
 
 
@@ -40,6 +42,9 @@ def test_generations_are_listed_with_what_answers_and_their_log(repo):
     assert first.log["first"] <= first.log["last"]
     listed = json.loads(run(repo, "list", "--json").stdout)
     assert [entry["generation"] for entry in listed] == [1, 2]
+    table = CliRunner().invoke(app, ["list", "--repo", str(repo)], env={"COLUMNS": "200"}).stdout
+    assert first.log["first"] != first.log["last"]
+    assert table.count(first.log["first"]) == table.count(first.log["last"]) == 2
 
 
 def test_only_what_differs_is_shown(repo):
@@ -48,6 +53,21 @@ def test_only_what_differs_is_shown(repo):
     assert "settings.pipeline.seed" in run(repo, "diff", "1", "2").stdout
     with pytest.raises(ConfigError, match=r"Generation 3 is not in .*\[1, 2\]"):
         diff_generations(repo, 1, 3)
+
+
+def test_a_generation_is_shown_with_its_tags_and_what_the_record_says_of_it(repo):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    end_experiment(repo, "its items are clicked more", "promoted")
+    record_act(repo, "activated", 2, reason="in place of 1")
+    record_act(repo, "tagged", 2, "champion")
+    record_act(repo, "tagged", 1, "safe")
+    first, second = (json.loads(run(repo, "show", generation).stdout) for generation in ("1", "2"))
+    assert (first["tags"], second["tags"]) == (["safe"], ["champion"])
+    assert [act["action"] for act in first["acts"]] == ["tagged"]
+    assert [act["action"] for act in second["acts"]] == ["experiment started", "promoted", "activated", "tagged"]
+    assert second["acts"][1]["reason"].endswith("its items are clicked more")
+    assert "files" not in second
+    assert second["settings"]["pipeline"]["seed"] == 7
 
 
 def test_tags_move_and_the_record_keeps_every_act(repo):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export.prequential import Answers
-from export.verdict import compute_binned_error, compute_ranking_auc, judge, measure_calibration_error, share_candidates
+from export.verdict import compute_binned_error, compute_ranking_aucs, judge, measure_calibration_error, share_candidates
 from serving.contract.tensors import PAD_ID
 
 QUESTIONS, LIST, CANDIDATES = 400, 20, 50
@@ -89,7 +89,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order():
     scores = np.array([[3, 1, 2, 4, NONE], [1, 1, 0, 2, NONE], [5, 1, 1, 1, 1], [1, NONE, NONE, NONE, NONE]])
     hits = np.array([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]], bool)
     # 2 of 3 pairs; one tie, one won, one lost; no right item; nothing beside it
-    assert compute_ranking_auc(scores, hits) == pytest.approx((2 / 3 + 1.5 / 3) / 2)
+    assert compute_ranking_aucs(scores, hits) == pytest.approx(np.array([2 / 3, 1.5 / 3, NONE, NONE]), nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,23 @@ def test_a_generation_that_ranks_worse_is_not_published(rng):
     assert verdict.ranked == QUESTIONS
     assert verdict.auc < 0.9 * verdict.serving_auc
     assert "AUC is less than 98% of what serves" in verdict.fault
-    assert f"AUC {verdict.auc:.4f} against {verdict.serving_auc:.4f}" in str(verdict)
-    assert judge(serving, serving, items, rng).fault == ""
+    assert verdict.auc_low < verdict.auc - verdict.serving_auc < verdict.auc_high < 0
+    interval = f"difference {verdict.auc_low:+.4f} to {verdict.auc_high:+.4f} (95 %)"
+    assert f"AUC {verdict.auc:.4f} against {verdict.serving_auc:.4f}, {interval}" in str(verdict)
+    equal = judge(serving, serving, items, rng)
+    assert (equal.fault, equal.auc_low, equal.auc_high) == ("", 0, 0)
+
+
+def test_the_interval_of_the_auc_holds_the_true_difference_about_as_often_as_it_states(rng):
+    """Rankers that win all pairs of a question or none: with 0.7 and 0.6 of the questions, the true difference is 0.1."""
+    items, held = np.arange(QUESTIONS), 0
+    candidates = np.stack([items, np.full(QUESTIONS, 10_000)], axis=1)
+    for _ in range(100):
+        won = [rng.random(QUESTIONS) < share for share in (0.7, 0.6)]
+        scores = [np.where(own[:, None], [1, 0], [0, 1]).astype(np.float32) for own in won]
+        verdict = judge(*(Answers(answers(rng, items, 0.3).items, candidates, own) for own in scores), items, rng)
+        held += verdict.auc_low <= 0.1 <= verdict.auc_high
+    assert 88 <= held < 100  # not all: an interval that is far too wide holds it always
 
 
 def test_a_generation_whose_scores_change_their_meaning_is_not_published(rng):

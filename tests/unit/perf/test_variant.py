@@ -10,12 +10,12 @@ import faiss
 import numpy as np
 import pytest
 
-from export.settings import Settings, read_settings
+from export.settings import Settings, read_served_settings, read_settings
 from perf.slo import Bound
 from perf.tune import report
 from perf.tune.__main__ import summarise, tune
 from perf.tune.search import FINAL_TURNS, SERVER_THREADS, Outcome, Trial
-from perf.tune.variant import make_variant, settings_of
+from perf.tune.variant import make_variant
 from repository.challenger import read_challengers, write_challenger
 from repository.config import LAYOUTS
 from repository.generations import write_pins
@@ -79,7 +79,7 @@ def test_a_variant_serves_the_changes_and_the_original_stays(repository, layout,
 
 
 def test_the_current_settings_are_the_same_files(repository, layout, tmp_path):
-    make_variant(repository, tmp_path / "variant", layout, settings_of(repository))
+    make_variant(repository, tmp_path / "variant", layout, read_served_settings(repository))
     assert contents(tmp_path / "variant") == contents(repository)
     index = stage_folder(repository, "retrieve", 1) / INDEX_FILE
     assert index.samefile(stage_folder(tmp_path / "variant", "retrieve", 1) / INDEX_FILE)
@@ -91,7 +91,7 @@ def test_a_variant_loads_the_champion_alone_while_an_experiment_runs(repository,
     write_challenger(repository, 2)
     write_pins(repository, 1)
     before = {path: path.read_text() for path in repository.glob("*/config.pbtxt")}
-    make_variant(repository, tmp_path / "variant", layout, settings_of(repository))
+    make_variant(repository, tmp_path / "variant", layout, read_served_settings(repository))
     assert {path: path.read_text() for path in before} == before
     assert CHALLENGER in {path.parent.name for path in before}
     assert read_challengers(tmp_path / "variant") == ()
@@ -104,7 +104,7 @@ def test_files_are_copied_where_links_do_not_reach(repository, layout, tmp_path,
         raise OSError("Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    make_variant(repository, tmp_path / "variant", layout, settings_of(repository))
+    make_variant(repository, tmp_path / "variant", layout, read_served_settings(repository))
     assert contents(tmp_path / "variant") == contents(repository)
 
 

@@ -17,12 +17,17 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from repository.registry import read_acts
 from server import watch
 from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, read_state, state_path
 from server.watch import HANGS_S, Observer, Watch, build_command
+from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.errors import ServerError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from tests.repositories import copy_small_repository
 from tests.waiting import until
 
 # A parent that never asks what became of its child, as tritonserver does not.
@@ -109,3 +114,25 @@ def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(s
     printed = capsys.readouterr().out
     assert "The updater of generation 1 did not start" in printed
     assert "answers again" in printed
+
+
+def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_path, monkeypatch):
+    repo = copy_small_repository(tmp_path / "shop")
+    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
+        shutil.copytree(repo / model / "1", repo / model / "2")
+    moved = replace(state, repo=repo, generation=1)
+    server = SimpleNamespace(start=lambda: None, process=SimpleNamespace(poll=lambda: None), state=moved)
+    monkeypatch.setattr(watch, "end_server", lambda state: None)
+    monkeypatch.setattr(watch, "TritonServer", SimpleNamespace(with_settings=lambda *_, **__: server))
+    replace(moved, generation=2).save(tmp_path)
+    (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
+    supervisor = threading.Thread(target=Watch(tmp_path, state.ports.grpc).run)
+    supervisor.start()
+    try:
+        until(lambda: read_acts(repo))
+    finally:
+        state.forget(tmp_path)
+        supervisor.join()
+    act = read_acts(repo)[0]
+    assert (act.action, act.generation, pinned_generation(repo)) == ("pinned", 1, 1)
+    assert MANIFEST_FILE in act.reason

@@ -9,6 +9,8 @@ from trials.off_policy import (
     estimate_dr,
     estimate_ips,
     estimate_slate,
+    estimate_slate_dr,
+    estimate_slate_snips,
     estimate_snips,
     importance_weights,
 )
@@ -61,12 +63,45 @@ def test_equal_policies_get_the_plain_mean():
 
 @pytest.mark.parametrize("kind", ["standard", "independent", "cascade"])
 def test_slates(kind):
-    """Positions that do not influence each other: every kind is unbiased."""
+    """Positions that do not influence each other: every kind is unbiased, with a reward model that is wrong as well."""
     generator = np.random.default_rng(1)
     actions = generator.choice(ACTIONS, (20_000, 2), p=LOGGED)
     rewards = (generator.random(actions.shape) < RATES[actions]).astype(np.float64)
-    estimate = estimate_slate(rewards, importance_weights(TARGET[actions], LOGGED[actions]), kind)
-    assert estimate.low <= 2 * TRUE_VALUE <= estimate.high
+    weights, rough = importance_weights(TARGET[actions], LOGGED[actions]), RATES + 0.1
+    models = rough[actions], np.full(actions.shape, TARGET @ rough)
+    for estimate in (
+        estimate_slate(rewards, weights, kind),
+        estimate_slate_snips(rewards, weights, kind),
+        estimate_slate_dr(rewards, weights, *models, kind),
+    ):
+        assert estimate.low <= 2 * TRUE_VALUE <= estimate.high
+        assert estimate.high - estimate.low < 0.2 * TRUE_VALUE
+
+
+def test_slates_of_one_position_are_decisions():
+    actions, rewards, weights = log_of(2_000, seed=4)
+    models = RATES[actions], np.full(len(actions), TRUE_VALUE)
+    column, weight = rewards[:, None], weights[:, None]
+    pairs = [
+        (estimate_slate(column, weight, "standard"), estimate_ips(rewards, weights)),
+        (estimate_slate_snips(column, weight, "standard"), estimate_snips(rewards, weights)),
+        (
+            estimate_slate_dr(column, weight, *(model[:, None] for model in models), "standard"),
+            estimate_dr(rewards, weights, *models),
+        ),
+    ]
+    for slates, decisions in pairs:
+        assert [slates.value, slates.low, slates.high] == pytest.approx([decisions.value, decisions.low, decisions.high])
+
+
+def test_self_normalised_slates_follow_a_reward_that_all_items_share():
+    """What every item earns more, the policy earns more, however the drawn weights add up."""
+    generator = np.random.default_rng(5)
+    actions = generator.choice(ACTIONS, (1_000, 3), p=LOGGED)
+    weights = importance_weights(TARGET[actions], LOGGED[actions])
+    for kind in ("standard", "independent", "cascade"):
+        low, high = (estimate_slate_snips(reward + RATES[actions], weights, kind) for reward in (0.0, 1.0))
+        assert high.value - low.value == pytest.approx(3.0)
 
 
 def test_a_log_that_says_too_little_is_refused():

@@ -22,7 +22,7 @@ from tests.unit.trials.logs import events, exposures
 from trials.__main__ import app
 from trials.interleaving import draft_teams
 from trials.off_policy import TrialError
-from trials.unseen import pair_answers, read_lists
+from trials.unseen import expect_rewards, pair_answers, read_lists
 
 USERS = 6_000
 LOOKED_AT = np.array([1.0, 0.6, 0.4, 0.3])  # share of users who look at a place
@@ -87,9 +87,11 @@ def test_lists_are_judged_by_those_that_draws_mixed(kind, draw, generations, jud
     draws = np.random.default_rng(1).random((20_000, len(judged)))
     truth = np.mean([clicks_of(judged, row).sum() for row in draws])
     answers = paired(*draw(*generations), judged, clicks_of)
-    estimate, support = answers.estimate(kind)
-    assert estimate.low <= truth <= estimate.high
-    assert estimate.high - estimate.low < 0.2 * truth
+    estimates, support = answers.estimate(kind)
+    assert estimates["IPS"].low <= truth <= estimates["IPS"].high
+    for estimate in estimates.values():
+        assert estimate.high - estimate.low < 0.2 * truth
+        assert estimate.value == pytest.approx(truth, abs=0.75 * (estimate.high - estimate.low))  # three standard errors
     assert support.value == pytest.approx(1.0, abs=0.05)
 
 
@@ -111,14 +113,49 @@ def test_generations_that_differ_in_the_new_items_they_show_are_judged(clicks_of
     truth = np.mean([clicks_of(items, row).sum() for items, row in zip(judged, draws, strict=True)])
     answers = paired(logged, chances, judged, clicks_of)
     for kind in ("cascade", "standard"):
-        estimate, support = answers.estimate(kind)
-        assert estimate.low <= truth <= estimate.high
-        assert estimate.high - estimate.low < 0.3 * truth
-        assert estimate.effective_samples == pytest.approx(USERS / 3, rel=0.1)  # 1 + two new items
+        estimates, support = answers.estimate(kind)
+        for estimate in estimates.values():
+            assert estimate.low <= truth <= estimate.high
+            assert estimate.high - estimate.low < 0.3 * truth
+            assert estimate.effective_samples == pytest.approx(USERS / 3, rel=0.1)  # 1 + two new items
         assert support.value == pytest.approx(1.0, abs=0.05)
     with pytest.raises(TrialError, match="judged items at their places"):
         answers.estimate("independent")  # it does not know that a new item moves the next one
-    assert paired(logged, chances, judged, clicks_of, places=2).estimate("independent")[0].low > 0
+    assert paired(logged, chances, judged, clicks_of, places=2).estimate("independent")[0]["IPS"].low > 0
+
+
+def test_intervals_hold_the_true_value_about_as_often_as_they_state():
+    truth = LIKED[2] + LIKED[4] * LOOKED_AT[1]
+    held = {"IPS": 0, "SNIPS": 0, "DR": 0}
+    for seed in range(20):
+        lists = np.where(np.random.default_rng([seed, 1]).random((2_000, 2)) < 0.5, [2, 4], [1, 3]).tolist()
+        answers = paired(lists, [[0.5, 0.5]] * 2_000, [2, 4], click_each, seed)
+        for name, estimate in answers.estimate("independent")[0].items():
+            held[name] += estimate.low <= truth <= estimate.high
+    assert {name: count >= 17 for name, count in held.items()} == dict.fromkeys(held, True)
+
+
+def test_what_items_earned_narrows_the_interval():
+    """Where nearly every item is clicked, what remains is how often the judged one happened to be drawn."""
+    answers = paired(*draw_each([1, 3], [2, 4]), [2, 4], lambda items, draws: draws < 0.9)
+    estimates, _ = answers.estimate("independent")
+    widths = {name: estimate.high - estimate.low for name, estimate in estimates.items()}
+    assert widths["DR"] < 0.5 * widths["IPS"]
+    assert widths["SNIPS"] < 0.5 * widths["IPS"]
+
+
+def test_what_an_item_should_earn_is_learned_from_other_users():
+    """Item 7 earned 1 in the first place with users of even numbers, and nothing with the others. Nobody was shown item 8."""
+    users = np.arange(2_000)
+    shown = np.tile([7, 9], (2_000, 1))
+    rewards = np.column_stack([users % 2 == 0, np.zeros(2_000)]).astype(np.float64)
+    expected = expect_rewards(shown, np.tile([7, 8], (2_000, 1)), rewards, users)
+    assert expected[::2, 0] == pytest.approx(0.0)
+    assert expected[1::2, 0] == pytest.approx(1.0)
+    assert expected[:, 1] == pytest.approx(0.0)
+    swapped = expect_rewards(shown, np.tile([8, 7], (2_000, 1)), rewards, users)
+    assert swapped[1::2, 0] == pytest.approx(1.0)  # of an item that nobody saw there: what the place earns
+    assert swapped[:, 1] == pytest.approx(0.0)  # item 7 was never in the second place
 
 
 def test_a_log_that_is_worth_too_few_users_says_why():
@@ -132,10 +169,10 @@ def test_a_log_that_is_worth_too_few_users_says_why():
 def test_the_estimate_is_not_what_the_shown_lists_earned():
     draws = np.random.default_rng(1).integers(1, 5, USERS)
     answers = paired([[int(item)] for item in draws], [[0.25]] * USERS, [2], lambda items, draws: draws < LIKED[items])
-    estimate, _ = answers.estimate("independent")
-    assert estimate.low <= LIKED[2] <= estimate.high
-    assert answers.estimate_shown().high < estimate.low
-    assert 0.2 * USERS < estimate.effective_samples < 0.3 * USERS
+    for estimate in answers.estimate("independent")[0].values():
+        assert estimate.low <= LIKED[2] <= estimate.high
+        assert answers.estimate_shown().high < estimate.low
+        assert 0.2 * USERS < estimate.effective_samples < 0.3 * USERS
 
 
 def test_places_that_were_certain_say_nothing_of_other_items():
@@ -147,8 +184,9 @@ def test_places_that_were_certain_say_nothing_of_other_items():
     with pytest.raises(TrialError, match="could have shown 0% of the judged items"):
         paired(*logged, judged, click_each).estimate("standard")
     top = paired(*logged, judged, click_each, places=2)
-    estimate, support = top.estimate("standard")
-    assert estimate.value == top.estimate_shown().value
+    estimates, support = top.estimate("standard")
+    for estimate in estimates.values():
+        assert estimate.value == pytest.approx(top.estimate_shown().value)
     assert support.value == 1.0
 
 
@@ -244,9 +282,10 @@ def test_the_command_judges_a_shadow_as_far_as_it_agrees(repo):
         judge(repo, "--generation", "2")
     told = json.loads(judge(repo, "--generation", "2", "--places", "1", "--reward", "revenue", "--json"))
     assert told["shown"]["value"] == 1.5
-    assert set(told["estimates"]) == {"standard", "independent", "cascade"}
-    assert told["estimates"]["cascade"]["value"] == 1.5
-    assert told["estimates"]["cascade"]["support"] == 1.0
+    kinds, estimators = ("standard", "independent", "cascade"), ("IPS", "SNIPS", "DR")
+    assert set(told["estimates"]) == {f"{kind} {estimator}" for kind in kinds for estimator in estimators}
+    assert told["estimates"]["cascade DR"]["value"] == pytest.approx(1.5)
+    assert told["estimates"]["cascade DR"]["support"] == 1.0
     assert told["refused"] == {}
     with pytest.raises(TrialError, match="No answer of generation 7 as a shadow is logged"):
         judge(repo, "--generation", "7")
@@ -256,7 +295,7 @@ def test_the_command_judges_recorded_answers(repo, tmp_path):
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(json.dumps({"request_id": f"r{user}", "item_ids": [1, 2, 3]}) + "\n" for user in range(400)))
     table = judge(repo, "--answers", str(path))
-    assert all(part in table for part in ("clicks an answer", "as shown", "cascade", "0.5", "100.0%"))
+    assert all(part in table for part in ("clicks an answer", "as shown", "cascade IPS", "0.5", "100.0%"))
     with pytest.raises(TrialError, match="expected --generation or --answers, one of them"):
         judge(repo, "--answers", str(path), "--generation", "2")
 
@@ -267,5 +306,5 @@ def test_estimators_that_ask_too_much_are_told_apart(repo, tmp_path):
     lists = {f"r{user}": [1, 2, 3] if user >= 40 else [1, 2, 4] for user in range(400)}
     path.write_text("".join(json.dumps({"request_id": name, "item_ids": items}) + "\n" for name, items in lists.items()))
     table = judge(repo, "--answers", str(path))
-    assert "independent" in table
+    assert all(f"independent {estimator}" in table for estimator in ("IPS", "SNIPS", "DR"))
     assert "standard: The log could have shown 90% of the judged items" in table

@@ -1,0 +1,65 @@
+"""`python -m export`: what the commands leave behind in a repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from export.__main__ import app
+from repository.registry import read_acts, read_manifest
+from serving.contract.artifacts import write_manifest
+from serving.contract.errors import ArtifactError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
+from tests.repositories import copy_to_change, small_repository
+
+DATA = small_repository().parent / "data"
+SETTINGS = """
+[pipeline]
+recorded_requests = 64
+[ranker]
+compression = "none"
+"""  # as fast as an export can be
+
+
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    return copy_to_change(small_repository(), tmp_path / "repository")
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    path = tmp_path / "settings.toml"
+    path.write_text(SETTINGS)
+    return path
+
+
+def run(*words: object) -> str:
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False).output
+
+
+def test_every_move_of_the_pin_is_recorded(repo, config):
+    run("build", "--data", DATA, "--repo", repo, "--config", config)
+    run("relayout", small_repository(), repo, "--layout", "ensemble")
+    run("point", 2, "--repo", repo)
+    assert pinned_generation(repo) == 2
+    acts = [(act.action, act.generation, act.reason) for act in read_acts(repo)]
+    assert acts == [
+        ("published", 2, f"exported from {DATA}"),
+        ("published", 3, f"laid out again from {small_repository()}"),
+        ("pinned", 2, ""),
+    ]
+
+
+def test_follow_without_a_config_reads_the_settings_of_what_serves(repo, config):
+    follow = "follow", "--once", "--data", DATA, "--repo", repo
+    assert "waits: 0 events are newer than generation 1" in run(*follow)
+    folder = repo / ENSEMBLE / "1"
+    manifest = read_manifest(repo, 1)
+    manifest["settings"]["ranker"]["an_old_key"] = True
+    write_manifest(folder, **{key: value for key, value in manifest.items() if key not in ("schema", "files")})
+    with pytest.raises(ArtifactError, match="an_old_key"):
+        run(*follow)
+    assert "waits: 0 events are newer than generation 1" in run(*follow, "--config", config)
