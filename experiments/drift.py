@@ -1,14 +1,16 @@
-"""Drift alarms on the features of served requests: false alarms, found shifts, and agreement with the package `evidently`.
+"""Drift alarms on the features and scores of requests: false alarms, found shifts, and agreement with the package `evidently`.
 
-    python -m experiments.drift --repo model_repository
+    python -m experiments.drift --repo model_repository --data online-retail
 
-The published preprocessing encodes requests of the repository's own kind (recorded ones, drawn with replacement): windows of
-them are stationary and must not alarm. Shifts are injected into one feature each, and must alarm within one window of 2,000
-requests.
+The published stages answer requests drawn anew from the log that was exported, as the export drew those of its references:
+windows of them are stationary and must not alarm. Shifts are injected into one feature each, or into the score, and must alarm
+within one window of 2,000 requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,15 +20,19 @@ import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.other_environment import run_elsewhere
+from export.recording import requests_like
+from export.references import compute_watched
 from perf.command import run
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import stage_folder
 from serving.contract.distributions import OTHER, Reference, kl, psi, read_references
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE, ensemble_spec, stage_specs
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.preprocess import Preprocess
-from trials.drift import measure_drift
+from serving.stages.rank import Rank
+from serving.stages.retrieve import Retrieve
+from training.dataset import Dataset, load_dataset
 
 EVIDENTLY_PACKAGES = ("evidently==0.7.23", "pandas==2.3.3")  # it cannot import pandas 3
 STATIONARY_WINDOWS = 50
@@ -41,30 +47,40 @@ Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Features:
-    """Features of requests by name, [requests], and the references that were published with them."""
+class Watched:
+    """The served generation: its stages, its references by name, and the features of its recorded requests, [requests]."""
 
-    columns: Columns
+    stages: tuple[Preprocess, Retrieve, Rank]
+    dataset: Dataset
     references: dict[str, Reference]
+    recorded: Columns
 
     def draw_window(self, generator: np.random.Generator) -> Columns:
-        rows = generator.integers(0, len(next(iter(self.columns.values()))), WINDOW_ROWS)
-        return {name: values[rows] for name, values in self.columns.items()}
+        """Return features and scores of WINDOW_ROWS requests that the export has not seen."""
+        info = self.stages[0].info
+        spec = ensemble_spec(stage_specs(info.axes, info.context))
+        return compute_watched(*self.stages, requests_like(self.dataset, spec, WINDOW_ROWS, generator))
+
+    def compare(self, window: Columns) -> dict[str, float]:
+        """Return each feature's PSI over what chance explains: above 1, it alarms."""
+        observed = {name: own.count_shares(window[name]) for name, own in self.references.items()}
+        return {name: psi(np.asarray(own.shares), observed[name]) / own.psi_bound for name, own in self.references.items()}
 
     def alarms(self, window: Columns) -> list[str]:
-        """Return the features whose PSI exceeds what chance explains."""
-        return [n for n, reference in self.references.items() if measure_drift(reference, window[n]).psi > reference.psi_bound]
+        return [name for name, ratio in self.compare(window).items() if ratio > 1]
 
 
-def read_features(repo: Path) -> Features:
-    """Encode the recorded requests of the served generation."""
+@contextmanager
+def open_watched(repo: Path, dataset: Dataset) -> Iterator[Watched]:
+    """Open the served generation of a repository. dataset: of its export"""
     generation = pinned_generation(repo)
-    folder = stage_folder(repo, "preprocess", generation)
-    stage, recorded = Preprocess.load(folder), read_recorded(stage_folder(repo, ENSEMBLE, generation) / RECORDED_FILE)
-    outputs = stage({tensor.name: recorded.inputs[tensor.name] for tensor in stage.info.spec.inputs})
-    names = [column.name for column in stage.plan.categorical] + [column.name for column in stage.plan.continuous]
-    values = [*outputs["user_categorical"].T, *outputs["user_continuous"].astype(np.float64).T]
-    return Features(dict(zip(names, values, strict=True)), {reference.name: reference for reference in read_references(folder)})
+    folders = {name: stage_folder(repo, name, generation) for name in ("preprocess", "retrieve", "rank", ENSEMBLE)}
+    preprocess, retrieve = Preprocess.load(folders["preprocess"]), Retrieve.load(folders["retrieve"])
+    references = [*read_references(folders["preprocess"]), *read_references(folders["rank"])]
+    with closing(Rank.load(folders["rank"], as_exported=True)) as rank:
+        stages = (preprocess, retrieve, rank)
+        recorded = compute_watched(*stages, read_recorded(folders[ENSEMBLE] / RECORDED_FILE).inputs)
+        yield Watched(stages, dataset, {reference.name: reference for reference in references}, recorded)
 
 
 def shift_feature(window: Columns, reference: Reference, generator: np.random.Generator) -> Columns:
@@ -83,9 +99,8 @@ def can_move(reference: Reference) -> bool:
     return sum(share > 0.01 for share in reference.shares) > 1
 
 
-def compare_with_evidently(features: Features, window: Columns) -> float:
+def compare_with_evidently(columns: Columns, window: Columns) -> float:
     """Return the largest difference of PSI and KL from evidently's, over all features, in evidently's own bins."""
-    columns = features.columns
     arrays = {f"reference.{name}": values for name, values in columns.items()}
     arrays |= {f"window.{name}": window[name] for name in columns}
     theirs = run_elsewhere("evidently", EVIDENTLY_PACKAGES, Path(__file__).with_name("drift_evidently.py"), arrays)
@@ -106,38 +121,43 @@ def count_as_evidently(reference: np.ndarray, window: np.ndarray) -> tuple[np.nd
     return tuple(np.array([(values == kind).sum() for kind in kinds]) for values in (reference, window))  # type: ignore[return-value]
 
 
-def measure(repo: Path, with_evidently: bool) -> list[Figure]:
-    features, generator = read_features(repo), np.random.default_rng(0)
-    false_alarms = sum(bool(features.alarms(features.draw_window(generator))) for _ in range(STATIONARY_WINDOWS))
-    movable = [reference for reference in features.references.values() if can_move(reference)]
-    found = 0
-    for number in range(SHIFTS):
+def measure(watched: Watched, windows: int = STATIONARY_WINDOWS, shifts: int = SHIFTS) -> list[Figure]:
+    """Return how many stationary windows alarm, and how many shifts are found."""
+    generator = np.random.default_rng(1)  # the export draws its requests with [pipeline] seed, 0 unless it was set
+    ratios = [watched.compare(watched.draw_window(generator)) for _ in range(windows)]
+    movable, found = [reference for reference in watched.references.values() if can_move(reference)], 0
+    for number in range(shifts):
         reference = movable[number % len(movable)]
-        window = shift_feature(features.draw_window(generator), reference, generator)
-        found += features.alarms(window) == [reference.name]
-    figures = [
-        Figure(name="features watched", values=[len(features.references)]),
-        Figure(name=f"false alarms of {STATIONARY_WINDOWS} stationary windows", values=[false_alarms], at_most=0),
-        Figure(name=f"shifts of {SHIFTS} found, in the right feature", values=[found], at_least=SHIFTS),
+        window = shift_feature(watched.draw_window(generator), reference, generator)
+        found += watched.alarms(window) == [reference.name]
+    false_alarms = sum(max(of_window.values()) > 1 for of_window in ratios)
+    mean_ratio = float(np.mean([list(of_window.values()) for of_window in ratios]))
+    return [
+        Figure(name="features and scores watched", values=[len(watched.references)]),
+        Figure(name="PSI of stationary windows over its bound, mean", values=[mean_ratio]),
+        Figure(name=f"false alarms of {windows} stationary windows", values=[false_alarms], at_most=0),
+        Figure(name=f"shifts of {shifts} found, in the right feature", values=[found], at_least=shifts),
     ]
-    if with_evidently:
-        worst = compare_with_evidently(features, features.draw_window(generator))
-        figures.append(Figure(name="largest difference from evidently", values=[worst], at_most=MOST_DIFFERENCE))
-    return figures
 
 
 @app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="model repository")] = Path("model_repository"),
+    data: Annotated[str, typer.Option(help="data set that it was exported from")] = "online-retail",
     with_evidently: Annotated[
         bool, typer.Option("--evidently/--no-evidently", help="compare with the package evidently, installed apart")
     ] = True,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Count false alarms and found shifts. Exit code 1 when one is false, a shift is missed, or evidently differs."""
-    machine, figures = read_machine(), measure(repo, with_evidently)
-    conditions = f"features of recorded requests of {repo.name}, windows of {WINDOW_ROWS:,}"
-    finish("drift", "Drift of features", "python -m experiments.drift", conditions, figures, results, machine)
+    machine = read_machine()
+    with open_watched(repo, load_dataset(data)) as watched:
+        figures = measure(watched)
+        if with_evidently:
+            worst = compare_with_evidently(watched.recorded, watched.draw_window(np.random.default_rng(2)))
+            figures.append(Figure(name="largest difference from evidently", values=[worst], at_most=MOST_DIFFERENCE))
+    conditions = f"requests drawn from {data}, windows of {WINDOW_ROWS:,}"
+    finish("drift", "Drift of features and scores", "python -m experiments.drift", conditions, figures, results, machine)
 
 
 if __name__ == "__main__":

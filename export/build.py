@@ -22,7 +22,7 @@ from export.nvidia.hugectr.ranker import import_ranker
 from export.profiles import DEFAULT, Rehearsed, load_profile
 from export.progress import Progress
 from export.recording import requests_like
-from export.references import write_drift_references
+from export.references import REFERENCE_TIMES, write_drift_references
 from export.rehearsal import rehearse
 from export.settings import TAUGHT_WIDTH, DaskSettings, PipelineSettings, Settings
 from export.stages import write_rules, write_stages
@@ -196,11 +196,13 @@ def rehearse_and_seal(
     """Tune the search effort, answer recorded requests from the staged files, and write the manifests."""
     pipeline = settings.pipeline
     rng = np.random.default_rng(pipeline.seed)
-    requests = requests_like(dataset, ensemble_spec(specs), pipeline.recorded_requests, rng)
+    requests, watched = (
+        requests_like(dataset, ensemble_spec(specs), times * pipeline.recorded_requests, rng) for times in (1, REFERENCE_TIMES)
+    )
     fixed = settings.compute.index_effort > 0
     widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)
     reports["index"]["requests"] = [asdict(trial) for trial in widened]
-    write_drift_references({name: staging.folder(name) for name in STAGES}, requests)
+    write_drift_references({name: staging.folder(name) for name in STAGES}, watched)
     staging.seal_stages(specs)
     recorded, reports["rehearsal"] = rehearse(staging, dataset, requests)
     staging.seal(

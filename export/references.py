@@ -16,26 +16,42 @@ from trials.drift import bound_psi, describe_categories, describe_numbers
 
 SCORE = "rank_score"  # of the best candidate, as a feature of the request
 REQUESTS_AT_ONCE = 64
+REFERENCE_TIMES = 10  # as many requests as are recorded: the fewer, the more a shift hides in the reference's own error
+
+Arrays = dict[str, np.ndarray]
 
 
-def write_drift_references(folders: dict[str, Path], requests: dict[str, np.ndarray]) -> None:
+def write_drift_references(folders: dict[str, Path], requests: Arrays) -> None:
     """Write references.json of the features and of the score. folders: of staged stages; requests: inputs of the ensemble."""
     preprocess, retrieve = Preprocess.load(folders["preprocess"]), Retrieve.load(folders["retrieve"])
-    categories, numbers, scores = [], [], []
     with closing(Rank.load(folders["rank"], as_exported=True)) as rank:
-        for start in range(0, len(requests["user_id"]), REQUESTS_AT_ONCE):
-            tensors = {name: values[start : start + REQUESTS_AT_ONCE] for name, values in requests.items()}
-            for stage in (preprocess, retrieve, rank):
-                tensors |= stage(tensors)
-            categories.append(tensors["user_categorical"])
-            numbers.append(tensors["user_continuous"])
-            scores.append(find_best_scores(tensors["rank_scores"]))
-    plan, columns = preprocess.plan, (np.concatenate(categories).T, np.concatenate(numbers).T)
-    references = [
-        *(describe_categories(column.name, values) for column, values in zip(plan.categorical, columns[0], strict=True)),
-        *(describe_numbers(column.name, values) for column, values in zip(plan.continuous, columns[1], strict=True)),
-        describe_numbers(SCORE, np.concatenate(scores)[:, 0]),
-    ]
-    *features, score = bound_psi(references, WINDOW_ROWS)
+        columns = compute_watched(preprocess, retrieve, rank, requests)
+    categorical = {column.name for column in preprocess.plan.categorical}
+    *features, score = bound_psi(
+        [
+            describe_categories(name, values) if name in categorical else describe_numbers(name, values)
+            for name, values in columns.items()
+        ],
+        WINDOW_ROWS,
+    )
     write_references(folders["preprocess"], features)
     write_references(folders["rank"], [score])
+
+
+def compute_watched(preprocess: Preprocess, retrieve: Retrieve, rank: Rank, requests: Arrays) -> Arrays:
+    """Return what is watched of N requests by name: categorical features, int64 [N], numeric ones and SCORE, float64 [N].
+
+    requests: inputs of the ensemble, [N, *dims] each
+    """
+    categories, numbers, scores = [], [], []
+    for start in range(0, len(requests["user_id"]), REQUESTS_AT_ONCE):
+        tensors = {name: values[start : start + REQUESTS_AT_ONCE] for name, values in requests.items()}
+        for stage in (preprocess, retrieve, rank):
+            tensors |= stage(tensors)
+        categories.append(tensors["user_categorical"])
+        numbers.append(tensors["user_continuous"])
+        scores.append(find_best_scores(tensors["rank_scores"]))
+    plan = preprocess.plan
+    names = [*(column.name for column in plan.categorical), *(column.name for column in plan.continuous), SCORE]
+    floats = np.concatenate([np.concatenate(numbers), np.concatenate(scores)], axis=1).astype(np.float64)
+    return dict(zip(names, [*np.concatenate(categories).T, *floats.T], strict=True))

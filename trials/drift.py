@@ -1,37 +1,22 @@
 """Describe the distributions that an export saw, and compute how far a window may differ from them by chance.
 
-The population stability index of two samples of n and m values from one distribution is about (1/n + 1/m) times a chi-square of
-`bins - 1` degrees of freedom. So the bound of a window follows from its number of rows, instead of one constant (0.25) for all:
-a small window raises no false alarm, and a large one shows a small drift.
+How far depends on the numbers of requests and on the shares, so each feature has a bound of its own instead of one constant
+(0.25) for all: a small window raises no false alarm, and a large one shows a small drift.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from scipy.stats import chi2
 
-from serving.contract.distributions import OTHER, Reference, kl, psi
+from serving.contract.distributions import OTHER, Reference, psi_of_rows
 
 BINS = 10
-LEAST_ROWS = 200  # of a window
+LEAST_ROWS = 10  # of a category with a bin of its own
 FALSE_ALARMS = 0.001  # chance that a window without drift alarms, over all of its features together
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A window against its reference. psi and kl in nats; psi_bound: above it, chance does not explain the difference."""
-
-    name: str
-    rows: int
-    psi: float
-    kl: float
-    psi_bound: float
-
-    @property
-    def alarms(self) -> bool:
-        return self.rows >= LEAST_ROWS and self.psi > self.psi_bound
+RESAMPLES = 100_000  # with twelve features, about eight of them exceed the bound of each
 
 
 def describe_numbers(name: str, values: np.ndarray, bins: int = BINS) -> Reference:
@@ -43,32 +28,35 @@ def describe_numbers(name: str, values: np.ndarray, bins: int = BINS) -> Referen
 
 
 def describe_categories(name: str, values: np.ndarray, bins: int = BINS) -> Reference:
-    """Return the reference of a categorical feature: its most frequent values, and all others together."""
+    """Return the reference of a categorical feature: its most frequent values, and all others together.
+
+    Values of fewer than LEAST_ROWS requests are among the others. The most frequent of many rare values are so by chance, and
+    no window would have their shares again.
+    """
     kinds, counts = np.unique(np.asarray(values), return_counts=True)
-    most_frequent = kinds[np.argsort(-counts, kind="stable")][: bins - 1]
+    order = np.argsort(-counts, kind="stable")[: bins - 1]
+    most_frequent = kinds[order[counts[order] >= LEAST_ROWS]]
     return _with_shares(Reference(name, len(values), (), (), (*most_frequent.tolist(), OTHER)), values)
 
 
 def bound_psi(references: list[Reference], window_rows: int) -> list[Reference]:
     """Return the references with their bounds for windows of `window_rows`. Together they share FALSE_ALARMS."""
-    return [
-        replace(reference, psi_bound=psi_bound(reference.rows, window_rows, len(reference.shares), len(references)))
-        for reference in references
-    ]
+    chance = FALSE_ALARMS / len(references)
+    return [replace(own, psi_bound=psi_bound(own.shares, own.rows, window_rows, chance)) for own in references]
 
 
-def measure_drift(reference: Reference, values: np.ndarray, features: int = 1) -> Drift:
-    """Return how far a window is from its reference. features: number of features that share FALSE_ALARMS"""
-    expected, observed = np.asarray(reference.shares), reference.count_shares(values)
-    bound = psi_bound(reference.rows, len(values), len(expected), features)
-    return Drift(reference.name, len(values), psi(expected, observed), kl(expected, observed), bound)
+def psi_bound(shares: Sequence[float], reference_rows: int, rows: int, chance: float) -> float:
+    """Return the PSI that two samples of one distribution, of reference_rows and of rows, exceed with probability `chance`.
 
-
-def psi_bound(reference_rows: int, rows: int, bins: int, features: int = 1) -> float:
-    """Return the PSI that two samples of one distribution exceed with probability FALSE_ALARMS / features."""
-    if not reference_rows or not rows or bins < 2:
+    It is a quantile of RESAMPLES pairs of samples. shares: of the reference's bins; infinite where they cannot differ
+    """
+    if len(shares) < 2 or not reference_rows:
         return float("inf")
-    return float((1 / reference_rows + 1 / rows) * chi2.isf(FALSE_ALARMS / features, bins - 1))
+    # A bin that was empty may have a share: half a row is added to each.
+    likely = (np.asarray(shares) * reference_rows + 0.5) / (reference_rows + 0.5 * len(shares))
+    generator = np.random.default_rng(0)
+    samples = (generator.multinomial(count, likely, RESAMPLES) / count for count in (reference_rows, rows))
+    return float(np.quantile(psi_of_rows(*samples), 1 - chance))
 
 
 def _with_shares(reference: Reference, values: np.ndarray) -> Reference:

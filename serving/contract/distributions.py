@@ -52,8 +52,13 @@ class Reference:
 
 def psi(expected: np.ndarray, observed: np.ndarray) -> float:
     """Return the population stability index of two rows of shares: sum (observed - expected) * ln(observed / expected)."""
+    return float(psi_of_rows(expected, observed))
+
+
+def psi_of_rows(expected: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Return the PSI of each pair of rows of shares, float64 [...]. expected, observed: float64 [..., bins]"""
     expected, observed = fill_empty(expected), fill_empty(observed)
-    return float(((observed - expected) * np.log(observed / expected)).sum())
+    return ((observed - expected) * np.log(observed / expected)).sum(axis=-1)
 
 
 def kl(expected: np.ndarray, observed: np.ndarray) -> float:

@@ -9,7 +9,7 @@ and `degraded` is set. A live store overrides the generation's users and clock.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from serving.live.reader import Reader
 from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
+from serving.stages.features.new_ids import NewIds
 from serving.stages.features.user_state import UserState, derive, history_age_days, override_history
 from serving.stages.features.user_store import FeatureStore, UserStore
 from serving.stages.live.categories import ItemCategories
@@ -122,6 +123,7 @@ class Preprocess:
     inputs: PreprocessInputs
     plan: Plan
     drift: DriftWindow | None = None
+    new_ids: NewIds = field(default_factory=NewIds)
 
     @classmethod
     def load(cls, folder: Path) -> Preprocess:
@@ -148,6 +150,7 @@ class Preprocess:
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `preprocess` (serving/contract/tensors.py)."""
         state, clock_s, degraded = self.inputs.read_state(inputs)
+        self.new_ids.count(state, inputs["history"], self.inputs.items)
         encoded = self.plan(self.inputs.derive_columns(state, inputs, clock_s))
         if self.drift:
             self.drift.add(encoded.categorical, encoded.continuous)
@@ -159,7 +162,8 @@ class Preprocess:
         }
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the drift of features since the export, and the delay until events show in answers."""
+        """Yield unknown users and items, the drift of features since the export, and the delay until events show in answers."""
+        yield from self.new_ids.measurements()
         if self.drift:
             yield from self.drift.measurements()
         if self.inputs.live:

@@ -5,6 +5,7 @@ rank_scores ─▶ first M ─▶ list features, item vectors ─▶ network ─
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +14,12 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, StageInfo, open_checked_array, open_network, read_stage, stage_settings
 from serving.contract.errors import ArtifactError
+from serving.contract.measurements import Measurement
 from serving.contract.tensors import PAD_ID, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.loops.ordering import falling, sort_stably
+from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
 from serving.stages.live.content import Content
@@ -159,6 +162,7 @@ class Rerank:
     inputs: RerankInputs
     network: Any
     outputs: RerankOutputs
+    shown: ShownWindow
     content: Content | None = None
     live_items: LiveItems[ListedItems] | None = None
     applied: AppliedRules | None = None
@@ -171,7 +175,8 @@ class Rerank:
         items = ItemIndex.load(folder / "item_ids.npy")
         inputs, outputs = RerankInputs.load(folder, items), RerankOutputs.load(folder, info, settings, items)
         network = open_network(folder, NETWORK, settings.threads)
-        return cls(info, BestLists(items, settings.list_length), inputs, network, outputs, Content.load(folder))
+        lists, shown = BestLists(items, settings.list_length), ShownWindow(items)
+        return cls(info, lists, inputs, network, outputs, shown, Content.load(folder))
 
     def with_live(self, reader: Reader) -> Rerank:
         """Return the stage with a live store attached."""
@@ -187,6 +192,10 @@ class Rerank:
         """Return a message for each request of another generation, by row."""
         return find_generation_faults(inputs["lineage"], self.info.generation)
 
+    def measurements(self) -> Iterator[Measurement]:
+        """Yield the share of the catalogue that is shown."""
+        return self.shown.measurements()
+
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `rerank` (serving/contract/tensors.py)."""
         if self.live_items:
@@ -194,7 +203,9 @@ class Rerank:
             self.live_items.refresh()
         best = self.lists.pick(inputs)
         (correction,) = self.network.run(["correction"], self.inputs.feeds(best))
-        return self.outputs.serve(inputs, best, correction)
+        outputs = self.outputs.serve(inputs, best, correction)
+        self.shown.add(outputs["item_ids"])
+        return outputs
 
     def _follow_rules(self, live_items: LiveItems[ListedItems]) -> None:
         """Use the rules that were applied since the last call. Raises ArtifactError when they cannot be read."""

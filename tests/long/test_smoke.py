@@ -19,6 +19,7 @@ from experiments import (
     cache,
     cache_policy,
     compression,
+    drift,
     growth,
     interleaving,
     leave_one_out,
@@ -94,6 +95,11 @@ def context(tmp_path_factory) -> Context:
 def smoke_growth(context: Context) -> list[Figure]:
     of_candidates = growth.measure_candidates(context.repo, (20, 30), 10, context.rng)
     return of_candidates + growth.measure_catalogues((300, 600), 10, context.rng, lambda _: None)
+
+
+def smoke_drift(context: Context) -> list[Figure]:
+    with drift.open_watched(context.repo, context.dataset) as watched:
+        return drift.measure(watched, windows=1, shifts=1)
 
 
 def smoke_overhead(context: Context) -> list[Figure]:
@@ -249,6 +255,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "cache": smoke_cache,
     "cache_policy": lambda context: cache_policy.measure(1_000, 4_000, [DATA], context.rng),
     "compression": smoke_compression,
+    "drift": smoke_drift,
     "growth": smoke_growth,
     "live_kills": smoke_live_kills,
     "merlin": smoke_merlin,

@@ -110,6 +110,24 @@ def test_a_history_of_the_request_comes_first(exported):
     assert (outputs["history_ids"][2] == PAD_ID).all()  # an empty history is a history
 
 
+def test_unknown_users_and_items_are_counted(exported):
+    """A session counts as its items, of which the catalogue lacks one; a stored history names known items alone."""
+    features, folder = exported
+    stage = Preprocess.load(folder)
+    known, unknown = features.seen.user_ids[0], -1
+    history = np.full((3, H), FROM_STORE)
+    history[0] = [features.items.ids[0], 10**15, *[PAD_ID] * (H - 2)]
+    outputs = stage(request(stage, [unknown, unknown, known], history=history))
+    n_stored = int((outputs["history_ids"][2] != PAD_ID).sum())
+    assert n_stored
+    found = {measured.name: measured.value for measured in stage.measurements()}
+    assert found == {
+        "recommender_unknown_users_total": 1,
+        "recommender_history_items_total": 2 + n_stored,
+        "recommender_unknown_history_items_total": 1,
+    }
+
+
 class BrokenStore:
     def lookup(self, user_ids: np.ndarray):
         raise DependencyError("the store is down")

@@ -1,5 +1,7 @@
 """The re-ranker's loops against numpy, with short lists, ties, empty lists and a network that gives no numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,8 @@ from repository.rules import compile_rules
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage
 from serving.loops.ordering import falling, sort_stably
+from serving.stages.features.coverage import ShownWindow
+from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.features.ids import ItemIndex
 from serving.stages.rerank import (
     BestLists,
@@ -75,7 +79,7 @@ def rerank(tmp_path_factory) -> Rerank:
     vectors = rng.normal(size=(N_ITEMS + 1, 6)).astype(np.float32)
     info = StageInfo("rerank", 7, Axes(candidates=C, items_returned=K))
     outputs = RerankOutputs(RerankSettings(M, 0.5), 7, items, K, Rules.load(folder, 7))
-    return Rerank(info, BestLists(items, M), RerankInputs(vectors), Network(), outputs)
+    return Rerank(info, BestLists(items, M), RerankInputs(vectors), Network(), outputs, ShownWindow(items))
 
 
 def lists(rerank: Rerank, seed: int, batch: int = 16) -> dict[str, np.ndarray]:
@@ -158,3 +162,34 @@ def test_no_answer_holds_a_score_that_is_no_number(rerank, value):
     assert set(outputs["scores"][1]) <= set(inputs["retrieval_scores"][1])
     for name, values in outputs.items():
         np.testing.assert_array_equal(np.delete(values, [1, 2], axis=0), np.delete(before[name], [1, 2], axis=0))
+
+
+def test_the_share_of_the_catalogue_shown_is_that_of_the_last_full_window(rerank):
+    """Half of the catalogue in the first window, one item in the second; what no longer fits is left out."""
+    stage = replace(rerank, shown=ShownWindow(rerank.lists.items))
+    ids = rerank.lists.items.ids
+
+    def show(item_ids: np.ndarray, rows: int) -> list[float]:
+        for _ in range(rows):
+            stage.shown.add(item_ids)
+        return [measured.value for measured in stage.measurements()]
+
+    half = np.append(ids[: N_ITEMS // 2], PAD_ID)[None]
+    too_late = np.full_like(half, ids[-1])
+    assert show(half, WINDOW_ROWS - 1) == []
+    assert show(np.concatenate([half, too_late]), 1) == [0.5]
+    assert show(ids[None, :1], WINDOW_ROWS - 1) == [0.5]
+    assert show(ids[None, :1], 1) == [1 / N_ITEMS]
+    stage(lists(rerank, 0, batch=WINDOW_ROWS))
+    (measured,) = stage.measurements()
+    assert 1 / N_ITEMS < measured.value <= 1.0
+
+
+def test_new_items_belong_to_the_catalogue():
+    items = ItemIndex(np.array([3, 5, PAD_ID, PAD_ID]))
+    shown = ShownWindow(items)
+    for item_id, share in ((3, 1 / 2), (9, 1 / 3)):
+        if item_id == 9:
+            items.add(9)
+        shown.add(np.full((WINDOW_ROWS, 1), item_id))
+        assert [measured.value for measured in shown.measurements()] == [share]

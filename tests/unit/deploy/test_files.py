@@ -19,7 +19,10 @@ import yaml
 from export.settings import read_settings
 from gateway.metrics import Metrics as GatewayMetrics
 from serving.contract.distributions import Reference
+from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.new_ids import NewIds
 from serving.stages.live import measurements as live
 from serving.tables.measurements import measurements
 from serving.tables.metrics import Metrics as TablesMetrics
@@ -64,8 +67,10 @@ def published_metrics() -> set[str]:
     names = (*live.STORE, *(f"{name}_total" for name in live.COUNTED), *live.STATED, *live.TIMES, live.REFUSED, live.SILENT)
     window = DriftWindow([Reference("price", 100, (0.5, 0.5, 0.0), (0.0,))], categorical=0)
     window.add(np.empty((WINDOW_ROWS, 0), np.int64), np.zeros((WINDOW_ROWS, 1), np.float32))
-    drift = {measured.name for measured in window.measurements()}
-    return recorded | own | GPU_METRICS | gateway | drift | {f"{live.PREFIX}_{name}" for name in names}
+    shown = ShownWindow(ItemIndex(np.arange(3)))
+    shown.add(np.zeros((WINDOW_ROWS, 1), np.int64))
+    requests = {measured.name for source in (window, shown, NewIds()) for measured in source.measurements()}
+    return recorded | own | GPU_METRICS | gateway | requests | {f"{live.PREFIX}_{name}" for name in names}
 
 
 def test_the_recorded_metrics_are_those_of_the_code():

@@ -1,52 +1,63 @@
 """Windows of the reference's own distribution raise no alarm; shifted ones do."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from serving.contract.distributions import Reference, kl, psi
 from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
-from trials.drift import (
-    FALSE_ALARMS,
-    LEAST_ROWS,
-    bound_psi,
-    describe_categories,
-    describe_numbers,
-    measure_drift,
-    psi_bound,
-)
+from trials.drift import FALSE_ALARMS, bound_psi, describe_categories, describe_numbers, psi_bound
 
-FEATURES = 20
+FEATURES = 20  # that share FALSE_ALARMS
 REFERENCE = np.random.default_rng(0).lognormal(size=10_000)
 
 
-def test_no_false_alarm_on_stationary_windows():
-    reference = describe_numbers("price", REFERENCE)
-    for seed in range(50):
-        window = np.random.default_rng(100 + seed).lognormal(size=2_000)
-        assert not measure_drift(reference, window, FEATURES).alarms
+def bounded(reference: Reference) -> Reference:
+    return replace(reference, psi_bound=psi_bound(reference.shares, reference.rows, WINDOW_ROWS, FALSE_ALARMS / FEATURES))
+
+
+def alarms(reference: Reference, window: np.ndarray) -> bool:
+    return psi(np.asarray(reference.shares), reference.count_shares(window)) > reference.psi_bound
+
+
+@pytest.fixture(scope="module")
+def price() -> Reference:
+    return bounded(describe_numbers("price", REFERENCE))
+
+
+def test_no_false_alarm_on_stationary_windows(price):
+    assert not any(alarms(price, np.random.default_rng(100 + seed).lognormal(size=WINDOW_ROWS)) for seed in range(50))
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("shift", [lambda v: v * 1.3, lambda v: v + 0.2, lambda v: np.where(v > 2, 2, v), lambda v: v**1.4])
-def test_shifts_are_found_within_2000_rows(shift, seed):
-    reference = describe_numbers("price", REFERENCE)
-    window = shift(np.random.default_rng(seed).lognormal(size=2_000))
-    assert measure_drift(reference, window, FEATURES).alarms
+def test_shifts_are_found_within_a_window(price, shift, seed):
+    assert alarms(price, shift(np.random.default_rng(seed).lognormal(size=WINDOW_ROWS)))
 
 
 def test_missing_values_and_new_categories_are_drift():
-    numbers = describe_numbers("age", np.where(np.arange(10_000) % 20 == 0, np.nan, REFERENCE))
-    assert measure_drift(numbers, np.where(np.arange(2_000) % 5 == 0, np.nan, REFERENCE[:2_000])).alarms
+    numbers = bounded(describe_numbers("age", np.where(np.arange(10_000) % 20 == 0, np.nan, REFERENCE)))
+    assert alarms(numbers, np.where(np.arange(WINDOW_ROWS) % 5 == 0, np.nan, REFERENCE[:WINDOW_ROWS]))
     generator = np.random.default_rng(1)
-    categories = describe_categories("brand", generator.choice(["a", "b", "c"], 10_000))
-    assert not measure_drift(categories, generator.choice(["a", "b", "c"], 2_000)).alarms
-    assert measure_drift(categories, generator.choice(["a", "b", "c", "new"], 2_000, p=[0.3, 0.3, 0.3, 0.1])).alarms
+    categories = bounded(describe_categories("brand", generator.choice(["a", "b", "c"], 10_000)))
+    assert not alarms(categories, generator.choice(["a", "b", "c"], WINDOW_ROWS))
+    assert alarms(categories, generator.choice(["a", "b", "c", "new"], WINDOW_ROWS, p=[0.3, 0.3, 0.3, 0.1]))
 
 
-def test_few_rows_never_alarm():
-    reference = describe_numbers("price", REFERENCE)
-    assert not measure_drift(reference, REFERENCE[: LEAST_ROWS - 1] + 100).alarms
-    assert measure_drift(reference, REFERENCE[:LEAST_ROWS] + 100).alarms
+def test_one_request_in_a_bin_that_was_empty_is_no_drift():
+    constant = bounded(describe_numbers("age", np.ones(1_000)))
+    assert not alarms(constant, np.append(np.ones(WINDOW_ROWS - 1), np.nan))
+    assert alarms(constant, np.where(np.arange(WINDOW_ROWS) % 20 == 0, np.nan, 1.0))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_users_who_are_frequent_by_chance_are_no_drift(seed):
+    """Of 5,000 users alike, the most frequent in 1,000 requests have several of them, and hardly one of the next."""
+    generator = np.random.default_rng(seed)
+    reference = bounded(describe_categories("user", generator.integers(0, 5_000, 1_000)))
+    assert not any(alarms(reference, generator.integers(0, 5_000, WINDOW_ROWS)) for _ in range(5))
 
 
 def test_psi_and_kl_by_hand():
@@ -56,19 +67,24 @@ def test_psi_and_kl_by_hand():
     assert psi(expected, expected) == kl(expected, expected) == 0
 
 
-def simulate_psi_bound(reference: Reference, window_rows: int, samples: int = 20_000) -> float:
-    """Return the PSI that two samples of the reference's shares exceed with probability FALSE_ALARMS."""
-    generator, shares = np.random.default_rng(0), np.asarray(reference.shares)
-    references = generator.multinomial(reference.rows, shares, samples) / reference.rows
-    windows = generator.multinomial(window_rows, shares, samples) / window_rows
-    values = [psi(expected, found) for expected, found in zip(references, windows, strict=True)]
-    return float(np.quantile(values, 1 - FALSE_ALARMS))
-
-
 @pytest.mark.parametrize("rows", [500, 5_000])
-def test_the_bound_is_that_of_a_simulation(rows):
-    reference = Reference("x", 10_000, tuple(np.full(10, 0.1)), tuple(range(9)))
-    assert psi_bound(10_000, rows, 10) == pytest.approx(simulate_psi_bound(reference, rows), rel=0.1)
+def test_the_bound_of_large_bins_is_that_of_theory(rows):
+    """The PSI of two samples is then (1/n + 1/m) times a chi-square of bins - 1 degrees of freedom."""
+    expected = (1 / 10_000 + 1 / rows) * chi2.isf(FALSE_ALARMS, 9)
+    assert psi_bound([0.1] * 10, 10_000, rows, FALSE_ALARMS) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("shares", [[0.1] * 10, [0.955, *[0.005] * 9]], ids=["equal", "rare"])
+def test_windows_exceed_the_bound_as_often_as_stated(shares):
+    generator, chance, samples = np.random.default_rng(7), 0.01, 5_000
+    bound = psi_bound(shares, 1_000, WINDOW_ROWS, chance)
+    pairs = zip(*(generator.multinomial(n, shares, samples) / n for n in (1_000, WINDOW_ROWS)), strict=True)
+    exceeding = np.mean([psi(expected, observed) > bound for expected, observed in pairs])
+    assert exceeding == pytest.approx(chance, abs=0.004)
+
+
+def test_what_cannot_differ_never_alarms():
+    assert psi_bound([1.0], 1_000, WINDOW_ROWS, FALSE_ALARMS) == psi_bound([0.0, 0.0], 0, WINDOW_ROWS, FALSE_ALARMS) == np.inf
 
 
 def test_a_full_window_is_reported_and_alarms_only_for_what_moved():
