@@ -35,7 +35,7 @@ from training.dataset import Dataset, load_dataset
 from training.evaluation.session_knn import VARIANTS, Visits, answer_events
 
 WORK = Path(".run/prequential")
-DATA = ["online-retail", "movielens", "amazon-grocery", "complete-journey"]
+DATA = ["online-retail", "movielens", "amazon-grocery", "amazon-sports", "complete-journey"]
 REPLAYED_SHARE = 0.2
 TUNED_SHARE = 0.1  # of what is exported: its end, on which the baseline's variant is chosen
 VISIT_GAP_S = 8 * 3_600.0  # as in training/models/item_statistics.py

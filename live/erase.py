@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pyarrow as pa
 
@@ -27,7 +28,7 @@ from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, F
 from serving.live.feast_views import users_view
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
-from serving.live.store import CHANGE, LEARNED, Store, ids_as_keys
+from serving.live.store import CHANGE, KEY_VALUE, LEARNED, Store, ids_as_keys
 from serving.live.writer import Writer, digest_of, wall_clock_ms
 
 PROOFS = "erasures.jsonl"
@@ -102,8 +103,8 @@ def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
         while found:
             event = unpack([cursor.value()])
             if match_user(event, user_id)[0]:
-                if event.event_ids[0]:
-                    removed["event ids"] += txn.delete(digest_of(event.event_ids[0]), db=store.keys)
+                sequence = int.from_bytes(cursor.key(), "big")
+                removed["event ids"] += delete_event_id(txn, store, event.event_ids[0], sequence)
                 removed["events"] += 1
                 cursor.replace(cursor.key(), pack(anonymize(event, np.array([True])))[0])
             found = cursor.next()
@@ -121,6 +122,17 @@ def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
         removed["seen items"] = int(txn.delete(key, db=store.seen))
         removed["columns"] = int(txn.delete(change, db=store.columns))
     return removed
+
+
+def delete_event_id(txn: lmdb.Transaction[bytes], store: Store, event_id: bytes, sequence: int) -> bool:
+    """Remove the event id of an event, within a transaction. Return whether it was known.
+
+    An id that has expired may belong to a later event, maybe of another user, by now. Then it stays.
+    """
+    digest = digest_of(event_id)
+    known = txn.get(digest, db=store.keys) if event_id else None
+    is_its_own = known is not None and KEY_VALUE.unpack(known)[0] == sequence
+    return is_its_own and txn.delete(digest, db=store.keys)
 
 
 def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
@@ -179,13 +191,18 @@ def search_user(folder: Path, user_id: int, shared: RedisState | None = None) ->
             "record": len(snapshot.users(user_ids)[0]),
             "first record": len(snapshot.seeds(user_ids)[0]),
             "seen items": len(snapshot.seen(user_ids)),
+            "columns": len(snapshot.user_columns(user_ids)),
             "changes": sum(change.type == USER_CHANGED and change.id == user_id for change in snapshot.changes(after=0)),
         }
-        layout = snapshot.layout
+        layout, with_event_id = snapshot.layout, snapshot.sequences_with_event_id()
     left["answers"] = count_exposures(folder, user_id)
     if shared:
         left["fields in Redis"] = shared.count_fields(users_view(layout), user_id)
-    left["events"] = sum(int(match_user(batch, user_id).sum()) for _, batch in read_log(folder))
+    left |= {"events": 0, "event ids": 0}
+    for sequences, batch in read_log(folder):
+        is_users, is_erased = match_user(batch, user_id), (batch.headers["flags"] & Flags.ERASED) != 0
+        left["events"] += int(is_users.sum())
+        left["event ids"] += int(np.isin(sequences[is_users | is_erased], with_event_id).sum())
     return left
 
 

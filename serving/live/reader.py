@@ -24,6 +24,7 @@ from serving.live.store import (
     CHANGE,
     DATA_FILE,
     DEFAULT_BYTES,
+    KEY_VALUE,
     KINDS,
     MACHINE,
     PAUSES,
@@ -117,6 +118,11 @@ class Snapshot:
     def seeds(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Return the rows [M] of users that a generation knew before their first live event, and their first records [M]."""
         return read_records(self._txn, self._store.seeds, ids_as_keys(user_ids), self.layout.user)
+
+    def sequences_with_event_id(self) -> np.ndarray:
+        """Return int64 [N] sequences of the events whose event ids would be recognised."""
+        values = self._txn.cursor(self._store.keys).iternext(keys=False, values=True)
+        return np.array([KEY_VALUE.unpack(value)[0] for value in values], np.int64)
 
     def all_users(self) -> np.ndarray:
         """Return int64 [N] ids of all users with live events."""

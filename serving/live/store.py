@@ -32,6 +32,7 @@ from serving.live.layout import Layout
 
 ID = np.dtype("<i8")  # ids of users and items in keys
 CHANGE = struct.Struct("<Bq")  # type (ITEM_CHANGED or USER_CHANGED) and id: key of `columns`, value of `changes`
+KEY_VALUE = struct.Struct("<Qq")  # sequence, and arrival in unix milliseconds: value of `keys`
 DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
 SETS = ("seen",)  # databases with many values of one size per key

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from serving.live.store import (
     CHANGE,
     COUNTERS,
     DEFAULT_BYTES,
+    KEY_VALUE,
     KINDS,
     LAYOUT,
     MACHINE,
@@ -49,7 +49,6 @@ from serving.live.store import (
 from serving.live.timeline import PAUSE_MS
 
 KEY_BYTES = 16  # of the digest that stands for an event id
-KEY_VALUE = struct.Struct("<Qq")  # sequence, arrival in unix milliseconds
 KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
 READER_CHECK_EVERY_S = 60.0  # frees the slots of killed readers, which keep LMDB from reusing old pages
 

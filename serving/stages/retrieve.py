@@ -25,6 +25,7 @@ from serving.contract.artifacts import (
     stage_settings,
 )
 from serving.contract.errors import ArtifactError
+from serving.contract.measurements import Measurement
 from serving.contract.tensors import PAD_SCORE, Axes, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
@@ -36,6 +37,7 @@ from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.content import Content
 from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.items import LiveItems
+from serving.stages.live.measurements import measure_free_rows
 from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.stages.live.users import LiveSeen, SeenSince
@@ -135,7 +137,7 @@ class RetrieveOutputs:
         if self.live_items:
             self.live_items.arrays.lift_popular(vectors, history, blocked, positions, scores)
             if stored := self.live_items.pairs:
-                n_newcomers = len(self.live_items.arrays.served_newcomers)
+                n_newcomers = self.live_items.arrays.newcomers_per_list
                 stored.pairs.put_candidates(history, blocked, self.search.servable, positions, scores, n_newcomers)
             self.live_items.arrays.put_newcomers(vectors, blocked, positions, scores)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
@@ -224,6 +226,11 @@ class Retrieve:
         """Serve one batch of `retrieve` (serving/contract/tensors.py)."""
         history = self.items.positions(inputs["history_ids"])
         return self.outputs.find_candidates(inputs, history, self.user_vectors(inputs, history))
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Yield how many rows are left for new items, where they are served."""
+        if self.outputs.live_items:
+            yield measure_free_rows(self.items.n_free)
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
         """Return user vectors, float32 [B, S + G + D]. history: int64 [B, H] positions."""

@@ -58,6 +58,11 @@ class ItemIndex:
     def has_newcomers(self) -> bool:
         return len(self.newcomers) > 0 and self.newcomers[0] != PAD_ID  # free rows are taken in order
 
+    @property
+    def n_free(self) -> int:
+        """How many new items there is room for."""
+        return int(np.count_nonzero(self.newcomers == PAD_ID))
+
     def add(self, item_id: int) -> int:
         """Give a new item a free row. Return its position, or n_items when no row is free."""
         free = np.flatnonzero(self.newcomers == PAD_ID)

@@ -16,7 +16,8 @@ from serving.stages.search.search import Blocked, Search
 
 RECENT = 1  # index in HORIZONS_DAYS: the popularity that ranks items for users without a history
 LEAST_COUNT = 1e-3  # least value of a generation's decayed counts, by which live counts are divided
-MOST_NEWCOMERS = 16  # new items, the latest ones, that are added to the searched candidates of a list
+MOST_NEWCOMERS = 16  # new items that are added to the searched candidates of a list
+LATEST_NEWCOMERS = 8  # of these, the latest ones, whatever their scores, so that what just arrived gets its chance
 
 
 @dataclass
@@ -72,13 +73,13 @@ class SearchedItems:
         self.lifted = np.flatnonzero(self.lifts)
 
     def compile_loops(self) -> SearchedItems:
-        """Run the compiled loop once, so that no request waits for it to be compiled. Return itself."""
+        """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
         n_items, width = self.search.item_vectors.shape
         no_history, nothing = np.full((1, 1), n_items), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
         lifts = (self.lifted, self.lifts, self.search.item_vectors, self.search.servable)
-        lift_popular(
-            *lifts, np.zeros((1, width), np.float32), no_history, *nothing, no_history.copy(), np.zeros((1, 1), np.float32)
-        )
+        user_vectors, lists = np.zeros((1, width), np.float32), (no_history.copy(), np.zeros((1, 1), np.float32))
+        lift_popular(*lifts, user_vectors, no_history, *nothing, *lists)
+        put_newcomers(self.newcomers, self.search.item_vectors, user_vectors, *nothing, *lists)
         return self
 
     def lift_popular(
@@ -93,14 +94,36 @@ class SearchedItems:
 
     @property
     def served_newcomers(self) -> np.ndarray:
-        """The positions of the latest new items that may be served, int64 [N]."""
-        return self.newcomers[self.search.servable[self.newcomers]][-MOST_NEWCOMERS:]
+        """The positions of the new items that may be served, int64 [N], the latest one last."""
+        return self.newcomers[self.search.servable[self.newcomers]]
+
+    @property
+    def newcomers_per_list(self) -> int:
+        """How many places of a full list `put_newcomers` takes at most."""
+        return min(len(self.served_newcomers), MOST_NEWCOMERS)
 
     def put_newcomers(self, user_vectors: np.ndarray, blocked: Blocked, positions: np.ndarray, scores: np.ndarray) -> None:
-        """Put new items among the candidates, int64 [B, C]: after the last one, or in place of the last ones."""
+        """Put new items among the candidates, int64 [B, C]: after the last one, or in place of the last ones.
+
+        They are the latest ones and, of the others, those with the best scores.
+        """
         newcomers = self.served_newcomers
         if len(newcomers):
             put_newcomers(newcomers, self.search.item_vectors, user_vectors, *blocked, positions, scores)
+
+
+@compiled
+def choose_newcomers(newcomers, vectors, user_vector, blocked):
+    """Return the new items for one list, int64 [at most MOST_NEWCOMERS]: the best of the older ones, then the latest ones."""
+    if len(newcomers) <= MOST_NEWCOMERS:
+        return newcomers
+    older = newcomers[:-LATEST_NEWCOMERS]
+    losses = np.empty(len(older), np.float64)
+    for place in range(len(older)):
+        is_blocked = np.any(blocked == older[place])
+        losses[place] = np.inf if is_blocked else -inner_product(vectors[older[place]], user_vector)
+    best = np.argsort(losses, kind="mergesort")[: MOST_NEWCOMERS - LATEST_NEWCOMERS]
+    return np.concatenate((older[best], newcomers[-LATEST_NEWCOMERS:]))
 
 
 @compiled
@@ -115,8 +138,9 @@ def put_newcomers(newcomers, vectors, user_vectors, blocked, starts, positions, 
         while end < positions.shape[1] and positions[row, end] != n_items:
             end += 1
         last = end - 1  # the next candidate to replace; new items are after it
-        for position in newcomers:
-            if np.any(positions[row] == position) or np.any(blocked[starts[row] : starts[row + 1]] == position):
+        blocked_here = blocked[starts[row] : starts[row + 1]]
+        for position in choose_newcomers(newcomers, vectors, user_vectors[row], blocked_here):
+            if np.any(positions[row] == position) or np.any(blocked_here == position):
                 continue
             place = end if end < positions.shape[1] else last
             if place < 0:

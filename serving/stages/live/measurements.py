@@ -59,6 +59,12 @@ class RecentTimes:
             yield Measurement(f"{PREFIX}_{name}", TIMES[name], GAUGE, labels | {"quantile": f"{share:g}"}, value)
 
 
+def measure_free_rows(count: int) -> Measurement:
+    """Return the measurement of how many rows are left for new items."""
+    description = "Rows left for new items; at 0, further ones wait for the next export"
+    return Measurement(f"{PREFIX}_free_item_rows", description, GAUGE, {}, float(count))
+
+
 def measure_model(model: str, times: RecentTimes, refused: int) -> Iterator[Measurement]:
     """Yield the measurements of `observe` or `upsert`. refused: malformed events so far"""
     yield Measurement(f"{PREFIX}_{REFUSED}", "Events refused as malformed", COUNTER, {"model": model}, float(refused))

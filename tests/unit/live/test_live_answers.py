@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from perf.live.reads import make_empty_state
 from serving.contract.artifacts import stage_folder
 from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, OBSERVE, PAD_ID, Degraded, live_specs
 from serving.live.admission import EventAdmission
-from serving.live.events import EventKinds
+from serving.live.events import EventBatch, EventKinds
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.seeds import GenerationSeeds
@@ -22,6 +24,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import UserStore
 from serving.stages.live.models import Upsert
 from serving.stages.live.users import LiveUsers
+from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.small_shops import shop
 from training.features.build import make_event_log
 from training.features.items import Codes
@@ -163,6 +166,21 @@ def test_state_from_events_equals_state_from_an_export_of_the_same_log(tmp_path,
     writer.close()
 
 
+def test_what_a_visitor_viewed_is_the_history_until_the_first_purchase(reader):
+    views = EventBatch.join([purchase(1, item, START_MS + 1_000 * place) for place, item in enumerate((3, 5, 3, 4))])
+    views.headers["kind"], views.headers["flags"] = KINDS.code(b"view"), 0
+    KINDS.decide(views.headers)
+    users = LiveUsers(reader, ItemIndex(np.arange(10)), np.zeros(11, np.int32))
+    with closing(Writer(reader.folder, Layout(), KINDS.names)) as writer:
+        histories = []
+        for batch in (views, purchase(1, 7, START_MS + 9_000)):
+            writer.append(batch)
+            state = make_empty_state(np.ones(1, np.int64))
+            users.update(state, np.full(1, NO_SEQUENCE), START_MS // 1000)
+            histories.append([item for item in state.history_ids[0].tolist() if item != PAD_ID])
+    assert histories == [[4, 3, 5], [7]]
+
+
 def test_an_item_that_is_sold_out_is_in_no_answer_until_it_is_back(pipeline, upsert):
     users = list(range(1, 31))
     shown, counts = np.unique(answer(pipeline, users)["item_ids"], return_counts=True)
@@ -234,11 +252,14 @@ def test_a_price_over_the_cap_moves_an_item_behind_all_others(pipeline, upsert):
 
 
 def test_more_new_items_than_free_rows_leave_the_others_as_they_were(pipeline, upsert):
+    retrieve = pipeline.stages["retrieve"]
+    assert [measurement.value for measurement in retrieve.measurements()] == [8]
     for item in range(1_000, 1_012):
         upserted(upsert, item, kind="game", price=3.0)
     shown = set(answer(pipeline, list(range(1, 31)))["item_ids"].ravel().tolist())
     assert shown & set(range(1_000, 1_008))
     assert not shown & set(range(1_008, 1_012))
+    assert [measurement.value for measurement in retrieve.measurements()] == [0]
 
 
 def test_new_and_changed_items_are_there_after_a_restart(pipeline, upsert, repository):

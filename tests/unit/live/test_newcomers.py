@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving.stages.live.candidates import put_newcomers
+from serving.stages.live.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, put_newcomers
 from serving.stages.live.content import Content
 from serving.stages.live.listed_items import explore_newcomers, keep_newcomers
 
@@ -40,6 +40,21 @@ def test_new_items_are_among_the_candidates(listed, newcomers, expected):
     changed = positions[0] != listed
     assert (scores[0][changed] == 2.0).all()
     assert not scores[0][~changed].any()
+
+
+def test_of_many_new_items_the_latest_and_those_with_the_best_scores_become_candidates():
+    n_items, newcomers = 100, np.arange(40, 100)
+    values = np.random.default_rng(0).permutation(n_items).astype(np.float32)
+    positions, scores = np.arange(30)[None], np.zeros((1, 30), np.float32)
+    older = newcomers[:-LATEST_NEWCOMERS]
+    best_first = older[np.argsort(-values[older])]
+    blocked = best_first[:1]  # its place goes to the next one
+    user = np.ones((1, 1), np.float32)
+    put_newcomers(newcomers, values[:, None].copy(), user, blocked, np.array([0, 1]), positions, scores)
+    n_best = MOST_NEWCOMERS - LATEST_NEWCOMERS
+    assert set(positions[0, -MOST_NEWCOMERS:]) == {*best_first[1 : 1 + n_best], *newcomers[-LATEST_NEWCOMERS:]}
+    assert positions[0, :-MOST_NEWCOMERS].tolist() == list(range(30 - MOST_NEWCOMERS))
+    assert (scores[0, -MOST_NEWCOMERS:] == values[positions[0, -MOST_NEWCOMERS:]]).all()
 
 
 def test_new_items_stay_in_the_list_that_is_re_ranked():

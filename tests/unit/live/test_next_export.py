@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import lmdb
@@ -14,6 +14,8 @@ import pytest
 
 from export.continued import continue_log
 from export.live import make_event_kinds
+from live.__main__ import open_writer
+from live.archive import compact
 from serving.contract.errors import DependencyError
 from serving.live import store
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch
@@ -106,6 +108,22 @@ def test_events_continue_the_log(dataset, folder, post):
     assert log["weight"].tolist() == [1.0, 1.0, 1.0, 1.0]
     assert log["store"].tolist()[3] == 7
     assert pd.isna(log["store"].tolist()[1])
+
+
+def test_archived_events_continue_the_log_too(dataset, folder, post):
+    post(2, 10, 300, 4.0, store=7)
+    post(5, 12, 310, 5.0)
+    post.item(12, title="Bowl")
+    expected = continue_log(dataset, folder)
+    with closing(open_writer(folder)) as writer:
+        moved, _ = compact(writer, writer.now_ms() + 1)
+        with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+            assert (moved, list(snapshot.events())) == (3, [])
+    post(1, 11, 320, 5.0)
+    continued = continue_log(dataset, folder)
+    pd.testing.assert_frame_equal(continued.interactions.iloc[:-1], expected.interactions)
+    assert continued.interactions["timestamp"].tolist() == [100, 200, 300, 310, 320]
+    pd.testing.assert_frame_equal(continued.items, expected.items)
 
 
 def test_an_event_that_the_log_holds_already_counts_once(dataset, folder, post):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from live import archive
 from live.__main__ import app
 from live.archive import compact, drop_segments, find_start, from_table, list_segments, read_log, to_table
-from live.erase import erase_user
+from live.erase import erase_user, search_user
 from live.replay import replay
 from serving.contract.errors import RecommenderError
 from serving.live.events import HEADER, USER_CHANGED, EventBatch, pack
@@ -240,6 +240,41 @@ def test_an_erased_user_leaves_no_trace_and_everything_else_stays(writer, folder
     for name, digest in proof["segments"].items():
         assert hashlib.sha256((folder / "archive" / name).read_bytes()).hexdigest() == digest
     assert writer.append(purchase(7, 3, event_id=b"order of seven"))[0] == 153
+
+
+def test_the_search_after_an_erasure_looks_at_everything_that_is_kept_of_a_user(writer, folder):
+    headers = np.zeros(1, HEADER)
+    headers["type"], headers["user_id"] = USER_CHANGED, 7
+    writer.append(EventBatch(headers, [b""], [b""], [b'{"country": "FR"}']))
+    writer.append(purchase(7, 29, event_id=b"order of seven"))
+    writer.append(purchase(8, 29, event_id=b"order of eight"))
+    found = {
+        "record": 1,
+        "first record": 0,
+        "seen items": 1,
+        "columns": 1,
+        "changes": 1,
+        "answers": 0,
+        "events": 2,
+        "event ids": 1,
+    }
+    assert search_user(folder, 7) == found
+    with writer.transaction() as txn:  # a remainder that the log alone does not show
+        key, value = next(txn.cursor(writer.store.columns).iternext())
+    assert not any(erase_user(writer, 7).left.values())
+    with writer.transaction() as txn:
+        txn.put(key, value, db=writer.store.columns)
+    assert search_user(folder, 7)["columns"] == 1
+
+
+def test_an_erasure_leaves_an_event_id_that_a_later_event_of_another_user_has(writer, folder, clock):
+    writer.append(purchase(7, 3, event_id=b"order-1"))
+    clock.ms += 8 * DAY_MS
+    writer.append(purchase(8, 3))  # by now the id has expired; this forgets it
+    later = int(writer.append(purchase(8, 3, event_id=b"order-1"))[0])
+    assert later == 3
+    assert not any(erase_user(writer, 7).left.values())
+    assert writer.append(purchase(8, 3, event_id=b"order-1"))[0] == later
 
 
 def test_an_event_that_arrives_during_an_erasure_is_reported(writer, folder, clock, monkeypatch):

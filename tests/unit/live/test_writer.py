@@ -117,6 +117,14 @@ def test_archiving_an_event_does_not_forget_its_id_where_a_later_event_has_it(fo
     writer.close()
 
 
+def test_what_is_acknowledged_has_reached_the_disk(writer):
+    """A process that is killed loses nothing without fsync either; a machine that loses power does."""
+    flags = writer.store.env.flags()
+    assert flags["sync"]
+    assert flags["metasync"]
+    assert not flags["map_async"]
+
+
 def test_late_events_are_put_where_they_belong_and_counted(writer, reader):
     writer.append(purchase(1, 5, START_MS + 60_000))
     writer.append(purchase(1, 6, START_MS))
