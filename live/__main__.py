@@ -32,6 +32,7 @@ from live.users import find_user_id
 from serving.contract.artifacts import read_stage, stage_folder, stage_settings
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import pinned_generation
+from serving.contract.logs import configure_logging
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
@@ -138,7 +139,7 @@ def consume(
     tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = "",
 ) -> None:
     """Read events from Kafka into the store until SIGTERM; [live] of the export names brokers and topic."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    configure_logging(logging.INFO)
     with closing(Observe.load(stage_folder(repo, OBSERVE, generation))) as observe:
         settings = observe.settings
         if not settings.brokers:
@@ -155,7 +156,7 @@ def share(
     tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = "",
 ) -> None:
     """Share the state of users and items in Redis until SIGTERM; [live] redis of the export names its nodes."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    configure_logging(logging.INFO)
     with closing(Observe.load(stage_folder(repo, OBSERVE, generation))) as observe:
         info = observe.info
         if not info.live_redis:

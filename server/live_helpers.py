@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from server import processes, supervisor
+from server import log, processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
 from serving.contract.artifacts import read_stage, stage_folder, stage_settings
@@ -73,6 +73,7 @@ def _start(state: ServerState, run_dir: Path, name: str, command: list[str]) -> 
     log_path = run_dir / "logs" / f"live-{name}-{state.ports.grpc}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     repeated = ["--every", f"{MAINTAIN_EVERY_S:g}"] if name == "maintain" else []
+    log.rotate(log_path)
     with log_path.open("wb") as log_file:
         subprocess.Popen(
             [sys.executable, "-m", supervisor.__name__, *repeated, str(PROJECT), sys.executable, "-m", MODULE, *command],

@@ -87,6 +87,13 @@ def test_every_metric_that_is_drawn_or_alerted_on_is_published():
     assert used == recorded
 
 
+def test_the_dashboard_shows_what_the_gateway_answers_and_sheds():
+    drawn = " ".join(target["expr"] for panel in PANELS for target in panel.get("targets", ()))
+    shown = {"requests_total", "request_duration_seconds_bucket", "fallbacks_total", "shed_total"}
+    shown |= {"recommendations_in_flight", "recommendations_limit"}
+    assert {f"gateway_{name}" for name in shown} | {"recommender_late_total"} <= set(re.findall(r"\w+", drawn))
+
+
 def test_quantiles_and_labels_that_are_asked_for_were_published():
     text = (Path(__file__).parent / "metrics.txt").read_text()
     for quantile in {q for query in QUERIES for q in re.findall(r'_summary_us\{[^}]*quantile="([\d.]+)"', query)}:
@@ -123,6 +130,31 @@ def test_every_alert_says_what_is_wrong_and_what_to_do():
     for alert in alerts:
         assert alert["labels"]["severity"] in ("page", "ticket")
         assert {"summary", "action"} <= alert["annotations"].keys()
+
+
+def test_every_alert_has_a_test_that_raises_it_and_one_that_does_not():
+    tests = yaml.safe_load((DEPLOY / "prometheus" / "alerts.test.yml").read_text())["tests"]
+    raised = {case["alertname"] for test in tests for case in test.get("alert_rule_test", ()) if case.get("exp_alerts")}
+    expected = [sample for test in tests for case in test.get("promql_expr_test", ()) for sample in case["exp_samples"]]
+    raised |= {name for sample in expected for name in re.findall(r'alertname="(\w+)"', sample["labels"])}
+    assert {rule["alert"] for rule in RULES if "alert" in rule} == raised
+    quiet = tests[-1]
+    assert quiet["promql_expr_test"] == [{"expr": "ALERTS", "eval_time": "2h", "exp_samples": []}]
+    given = " ".join(series["series"] for series in quiet["input_series"])
+    asked = " ".join(rule["expr"] for rule in RULES)
+    assert {name for name in named_metrics() if re.search(rf"\b{name}\b", asked)} <= set(re.findall(r"\w+", given))
+
+
+def test_alerts_name_the_jobs_that_prometheus_scrapes():
+    """With the Prometheus Operator too, which would name a job after its PodMonitor."""
+    named = {job for query in QUERIES for job in re.findall(r'job="(\w+)"', query)}
+    assert named == {"triton", "gateway"}
+    scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    assert {job["job_name"] for job in scraped} == named
+    path = DEPLOY / "kubernetes" / "components" / "prometheus-operator" / "pod-monitor.yaml"
+    endpoints = yaml.safe_load(path.read_text())["spec"]["podMetricsEndpoints"]
+    jobs = {endpoint["port"]: [(r["targetLabel"], r["replacement"]) for r in endpoint["relabelings"]] for endpoint in endpoints}
+    assert jobs == {"metrics": [("job", "triton")], "http": [("job", "gateway")]}
 
 
 def test_panels_do_not_overlap_and_all_ask_something():

@@ -7,8 +7,11 @@ import socket
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from experiments.forged import forge_rest
+from experiments.malformed import send_http
 from gateway.settings import GatewaySettings
 from tests.unit.gateway.sockets import listening
 
@@ -110,3 +113,15 @@ def test_a_long_body_and_the_next_request_in_parts_of_any_size_are_answered(addr
 
 def test_pipelined_requests_are_answered_one_after_the_other(address):
     assert send(address, GET * 19 + LAST).count(b"HTTP/1.1 200") == 20
+
+
+def test_nonsense_is_answered_or_refused_and_never_an_error_of_ours(gateway):
+    """A slice of `python -m experiments.malformed`, which sends the like to a gateway with a tritonserver behind it."""
+    settings, rng = GatewaySettings(burst=10_000), np.random.default_rng(0)
+    with listening(gateway().app, settings) as address:
+        port = int(address.partition(":")[2])
+        statuses = send_http(port, [forge_rest(rng) for _ in range(300)])
+        assert send_http(port, [LAST]) == {"200": 1}
+    assert statuses.keys() <= {"200", "400", "404", "503"}, statuses  # 503: there is no live store to explain from
+    assert statuses["200"] > 10
+    assert statuses["400"] > 100

@@ -61,9 +61,14 @@ def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, t
     assert len(consumer) == 2  # with its supervisor
     live_helpers.follow(state, tmp_path)
     assert [process for process in live_helpers.helpers(state.tag) if "consume" in process.cmdline()] == consumer
+    assert json.loads(log.read_text().splitlines()[0])["message"] == f"consumes topic {TOPIC} of {broker.address}"
     set_live(state.repo, brokers="")
     live_helpers.follow(state, tmp_path)
     assert not [process for process in live_helpers.helpers(state.tag) if "consume" in process.cmdline()]
+    earlier = log.read_text()
+    set_live(state.repo, brokers=broker.address)
+    live_helpers.follow(state, tmp_path)
+    assert log.with_name(f"{log.name}.1").read_text() == earlier
     broker.stop()
 
 
