@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,9 +74,9 @@ def create_app(
     store = live_folder(shop.repo, shop.published.info.live_folder)
     exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
     experiments = Experiments(store)
-    answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender)
-    recorder, readiness = Recorder(shop, recommender, metrics), Readiness(recommender)
     explainer, reports = Explainer(shop), ExperimentReports(shop.repo)
+    answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender, explainer)
+    recorder, readiness = Recorder(shop, recommender, metrics), Readiness(recommender)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -92,11 +93,14 @@ def create_app(
     app = FastAPI(title="Recommender gateway", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
 
     async def answer_recommendations(scope: Scope) -> Response:
+        began_s = time.perf_counter()
         try:
-            answer = await answering.answer(read_question(scope, settings))
+            answer, timings_ms = await answering.answer(read_question(scope, settings))
         except RecommenderError as error:
             return error_response(STATUS.get(error.status, 503), error.status, str(error))
-        return JsonResponse(answer, headers={REQUEST_ID: answer["request_id"]})
+        timings_ms["gateway"] = 1_000 * (time.perf_counter() - began_s) - sum(timings_ms.values())
+        timings = ", ".join(f"{part};dur={spent_ms:.2f}" for part, spent_ms in timings_ms.items())
+        return JsonResponse(answer, headers={REQUEST_ID: answer["request_id"], "server-timing": timings})
 
     if traced:
         app.add_middleware(Tracing)
@@ -110,6 +114,8 @@ def create_app(
         """Recommend items to a user, to the visitor of a session, or to whoever had the items of `history`.
 
         Context columns: `context.NAME=value`.
+
+        With `reasons=true`, each item says which sources and which items of the history propose it.
 
         When no server answers in time, the answer is popular items, with `gateway_fallback` in `degraded`. With `fallback=none`
         it is the error instead. When the servers are overloaded, requests of lower priority are shed first.
@@ -162,6 +168,11 @@ def create_app(
         """Return what is known of a user: the history that recommendations are based on, newest first."""
         shop.refresh()
         return JsonResponse(await asyncio.to_thread(explainer.describe_user, shop.user_id(user_id)))
+
+    @app.get("/v1/generation", response_model=schema.Generation)
+    async def generation() -> Response:
+        """Return what the generation that answers learned from, and its quality on validation requests."""
+        return JsonResponse(shop.published.describe())
 
     @app.get("/v1/experiment", response_model=schema.ExperimentReport)
     async def experiment() -> Response:

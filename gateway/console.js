@@ -30,7 +30,12 @@ async function call(method, path, body) {
   const ms = performance.now() - begun;
   byId("latency").textContent = `${milliseconds(ms)} (${path.split("?")[0]})`;
   if (!response.ok && !("ready" in answer)) throw new Error(answer.error ? answer.error.message : `status ${response.status}`);
-  return { answer, ms };
+  return { answer, ms, timings: readTimings(response.headers.get("server-timing") ?? "") };
+}
+
+// "server;dur=4.2, gateway;dur=0.5" -> { server: 4.2, gateway: 0.5 }
+function readTimings(header) {
+  return Object.fromEntries([...header.matchAll(/(\w+);dur=([\d.]+)/g)].map(([, part, ms]) => [part, Number(ms)]));
 }
 
 async function attempt(act) {
@@ -61,11 +66,11 @@ async function showUser() {
 async function showList(after) {
   const query = new URLSearchParams({ user: shown.user });
   if (after !== undefined) query.set("after", after);
-  const { answer, ms } = await call("GET", `v1/recommendations?${query}`);
+  const { answer, ms, timings } = await call("GET", `v1/recommendations?${query}`);
+  showWaterfall(ms, timings);
   const before = new Set(shown.items);
   shown.items = answer.items.map((item) => item.id);
   shown.requestId = answer.request_id;
-  byId("generation").textContent = answer.generation;
   const lines = answer.items.map((item, place) => {
     const node = line(place + 1, item, item.score === null ? "popular" : item.score.toFixed(3), () => click(item));
     node.append(button("small", "why?", () => explain(item.id)));
@@ -74,7 +79,30 @@ async function showList(after) {
   });
   byId("list").replaceChildren(...lines);
   if (answer.degraded.length) byId("message").textContent = `Degraded: ${answer.degraded.join(", ")}`;
+  if (byId("generation").textContent !== String(answer.generation)) await showQuality();
   return ms;
+}
+
+// Each bar begins where the one above ends.
+function showWaterfall(ms, timings) {
+  const inside = Object.values(timings).reduce((sum, part) => sum + part, 0);
+  let begun = 0;
+  const rows = Object.entries({ "page and network": Math.max(ms - inside, 0), ...timings }).map(([part, spent]) => {
+    const bar = element("div", "part");
+    bar.style.marginLeft = `${(100 * begun) / Math.max(ms, inside)}%`;
+    bar.style.width = `${(100 * spent) / Math.max(ms, inside)}%`;
+    begun += spent;
+    return element("tr", "", element("td", "", part), element("td", "", milliseconds(spent)), element("td", "bar", bar));
+  });
+  byId("waterfall").replaceChildren(...rows);
+}
+
+async function showQuality() {
+  const { answer } = await call("GET", "v1/generation");
+  byId("generation").textContent = answer.generation;
+  const { ndcg_at_10: ndcg, recall_at_20: recall, validation_requests: requests } = answer.quality;
+  byId("quality").textContent = ndcg === undefined ? "not measured" : `NDCG@10 ${ndcg.toFixed(3)}, Recall@20 ${recall.toFixed(3)}`;
+  byId("quality").title = `the ranker on ${requests ?? 0} validation requests; ${answer.dataset}, ${answer.log.events} events, ${answer.log.first} to ${answer.log.last}`;
 }
 
 async function click(item) {
@@ -126,6 +154,7 @@ async function follow(user) {
   location.hash = new URLSearchParams({ user });
   for (const id of ["why", "similar", "change"]) byId(id).replaceChildren();
   await showHealth();
+  await showQuality();
   await showView();
 }
 

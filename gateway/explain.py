@@ -53,6 +53,22 @@ class Explainer:
             trace = inputs | pipeline.trace(inputs)
             return self._build_explanation(pipeline, trace, user_id, item_id)
 
+    def find_reasons(
+        self, user_id: int, history: Sequence[int] | None, context: Mapping[str, str], item_ids: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        """Return for each item which sources propose it, and which items of the history, as JSON objects (schema.Reasons).
+
+        history: item ids, newest first, in place of the user's own; None: the user's own
+        Raises InvalidRequest, ArtifactError or RequestError.
+        """
+        with self._lock:
+            pipeline = self._load_pipeline()
+            inputs = build_inputs(pipeline, user_id, (), context, history)
+            trace = inputs | pipeline.trace(inputs)
+            positions = pipeline.stages["retrieve"].items.positions(np.array(item_ids, np.int64)).tolist()
+            found = find_sources(pipeline, trace, positions)
+        return [{"source": source, "because": self._describe_contributors(contributors)} for source, contributors in found]
+
     def describe_user(self, user_id: int) -> dict[str, Any]:
         """Return what recommendations know of a user, as a JSON object."""
         with self._lock:
@@ -88,8 +104,7 @@ class Explainer:
     def _build_explanation(self, pipeline: Pipeline, trace: Arrays, user_id: int, item_id: int) -> dict[str, Any]:
         places, rules = follow_item(pipeline, trace, item_id)
         position = int(pipeline.stages["retrieve"].items.positions(np.array([item_id]))[0])
-        source, contributors = find_sources(pipeline, trace, position)
-        because = [self._shop.describe_item(contributor) | {"weight": weight} for contributor, weight in contributors]
+        [(source, contributors)] = find_sources(pipeline, trace, [position])
         return self._describe_user_id(user_id) | {
             "item": self._shop.describe_item(item_id),
             "shown": places[-1].rank is not None,
@@ -98,16 +113,27 @@ class Explainer:
             "places": [vars(place) for place in places],
             "rules": [move._asdict() for move in rules],
             "source": source,
-            "because": because,
+            "because": self._describe_contributors(contributors),
         }
 
+    def _describe_contributors(self, contributors: list[tuple[int, float]]) -> list[dict[str, Any]]:
+        return [self._shop.describe_item(item_id) | {"weight": weight} for item_id, weight in contributors]
 
-def build_inputs(pipeline: Pipeline, user_id: int, exclude: Sequence[int], context: Mapping[str, str]) -> Arrays:
-    """Return the inputs of one request, absent optional ones filled. Raises InvalidRequest."""
+
+def build_inputs(
+    pipeline: Pipeline,
+    user_id: int,
+    exclude: Sequence[int],
+    context: Mapping[str, str],
+    history: Sequence[int] | None = None,
+) -> Arrays:
+    """Return the inputs of one request, absent optional ones filled. history: None: the user's own. Raises InvalidRequest."""
     known = {t.name: t for t in ensemble_spec(pipeline.specs).inputs}
     inputs = {name: tensor.filled(1) for name, tensor in known.items() if tensor.optional}
     inputs["user_id"] = np.array([[user_id]], np.int64)
     inputs["exclude"] = pad_rows([exclude], known["exclude"].dims[0])
+    if history is not None:
+        inputs["history"] = pad_rows([history], known["history"].dims[0])
     columns = {column.name for column in pipeline.info.context}
     for name, text in context.items():
         if name not in columns:
@@ -157,27 +183,35 @@ def locate_item(stage: str, ids: np.ndarray, scores: np.ndarray, valid: np.ndarr
     return Place(stage, int(found[0]) + 1, int(valid.sum()), float(scores[order[found[0]]]))
 
 
-def find_sources(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[list[str], list[tuple[int, float]]]:
-    """Return the sources that propose an item, and the items of the history that are bought with it, with their weights."""
+def find_sources(
+    pipeline: Pipeline, trace: Arrays, positions: Sequence[int]
+) -> list[tuple[list[str], list[tuple[int, float]]]]:
+    """Return for each item the sources that propose it, and the items of the history that are bought with it, with weights."""
     retrieve = pipeline.stages["retrieve"]
-    n_published = len(retrieve.search.neighbours.positions) - 1
-    if position >= n_published:
-        return [], []
+    neighbours, n_published = retrieve.search.neighbours, len(retrieve.search.neighbours.positions) - 1
     history = retrieve.items.positions(trace["history_ids"])
-    weights, neighbours = recency_weights(history, retrieve.items.n_items)[0], retrieve.search.neighbours
-    shares: dict[int, float] = {}
-    for place_in_history, contributor in enumerate(np.minimum(history[0], n_published).tolist()):
-        share = neighbours.weights[contributor][neighbours.positions[contributor] == position].sum() * weights[place_in_history]
-        if share > 0:
-            shares[int(trace["history_ids"][0, place_in_history])] = float(share)
-    contributors = sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_CONTRIBUTORS]
-    terms = retrieve.user_vectors(trace, history)[0] * retrieve.search.item_vectors[position]
-    proposes = {name: float(terms[columns].sum()) > 0 for name, columns in retrieve.sources.items()} | {
-        TOGETHER: bool(contributors)
-    }
-    if (live_items := retrieve.outputs.live_items) and (stored := live_items.pairs):
-        proposes[LIVE_PAIRS] = bool(stored.pairs.strengths(history, np.array([[position]]))[0, 0] > 0)
-    return [source for source, is_positive in proposes.items() if is_positive], contributors
+    weights = recency_weights(history, retrieve.items.n_items)[0]
+    user_vector = retrieve.user_vectors(trace, history)[0]
+    live_items = retrieve.outputs.live_items
+    pairs = live_items.pairs if live_items else None
+
+    def find(position: int) -> tuple[list[str], list[tuple[int, float]]]:
+        if position >= n_published:
+            return [], []
+        shares: dict[int, float] = {}
+        for place, contributor in enumerate(np.minimum(history[0], n_published).tolist()):
+            share = neighbours.weights[contributor][neighbours.positions[contributor] == position].sum() * weights[place]
+            if share > 0:
+                shares[int(trace["history_ids"][0, place])] = float(share)
+        contributors = sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_CONTRIBUTORS]
+        terms = user_vector * retrieve.search.item_vectors[position]
+        proposes = {name: float(terms[columns].sum()) > 0 for name, columns in retrieve.sources.items()}
+        proposes[TOGETHER] = bool(contributors)
+        if pairs:
+            proposes[LIVE_PAIRS] = bool(pairs.pairs.strengths(history, np.array([[position]]))[0, 0] > 0)
+        return [source for source, is_positive in proposes.items() if is_positive], contributors
+
+    return [find(position) for position in positions]
 
 
 def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, places: list[Place], rules: list) -> str:

@@ -1,6 +1,7 @@
 """Read what a gateway needs of a generation and of the live store: titles, popular items, known users, similar items.
 
 <recommend>/<g>/{item_ids.npy, item_titles.json, popular.json, …}      as triton_recommender.Catalogue reads them
+<recommend>/<g>/manifest.json                                          what the generation learned from, and its quality
 <preprocess>/<g>/store/user_ids.npy                                    int64 [U] ascending
 <retrieve>/<g>/{item_vectors, neighbours, neighbour_weights, available}.npy, mapped, and read on demand
 """
@@ -11,11 +12,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.contract.artifacts import StageInfo, open_array, read_stage, stage_folder
+from serving.contract.artifacts import MANIFEST_FILE, StageInfo, open_array, read_json, read_stage, stage_folder
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.live.events import ITEM_CHANGED
@@ -24,6 +25,7 @@ from triton_recommender import Catalogue
 
 POPULAR_FILE, POPULAR_BY_CONTEXT_FILE = "popular.json", "popular_by_context.json"
 TOGETHER, ALIKE = "bought_together", "similar_vectors"
+QUALITY = ("ndcg_at_10", "recall_at_20", "validation_requests")  # of a manifest's report on the ranker
 
 
 class SimilarItem(NamedTuple):
@@ -48,6 +50,7 @@ class Published:
     user_ids: np.ndarray
     item_ids: np.ndarray
     retrieve_folder: Path
+    manifest: Mapping[str, Any]
 
     @classmethod
     def load(cls, repo: Path, generation: int) -> Published:
@@ -67,11 +70,22 @@ class Published:
         catalogue = Catalogue.load(repo, generation)
         user_ids, item_ids = open_array(preprocess / "store", "user_ids"), open_array(retrieve, "item_ids")
         item_ids = item_ids[item_ids != PAD_ID]  # without the rows kept free for new items
-        return cls(read_stage(preprocess), catalogue, popular, by_context, user_ids, item_ids, retrieve)
+        manifest = read_json(path.parent, MANIFEST_FILE)
+        return cls(read_stage(preprocess), catalogue, popular, by_context, user_ids, item_ids, retrieve, manifest)
 
     @property
     def generation(self) -> int:
         return self.info.generation
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the generation learned from, and how good it is, as a JSON object (schema.Generation)."""
+        ranker = self.manifest.get("reports", {}).get("validation", {}).get("ranker", {})
+        return {
+            "generation": self.generation,
+            "dataset": self.manifest.get("dataset", {}).get("name", ""),
+            "log": self.manifest.get("log", {}),
+            "quality": {name: ranker[name] for name in QUALITY if name in ranker},
+        }
 
     def list_popular(self, context: Mapping[str, str]) -> Iterable[int]:
         """Return the popular items of the first context value that has a list, then those of the whole shop."""

@@ -42,6 +42,7 @@ class Parameters(BaseModel):
     after: int | None = Field(None, ge=0, description="sequence of an event that the answer must reflect")
     fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
     generation: int | None = Field(None, gt=0, description="the generation that must answer, for tests; an error if it cannot")
+    reasons: bool = Field(False, description="whether each item says which sources and which items of the history propose it")
     deadline_ms: float | None = Field(None, alias="x-deadline-ms", gt=0)
     priority: Literal["high", "normal", "low"] = Field("normal", alias="x-priority", description="low is shed first under load")
 
@@ -77,7 +78,7 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
         parameters.k,
     )
     fallback = parameters.fallback == "popular" and parameters.generation is None
-    return Question(*given, deadline_ms / 1_000, parameters.priority, fallback, parameters.generation)
+    return Question(*given, deadline_ms / 1_000, parameters.priority, fallback, parameters.generation, parameters.reasons)
 
 
 def split_ids(values: list[str] | None) -> tuple[str, ...]:

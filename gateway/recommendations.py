@@ -7,11 +7,12 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry import trace
 
 from gateway.experiments import FAILED, NO_EXPERIMENT, Enrolment, Experiments, Shown
+from gateway.explain import Explainer
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
@@ -28,6 +29,7 @@ from triton_recommender import (
     RecommenderError,
 )
 from triton_recommender.ids import session_id
+from triton_recommender.tensors import ANONYMOUS
 
 log = logging.getLogger("gateway")
 
@@ -62,6 +64,14 @@ class Question:
     priority: str = "normal"  # high, normal or low: low ones are shed first when the servers are overloaded
     fallback: bool = True  # False: an error instead of popular items
     generation: int | None = None  # the generation that must answer, for testers; None: the experiment decides
+    reasons: bool = False  # whether to say for each item which sources and which items of the history propose it
+
+
+class Answered(NamedTuple):
+    """An answer as a JSON object (schema.Recommendations), and the milliseconds that its parts took: server, reasons."""
+
+    content: dict[str, Any]
+    timings_ms: dict[str, float]
 
 
 class Answering:
@@ -76,13 +86,15 @@ class Answering:
         exposures: ExposureLog,
         experiments: Experiments,
         challenger: AsyncRecommender,
+        explainer: Explainer,
     ) -> None:
         """recommender: the client of the champion; challenger: the client of challengers"""
         self._shop, self._recommender, self._metrics, self._limiter = shop, recommender, metrics, limiter
         self._exposures, self._experiments, self._challenger = exposures, experiments, challenger
+        self._explainer = explainer
 
-    async def answer(self, question: Question) -> dict[str, Any]:
-        """Return the answer as a JSON object.
+    async def answer(self, question: Question) -> Answered:
+        """Return the answer.
 
         Raises InvalidRequest for a malformed question, and other errors only where the question wants no fallback.
         """
@@ -96,7 +108,8 @@ class Answering:
         if question.fallback and not self._limiter.admits(question.priority):  # first of all, because shedding must be cheap
             self._metrics.shed.labels(question.priority).inc()
             self._metrics.fallbacks.labels(Overloaded.status).inc()
-            return self._answer_with_popular(question, set(exclude) | set(history or ()), user_id, request_id, NO_EXPERIMENT)
+            hidden = set(exclude) | set(history or ())
+            return Answered(self._answer_with_popular(question, hidden, user_id, request_id, NO_EXPERIMENT), {})
         shop.refresh()
         query = Query(user_id, history, exclude, question.context, question.after, session)
         user_id = user_id if session is None else session_id(session)
@@ -117,7 +130,8 @@ class Answering:
                 log.warning(
                     "answered with popular items: %s", error, exc_info=not _is_expected(error), extra={"fields": fields}
                 )
-            return self._answer_with_popular(question, set(exclude) | set(history or ()), user_id, request_id, enrolment)
+            content = self._answer_with_popular(question, set(exclude) | set(history or ()), user_id, request_id, enrolment)
+            return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
         if answer.generation != enrolment.challenger:
             await shop.move_to(answer.generation)
@@ -126,10 +140,36 @@ class Answering:
                 f"generation is {question.generation}, and the server now answers with {answer.generation}; expected that one, "
                 "or the challenger of a running experiment."
             )
-        items = shop.list_items(answer.item_ids, answer.scores)
+        items, timings_ms = shop.list_items(answer.item_ids, answer.scores), {"server": latency_ms}
+        if question.reasons:
+            asked_s = time.monotonic()
+            left_s = question.deadline_s - (asked_s - began_s)
+            items = await self._add_reasons(items, question, user_id, history, answer, left_s)
+            timings_ms["reasons"] = 1_000 * (time.monotonic() - asked_s)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, user_id, answer, degraded, enrolment, shown.teams, latency_ms)
-        return self._build_answer(request_id, user_id, answer.generation, degraded, items)
+        return Answered(self._build_answer(request_id, user_id, answer.generation, degraded, items), timings_ms)
+
+    async def _add_reasons(
+        self,
+        items: list[dict[str, Any]],
+        question: Question,
+        user_id: int | None,
+        history: list[int] | None,
+        answer: Recommendations,
+        left_s: float,
+    ) -> list[dict[str, Any]]:
+        """Return the items with their reasons, null where they are not found within `left_s`: they must not cost an answer."""
+        reasons: list[dict[str, Any] | None] = [None] * len(items)
+        if answer.generation == self._shop.published.generation:  # a challenger has other reasons
+            asked = (ANONYMOUS if user_id is None else user_id, history, question.context, answer.item_ids)
+            try:
+                async with asyncio.timeout(left_s):
+                    reasons[:] = await asyncio.to_thread(self._explainer.find_reasons, *asked)
+            except Exception as error:  # of any kind: there is an answer
+                reason = "they took too long" if isinstance(error, TimeoutError) else error
+                log.warning("an answer has no reasons: %s", reason, exc_info=not isinstance(error, TimeoutError))
+        return [item | {"reasons": why} for item, why in zip(items, reasons, strict=True)]
 
     async def _ask(self, query: Query, question: Question, request_id: str, user_id: int | None, enrolment: Enrolment) -> Shown:
         limiter = self._limiter
@@ -173,6 +213,8 @@ class Answering:
     ) -> dict[str, Any]:
         popular = self._shop.pick_popular(exclude, question.context, question.k or DEFAULT_K)
         items = self._shop.list_items(popular, [None] * len(popular))
+        if question.reasons:
+            items = [item | {"reasons": None} for item in items]
         answer = Recommendations(tuple(popular), (), Degraded.NONE, self._shop.published.generation, (1.0,) * len(popular))
         self._log(request_id, user_id, answer, [FALLBACK], enrolment)
         return self._build_answer(request_id, user_id, answer.generation, [FALLBACK], items)

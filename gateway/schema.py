@@ -31,6 +31,25 @@ class Scored(Item):
     score: float | None
 
 
+class Contributor(Item):
+    """An item of the history. weight: how much it adds to the retrieval score."""
+
+    weight: float
+
+
+class Reasons(Strict):
+    """source: the retrieval sources that propose the item; because: the items of the history that it is bought with."""
+
+    source: list[str]
+    because: list[Contributor]
+
+
+class Recommended(Scored):
+    """reasons: only with `reasons=true`; null where they are not known, as of popular items."""
+
+    reasons: Reasons | None = None
+
+
 class Recommendations(Strict):
     """known: whether anything is known of the user; null without a user. degraded: which parts came from a fallback."""
 
@@ -38,7 +57,19 @@ class Recommendations(Strict):
     generation: int
     known: bool | None
     degraded: list[str]
-    items: list[Scored]
+    items: list[Recommended]
+
+
+class Generation(Strict):
+    """The generation that answers. log: number of events, first and last day of what it learned from
+
+    quality: NDCG@10 and Recall@20 of the ranker on validation requests, and their number; empty where the log held none
+    """
+
+    generation: int
+    dataset: str
+    log: dict[str, int | str]
+    quality: dict[str, float]
 
 
 class Error(Strict):
@@ -99,12 +130,6 @@ class RuleMove(Strict):
     rule: str
     rank_before: int | None
     rank_after: int | None
-
-
-class Contributor(Item):
-    """An item of the history. weight: how much it adds to the retrieval score."""
-
-    weight: float
 
 
 class Explanation(Strict):

@@ -97,12 +97,8 @@ def _start_gateway(state: ServerState, port: int, config: Path | None, optional:
             raise
         typer.echo(f"note: {error}", err=True)
         return state
-    typer.echo(f"gateway: {_gateway_url(state)}")
+    typer.echo(f"gateway: {state.settings['gateway_url']}")
     return state
-
-
-def _gateway_url(state: ServerState) -> str:
-    return f"http://{LOOPBACK}:{state.settings['gateway_port']}"
 
 
 def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> ServerState:
@@ -248,7 +244,8 @@ def _describe(state: ServerState) -> str:
     http = "no HTTP" if state.settings.get("no_http") else f"HTTP {ports.http}"
     host = state.settings.get("host", LOOPBACK)
     opened = f", open to whoever reaches {host}" if host != LOOPBACK else ""
-    helpers = f", gateway {_gateway_url(state)}" if gateway.list_gateways(state.tag) else ""
+    url = state.settings.get("gateway_url")  # of a gateway that has started
+    helpers = f", gateway {url}" if url and gateway.list_gateways(state.tag) else ""
     helpers += ", supervised" if launcher.list_supervisors(state.tag) else ""
     return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{helpers}{opened} (process {state.pid})"
 

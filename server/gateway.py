@@ -22,16 +22,17 @@ from serving.contract.errors import ServerError
 MODULE = "gateway"
 START_TIMEOUT_S = 30.0
 POLL_S = 0.05
-LISTENS = "listens at"  # the gateway prints this when it is ready
+LISTENS = "listens at "  # the gateway prints this and its address when it is ready
 
 
 def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerState:
-    """Start a gateway at `port` unless it runs already. Return the server's state, as saved. Raises ServerError.
+    """Start a gateway at `port` unless it runs already. Return the server's state, as saved, with the gateway's address.
 
-    config: path of the gateway's own settings, a TOML file; "" for the defaults
+    Raises ServerError. config: path of the gateway's own settings, a TOML file; "" for the defaults
     """
     settings: dict[str, int | bool | str] = {"gateway_port": port, "gateway_config": config}
-    if list_gateways(state.tag) and all(state.settings.get(name) == value for name, value in settings.items()):
+    is_same = all(state.settings.get(name) == value for name, value in settings.items())
+    if is_same and "gateway_url" in state.settings and list_gateways(state.tag):
         return state
     stop(state.tag)
     if not is_free(port):
@@ -48,7 +49,8 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerS
             last_line = lines[-1] if lines else "it printed nothing"
             raise ServerError(f"The server answers, but its gateway does not start: {last_line}. Whole log: {log_path}.")
         time.sleep(POLL_S)
-    return state.change(run_dir, settings=state.settings | settings)
+    url = printed.rpartition(LISTENS)[2].split()[0]
+    return state.change(run_dir, settings=state.settings | settings | {"gateway_url": url})
 
 
 def list_gateways(tag: str) -> list[psutil.Process]:

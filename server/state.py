@@ -20,7 +20,7 @@ class ServerState:
     """One server that was started.
 
     tag: text on the command lines of the server, its stubs and helpers, and of no other process
-    settings: its options, by the names of `python -m server start`
+    settings: its options, by the names of `python -m server start`, and the address of its gateway, `gateway_url`
     content: SHA-256 of the manifest of the served generation, "" without one
     generation: the served one, 0 when unknown
     fault: why its supervisor took it out of service, "" while it serves

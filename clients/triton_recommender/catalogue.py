@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -93,11 +94,12 @@ class Catalogue:
         }
 
     def resolve(self, query: Query) -> tuple[Query, tuple[Notice, ...]]:
-        """Return the query with ids for texts, and a notice for each that names no known user or item.
+        """Return the query with ids for texts, and a notice for each user or item that is not known.
 
         A text that is no known name, but spells a published number, is taken as the id itself. In a shop whose ids are text,
         any other text gets the id that the shop's export would give it: the server treats it as new, and knows it when it
-        was observed or upserted meanwhile. In a shop whose ids are numbers such a text stays, and the call refuses it.
+        was observed or upserted meanwhile. In a shop whose ids are numbers such a text stays, and the call refuses it; the
+        catalogue lists no users there, so only items are noticed.
         """
         notices: list[Notice] = []
         user_id = self._noticed("user_id", query.user_id, self.user_id, self.user_names, notices)
@@ -145,14 +147,20 @@ class Catalogue:
 
     def _noticed(self, field_name, value, resolve, names: Mapping[str, int], notices: list[Notice]):
         resolved = resolve(value)
-        if names and value is not None and not self._is_known(field_name, value, resolved, names):
+        checkable = names or (field_name != "user_id" and self.item_ids)
+        if checkable and value is not None and not self._is_known(field_name, value, resolved, names):
             kind = "user" if field_name == "user_id" else "item"
             message = f"{field_name}: no {kind} is called {value!r} in generation {self.generation}; treated as a new {kind}."
             notices.append(Notice(field_name, str(value), message))
         return resolved
 
     def _is_known(self, field_name: str, value, resolved, names: Mapping[str, int]) -> bool:
-        """Return whether a value names a known user or item. A number is never a name: 22423 is not the item "22423"."""
+        """Return whether a value names a known user or item. A number is never a name: 22423 is not the item "22423".
+
+        Where the shop's ids are numbers, what is no number counts as known: the call refuses it.
+        """
+        if not names:
+            return not isinstance(resolved, Integral) or resolved in self.item_ids
         if isinstance(value, str):
             return value in names or resolved == _whole_number(value)
         if field_name == "user_id":

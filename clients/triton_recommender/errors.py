@@ -2,7 +2,7 @@
 
     RecommenderError
     ├── InvalidRequest        the call is wrong: a retry will not help                        INVALID_ARGUMENT
-    │   └── UnknownId             a text names no known user or item, and strict=True         INVALID_ARGUMENT
+    │   └── UnknownId             the catalogue knows no such user or item, and strict=True   INVALID_ARGUMENT
     ├── AccessDenied          the server wants other credentials or headers                   PERMISSION_DENIED
     ├── ModelNotFound         the server runs, but serves no such model                       NOT_FOUND
     ├── NoAnswer              the call was right, no answer came: a retry may help

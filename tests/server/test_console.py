@@ -101,6 +101,22 @@ def test_a_click_changes_the_list_and_says_how_fast(page):
     assert "ms" in page.text("latency")
 
 
+def test_the_time_of_a_list_is_shown_by_part(page):
+    page.open(USER)
+    rows = [row.text for row in page.browser.find_elements(By.CSS_SELECTOR, "#waterfall tr")]
+    assert [row.rsplit(" ", 2)[0] for row in rows] == ["page and network", "server", "gateway"]
+    assert all(float(row.rsplit(" ", 2)[1]) >= 0 and row.endswith(" ms") for row in rows)
+    bars = [bar.rect for bar in page.browser.find_elements(By.CSS_SELECTOR, "#waterfall .part")]
+    assert bars[1]["x"] == pytest.approx(bars[0]["x"] + bars[0]["width"], abs=2)
+
+
+def test_the_quality_of_the_generation_is_shown(page, served):
+    page.open(USER)
+    quality = served.http.get("/v1/generation").raise_for_status().json()["quality"]
+    page.wait(lambda: page.text("quality").startswith("NDCG@10"))
+    assert page.text("quality") == f"NDCG@10 {quality['ndcg_at_10']:.3f}, Recall@20 {quality['recall_at_20']:.3f}"
+
+
 def test_an_unknown_user_is_shown_as_such(page):
     page.open(999_999)
     assert "This user is unknown" in page.text("known")

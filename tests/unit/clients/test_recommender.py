@@ -90,6 +90,19 @@ def test_a_number_where_ids_are_text_is_reported_as_well():
     assert shop.recommend(1, exclude=["22423"]).item_ids == ()
 
 
+def test_an_unknown_item_is_reported_also_where_ids_are_numbers():
+    catalogue = Catalogue(generation=4, item_ids=frozenset([3, 5]))
+    shop = FakeRecommender(lambda query: [3], catalogue=catalogue)
+    answer = shop.recommend(1, history=[5, 22424], exclude=["3", "33"])
+    assert [(notice.field, notice.value) for notice in answer.warnings] == [("history", "22424"), ("exclude", "33")]
+    assert answer.warnings[0].message == "history: no item is called 22424 in generation 4; treated as a new item."
+    with pytest.raises(UnknownId, match="no item is called 6 in generation 4"):
+        FakeRecommender(lambda query: [3], catalogue=catalogue, strict=True).recommend(1, exclude=[6])
+    for wrong in ("mug", [3]):
+        with pytest.raises(InvalidRequest, match="exclude is"):
+            shop.recommend(1, exclude=[wrong])
+
+
 def test_strict_refuses_unknown_names(repo):
     shop = FakeRecommender(lambda query: [30], catalogue=Catalogue.load(repo), strict=True)
     for question in (Query("bob"), Query("ann", history=["tn"]), Query("ann", exclude=["tn"])):

@@ -75,6 +75,14 @@ def test_users_are_answered_by_their_generation_again_and_again(tried):
     assert again == {user: answer["generation"] for user, answer in first.items()}
 
 
+def test_the_champions_reasons_are_not_given_for_a_challengers_items(tmp_path):
+    tried = Tried(copy_small_repository(tmp_path / "shop"), deadline_ms=60_000)
+    experiment = tried.start(share=0.5)
+    for user, answer in tried.ask(reasons="true").items():
+        enrolled = experiment.enrols(int(user))
+        assert [item["reasons"] is None for item in answer["items"]] == [enrolled] * 3
+
+
 def test_a_share_changes_between_two_requests_and_an_end_is_heeded(tried):
     tried.start(share=0.0)
     seen = []

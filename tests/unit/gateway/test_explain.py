@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from gateway import schema
 from gateway.rules_trace import trace_rules
 from serving.stages.rules.config import ITEM_RULES, Pin, RulesConfig
 from serving.stages.rules.rules import Rules
+from tests.unit.gateway.conftest import Gateway
+from triton_recommender import Unavailable
 
 USER = 7
 
@@ -16,8 +20,6 @@ USER = 7
 @pytest.fixture(scope="module")
 def explained(repo):
     """explained(item, **params) -> the explanation; one pipeline for all tests."""
-    from tests.unit.gateway.conftest import Gateway
-
     door = Gateway(repo, lambda query: [])
 
     def ask(item: int, user: int = USER, **params) -> dict:
@@ -64,6 +66,48 @@ def test_items_of_the_history_speak_for_what_is_bought_with_them(explained, hist
     for answer in spoken:
         assert "bought_together" in answer["source"]
         assert {speaker["id"] for speaker in answer["because"]} <= set(history)
+
+
+def test_the_reasons_of_an_answer_are_those_of_the_explanations(repo, explained):
+    shown = [item for item in range(1, 31) if explained(item)["shown"]]
+    door = Gateway(repo, lambda query: shown, deadline_ms=60_000)
+    answer = door.recommend(user=USER, reasons="true")
+    schema.Recommendations.model_validate(answer)
+    told = {item["id"]: item["reasons"] for item in answer["items"]}
+    assert told == {item: {part: explained(item)[part] for part in ("source", "because")} for item in shown}
+    assert any(reasons["because"] for reasons in told.values())
+    assert all("reasons" not in item for item in door.recommend(user=USER)["items"])
+
+
+def test_reasons_go_by_the_history_of_the_request(repo, explained, history):
+    other = next(item for item in range(1, 31) if item not in history)
+    door = Gateway(repo, lambda query: list(range(1, 31)), deadline_ms=60_000)
+    for user in ({"user": USER}, {}):
+        items = door.recommend(history=other, reasons="true", **user)["items"]
+        assert {cause["id"] for item in items for cause in item["reasons"]["because"]} == {other}
+
+
+def test_an_answer_does_not_wait_for_reasons_beyond_its_deadline(repo):
+    door = Gateway(repo, deadline_ms=1_000)
+    answer = door.shop.server.answer
+
+    def use_all_of_the_time(call):
+        time.sleep(1.05)  # blocks the event loop, so that nobody else notices that the deadline has passed
+        return answer(call)
+
+    door.shop.server.answer = use_all_of_the_time
+    told = door.recommend(user=USER, reasons="true")
+    assert told["degraded"] == []
+    assert [item["reasons"] for item in told["items"]] == [None] * 3
+
+
+def test_popular_items_have_no_reasons(repo):
+    def down(query):
+        raise Unavailable("gone")
+
+    items = Gateway(repo, down).recommend(user=USER, reasons="true")["items"]
+    assert items
+    assert all(item["reasons"] is None for item in items)
 
 
 def test_an_unknown_user_is_told_as_such(explained):

@@ -27,6 +27,32 @@ def test_an_answer_names_items_and_says_who_answered(gateway):
     assert door.shop.server.calls[-1].request_id == answer["request_id"]
 
 
+def test_an_answer_says_where_its_time_went(gateway):
+    def timings(door, **params) -> dict[str, float]:
+        header = door.ask("GET", "/v1/recommendations", params={"user": "7"} | params).headers["server-timing"]
+        return {part: float(ms) for part, ms in (timing.split(";dur=") for timing in header.split(", "))}
+
+    door = gateway()
+    infer = door.shop.server.infer
+
+    async def infer_slowly(call):
+        await asyncio.sleep(0.1)
+        return await infer(call)
+
+    door.shop.server.infer = infer_slowly
+    assert timings(door)["server"] >= 100
+    assert list(timings(door, reasons="true")) == ["server", "reasons", "gateway"]
+    assert all(ms >= 0 for ms in timings(door, reasons="true").values())
+
+
+def test_what_the_generation_learned_from_and_its_quality(gateway):
+    told = gateway().ask("GET", "/v1/generation").json()
+    schema.Generation.model_validate(told)
+    assert (told["generation"], told["dataset"], told["log"]["events"]) == (1, "small", 60)
+    assert set(told["quality"]) == {"ndcg_at_10", "recall_at_20", "validation_requests"}
+    assert 0 < told["quality"]["ndcg_at_10"] <= 1
+
+
 def test_everything_that_is_asked_reaches_the_server(gateway):
     door = gateway()
     query = {"user": "7", "history": "4,5", "exclude": ["1", "2,8"], "context.device": "phone", "context.temperature": "21.5"}

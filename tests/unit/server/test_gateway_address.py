@@ -1,0 +1,53 @@
+"""The address that the commands state for a server's gateway is the one at which it answers."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import uuid
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server import gateway
+from server.ports import find_free_port, find_free_ports
+from server.state import ServerState
+from tests.repositories import small_repository
+
+
+@pytest.fixture
+def state(tmp_path):
+    """The state of a server that does not run; its gateway does without it, with popular items."""
+    state = ServerState(os.getpid(), uuid.uuid4().hex, small_repository(), tmp_path / "server.log", find_free_ports())
+    state.save(tmp_path)
+    yield state
+    gateway.stop(state.tag)
+
+
+def write_settings(folder: Path) -> Path:
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    settings = folder / "gateway.toml"
+    settings.write_text('certificate = "certificate.pem"\nkey = "key.pem"\n')
+    return settings
+
+
+def test_a_gateway_with_a_certificate_is_named_by_https(state, tmp_path):
+    port = find_free_port()
+    followed = gateway.follow(state, port, str(write_settings(tmp_path)), tmp_path)
+    assert followed.settings["gateway_url"] == f"https://127.0.0.1:{port}"
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "certificate.pem"))
+    assert httpx.get(f"{followed.settings['gateway_url']}/healthz", verify=trusting).status_code == 200
+
+
+def test_a_gateway_that_runs_is_kept(state, tmp_path):
+    port = find_free_port()
+    followed = gateway.follow(state, port, "", tmp_path)
+    assert followed.settings["gateway_url"] == f"http://127.0.0.1:{port}"
+    running = {process.pid for process in gateway.list_gateways(state.tag)}
+    assert gateway.follow(followed, port, "", tmp_path) == followed
+    assert {process.pid for process in gateway.list_gateways(state.tag)} == running
