@@ -60,7 +60,7 @@ def build(
     if settings.live.continue_log:
         dataset = continue_log(dataset, live_folder(repo, settings.live.folder))
     generation = build_repository(dataset, repo, settings, console, layout, profile, verbose)
-    if profile == "cpu":  # in the containers, start scripts write engines into it
+    if not load_profile(profile).stays_writable:
         make_read_only(repo, generation)
     record_act(repo, "published", generation, reason=f"exported from {data}")
 

@@ -31,6 +31,7 @@ class CpuProfile:
     layouts = LAYOUTS
     serves_sequences = True
     own_model = None
+    stays_writable = False
 
     def keeps_workflow(self, settings: Settings) -> bool:
         return False  # the compiled plan serves

@@ -50,6 +50,7 @@ class Profile(Protocol):
     layouts: Sequence[str]  # those that it can be published in
     serves_sequences: bool  # whether retrieval may have a sequence network
     own_model: str | None  # a model that only repositories of this profile have; None: there is none
+    stays_writable: bool  # whether start scripts write into its repositories
 
     def keeps_workflow(self, settings: Settings) -> bool:
         """Return whether NVTabular's own workflow must be kept for publication."""

@@ -25,6 +25,8 @@ Arrays = dict[str, np.ndarray]
 
 TOGETHER = "bought_together"  # the term of the retrieval score that comes from the history's neighbours
 LIVE_PAIRS = "live_pairs"  # bought together with an item of the history since the export
+LIVE_SALES = "live_sales"  # sold since the export, for users without a history
+NEW_ITEMS = "new_items"  # upserted since the export, searched beside the index
 MOST_CONTRIBUTORS = 5
 
 
@@ -193,11 +195,12 @@ def find_sources(
     weights = recency_weights(history, retrieve.items.n_items)[0]
     user_vector = retrieve.user_vectors(trace, history)[0]
     live_items = retrieve.outputs.live_items
-    pairs = live_items.pairs if live_items else None
+    has_history = bool((history != retrieve.items.n_items).any())
 
     def find(position: int) -> tuple[list[str], list[tuple[int, float]]]:
+        is_new = bool(live_items and position in live_items.arrays.served_newcomers)
         if position >= n_published:
-            return [], []
+            return [NEW_ITEMS] if is_new else [], []
         shares: dict[int, float] = {}
         for place, contributor in enumerate(np.minimum(history[0], n_published).tolist()):
             share = neighbours.weights[contributor][neighbours.positions[contributor] == position].sum() * weights[place]
@@ -207,8 +210,11 @@ def find_sources(
         terms = user_vector * retrieve.search.item_vectors[position]
         proposes = {name: float(terms[columns].sum()) > 0 for name, columns in retrieve.sources.items()}
         proposes[TOGETHER] = bool(contributors)
-        if pairs:
-            proposes[LIVE_PAIRS] = bool(pairs.pairs.strengths(history, np.array([[position]]))[0, 0] > 0)
+        if live_items:
+            proposes[LIVE_SALES] = not has_history and bool(live_items.arrays.lifts[position] > 0)
+            proposes[NEW_ITEMS] = is_new
+            if stored := live_items.pairs:
+                proposes[LIVE_PAIRS] = bool(stored.pairs.strengths(history, np.array([[position]]))[0, 0] > 0)
         return [source for source, is_positive in proposes.items() if is_positive], contributors
 
     return [find(position) for position in positions]

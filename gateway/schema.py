@@ -133,7 +133,7 @@ class RuleMove(Strict):
 
 
 class Explanation(Strict):
-    """why: the reason in words; source: the retrieval sources that proposed the item; because: the history's contributors."""
+    """why: the reason in words; source: what proposes the item (docs/gateway.md); because: the history's contributors."""
 
     user: Id
     known: bool

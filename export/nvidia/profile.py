@@ -26,6 +26,7 @@ class MerlinProfile:
     layouts = ("ensemble",)  # its networks are models of their own
     serves_sequences = False
     own_model = RANK_DENSE
+    stays_writable = True  # the containers' start scripts build engines in it
 
     def keeps_workflow(self, settings: Settings) -> bool:
         return settings.merlin.preprocess == "nvtabular"

@@ -40,8 +40,11 @@ def run(*words: object) -> str:
     return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False).output
 
 
-def test_every_move_of_the_pin_is_recorded(repo, config):
+def test_an_export_is_read_only_and_every_move_of_the_pin_is_recorded(repo, config):
     run("build", "--data", DATA, "--repo", repo, "--config", config)
+    files = [path for path in repo.glob("*/2/**/*") if path.is_file()]
+    assert files
+    assert not [path for path in files if path.stat().st_mode & 0o222]
     run("relayout", small_repository(), repo, "--layout", "ensemble")
     run("point", 2, "--repo", repo)
     assert pinned_generation(repo) == 2

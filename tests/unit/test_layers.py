@@ -127,6 +127,15 @@ def test_only_the_table_of_profiles_names_their_plug_ins():
     assert [path for path in others if imported(path) & plugins] == []
 
 
+def test_nothing_branches_on_the_name_of_a_profile():
+    """Where profiles differ, `load_profile` gives an object that knows."""
+    names = {"cpu", "merlin"}
+    for path in (path for package in MAY_IMPORT for path in files_of(package) if path.is_file()):
+        for node in ast.walk(tree_of(path)):
+            compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            assert not names & {part.value for part in compared if isinstance(part, ast.Constant)}, (path, ast.unparse(node))
+
+
 def test_what_serves_imports_no_training_library():
     for path in files_of("serving"):
         assert not {name.split(".")[0] for name in imported(path)} & OFFLINE_LIBRARIES, path
@@ -184,6 +193,11 @@ def test_every_relative_link_of_a_document_leads_somewhere(name):
 
 def test_the_readme_is_short():
     assert len((PROJECT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_glossary_is_short():
+    rows = re.findall(r"^\| .+ \|$", (PROJECT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert 1 < len(rows) <= 1 + 20  # a heading and the terms
 
 
 def test_every_command_the_readme_names_has_help():

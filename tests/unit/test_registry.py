@@ -9,12 +9,13 @@ from typer.testing import CliRunner
 
 from repository.__main__ import app
 from repository.experiments import end_experiment, start_experiment
-from repository.registry import RECORD_FILE, diff_generations, list_generations, read_acts, record_act
+from repository.registry import RECORD_FILE, diff_generations, list_generations, read_acts, read_manifest, record_act
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository
+from training.retrieval.choose import GRAPH_WEIGHTS
 
 
 @pytest.fixture
@@ -45,6 +46,13 @@ def test_generations_are_listed_with_what_answers_and_their_log(repo):
     table = CliRunner().invoke(app, ["list", "--repo", str(repo)], env={"COLUMNS": "200"}).stdout
     assert first.log["first"] != first.log["last"]
     assert table.count(first.log["first"]) == table.count(first.log["last"]) == 2
+
+
+def test_a_manifest_has_what_validation_found_for_each_candidate_source(repo):
+    sources = read_manifest(repo, 1)["reports"]["sources"]
+    assert sources["sequence"] == {"weight": 0.0, "validation": {"0.0": 0.0}}  # not tried: the log is too small
+    assert sources["graph"]["validation"].keys() == {str(weight) for weight in GRAPH_WEIGHTS}
+    assert str(sources["graph"]["weight"]) in sources["graph"]["validation"]
 
 
 def test_only_what_differs_is_shown(repo):

@@ -13,6 +13,7 @@ from training.models.cold_rows import ColdRows
 from training.models.dlrm import DLRM, RankingModel, Shape
 from training.models.ranking_data import Requests
 from training.models.schedule import rise_and_fall
+from training.models.time_left import TimeLeft
 
 LEAST_DEVIATION = 0.3  # all numbers are scaled to about 1 (serving/stages/features/ranking.py, NVTabular's Normalize)
 
@@ -119,7 +120,7 @@ def fit(
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
     n_steps = sum(-(-len(part) // settings.requests_per_batch) for part in teaching) * settings.epochs
     schedule = rise_and_fall(optimizer, settings.learning_rate, n_steps + 1)
-    best_quality, best_weights = 0.0, None
+    best_quality, best_weights, left = 0.0, None, TimeLeft(settings.epochs)
     for epoch in range(1, settings.epochs + 1):
         model.train()
         losses = []
@@ -132,7 +133,8 @@ def fit(
             losses.append(loss.item())
         quality = measure(predict(model, validation), validation.taken)
         summary = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
-        report(f"ranker: epoch {epoch} of {settings.epochs}, loss {np.mean(losses):.3f}, validation {summary}")
+        done = f"epoch {epoch} of {settings.epochs}, {left.describe(epoch)}"
+        report(f"ranker: {done}, loss {np.mean(losses):.3f}, validation {summary}")
         if best_weights is None or sum(quality.values()) > best_quality:
             best_quality = sum(quality.values())
             best_weights = {name: value.clone() for name, value in model.state_dict().items()}

@@ -18,6 +18,7 @@ from serving.loops.hashing import hash_integers
 from training.models.early_stopping import EarlyStopping
 from training.models.schedule import rise_and_fall
 from training.models.sequence import SequenceModel, SequenceShape, sampled_loss
+from training.models.time_left import TimeLeft
 from training.models.train_two_tower import Negatives
 
 DAY_S = 86_400.0
@@ -132,6 +133,7 @@ def train_sequence(
     schedule = rise_and_fall(optimizer, settings.learning_rate, steps + 1)
     stopping = EarlyStopping(model, make_held_out_loss(model, held_out, negatives, negatives.draw(generator), settings))
     stopping.evaluate()  # so that training never ends with weights that are worse than those it began with
+    left = TimeLeft(steps)
     for step, batch in zip(range(1, steps + 1), yield_batches(learned, settings, rng), strict=False):
         model.train()
         loss = compute_loss(model, batch, negatives.draw(generator), negatives.log_expected)
@@ -141,7 +143,8 @@ def train_sequence(
         schedule.step()
         if step % max(1, steps // settings.checks) == 0 or step == steps:
             stopping.evaluate()
-            say(f"  sequence: step {step:,} of {steps:,}, loss {loss.item():.3f}, of held-out users {stopping.latest_loss:.3f}")
+            losses = f"loss {loss.item():.3f}, of held-out users {stopping.latest_loss:.3f}"
+            say(f"  sequence: step {step:,} of {steps:,}, {left.describe(step)}, {losses}")
             if stopping.evaluations_in_vain >= settings.patience:
                 break
     stopping.restore_best()

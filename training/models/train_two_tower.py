@@ -18,6 +18,7 @@ from serving.stages.search.search import recency_weights
 from training.features.build import Examples
 from training.models.early_stopping import EarlyStopping
 from training.models.schedule import rise_and_fall
+from training.models.time_left import TimeLeft
 from training.models.two_tower import TwoTower, forget_users
 
 
@@ -79,7 +80,7 @@ def train_towers(
     stopping.evaluate()
     steps = max(1, min(len(learned) * settings.epochs, settings.most_examples) // settings.batch)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)  # large tables: 5 times faster
-    schedule = rise_and_fall(optimizer, settings.learning_rate, steps)
+    schedule, left = rise_and_fall(optimizer, settings.learning_rate, steps), TimeLeft(steps)
     for step, chosen in enumerate(_draw_batches(len(learned), settings.batch, steps, rng), start=1):
         batch = mask_features(make_batch(examples, targets, learned[chosen]), model.n_items, settings, generator)
         loss = sampled_loss(model, batch, negatives.draw(generator), negatives.log_expected)
@@ -89,7 +90,8 @@ def train_towers(
         schedule.step()
         if step % max(1, steps // settings.checks) == 0 or step == steps:
             stopping.evaluate()
-            say(f"  towers: step {step:,} of {steps:,}, loss {loss.item():.3f}, of held-out users {stopping.latest_loss:.3f}")
+            losses = f"loss {loss.item():.3f}, of held-out users {stopping.latest_loss:.3f}"
+            say(f"  towers: step {step:,} of {steps:,}, {left.describe(step)}, {losses}")
             if stopping.evaluations_in_vain >= settings.patience:
                 break
     stopping.restore_best()

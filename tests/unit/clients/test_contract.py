@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +18,6 @@ from training.dataset.ids import stable_id as export_id
 from triton_recommender import stable_id, tensors
 
 CLIENT = Path(__file__).parents[3] / "clients" / "triton_recommender"
-DEPENDENCIES = {
-    *("numpy", "tritonclient", "grpc", "aiohttp", "urllib3", "cachetools"),
-    *("typer", "rich", "redis", "confluent_kafka", "opentelemetry", "prometheus_client"),  # extras
-}
 KNOWN_IDS: dict[tuple[str, int], int] = {  # (text, attempt) -> id
     ("", 0): 8044937785282358,
     ("7", 0): 8138597842145041,
@@ -52,7 +51,14 @@ def test_ids_of_any_text_are_those_of_the_export():
     assert [stable_id(text) for text in texts] == [export_id(text) for text in texts]
 
 
-def test_the_package_imports_nothing_of_the_rest():
+def test_the_package_imports_what_it_declares_and_nothing_else():
+    project = tomllib.loads((CLIENT.parent / "pyproject.toml").read_text())["project"]
+    declared = {
+        normalise(name) for name in itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
+    }
+    installed = metadata.packages_distributions()
+    dependencies = {module for module, names in installed.items() if declared & {normalise(name) for name in names}}
+    assert "numpy" in dependencies
     for path in CLIENT.rglob("*.py"):
         names = set()
         for node in ast.walk(ast.parse(path.read_text())):
@@ -60,7 +66,20 @@ def test_the_package_imports_nothing_of_the_rest():
                 names |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names.add(node.module.split(".")[0])
-        assert names <= {"triton_recommender", *DEPENDENCIES, *sys.stdlib_module_names}, path
+        assert names <= {"triton_recommender", *dependencies, *sys.stdlib_module_names}, path
+
+
+def test_the_installation_has_every_package_and_says_that_it_is_typed():
+    tool = tomllib.loads((CLIENT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {path.parent.relative_to(CLIENT.parent) for path in CLIENT.rglob("__init__.py")}
+    assert set(tool["packages"]) == {".".join(folder.parts) for folder in folders}
+    assert all((CLIENT / name).is_file() for name in tool["package-data"][CLIENT.name])
+    assert "py.typed" in tool["package-data"][CLIENT.name]
+
+
+def normalise(requirement: str) -> str:
+    """Return the name of a package, without extras and version, as registries write it."""
+    return re.split(r"[\[<>=~! ]", requirement)[0].lower().replace("_", "-")
 
 
 def test_the_error_tree_is_drawn_as_it_is():

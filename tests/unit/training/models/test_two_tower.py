@@ -103,7 +103,7 @@ def test_training_finds_the_blocks_and_is_seeded():
     best = (vectors_of(models[0], fresh) @ item_vectors_of(models[0]).T).argmax(axis=1)
     assert (best[known] // 12 == wanted[known] // 12).mean() > 0.95
     np.testing.assert_array_equal(item_vectors_of(models[0]), item_vectors_of(models[1]))
-    assert said[0].startswith("  towers: step 7 of 148, loss ")
+    assert said[0].startswith("  towers: step 7 of 148, at most ")
 
 
 def test_training_goes_back_to_where_it_helped_users_kept_aside_most():
