@@ -15,7 +15,7 @@ def name_sources(pipeline: Pipeline, user: int, item: int) -> set[str]:
     inputs = build_inputs(pipeline, user, (), {})
     trace = inputs | pipeline.trace(inputs)
     position = int(pipeline.stages["retrieve"].items.positions(np.array([item]))[0])
-    sources, _ = find_sources(pipeline, trace, position)
+    [(sources, _)] = find_sources(pipeline, trace, [position])
     return set(sources)
 
 
