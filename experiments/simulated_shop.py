@@ -242,10 +242,10 @@ def compute_clicked(world: World, lists: np.ndarray) -> np.ndarray:
 def compare_ways(
     world: World, name: str, worse: np.ndarray, good: np.ndarray, rng: np.random.Generator, saved: float | None = None
 ) -> list[Figure]:
-    """Count requests until A/B and interleaving find the better one of two sets of lists.
+    """Count requests until A/B and interleaving tell two sets of lists apart.
 
-    name: what the worse one lacks; worse, good: their lists, int64 [U, K]; saved: the least ratio of the two counts, None
-    where the lists may be equally good
+    name: what is wrong with the worse ones; worse, good: lists of all users, int64 [U, K]; saved: the least ratio of the two
+    counts, None where the lists may be equally good
     """
     clicked = [compute_clicked(world, lists) for lists in (worse, good)]
     by_ab = [count_until_decided(clicked[0], clicked[1], MOST_AB, rng) for _ in range(TRIALS)]
@@ -255,13 +255,13 @@ def compare_ways(
     return [
         Figure(name=f"{name}: items that both lists show", values=[alike]),
         Figure(name=f"{name}: clicked lists", values=[clicked[0].mean()]),
-        Figure(name=f"{name}: clicked lists of the better one", values=[clicked[1].mean()]),
-        Figure(name=f"{name}: requests until A/B finds the better one", values=[requests[0]]),
-        Figure(name=f"{name}: requests until interleaving finds it", values=[requests[1]]),
+        Figure(name=f"{name}: clicked lists otherwise", values=[clicked[1].mean()]),
+        Figure(name=f"{name}: requests until A/B decides", values=[requests[0]]),
+        Figure(name=f"{name}: requests until interleaving decides", values=[requests[1]]),
         Figure(name=f"{name}: A/B requests over interleaved ones", values=[requests[0] / requests[1]], at_least=saved),
-        Figure(name=f"{name}: A/B found the better one, of {TRIALS}", values=[sum(sign == 1 for _, sign in by_ab)]),
+        Figure(name=f"{name}: A/B found the others better, of {TRIALS}", values=[sum(sign == 1 for _, sign in by_ab)]),
         Figure(
-            name=f"{name}: interleaving found it, of {TRIALS}",
+            name=f"{name}: interleaving found the others better, of {TRIALS}",
             values=[sum(sign == 1 for _, sign in by_both)],
             at_least=TRIALS if saved else None,
         ),
