@@ -20,8 +20,6 @@ from tests.long.merlin.conftest import source_of
 from tests.unit.small_shops import CONTEXT, export, shop
 from training.models.cold_rows import ColdRows
 
-WIDTH = 4
-
 
 @pytest.fixture(scope="module")
 def cold(tmp_path_factory) -> Path:
@@ -54,5 +52,6 @@ def test_hps_gets_every_row_as_wide_as_the_network_reads_it(cold, tmp_path):
         (served,) = rank.rows.widths.gather(rank.tables, ((name,), np.arange(len(rows))[:, None]))
         np.testing.assert_array_equal(served[:, 0], rows)
     rank.close()
-    found = read_sparse_folder(repository / "rank_embeddings" / "1" / f"{name_table(tables)}.model", WIDTH)
-    np.testing.assert_array_equal(found.vectors[np.argsort(found.keys)], np.concatenate(list(tables.values())))
+    rows = np.concatenate(list(tables.values()))
+    found = read_sparse_folder(repository / "rank_embeddings" / "1" / f"{name_table(tables)}.model", rows.shape[1])
+    np.testing.assert_array_equal(found.vectors[np.argsort(found.keys)], rows)
