@@ -128,7 +128,7 @@ def test_only_the_table_of_profiles_names_their_plug_ins():
 
 
 def test_nothing_branches_on_the_name_of_a_profile():
-    """Where profiles differ, `load_profile` gives an object that knows."""
+    """Code outside the profiles asks the object that `load_profile` returns, instead of comparing names of profiles."""
     names = {"cpu", "merlin"}
     for path in (path for package in MAY_IMPORT for path in files_of(package) if path.is_file()):
         for node in ast.walk(tree_of(path)):

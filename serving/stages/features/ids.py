@@ -60,7 +60,7 @@ class ItemIndex:
 
     @property
     def n_free(self) -> int:
-        """How many new items there is room for."""
+        """The number of new items that there is still room for."""
         return int(np.count_nonzero(self.newcomers == PAD_ID))
 
     def add(self, item_id: int) -> int:

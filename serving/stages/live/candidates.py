@@ -99,7 +99,7 @@ class SearchedItems:
 
     @property
     def newcomers_per_list(self) -> int:
-        """How many places of a full list `put_newcomers` takes at most."""
+        """The number of places of a full list that `put_newcomers` takes at most."""
         return min(len(self.served_newcomers), MOST_NEWCOMERS)
 
     def put_newcomers(self, user_vectors: np.ndarray, blocked: Blocked, positions: np.ndarray, scores: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""What was changed since the export, by `upsert` or by rules: popular items and explanations reflect it at once."""
+"""Popular items and explanations reflect at once what `upsert` or rules have changed since the export."""
 
 from __future__ import annotations
 

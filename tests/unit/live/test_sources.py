@@ -1,4 +1,4 @@
-"""What an explanation names as the sources of items that the generation did not know, or did not know to sell."""
+"""Explanations name the sources of items that are new since the export, or have sold well only since then."""
 
 from __future__ import annotations
 

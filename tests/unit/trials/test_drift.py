@@ -54,7 +54,7 @@ def test_one_request_in_a_bin_that_was_empty_is_no_drift():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_users_who_are_frequent_by_chance_are_no_drift(seed):
-    """Of 5,000 users alike, the most frequent in 1,000 requests have several of them, and hardly one of the next."""
+    """The most frequent of 5,000 equal users have several of 1,000 requests, and hardly one of the next 1,000."""
     generator = np.random.default_rng(seed)
     reference = bounded(describe_categories("user", generator.integers(0, 5_000, 1_000)))
     assert not any(alarms(reference, generator.integers(0, 5_000, WINDOW_ROWS)) for _ in range(5))

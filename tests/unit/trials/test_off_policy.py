@@ -95,7 +95,7 @@ def test_slates_of_one_position_are_decisions():
 
 
 def test_self_normalised_slates_follow_a_reward_that_all_items_share():
-    """What every item earns more, the policy earns more, however the drawn weights add up."""
+    """If every item earns more by a constant, so does the policy, however the drawn weights add up."""
     generator = np.random.default_rng(5)
     actions = generator.choice(ACTIONS, (1_000, 3), p=LOGGED)
     weights = importance_weights(TARGET[actions], LOGGED[actions])

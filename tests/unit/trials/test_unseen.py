@@ -136,7 +136,7 @@ def test_intervals_hold_the_true_value_about_as_often_as_they_state():
 
 
 def test_what_items_earned_narrows_the_interval():
-    """Where nearly every item is clicked, what remains is how often the judged one happened to be drawn."""
+    """If nearly every item is clicked, the estimate varies only with how often the judged one is drawn."""
     answers = paired(*draw_each([1, 3], [2, 4]), [2, 4], lambda items, draws: draws < 0.9)
     estimates, _ = answers.estimate("independent")
     widths = {name: estimate.high - estimate.low for name, estimate in estimates.items()}
