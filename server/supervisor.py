@@ -5,7 +5,8 @@
       └──────────────┘
 
 The pause doubles with every crash, from 0.2 s to 30 s, and starts anew after a minute without a crash. With --every, a process
-that exits with 0 is started again after SECONDS; between the runs it takes no memory.
+that exits with 0 is started again after SECONDS; between the runs it takes no memory. Its first run waits until a server that
+is just starting has the processor no longer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from server.signals import name_signal
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
+FIRST_ROUND_AFTER_S = 8.0  # with --every, at most
 STEADY_S = 60.0  # a process that ran this long is restarted after the first pause again
 NOT_STARTED = 127  # exit code, as shells state it
 LOG_PREFIX = "supervisor:"  # prefix of the supervisor's lines in the shared log
@@ -35,6 +37,8 @@ class Supervisor:
     def run(self) -> int:
         """Run until `stop` is called or, without `every_s`, the process exits with 0. Return its last exit code."""
         pause_s = FIRST_PAUSE_S
+        if self._every_s is not None and self._stopping.wait(min(FIRST_ROUND_AFTER_S, self._every_s)):
+            return 0
         while True:
             started_s = time.monotonic()
             code, ending = self._run_once()
