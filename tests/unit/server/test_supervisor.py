@@ -50,16 +50,19 @@ def test_a_real_time_signal_which_has_no_name_is_survived(tmp_path):
     assert (process.returncode, said) == (0, "supervisor: ended, killed by signal 35; started again in 0.2 s\n")
 
 
-@pytest.mark.parametrize(("code", "status"), [("time.sleep(60)", 128 + signal.SIGTERM), ("sys.exit(7)", 7)])
-def test_told_to_stop_it_ends_and_leaves_nothing(tmp_path, code, status):
-    """While the process runs, and between two starts."""
+@pytest.mark.parametrize(("code", "n_crashes", "status"), [("time.sleep(60)", 0, 128 + signal.SIGTERM), ("sys.exit(7)", 4, 7)])
+def test_told_to_stop_it_ends_and_leaves_nothing(tmp_path, code, n_crashes, status):
+    """While the process runs, and between two starts: the pause after four crashes is 1.6 s long."""
     process = kept(tmp_path, code)
+    assert process.stdout is not None
+    for _ in range(n_crashes):
+        assert process.stdout.readline().startswith("supervisor: ended, exit code 7; started again in")
     until(lambda: starts_s(tmp_path))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)  # whoever holds its output is gone as well
     assert process.returncode == status
     starts = starts_s(tmp_path)
-    time.sleep(1)
+    time.sleep(2)
     assert starts_s(tmp_path) == starts
 
 
