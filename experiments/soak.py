@@ -106,15 +106,16 @@ def run_instance(config: LevelsConfig, number: int, shared: Shared) -> None:
     checker = Checker(published, due, Applied(table.shared.ring, table.codec, rows))
     while not shared.finish.value:
         keys = np.minimum(rng.zipf(1.2, 300), rows) - 1
-        for kind, wrong_keys in checker.look_up(lambda requested: tables.lookup(TABLE, requested), keys).items():
-            shared.count(number, kind, wrong_keys, tables.degraded)
+        wrong, degraded = checker.look_up(lambda requested: tables.lookup(TABLE, requested), keys)
+        for kind, wrong_keys in wrong.items():
+            shared.count(number, kind, wrong_keys, degraded)
         shared.lookups[number] += 1
     keys = np.arange(rows)
     deadline = time.monotonic() + SETTLE_S
-    while (tables.lookup(TABLE, keys)[:, 1] != published).any() and time.monotonic() < deadline:
+    while (tables.lookup(TABLE, keys).values[:, 1] != published).any() and time.monotonic() < deadline:
         time.sleep(0.05)
-    lost = np.flatnonzero(tables.lookup(TABLE, keys)[:, 1] != published)
-    shared.count(number, "lost", lost, tables.degraded)
+    latest, degraded = tables.lookup(TABLE, keys)
+    shared.count(number, "lost", np.flatnonzero(latest[:, 1] != published), degraded)
     tables.close()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from serving.tables.store.ring import UpdateRing
 from serving.tables.store.row_formats import RowCodec
+from serving.tables.store.tables import Rows
 
 WIDTH = 8
 VISIBLE_WITHIN_S, RESTARTED_WITHIN_S = 5.0, 10.0  # generous: milliseconds, and 3 to 4 s from a kill until it has caught up
@@ -51,11 +52,11 @@ class Checker:
         self._published, self._due, self._applied = published, due, applied
         self._given = np.zeros(len(published), np.int32)
 
-    def look_up(self, lookup: Callable[[np.ndarray], np.ndarray], keys: np.ndarray) -> dict[str, np.ndarray]:
-        """Look up int64 [N] keys; return the keys of the wrong rows by fault."""
+    def look_up(self, lookup: Callable[[np.ndarray], Rows[np.ndarray]], keys: np.ndarray) -> tuple[dict[str, np.ndarray], bool]:
+        """Look up int64 [N] keys; return the keys of the wrong rows by fault, and whether the look-up was degraded."""
         self._applied.follow()
         due, applied = self._due[keys], self._applied.versions[keys]
-        rows = lookup(keys)
+        rows, degraded = lookup(keys)
         newest = self._published[keys] + 1  # the next version may be visible before it is acknowledged
         given, version = self._given[keys], rows[:, 1]
         foreign, torn = rows[:, 0] != keys, (rows[:, 1:] != rows[:, 1:2]).any(axis=1)
@@ -63,7 +64,7 @@ class Checker:
         np.maximum.at(self._given, keys[known], version[known].astype(np.int32))
         of_kind = {"foreign": foreign, "torn": torn & ~foreign, "early": ~foreign & ~torn & ~known}
         of_kind |= {"stale": known & (version < applied), "fallen": known & (version < given), "late": known & (version < due)}
-        return {kind: keys[there] for kind, there in of_kind.items() if there.any()}
+        return {kind: keys[there] for kind, there in of_kind.items() if there.any()}, degraded
 
 
 class Due:

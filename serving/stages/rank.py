@@ -43,6 +43,7 @@ from serving.tables.leveled import LeveledTables
 from serving.tables.measurements import measurements
 from serving.tables.opening import open_tables
 from serving.tables.store.mixed_widths import ONE_WIDTH, MixedWidths
+from serving.tables.store.tables import Rows
 
 Arrays = dict[str, np.ndarray]
 
@@ -171,21 +172,15 @@ class EmbeddingRows:
             tables.close()
             raise
 
-    def read(self, user_keys: np.ndarray, item_keys: np.ndarray) -> Arrays:
-        """Return {"user_rows": float32 [B, Fu, D], "item_rows": float32 [B, C, Si, D]}.
+    def read(self, user_keys: np.ndarray, item_keys: np.ndarray) -> Rows[Arrays]:
+        """Return the values {"user_rows": float32 [B, Fu, D], "item_rows": float32 [B, C, Si, D]}.
 
         user_keys: int64 [B, Fu]; item_keys: int [B, C, Si]. Raises DependencyError when the rows cannot be read.
         """
-        user_rows, item_rows = self.widths.gather(
+        (user_rows, item_rows), degraded = self.widths.gather(
             self.tables, (self.settings.user_tables, user_keys), (self.settings.item_tables, item_keys)
         )
-        return {"user_rows": user_rows, "item_rows": item_rows}
-
-    def mark_degraded(self, lineage: np.ndarray) -> np.ndarray:
-        """Return the lineage, int64 [B, 2], marked as degraded if a level was down, so that rows may be defaults or stale."""
-        if self.tables.degraded:
-            return mark_degraded(lineage, np.ones(len(lineage), bool), Degraded.RANK)
-        return lineage
+        return Rows({"user_rows": user_rows, "item_rows": item_rows}, degraded)
 
 
 @dataclass(frozen=True)
@@ -283,25 +278,30 @@ class Rank:
             self.live_items.refresh()
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
         try:
-            logits, retrieval_part, lifts = self._compute_logits(inputs, candidates)
-        except DependencyError:  # the tables cannot be read
+            rows, degraded = self.rows.read(*self.inputs.row_keys(inputs, candidates))
+        except DependencyError:  # the tables cannot be read: non-finite logits leave the order of retrieval
             logits = retrieval_part = np.full(candidates.shape, np.nan, np.float32)
-            lifts = np.zeros(candidates.shape, np.float32)
+            lifts, degraded = np.zeros(candidates.shape, np.float32), True
+        else:
+            logits, retrieval_part, lifts = self._compute_logits(inputs, candidates, rows)
         outputs = self.outputs.scores(inputs, logits, retrieval_part)
         if self.drift:
             self.drift.add(np.empty((len(logits), 0), np.int64), find_best_scores(outputs["rank_scores"]))
         # Lifts come after the drift window, which watches the model's own scores. Broken requests keep their retrieval scores.
         outputs["rank_scores"] += np.where(np.isfinite(logits).all(axis=1, keepdims=True), lifts, 0.0)
-        outputs["lineage"] = self.rows.mark_degraded(outputs["lineage"])
+        if degraded:
+            outputs["lineage"] = mark_all_degraded(outputs["lineage"])
         return outputs
 
-    def _compute_logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _compute_logits(
+        self, inputs: Arrays, candidates: np.ndarray, rows: Arrays
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (logits, retrieval_part, lifts of live pairs), float32 [B, C]. candidates: int [B, C] positions.
 
-        Table rows are looked up for the whole batch, so that a slow level is read once. The network runs on as many requests at
-        a time as fit the processor's caches.
+        rows: of the whole batch, as `EmbeddingRows.read` returns them, so that a slow level is read once. The network runs on
+        as many requests at a time as fit the processor's caches.
         """
-        tensors = {name: inputs[name] for name in OF_REQUESTS} | self.rows.read(*self.inputs.row_keys(inputs, candidates))
+        tensors = {name: inputs[name] for name in OF_REQUESTS} | rows
         at_once = choose_chunk_size(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
         logits, retrieval_part, lifts = (np.zeros(candidates.shape, np.float32) for _ in range(3))
         for first in range(0, len(candidates), at_once):
@@ -314,6 +314,11 @@ class Rank:
             retrieval_part[part] = self.inputs.retrieval_part(pairs)
             lifts[part] = self.inputs.lift_together(candidates[part], pairs)
         return logits, retrieval_part, lifts
+
+
+def mark_all_degraded(lineage: np.ndarray) -> np.ndarray:
+    """Return the lineage, int64 [B, 2], with every request marked: the ranker's embedding rows may be defaults or stale."""
+    return mark_degraded(lineage, np.ones(len(lineage), bool), Degraded.RANK)
 
 
 def find_best_scores(rank_scores: np.ndarray) -> np.ndarray:

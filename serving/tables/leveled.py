@@ -25,6 +25,7 @@ from serving.tables.levels.lower import IN_L2, IN_L3, NOWHERE, PERHAPS_OLD, Fetc
 from serving.tables.metrics import Metrics, MissCounts, TableMetrics, UpdaterState
 from serving.tables.store.side_by_side import SideBySide
 from serving.tables.store.table import LeveledTable, l1_sections, l2_sections
+from serving.tables.store.tables import Rows
 
 CONFIG_FILE = "levels.json"
 WARM_ROWS = 4096  # rows inserted at a time, so that writers of the table wait only briefly
@@ -32,6 +33,7 @@ CACHE_ROWS_PER_INSERTED = 32  # rows of a cache, four sets, per row that is inse
 UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter's lock: 0.3 ms for 500 updated rows, 1.5 ms for 2,500
 INT64 = np.dtype(np.int64)
 FIRST, ONCE = np.zeros(1, np.int64), np.ones(1, np.int64)
+NO_ROWS: Rows[dict[str, np.ndarray]] = Rows({}, False)
 NO_UPDATER = UpdaterState(0, 0, 0, 0.0, 0, False, False)
 
 
@@ -49,11 +51,13 @@ class _Miss:
 
 
 class LeveledTables:
-    """The levels of one model's tables. One thread at a time may look up; any number of processes may share an arena."""
+    """The levels of one model's tables. Any number of processes may share an arena.
+
+    Threads may look up at the same time, but only one in a table with an L1.
+    """
 
     def __init__(self, config: LevelsConfig, warm: bool = True) -> None:
         self.config = config
-        self.degraded = False  # whether a level was down that the latest look-up needed
         self._tables = {table.name: LeveledTable(table) for table in config.tables}
         self.lower = LowerLevels(config, self._tables)
         self._side_by_side: dict[tuple[str, ...], SideBySide] = {}
@@ -69,13 +73,12 @@ class LeveledTables:
         return cls(read_config(folder / CONFIG_FILE))
 
     # --- looking up ---------------------------------------------------------------------------------------------------------
-    def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the rows of one table as float32 [..., D]. Sets `degraded`.
+    def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> Rows[np.ndarray]:
+        """Return the rows of one table as float32 [..., D].
 
         rows: int [...] keys; out: C-contiguous float32 [..., D] to write into
         Raises RequestError for an unknown table, and for an `out` of another shape or dtype.
         """
-        self.degraded = False
         table = self._tables.get(name) or self._find_table(name)
         keys = asarray(rows, INT64, "C")
         if out is not None or keys.ndim != 1:
@@ -84,40 +87,37 @@ class LeveledTables:
             vectors, missing = table.read_top(keys)
             if missing is None:
                 table.hits += keys.size
-                return vectors
+                return Rows(vectors, False)
             miss = self._make_miss(table, keys, vectors, missing.nonzero()[0])
-        if miss is not None:
-            self._resolve([miss])
-        return vectors
+        return Rows(vectors, miss is not None and self._resolve([miss]))
 
-    def lookup_many(self, wanted: dict[str, np.ndarray], outs: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    def lookup_many(
+        self, wanted: dict[str, np.ndarray], outs: dict[str, np.ndarray] | None = None
+    ) -> Rows[dict[str, np.ndarray]]:
         """Return the rows of several tables by name, float32 [..., D] each. Misses of all tables are read in one wave.
 
         wanted: table -> keys, int [...]; outs: table -> C-contiguous float32 [..., D] to write into, so that large answers need
         no new memory pages. Raises RequestError as `lookup` does.
         """
-        self.degraded = False
         read = {name: self._read_top(name, rows, outs[name] if outs else None) for name, rows in wanted.items()}
         misses = [miss for _, miss in read.values() if miss is not None]
-        if misses:
-            self._resolve(misses)
-        return {name: vectors for name, (vectors, _) in read.items()}
+        return Rows({name: vectors for name, (vectors, _) in read.items()}, bool(misses) and self._resolve(misses))
 
-    def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
+    def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> Rows[list[np.ndarray]]:
         """Return one array, float32 [..., S, D], for each pair of S table names of one width and their keys, int [..., S].
 
         Tables that L2 holds completely are read in one pass. Misses of all tables are read in one wave. A table may be named
         only once.
         """
-        self.degraded = False
         side_by_side = [self._read_side_by_side(names, keys) for names, keys in wanted]
         apart = [which for which, rows in zip(wanted, side_by_side, strict=True) if rows is None]
         keys_by_table = {name: keys[..., slot] for names, keys in apart for slot, name in enumerate(names)}
-        rows_by_table = self.lookup_many(keys_by_table) if apart else {}
-        return [
+        rows_by_table, degraded = self.lookup_many(keys_by_table) if apart else NO_ROWS
+        values = [
             np.stack([rows_by_table[name] for name in names], axis=-2) if rows is None else rows
             for (names, _), rows in zip(wanted, side_by_side, strict=True)
         ]
+        return Rows(values, degraded)
 
     def _read_side_by_side(self, names: tuple[str, ...], keys: np.ndarray) -> np.ndarray | None:
         """Return the rows, float32 [..., S, D]; None if the tables are not stored side by side, or a row is missing."""
@@ -178,9 +178,12 @@ class LeveledTables:
         table.misses += len(places)
         return _Miss(table, keys, vectors, places, distinct, inverse, counts)
 
-    def _resolve(self, misses: list[_Miss]) -> None:
-        """Fill the missing rows: wait for them, or use default vectors and fetch them in the background."""
-        waiting = {}
+    def _resolve(self, misses: list[_Miss]) -> bool:
+        """Fill the missing rows: wait for them, or use default vectors and fetch them in the background.
+
+        Return whether a level that they needed was down.
+        """
+        waiting, intact = {}, True
         for miss in misses:
             name = miss.table.config.name
             if self._must_wait(miss):
@@ -191,11 +194,13 @@ class LeveledTables:
                 self._enqueue({name: miss.keys}, soon=True)
         if waiting:
             started_s = time.perf_counter()
-            fetched = self._fetch({name: miss.keys for name, miss in waiting.items()})
+            fetched, intact = self.lower.fetch({name: miss.keys for name, miss in waiting.items()})
+            self._misses.degraded_lookups += not intact
             for name, miss in waiting.items():
                 self._answer(miss, fetched[name])
             self._misses.add(int((time.perf_counter() - started_s) * 1e6))
             self._enqueue(fetched)
+        return not intact
 
     def _must_wait(self, miss: _Miss) -> bool:
         """Return whether to wait for missing rows: always without a cache, else by HPS's rule.
@@ -206,13 +211,6 @@ class LeveledTables:
         if threshold > 1 or miss.table.l1 is None:
             return True
         return 1 - len(miss.keys) / len(np.unique(miss.request_keys)) < threshold
-
-    def _fetch(self, wanted: dict[str, np.ndarray]) -> dict[str, Fetched]:
-        fetched, intact = self.lower.fetch(wanted)
-        if not intact:
-            self.degraded = True
-            self._misses.degraded_lookups += 1
-        return fetched
 
     @staticmethod
     def _answer(miss: _Miss, rows: Fetched) -> None:

@@ -37,7 +37,7 @@ def look_all_up(tiers: LeveledTables, rows: int) -> tuple[np.ndarray, np.ndarray
     """Fill L1 and L2 -> keys and rows of the last request, which a process holds while it serves."""
     for start in range(0, rows, BATCH):
         keys = np.arange(start, min(start + BATCH, rows))
-        vectors = tiers.lookup("item", keys)
+        vectors = tiers.lookup("item", keys).values
         tiers.settle()
     return keys, vectors
 

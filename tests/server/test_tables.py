@@ -171,7 +171,7 @@ def test_a_killed_updater_is_started_again_and_loses_nothing(live):
         live.publish("item_0", keys, rows[keys])
 
     def served() -> bool:
-        return np.array_equal(pipeline.stages["rank"].tables.lookup("item_0", np.arange(items.rows)), rows)
+        return np.array_equal(pipeline.stages["rank"].tables.lookup("item_0", np.arange(items.rows)).values, rows)
 
     publish(0)
     (updater,) = (p for p in updaters.updaters(live.server.state.tag) if supervisor.__name__ not in p.cmdline())

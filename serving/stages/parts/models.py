@@ -34,7 +34,7 @@ from serving.stages.parts.specs import (
     Sizes,
     part_specs,
 )
-from serving.stages.rank import EmbeddingRows, RankInputs, RankOutputs, RankSettings
+from serving.stages.rank import EmbeddingRows, RankInputs, RankOutputs, RankSettings, mark_all_degraded
 from serving.stages.rerank import BestLists, RerankInputs, RerankOutputs, RerankSettings
 from serving.stages.retrieve import RetrieveInputs, RetrieveOutputs, RetrieveSettings
 from serving.tables.measurements import measurements
@@ -179,15 +179,16 @@ class RankRows(StagePart):
     def __call__(self, inputs: Arrays) -> Arrays:
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
         try:
-            rows = self.rows.read(*self.inputs.row_keys(inputs, candidates))
+            rows, degraded = self.rows.read(*self.inputs.row_keys(inputs, candidates))
         except DependencyError:  # NaN rows give non-finite scores, for which `rank_scores` falls back
+            degraded = True
             rows = {
                 tensor.name: np.full((len(candidates), *tensor.dims), np.nan, np.float32)
                 for tensor in self.spec.outputs
                 if tensor.name in ("user_rows", "item_rows")
             }
         pairs = pair_tensors(self.inputs, inputs, candidates)
-        return {**rows, **pairs, "lineage": self.rows.mark_degraded(inputs["lineage"])}
+        return {**rows, **pairs, "lineage": mark_all_degraded(inputs["lineage"]) if degraded else inputs["lineage"]}
 
 
 @dataclass(frozen=True)

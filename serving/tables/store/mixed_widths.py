@@ -18,7 +18,7 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY
 from serving.contract.errors import ArtifactError
-from serving.tables.store.tables import EmbeddingTables
+from serving.tables.store.tables import EmbeddingTables, Rows
 
 PROJECTIONS_FILE = "projections.npz"  # table -> float32 [W, D]
 
@@ -31,7 +31,7 @@ def cold_table(name: str) -> str:
 
 
 class Tables(Protocol):
-    def gather(self, *wanted: Wanted) -> list[np.ndarray]: ...
+    def gather(self, *wanted: Wanted) -> Rows[list[np.ndarray]]: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class MixedWidths:
             rows[name] = np.concatenate([rows[name], widen(tables.tables[cold_table(name)], self.projections[name])])
         return rows
 
-    def gather(self, tables: Tables, *wanted: Wanted) -> list[np.ndarray]:
+    def gather(self, tables: Tables, *wanted: Wanted) -> Rows[list[np.ndarray]]:
         """Return float32 [..., S, D] for each (S names, int [..., S] keys), as `tables.gather`, with cold rows widened.
 
         Calls `tables.gather` once, so that misses of hot and cold rows are read in one wave.
@@ -82,12 +82,12 @@ class MixedWidths:
             return tables.gather(*wanted)
         groups = [group for answer, (names, keys) in enumerate(wanted) for group in self._groups(answer, names, keys)]
         groups = [group for group in groups if group.keys.size]
-        read = tables.gather(*((group.names, group.keys) for group in groups))
+        read, degraded = tables.gather(*((group.names, group.keys) for group in groups))
         width = next(iter(self.projections.values())).shape[1]
         answers = [np.empty((*keys.shape, width), np.float32) for _, keys in wanted]
         for group, rows in zip(groups, read, strict=True):
             answers[group.answer][group.place] = rows if group.projection is None else widen(rows, group.projection)
-        return answers
+        return Rows(answers, degraded)
 
     def _groups(self, answer: int, names: tuple[str, ...], keys: np.ndarray) -> Iterator[_Group]:
         one_width = [slot for slot, name in enumerate(names) if name not in self.first_cold]

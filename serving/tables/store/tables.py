@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,13 +16,28 @@ from serving.contract.artifacts import REMEDY, open_array
 from serving.contract.errors import ArtifactError, RequestError
 from serving.loops.compiled import compiled
 
+Values = TypeVar("Values")
+
+
+class Rows(NamedTuple, Generic[Values]):
+    """The answer of a look-up.
+
+    values: the rows, float32 [..., D], of one table or of several
+    degraded: whether a level was down that the look-up needed, so that rows may be default vectors or stale
+    """
+
+    values: Values
+    degraded: bool
+
 
 @dataclass(frozen=True)
 class EmbeddingTables:
-    """All tables of one stage. tables: name -> float32 [rows, D]. It can replace `LeveledTables`, as an exact, slower twin."""
+    """All tables of one stage, none of which can be down. tables: name -> float32 [rows, D]
+
+    `gather` is an exact, slower twin of `LeveledTables.gather`.
+    """
 
     tables: Mapping[str, np.ndarray]
-    degraded = False  # no level can be down
 
     @classmethod
     def load(cls, folder: Path) -> EmbeddingTables:
@@ -57,11 +73,12 @@ class EmbeddingTables:
             raise make_row_error(names[slot], rows[:, slot], len(table)) from None
         return vectors
 
-    def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
+    def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> Rows[list[np.ndarray]]:
         """Return one array, float32 [..., S, D], for each pair of S table names of one width and their rows, int [..., S]."""
-        return [
+        values = [
             np.stack([self.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2) for names, rows in wanted
         ]
+        return Rows(values, False)
 
 
 def make_row_error(name: str, rows: np.ndarray, n_rows: int) -> RequestError:

@@ -49,7 +49,7 @@ def test_hps_gets_every_row_as_wide_as_the_network_reads_it(cold, tmp_path):
     tables, rank = source.load_tables(), Rank.load(cold / "rank" / "1", as_exported=True)
     assert rank.rows.settings.first_cold
     for name, rows in tables.items():
-        (served,) = rank.rows.widths.gather(rank.tables, ((name,), np.arange(len(rows))[:, None]))
+        (served,) = rank.rows.widths.gather(rank.tables, ((name,), np.arange(len(rows))[:, None])).values
         np.testing.assert_array_equal(served[:, 0], rows)
     rank.close()
     rows = np.concatenate(list(tables.values()))

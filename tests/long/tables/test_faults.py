@@ -40,12 +40,20 @@ def settings(tmp_path, source) -> dict:
 PARTIAL = TableConfig("items", ROWS, WIDTH, l2_rows=RESIDENT, default=-1.0)
 
 
-def own_or_default(tiers: LeveledTables) -> np.ndarray:
-    """bool [ROWS]: the key's own row came back. Every other answer must be the default."""
-    rows, answer = random_rows(ROWS, WIDTH), tiers.lookup("items", np.arange(ROWS))
+def own_or_default(tiers: LeveledTables) -> tuple[np.ndarray, bool]:
+    """Return for which keys their own row came back, bool [ROWS], and whether the look-up was degraded.
+
+    Every other answer must be the default.
+    """
+    rows, (answer, degraded) = random_rows(ROWS, WIDTH), tiers.lookup("items", np.arange(ROWS))
     own = (answer == rows).all(axis=1)
     assert (answer[~own] == -1).all()
-    return own
+    return own, degraded
+
+
+def is_whole(tiers: LeveledTables) -> bool:
+    own, degraded = own_or_default(tiers)
+    return bool(own.all() and not degraded)
 
 
 # --- RocksDB ------------------------------------------------------------------------------------------------------------------
@@ -63,8 +71,8 @@ def test_damaged_blocks_cost_their_rows_only(open_tiers, settings):
     damage(Path(settings["rocksdb"].path))
     del settings["source"]
     tiers = open_tiers(PARTIAL, **settings, warm=False)
-    own = own_or_default(tiers)
-    assert tiers.degraded
+    own, degraded = own_or_default(tiers)
+    assert degraded
     assert 0.2 < own.mean() < 0.95
 
 
@@ -76,31 +84,32 @@ def test_a_database_that_cannot_be_opened(open_tiers, settings, tmp_path):
     shutil.move(settings["rocksdb"].path, tmp_path / "away")
     (tmp_path / "db").write_text("not a database")
     tiers.lower.l3.close()
-    resident = own_or_default(tiers)
-    assert tiers.degraded
+    resident, degraded = own_or_default(tiers)
+    assert degraded
     assert resident.sum() == tiers.metrics().tables["items"].l2_rows
-    assert not own_or_default(again).any()
+    assert not own_or_default(again)[0].any()
     assert "rocksdb" in again.metrics().down
 
     (tmp_path / "db").unlink()
     shutil.move(tmp_path / "away", settings["rocksdb"].path)
-    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
-    until(lambda: own_or_default(again).all() and not again.degraded)
+    until(lambda: is_whole(tiers))
+    until(lambda: is_whole(again))
 
 
 def test_exported_rows_stand_in_for_a_database_that_is_down(open_tiers, settings, tmp_path):
     """They may be older than what was there, so they are kept nowhere."""
     (tmp_path / "db").write_text("not a database")
     tiers = open_tiers(PARTIAL, **settings)
-    assert own_or_default(tiers).all()
-    assert tiers.degraded
+    own, degraded = own_or_default(tiers)
+    assert own.all()
+    assert degraded
     tiers.settle()
     table = tiers.metrics().tables["items"]
     assert (table.counts.perhaps_old, table.counts.unknown, table.l2_rows) == (ROWS, 0, 0)
     assert tiers.metrics().hit_rate == 0
 
     (tmp_path / "db").unlink()
-    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
+    until(lambda: is_whole(tiers))
     tiers.settle()
     assert tiers.metrics().tables["items"].l2_rows == RESIDENT
 
@@ -108,14 +117,14 @@ def test_exported_rows_stand_in_for_a_database_that_is_down(open_tiers, settings
 def test_a_look_at_the_database_ends_no_pause(open_tiers, settings):
     """That it opens says nothing of its rows: where these cannot be read it would be opened again five times a second."""
     tiers = open_tiers(PARTIAL, **settings)
-    assert own_or_default(tiers).all()
+    assert own_or_default(tiers)[0].all()
     tiers.settle()  # what it still reads in the background would end the pause
     breaker = tiers.lower.l3.breaker
     breaker.record_failure(DependencyError("rows cannot be read"))
     until(lambda: breaker.closed)
     time.sleep(4 * UPKEEP_EVERY_S)
     assert breaker.last_error is not None
-    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
+    until(lambda: is_whole(tiers))
     assert breaker.last_error is None
 
 
@@ -125,7 +134,7 @@ def test_read_only_l3_serves_and_is_not_updated(open_tiers, settings):
     tiers = open_tiers(complete, **settings)
     applier, log = Applier(tiers.config), Log()
     applier.apply("items", log.batch(np.array([3]), np.full((1, WIDTH), 9, np.float32)))
-    assert (tiers.lookup("items", np.array([3])) == 9).all()
+    assert (tiers.lookup("items", np.array([3])).values == 9).all()
     assert applier.behind == 0
     applier.close()
     store = RocksStore(settings["rocksdb"], "rank", {"items": WIDTH})
@@ -160,7 +169,7 @@ def test_a_full_disk_delays_l3_but_not_what_is_served(open_tiers, settings, tmp_
     process.start()
     process.join(60)
     assert (tmp_path / "report").read_text() == "1 False True"
-    assert (tiers.lookup("items", np.array([1, 2])) == [[1], [2]]).all()
+    assert (tiers.lookup("items", np.array([1, 2])).values == [[1], [2]]).all()
     tiers.lower.catch_up()
     store = RocksStore(settings["rocksdb"], "rank", {"items": WIDTH})
     assert (store.read({"items": np.array([1, 2])})[0]["items"][0] == [[1], [2]]).all()
@@ -194,10 +203,11 @@ def test_no_room_in_shared_memory(open_tiers, settings, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(memory.os, "posix_fallocate", full)
         tiers = open_tiers(PARTIAL, **settings)
-        assert own_or_default(tiers).all()
-        assert tiers.degraded
+        own, degraded = own_or_default(tiers)
+        assert own.all()
+        assert degraded
         assert "no room" in tiers.metrics().down["shared memory"]
-    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
+    until(lambda: is_whole(tiers))
     tiers.settle()
     assert tiers.metrics().tables["items"].l2_rows > 0
 
@@ -207,7 +217,7 @@ def test_a_full_l2_evicts_and_stays_right(open_tiers, settings):
     rows, rng = random_rows(ROWS, WIDTH), np.random.default_rng(0)
     for _ in range(50):
         keys = rng.integers(0, ROWS, 300)
-        np.testing.assert_array_equal(tiers.lookup("items", keys), rows[keys])
+        np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])
         tiers.settle()
     assert tiers.metrics().tables["items"].l2_rows == RESIDENT
 
@@ -319,11 +329,11 @@ def test_instances_and_updater_killed_in_the_middle(open_tiers, settings):
         deadline = time.monotonic() + 1
         while time.monotonic() < deadline:
             keys = rng.integers(0, ROWS, 200)
-            np.testing.assert_array_equal(tiers.lookup("items", keys), rows[keys])
+            np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])
         for process in others:
             os.kill(process.pid, signal.SIGKILL)
             process.join()
-    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), rows)
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, rows)
 
 
 # --- settings and parts -------------------------------------------------------------------------------------------------------

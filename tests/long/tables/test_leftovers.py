@@ -33,5 +33,5 @@ def test_databases_of_tables_that_are_gone_are_removed_once_nobody_uses_them(ope
     generation(4)
     assert [path.exists() for path in (used, kept, forsaken)] == [True, True, False]
     assert (tmp_path / "state" / "not ours").exists()
-    assert own_or_default(served).all()
+    assert own_or_default(served)[0].all()
     assert old_tables.exists()

@@ -104,7 +104,7 @@ def test_sparse_folders_of_a_ps_json_are_served(tmp_path):
     tiers = LeveledTables(replace(config, shared_folder=str(tmp_path), rocksdb=None))
     try:
         for name, (keys, vectors) in rows.items():
-            np.testing.assert_array_equal(tiers.lookup(name, keys), vectors)
+            np.testing.assert_array_equal(tiers.lookup(name, keys).values, vectors)
     finally:
         tiers.close()
 

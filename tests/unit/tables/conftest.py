@@ -10,12 +10,19 @@ import pytest
 
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.leveled import LeveledTables
+from serving.tables.store.tables import Rows
 from tests.unit.tables.updating import TABLE
 
 
 def random_rows(rows: int, width: int, seed: int = 0) -> np.ndarray:
     """float32 [rows, width]"""
     return np.random.default_rng(seed).standard_normal((rows, width), dtype=np.float32)
+
+
+def assert_answer(answer: Rows[np.ndarray], values: np.ndarray, degraded: bool) -> None:
+    """Assert both parts of a look-up's answer."""
+    np.testing.assert_array_equal(answer.values, values)
+    assert answer.degraded == degraded
 
 
 @pytest.fixture

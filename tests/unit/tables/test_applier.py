@@ -17,7 +17,7 @@ from serving.tables.levels.rocks_store import DAMAGED_MARK, RocksStore
 from serving.tables.store.batch import PARTITIONS, zero_offsets
 from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates.applier import Applier
-from tests.unit.tables.conftest import random_rows
+from tests.unit.tables.conftest import assert_answer, random_rows
 from tests.unit.tables.updating import (
     ROWS,
     TABLE,
@@ -46,7 +46,7 @@ def test_an_update_reaches_every_level_and_every_instance(config, instances):
     expected = random_rows(ROWS, WIDTH)
     expected[keys] = versions(keys, 1)
     for tiers in (first, second):
-        np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), expected)
+        np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, expected)
     applier.close()
     store = RocksStore(config.rocksdb, "rank", {"items": WIDTH})
     (vectors, found), intact = (lambda reply: (reply[0]["items"], reply[1]))(store.read({"items": np.arange(ROWS)}))
@@ -62,7 +62,7 @@ def test_the_last_row_of_a_key_wins_within_one_batch(config, instances):
     applier.apply(
         "items", log.batch(np.array([7, 8, 7]), np.concatenate([versions([7], 1), versions([8], 1), versions([7], 2)]))
     )
-    np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])), [versions([7], 2)[0], versions([8], 1)[0]])
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])).values, [versions([7], 2)[0], versions([8], 1)[0]])
     applier.close()
 
 
@@ -74,7 +74,7 @@ def test_replays_change_nothing_on_any_level(config, instances):
         applier.apply("items", batch)
     for batch in batches:
         applier.apply("items", batch)
-        np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+        np.testing.assert_array_equal(tiers.lookup("items", keys).values, versions(keys, 2))
         np.testing.assert_array_equal(rocksdb_rows(config, keys), versions(keys, 2))
     assert applied(tiers) == 3 * len(keys)
     applier.close()
@@ -93,7 +93,7 @@ def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config
     assert start.offsets["items"][3] == 1
     for batch in batches[1:]:
         applier.apply("items", batch)
-        np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+        np.testing.assert_array_equal(tiers.lookup("items", keys).values, versions(keys, 2))
     assert applied(tiers) == 0
     applier.close()
 
@@ -106,7 +106,7 @@ def test_an_instance_that_slept_through_the_whole_ring_forgets_its_cache(config,
     ring = applier.shared["items"].ring
     for version in range(2 * ring.size // ROWS + 2):
         applier.apply("items", log.batch(np.arange(ROWS), versions(np.arange(ROWS), version)))
-    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), versions(np.arange(ROWS), version))
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, versions(np.arange(ROWS), version))
     applier.close()
 
 
@@ -120,7 +120,7 @@ def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances):
     tiers._keep(old)  # … and only now brought to L2 and L1
     expected = [versions([200], 5)[0], random_rows(ROWS, WIDTH)[201]]
     for _ in range(2):
-        np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
+        np.testing.assert_array_equal(tiers.lookup("items", keys).values, expected)
         tiers.settle()
     applier.close()
 
@@ -128,14 +128,14 @@ def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances):
 def test_a_new_arena_is_filled_with_updated_rows_not_with_exported_ones(config, instances):
     """As after a restart of the machine: shared memory is empty, RocksDB has the updates."""
     keys, before = np.arange(ROWS), instances(replace(config, arena="first"))
-    np.testing.assert_array_equal(before.lookup("items", keys), random_rows(ROWS, WIDTH))
+    np.testing.assert_array_equal(before.lookup("items", keys).values, random_rows(ROWS, WIDTH))
     applier, log = Applier(replace(config, arena="first")), Log()
     applier.apply("items", log.batch(keys[:200], versions(keys[:200], 3)))
     applier.close()
     after = instances(replace(config, arena="second"))
     assert after.metrics().tables["items"].l2_rows > 0.9 * TABLE.l2_rows  # before any lookup; a few of its sets are short
     expected = np.concatenate([versions(keys[:200], 3), random_rows(ROWS, WIDTH)[200:]])
-    np.testing.assert_array_equal(after.lookup("items", keys), expected)
+    np.testing.assert_array_equal(after.lookup("items", keys).values, expected)
 
 
 def test_int8_rows_are_the_same_whether_updated_or_loaded(config, instances):
@@ -144,7 +144,7 @@ def test_int8_rows_are_the_same_whether_updated_or_loaded(config, instances):
     applier, log = Applier(config), Log()
     applier.apply("items", log.batch(np.arange(ROWS), rows))
     codec = applier.shared["items"].codec
-    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), codec.roundtrip(rows))
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, codec.roundtrip(rows))
     applier.close()
 
 
@@ -165,7 +165,7 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
             applier.apply("items", log.batch(np.arange(10), versions(np.arange(10), version)))
         assert applier.behind == 10
         assert not applier.is_durable()
-        np.testing.assert_array_equal(tiers.lookup("items", np.arange(10)), versions(np.arange(10), 2))
+        np.testing.assert_array_equal(tiers.lookup("items", np.arange(10)).values, versions(np.arange(10), 2))
     until(lambda: applier.drain() or applier.behind == 0)
     assert applier.is_durable()
     np.testing.assert_array_equal(rocksdb_rows(config, np.arange(10)), versions(np.arange(10), 2))
@@ -194,14 +194,13 @@ def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config,
         applier.apply("items", log.batch(np.array([key, 3]), versions([key, 3], 7)))
         evict(tiers, key)
         for _ in range(2):
-            np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
-            assert not tiers.degraded
+            assert_answer(tiers.lookup("items", np.array([key])), versions([key], 7), degraded=False)
             tiers.settle()
     until(lambda: applier.drain() or applier.behind == 0)
     ring = applier.shared["items"].ring
     assert ring.stored == ring.head
     evict(tiers, key)
-    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])).values, versions([key], 7))
     applier.close()
 
 
@@ -219,7 +218,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances, monkeypa
 
     def stays() -> None:
         for _ in range(2):
-            np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
+            np.testing.assert_array_equal(tiers.lookup("items", keys).values, expected)
             tiers.settle()
 
     stays()
@@ -230,7 +229,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances, monkeypa
     successor.drain()
     stays()
     successor.apply("items", batch)
-    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+    np.testing.assert_array_equal(tiers.lookup("items", keys).values, versions(keys, 2))
     assert shared.ring.stored == shared.ring.head
     successor.close()
 
@@ -248,12 +247,10 @@ def test_where_the_ring_is_too_short_rows_that_may_be_old_are_marked_and_kept_no
             applier.apply("items", log.batch(others, versions(others, version)))
         evict(tiers, key)
         for _ in range(2):
-            tiers.lookup("items", np.array([key]))
-            assert tiers.degraded
+            assert tiers.lookup("items", np.array([key])).degraded
             tiers.settle()
     until(lambda: applier.drain() or applier.behind == 0)
-    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
-    assert not tiers.degraded
+    assert_answer(tiers.lookup("items", np.array([key])), versions([key], 7), degraded=False)
     applier.close()
 
 
@@ -287,18 +284,16 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
     shutil.rmtree(config.rocksdb.path)
     key = 250
     evict(tiers, key)
-    until(lambda: len(tiers.lookup("items", np.array([key]))) and tiers.lower.l3.store is not None)
+    until(lambda: tiers.lookup("items", np.array([key])) and tiers.lower.l3.store is not None)
     for _ in range(2):
-        tiers.lookup("items", np.array([key]))
-        assert tiers.degraded
+        assert tiers.lookup("items", np.array([key])).degraded
         tiers.settle()
     applier = Applier(config)
     committed = np.where(np.arange(PARTITIONS) == 0, 2, 0)
     assert applier.start({"items": committed}, NOTHING_GONE).offsets["items"][0] == 0
     for batch in batches:
         applier.apply("items", batch)
-    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 1))
-    assert not tiers.degraded
+    assert_answer(tiers.lookup("items", np.array([key])), versions([key], 1), degraded=False)
     applier.close()
 
 
@@ -309,7 +304,7 @@ def damaged(config: LevelsConfig, tiers: LeveledTables) -> None:
     assert shared is not None
     (Path(rocksdb_of(config).path) / DAMAGED_MARK).touch()
     l3.close()
-    until(lambda: len(tiers.lookup("items", np.array([250]))) and l3.store is not None)
+    until(lambda: tiers.lookup("items", np.array([250])) and l3.store is not None)
     assert shared.ring.stored == UNKNOWN
 
 
@@ -317,8 +312,7 @@ def gives_doubtful_rows(tiers: LeveledTables, key: int) -> bool:
     """And keeps none of them."""
     degraded = []
     for _ in range(2):
-        tiers.lookup("items", np.array([key]))
-        degraded.append(tiers.degraded)
+        degraded.append(tiers.lookup("items", np.array([key])).degraded)
         tiers.settle()
     return all(degraded)
 
@@ -364,7 +358,7 @@ def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config
 
     monkeypatch.setattr(loading, "is_as_exported", never_updated_until_now)
     tiers._warm(config.tables[0])
-    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 1))
+    np.testing.assert_array_equal(tiers.lookup("items", keys).values, versions(keys, 1))
     applier.close()
     tiers.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from serving.tables.leveled import CONFIG_FILE, LeveledTables
 from serving.tables.levels.lower import LowerLevels
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.row_formats import RowCodec
-from tests.unit.tables.conftest import random_rows
+from tests.unit.tables.conftest import assert_answer, random_rows
 
 ROWS, WIDTH = 400, 6
 SHAPES = {
@@ -57,12 +58,11 @@ def test_exact_mode_is_a_dictionary_bit_for_bit(shape, below, row_format, source
         for keys in requests:
             keys = np.array(keys, np.int64)
             answer = tiers.lookup("items", keys)
-            assert answer.dtype == np.float32
-            np.testing.assert_array_equal(answer, twin.lookup(keys))
+            assert answer.values.dtype == np.float32
+            assert_answer(answer, twin.lookup(keys), degraded=False)
             tiers.settle()
 
     check()
-    assert not tiers.degraded
 
 
 @given(keys=st.lists(st.integers(-(2**63), 2**63 - 2).filter(lambda key: key != -1), min_size=1, max_size=60, unique=True))
@@ -78,7 +78,7 @@ def test_sparse_keys_through_all_levels(keys, tmp_path_factory):
     tiers = LeveledTables(LevelsConfig("rank", (table,), "sparse", str(folder), rocksdb=rocksdb))
     try:
         for _ in range(3):
-            np.testing.assert_array_equal(tiers.lookup("items", keys), rows)
+            np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows)
             tiers.settle()
     finally:
         tiers.close()
@@ -89,7 +89,7 @@ def test_lookup_writes_into_the_callers_array(source, open_tiers):
     for row_format in ("fp32", "fp16"):
         tiers = open_tiers(TableConfig("items", ROWS, WIDTH, row_format, l2_rows=ROWS), source=source(items=rows))
         out = np.empty((2, WIDTH), np.float32)
-        assert tiers.lookup("items", np.array([3, 5]), out) is out
+        assert tiers.lookup("items", np.array([3, 5]), out).values is out
         np.testing.assert_array_equal(out, RowCodec(row_format, WIDTH).roundtrip(rows[[3, 5]]))
 
 
@@ -99,9 +99,9 @@ def test_keys_of_any_shape_and_integer_type(source, open_tiers):
     tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l1_rows=ROWS, l2_rows=64), source=source(items=rows))
     keys = np.random.default_rng(0).integers(0, ROWS, (3, 5, 2)).astype(np.int32)[..., 1]
     for out in (None, np.empty((3, 5, WIDTH), np.float32)):
-        np.testing.assert_array_equal(tiers.lookup("items", keys, out), rows[keys])
+        np.testing.assert_array_equal(tiers.lookup("items", keys, out).values, rows[keys])
         assert out is None or (out == rows[keys]).all()
-    assert tiers.lookup("items", keys[:0]).shape == (0, 5, WIDTH)
+    assert tiers.lookup("items", keys[:0]).values.shape == (0, 5, WIDTH)
 
 
 def test_one_wave_serves_all_tables(source, open_tiers, tmp_path):
@@ -112,7 +112,7 @@ def test_one_wave_serves_all_tables(source, open_tiers, tmp_path):
     level = tiers.lower.l3
     level.use = lambda action, use=level.use: threads.append(threading.get_ident()) or use(action)
     wanted = {"items": np.array([1, 2, 1, 399]), "users": np.array([0, 49, 50])}
-    answers = tiers.lookup_many(wanted)
+    answers = tiers.lookup_many(wanted).values
     np.testing.assert_array_equal(answers["items"], tables["items"][wanted["items"]])
     np.testing.assert_array_equal(answers["users"], [*tables["users"][[0, 49]], np.zeros(3)])
     assert threads.count(threading.get_ident()) == 1  # another thread catches up with the level now and then
@@ -138,16 +138,31 @@ def test_the_threshold_means_what_hps_means(threshold, waits, open_tiers, source
     expected = rows[keys].copy()
     if not waits:
         expected[keys >= 90] = 0.25
-    np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
+    np.testing.assert_array_equal(tiers.lookup("items", keys).values, expected)
     assert tiers.metrics().tables["items"].counts.late == (0 if waits else 60)
     tiers.settle()
-    np.testing.assert_array_equal(tiers.lookup("items", keys), rows[keys])  # fetched for later
+    np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])  # fetched for later
+
+
+def test_a_look_up_is_not_marked_by_a_degraded_one_in_another_thread(open_tiers, source, tmp_path):
+    tables = (TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), TableConfig("users", ROWS, WIDTH, l2_rows=64))
+    open_tiers(tables, source=source(items=random_rows(ROWS, WIDTH), users=random_rows(ROWS, WIDTH)))  # fills L2
+    (tmp_path / "db").write_text("not a database")
+    tiers = open_tiers(tables, rocksdb=RocksConfig(str(tmp_path / "db")), warm=False)
+
+    def look_up(name: str) -> list[bool]:
+        return [tiers.lookup(name, np.arange(ROWS)).degraded for _ in range(1_000)]
+
+    with ThreadPoolExecutor(2) as threads:
+        in_memory, below = threads.map(look_up, ("items", "users"))
+    assert not any(in_memory)
+    assert all(below)
 
 
 def test_unknown_keys_get_the_default_in_every_mode(open_tiers, source):
     for threshold in (1.1, 0.5):
         tiers, _ = with_l1_of(np.arange(90), threshold, open_tiers, source)
-        answer = tiers.lookup("items", np.array([ROWS + 1, -7]))
+        answer = tiers.lookup("items", np.array([ROWS + 1, -7])).values
         np.testing.assert_array_equal(answer, np.full((2, WIDTH), 0.25, np.float32))
 
 
@@ -156,7 +171,7 @@ def test_a_default_vector_per_table(open_tiers, source):
     tiers = open_tiers(
         TableConfig("items", ROWS, WIDTH, l2_rows=ROWS, default=default), source=source(items=random_rows(ROWS, WIDTH))
     )
-    np.testing.assert_array_equal(tiers.lookup("items", np.array([ROWS])), [default])
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([ROWS])).values, [default])
 
 
 def test_rows_below_are_promoted_so_that_the_next_request_hits(open_tiers, source, tmp_path):
@@ -208,7 +223,7 @@ def test_keys_of_any_shape_fill_an_answer_of_that_shape(open_tiers, source):
     tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=rows))
     for keys in (np.arange(6).reshape(2, 3), np.empty((0, 3), np.int64)):
         out = np.empty((*keys.shape, WIDTH), np.float32)
-        np.testing.assert_array_equal(tiers.lookup("items", keys, out), rows[keys])
+        np.testing.assert_array_equal(tiers.lookup("items", keys, out).values, rows[keys])
         np.testing.assert_array_equal(out, rows[keys])
 
 
@@ -231,7 +246,7 @@ def test_load_reads_the_folder(tmp_path: Path, source):
     tiers = LeveledTables.load(tmp_path)
     try:
         assert tiers.config == config
-        np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), rows)
+        np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, rows)
     finally:
         tiers.close()
     assert not list(tmp_path.glob("embedding-tables-*"))  # the last user took the shared rows along
@@ -250,11 +265,10 @@ def test_hps_sparse_folders_fill_the_levels_hottest_keys_first(below, tmp_path, 
     counts = tiers.metrics().tables["items"].counts
     assert counts.l1_hits + counts.l2_hits == len(hottest)
     for _ in range(2):
-        np.testing.assert_array_equal(tiers.lookup("items", keys), rows)
+        np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows)
         tiers.settle()
     unknown = np.setdiff1d(keys + 1, keys)
-    assert (tiers.lookup("items", unknown) == -1).all()
-    assert not tiers.degraded
+    assert_answer(tiers.lookup("items", unknown), np.full((len(unknown), WIDTH), -1), degraded=False)
 
 
 def test_an_instance_that_finds_l2_filled_fills_nothing(open_tiers, source, monkeypatch):
@@ -265,7 +279,7 @@ def test_an_instance_that_finds_l2_filled_fills_nothing(open_tiers, source, monk
     monkeypatch.setattr(LowerLevels, "fetch_first", lambda self, name, keys: fetched.append(name) or {})
     tiers = open_tiers(table, **settings)
     assert fetched == []
-    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), random_rows(ROWS, WIDTH))
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, random_rows(ROWS, WIDTH))
 
 
 @pytest.mark.parametrize(("l2_rows", "catches_up"), [(1000, False), (100, True)])

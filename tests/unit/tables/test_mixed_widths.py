@@ -72,7 +72,7 @@ def test_answers_are_those_of_a_dictionary(open_tiers, source, tmp_path, levels,
     tiers = open_tiers(tables(row_format, **part), source=source(**STORED), **settings)
     wanted = ((("user", "city"), keys_of(("user", "city"), (5,))), (("item",), keys_of(("item",), (5, 30))))
     for _ in range(3):  # from below, and from above once rows were taken in
-        for answer, (names, keys) in zip(WIDTHS.gather(tiers, *wanted), wanted, strict=True):
+        for answer, (names, keys) in zip(WIDTHS.gather(tiers, *wanted).values, wanted, strict=True):
             np.testing.assert_array_equal(answer, expected(names, keys, row_format))
         tiers.settle()
 
@@ -80,7 +80,7 @@ def test_answers_are_those_of_a_dictionary(open_tiers, source, tmp_path, levels,
 def test_plain_tables_are_a_twin(source):
     plain = EmbeddingTables.load(Path(source(**STORED)))
     names, keys = ("city", "user", "item"), keys_of(("city", "user", "item"), (4, 6))
-    (answer,) = WIDTHS.gather(plain, (names, keys))
+    (answer,) = WIDTHS.gather(plain, (names, keys)).values
     np.testing.assert_array_equal(answer, expected(names, keys))
     whole = WIDTHS.read_all(plain, names)
     assert {name: rows.shape for name, rows in whole.items()} == {name: (ROWS[name], WIDTH) for name in names}
@@ -92,7 +92,7 @@ def test_plain_tables_are_a_twin(source):
 def test_requests_of_one_kind(open_tiers, source, keys):
     tiers = open_tiers(tables(), source=source(**STORED))
     keys = np.array(keys, np.int64).reshape(-1, 1)
-    (answer,) = WIDTHS.gather(tiers, (("user",), keys))
+    (answer,) = WIDTHS.gather(tiers, (("user",), keys)).values
     np.testing.assert_array_equal(answer, expected(("user",), keys))
 
 

@@ -61,15 +61,15 @@ def keys_of(names: tuple[str, ...], shape: tuple[int, ...], kind=np.int64) -> np
 def test_rows_are_those_of_table_by_table(open_with, shape, kind, changes):
     tiers = open_with(**changes)
     keys = keys_of(NAMES, shape, kind)
-    (got,) = tiers.gather((NAMES, keys))
+    (got,) = tiers.gather((NAMES, keys)).values
     assert got.dtype == np.float32
-    expected = [tiers.lookup(name, keys[..., slot]) for slot, name in enumerate(NAMES)]
+    expected = [tiers.lookup(name, keys[..., slot]).values for slot, name in enumerate(NAMES)]
     np.testing.assert_array_equal(got, np.stack(expected, axis=-2))
 
 
 def test_rows_are_those_of_the_plain_tables(open_with, tables):
     wanted = ((("a", "b"), keys_of(("a", "b"), (3, 4))), (("c",), keys_of(("c",), (5,))))
-    for got, expected in zip(open_with().gather(*wanted), tables.gather(*wanted), strict=True):
+    for got, expected in zip(open_with().gather(*wanted).values, tables.gather(*wanted).values, strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -77,14 +77,14 @@ def test_rows_are_those_of_the_plain_tables(open_with, tables):
 def test_narrow_rows_are_decoded(open_with, tables, row_format):
     tiers = open_with(**{name: {"row_format": row_format} for name in ROWS})
     keys = keys_of(NAMES, (3, 4))
-    expected = [tiers.lookup(name, keys[..., slot]) for slot, name in enumerate(NAMES)]
-    np.testing.assert_array_equal(tiers.gather((NAMES, keys))[0], np.stack(expected, axis=-2))
+    expected = [tiers.lookup(name, keys[..., slot]).values for slot, name in enumerate(NAMES)]
+    np.testing.assert_array_equal(tiers.gather((NAMES, keys)).values[0], np.stack(expected, axis=-2))
 
 
 @pytest.mark.parametrize("key", [-1, -5, 50, 2**40])
 def test_a_key_outside_its_table_gets_the_default_and_no_neighbours_row(open_with, tables, key):
     tiers = open_with()
-    got = tiers.gather((("a", "b"), np.array([[key, 3], [4, 3]])))[0]
+    got = tiers.gather((("a", "b"), np.array([[key, 3], [4, 3]]))).values[0]
     np.testing.assert_array_equal(got[0, 0], np.full(WIDTH, -1, np.float32))
     np.testing.assert_array_equal(got[1, 0], tables.tables["a"][4])
     np.testing.assert_array_equal(got[:, 1], tables.tables["b"][[3, 3]])
@@ -93,7 +93,7 @@ def test_a_key_outside_its_table_gets_the_default_and_no_neighbours_row(open_wit
 def test_rows_that_are_not_there_yet_come_from_below(open_with, tables):
     tiers = open_with(warm=False)
     keys = keys_of(NAMES, (4,))
-    np.testing.assert_array_equal(tiers.gather((NAMES, keys))[0], tables.gather((NAMES, keys))[0])
+    np.testing.assert_array_equal(tiers.gather((NAMES, keys)).values[0], tables.gather((NAMES, keys)).values[0])
     assert tiers.metrics().tables["a"].counts.l3_hits > 0
 
 
@@ -125,7 +125,7 @@ def test_rows_are_whole_while_they_are_updated(open_with):
         keys, before = keys_of(NAMES, (8,)), np.zeros((8, 3))
         deadline = time.monotonic() + 20
         while before.min() < 20 and time.monotonic() < deadline:
-            (rows,) = tiers.gather((NAMES, keys))
+            (rows,) = tiers.gather((NAMES, keys)).values
             assert (rows == rows[..., :1]).all()
             assert (rows[..., 0] >= before).all()
             before = rows[..., 0]

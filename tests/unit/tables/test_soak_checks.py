@@ -22,6 +22,7 @@ from experiments.soak_checks import (
 from perf.command import leave
 from serving.tables.store.ring import UpdateRing
 from serving.tables.store.row_formats import RowCodec
+from serving.tables.store.tables import Rows
 
 ROWS, KEY = 100, 7
 CODEC = RowCodec("fp32", WIDTH)
@@ -43,13 +44,13 @@ class Soak:
     def given(self, version: float, spoil: Callable[[np.ndarray], None] | None = None) -> dict:
         """-> {kind: keys} of a look-up of KEY and another key, whose row is always right."""
 
-        def lookup(keys: np.ndarray) -> np.ndarray:
+        def lookup(keys: np.ndarray) -> Rows[np.ndarray]:
             rows = make_rows(keys, np.array([version, 10]))
             if spoil is not None:
                 spoil(rows)
-            return rows
+            return Rows(rows, False)
 
-        found = self.checker.look_up(lookup, np.array([KEY, 3]))
+        found, _ = self.checker.look_up(lookup, np.array([KEY, 3]))
         return {kind: keys.tolist() for kind, keys in found.items()}
 
 

@@ -14,12 +14,15 @@ TIMEOUT_MS = 500
 PATIENT_MS = 5_000  # where no test is about time
 
 
-def right(tiers: LeveledTables, rows: np.ndarray | None = None) -> bool:
-    """Every row as it should be; keys beyond the table get the default."""
+def right(tiers: LeveledTables, rows: np.ndarray | None = None, degraded: bool | None = None) -> bool:
+    """Assert that every row is right; keys beyond the table get the default. Return whether the look-up was as `degraded` says.
+
+    degraded: None where both are right
+    """
     rows = random_rows(ROWS, WIDTH) if rows is None else rows
     answer = tiers.lookup("items", np.arange(ROWS + 1))
-    np.testing.assert_array_equal(answer, np.concatenate([rows, np.zeros((1, WIDTH), np.float32)]))
-    return True
+    np.testing.assert_array_equal(answer.values, np.concatenate([rows, np.zeros((1, WIDTH), np.float32)]))
+    return degraded is None or answer.degraded == degraded
 
 
 def version(number: int) -> np.ndarray:

@@ -71,10 +71,9 @@ def test_rows_come_from_redis_and_are_copied_up_from_rocksdb(tiers, server):
     assert right(tiers)
     tiers.settle()
     before = tiers.metrics().tables["items"].counts
-    assert right(tiers)
+    assert right(tiers, degraded=False)
     after = tiers.metrics().tables["items"].counts
     assert after.l2_hits - before.l2_hits == ROWS
-    assert not tiers.degraded
 
 
 def test_without_room_for_the_update_ring_rows_from_redis_may_lack_updates(config, server, monkeypatch):
@@ -86,42 +85,37 @@ def test_without_room_for_the_update_ring_rows_from_redis_may_lack_updates(confi
     with monkeypatch.context() as full:
         full.setattr(memory.os, "posix_fallocate", refuse)
         tiers = LeveledTables(config)
-        assert right(tiers)
-        assert tiers.degraded
+        assert right(tiers, degraded=True)
         assert tiers.metrics().down.keys() == {"shared memory"}
-    until(lambda: right(tiers) and not tiers.degraded)
+    until(lambda: right(tiers, degraded=False))
     tiers.close()
 
 
 def test_gone_and_back(tiers, server):
     server.stop()
-    assert right(tiers)
-    assert tiers.degraded
+    assert right(tiers, degraded=True)
     assert "redis" in tiers.metrics().down
     server.start()
-    until(lambda: right(tiers) and not tiers.degraded)
+    until(lambda: right(tiers, degraded=False))
     assert tiers.metrics().down == {}
 
 
 def test_slow_costs_one_timeout_and_then_nothing(tiers, server):
     right(tiers)
     server.freeze()
-    assert right(tiers)  # pays the timeouts
-    assert tiers.degraded
+    assert right(tiers, degraded=True)  # pays the timeouts
     started_s = time.perf_counter()
-    assert right(tiers)  # left alone
-    assert tiers.degraded
+    assert right(tiers, degraded=True)  # left alone
     assert time.perf_counter() - started_s < TIMEOUT_MS / 1e3
     server.thaw()
-    until(lambda: right(tiers) and not tiers.degraded)
+    until(lambda: right(tiers, degraded=False))
 
 
 def test_flushed(tiers, server):
     right(tiers)
     tiers.settle()
     server.client.flushall()
-    assert right(tiers)
-    assert not tiers.degraded
+    assert right(tiers, degraded=False)
     tiers.settle()
     assert server.client.dbsize() > 0  # filled again
 
@@ -145,7 +139,7 @@ def test_updates_go_to_redis_and_wait_for_it_when_it_is_gone(config, tiers, serv
 
     until(drained)
     assert applier.is_durable()
-    until(lambda: right(tiers, rows) and not tiers.degraded)
+    until(lambda: right(tiers, rows, degraded=False))
     applier.close()
 
 
@@ -155,8 +149,7 @@ def test_a_full_redis_takes_no_more_rows_and_goes_on_answering(tiers, server):
     assert right(tiers)
     tiers.settle()
     assert tiers.metrics().misses.insertions_dropped > 0
-    assert right(tiers)
-    assert not tiers.degraded
+    assert right(tiers, degraded=False)
     assert tiers.metrics().down == {}
     server.client.config_set("maxmemory", 0)
     assert right(tiers)
@@ -174,8 +167,7 @@ def test_updates_that_a_full_redis_refuses_are_answered_all_the_same(config, tie
     rows[:20] = 8
     applier.apply("items", log.batch(np.arange(20), rows[:20]))
     assert applier.behind == 20
-    assert right(tiers, rows)
-    assert not tiers.degraded
+    assert right(tiers, rows, degraded=False)
     server.client.config_set("maxmemory", 0)
     until(lambda: applier.drain() or applier.behind == 0)
     assert right(tiers, rows)

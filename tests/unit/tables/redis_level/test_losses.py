@@ -37,8 +37,7 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, serv
     lose_all_but(batches[0], config, "items")
     applier.apply("items", batches[3].select(slice(0, 20)))
     assert applier.lost_rows
-    tiers.lookup("items", keys)  # most rows come from Redis
-    assert tiers.degraded
+    assert tiers.lookup("items", keys).degraded  # most rows come from Redis
     start = applier.start({"items": np.where(np.arange(PARTITIONS) == 0, 3, 0)}, {"items": zero_offsets()})
     assert start.offsets["items"][0] == 1
     for batch in batches[1:]:
@@ -83,14 +82,12 @@ def test_lost_writes_are_detected_without_an_update_and_cached_rows_are_dropped(
     late.settle()
     applier.check_redis()
     assert applier.lost_rows
-    late.lookup("items", keys)
-    assert late.degraded
+    assert late.lookup("items", keys).degraded
     committed = np.where(np.arange(PARTITIONS) == 0, 2, 0)
     assert applier.start({"items": committed}, {"items": zero_offsets()}).offsets["items"][0] == 1
     applier.apply("items", batches[1])
     for instance in (tiers, late):
-        assert right(instance, version(1))
-        assert not instance.degraded
+        assert right(instance, version(1), degraded=False)
         instance.close()
     applier.close()
 
@@ -137,8 +134,7 @@ def test_a_new_updater_detects_lost_writes_that_were_not_yet_committed(config):
     assert not again.lost_rows
     for batch in batches:
         again.apply("items", batch)
-    assert right(tiers, version(1))
-    assert not tiers.degraded
+    assert right(tiers, version(1), degraded=False)
     again.close()
     tiers.close()
 

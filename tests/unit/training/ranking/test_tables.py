@@ -52,11 +52,11 @@ def test_rows_of_two_widths_are_the_trained_ones_bit_for_bit(mixed):
     """As they are stored, and as wide as torch makes them."""
     tables = mixed.rank.tables
     for name, table in mixed_tables(mixed.ranking.ranker.model, mixed.ranking.items).items():
-        np.testing.assert_array_equal(tables.lookup(name, np.arange(table.first_cold)), table.array())
+        np.testing.assert_array_equal(tables.lookup(name, np.arange(table.first_cold)).values, table.array())
         cold = table.cold_array()
-        np.testing.assert_array_equal(tables.lookup(cold_table(name), np.arange(len(cold))), cold)
+        np.testing.assert_array_equal(tables.lookup(cold_table(name), np.arange(len(cold))).values, cold)
         keys = torch.arange(len(table.shared))[:, None]
-        (wide,) = mixed.rank.rows.widths.gather(tables, ((name,), keys.numpy()))
+        (wide,) = mixed.rank.rows.widths.gather(tables, ((name,), keys.numpy())).values
         with torch.no_grad():
             np.testing.assert_allclose(wide[:, 0], table(keys).numpy(), atol=1e-6)
 
@@ -73,8 +73,6 @@ def test_the_shapes_of_tables_of_two_widths_are_known_before_training(mixed):
 
 def test_tables_that_cannot_be_read_leave_retrievals_order(trained):
     class Down:
-        degraded = False
-
         def gather(self, *wanted):
             raise DependencyError("the parameter server is down")
 
@@ -88,7 +86,7 @@ def test_tables_that_cannot_be_read_leave_retrievals_order(trained):
 def test_a_level_that_is_down_shows(trained):
     """Scores are still those of the rows that are left."""
     inputs = tensors(trained, np.arange(4))
-    half_down = SimpleNamespace(gather=trained.rank.tables.gather, degraded=True)
+    half_down = SimpleNamespace(gather=lambda *wanted: trained.rank.tables.gather(*wanted)._replace(degraded=True))
     ranked = over(trained.rank, half_down)(inputs)
     np.testing.assert_array_equal(ranked["lineage"][:, 1], Degraded.RANK)
     np.testing.assert_array_equal(ranked["rank_scores"], trained.rank(inputs)["rank_scores"])
