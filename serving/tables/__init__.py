@@ -13,7 +13,8 @@ store/          rows in memory
   side_by_side.py one read for several tables that L2 holds completely
   memory.py       private memory, and locked files in shared memory
   ring.py         the latest updates, which every L1 applies
-  batch.py        updated rows with their offsets
+  batch.py        updated rows with their offsets in the log
+  log_position.py how far each level has read the log of updates
   row_formats.py  fp32, fp16, int8, int4
 levels/         the levels below L1
   lower.py        L2, then one wave of L3 reads, then the default vector

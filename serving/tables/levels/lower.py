@@ -111,10 +111,10 @@ class LowerLevels:
         rings = {name: table.shared.ring for name, table in self.tables.items() if table.shared is not None}
         had = {name: ring.stored_reached.copy() for name, ring in rings.items()}
         store = open_l3(self.config)
-        if any((store.read_offsets(name) < had[name]).any() for name in rings):
+        if not all(store.read_position(name).covers(had[name]) for name in rings):
             store.catch_up()  # rows written since it was opened
         for name, ring in rings.items():
-            if (store.read_offsets(name) < had[name]).any():  # a new database without these updates: the updater replays them
+            if not store.read_position(name).covers(had[name]):  # a new database without updates, which the updater replays
                 ring.set(STORED, UNKNOWN)
                 self._caught_up[name] = UNKNOWN  # after the replay `stored` may have its old value again
         return store
@@ -264,7 +264,7 @@ class LowerLevels:
             if shared is not None:
                 shared.promote(rows.keys[places], rows.exact[places], rows.position)
             return True
-        reached, known = self.l3.use(lambda store: (store.read_offsets(name), True))  # before the ring is read
+        reached, known = self.l3.use(lambda store: (store.read_position(name), True))  # before the ring is read
         if not known:
             return False
         fresh = places if shared is None else places[~shared.ring.find_changed(rows.keys[places], rows.position)]

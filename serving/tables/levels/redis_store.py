@@ -14,7 +14,8 @@ from serving.tables.formats.mixer import partition_of
 from serving.tables.formats.redis_layout import log_hash, value_hash
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
 from serving.tables.levels.level import Found
-from serving.tables.store.batch import PARTITIONS, Batch
+from serving.tables.store.batch import Batch
+from serving.tables.store.log_position import PARTITIONS, LogPosition
 
 BEGUN = b"begun"  # a field in the hash of offsets, next to the partitions: this hash has had offsets
 FAR = np.iinfo(np.int64).max
@@ -89,50 +90,50 @@ class RedisStore:
         except DataError as error:
             raise DependencyError(f"Redis at {self._config.address} has rows of another shape: {error}") from error
 
-    def begin(self, table: str, reached: np.ndarray) -> None:
-        """Store the offsets, int64 [PARTITIONS], in the hashes that have none."""
+    def begin(self, table: str, reached: LogPosition) -> None:
+        """Store the position in the hashes that have none."""
         log = _flatten_offsets(reached)
         self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
 
-    def read_offsets(self, table: str) -> np.ndarray:
-        """Return the least offset over all hashes, by partition of the log, int64 [PARTITIONS].
+    def read_position(self, table: str) -> LogPosition:
+        """Return the earliest position of all hashes.
 
         A hash that never had offsets, or lost them, counts only for the partitions that it names. In other hashes a missing
         partition counts as 0, unread.
         """
-        least = np.full(PARTITIONS, FAR)
+        least = LogPosition(np.full(PARTITIONS, FAR))
         for log in self._run([("HGETALL", of_log) for _, of_log in self._all_hashes(table)]):
-            reached = np.full(PARTITIONS, 0 if BEGUN in log else FAR)
-            for partition, position in log.items():
+            reached = LogPosition(np.full(PARTITIONS, 0 if BEGUN in log else FAR))
+            for partition, offset in log.items():
                 if partition != BEGUN:
-                    reached[int(partition)] = int(position)
-            np.minimum(least, reached, out=least)
+                    reached[int(partition)] = int(offset)
+            least.rewind(reached)
         return least
 
-    def update(self, table: str, batch: Batch, since: np.ndarray) -> bool:
-        """Write the rows that are newer than the stored offsets. since: this writer's offsets before them, int64 [PARTITIONS]
+    def update(self, table: str, batch: Batch, since: LogPosition) -> bool:
+        """Write the rows that are newer than the stored position. since: this writer's position before them
 
         Returns whether Redis lacks earlier rows of some partitions of the log; for those nothing is written.
         """
-        rows, reached = batch.latest, batch.reached
+        rows, reached = batch.latest, batch.reached.to_dict()
         fields, values = encode_keys(rows.keys), encode_vectors(rows.vectors)
         at = {int(partition_of(rows.keys[at[:1]], self._config.num_partitions)[0]): at for at in self._by_partition(rows.keys)}
         commands = []
         for part, names in enumerate(self._all_hashes(table)):  # also those without new rows, because each stores the offsets
             positions = at.get(part, np.empty(0, np.int64))
             arguments: list[bytes | int] = []
-            for partition in np.flatnonzero(reached):
+            for partition, offset in reached.items():
                 of_partition = positions[rows.partitions[positions] == partition]
-                log = [int(partition), int(since[partition]), int(reached[partition]), len(of_partition)]
+                log = [partition, since[partition], offset, len(of_partition)]
                 arguments += [*log, *_alternate(fields, values, of_partition)]
             commands.append(("EVAL", UPDATE, 2, *names, *arguments))
         return any(self._run(commands))
 
-    def fill(self, table: str, keys: np.ndarray, vectors: np.ndarray, reached: np.ndarray) -> bool:
+    def fill(self, table: str, keys: np.ndarray, vectors: np.ndarray, reached: LogPosition) -> bool:
         """Insert rows that Redis lacks. Return False when Redis is full.
 
         keys: int64 [N]; vectors: float32 [N, D]
-        reached: offsets up to which their source has read the log, int64 [PARTITIONS]. If Redis is ahead, nothing is written.
+        reached: position up to which their source has read the log. If Redis is ahead, nothing is written.
         """
         fields, values, log = encode_keys(keys), encode_vectors(vectors), _flatten_offsets(reached)
         try:
@@ -204,10 +205,9 @@ class RedisStore:
         self._cluster = None
 
 
-def _flatten_offsets(reached: np.ndarray) -> list[int]:
-    """Return partition, offset, partition, offset, … of the partitions that have an offset. reached: int64 [PARTITIONS]"""
-    read = np.flatnonzero(reached)
-    return np.column_stack([read, reached[read]]).ravel().tolist()
+def _flatten_offsets(reached: LogPosition) -> list[int]:
+    """Return partition, offset, partition, offset, … of the partitions that have an offset."""
+    return [number for pair in reached.to_dict().items() for number in pair]
 
 
 def _alternate(fields: list[bytes], values: list[bytes], positions: np.ndarray) -> list[bytes]:

@@ -26,7 +26,8 @@ from serving.tables.formats.rocksdb_log import find_damage
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
 from serving.tables.levels.following import Following
 from serving.tables.levels.level import Found
-from serving.tables.store.batch import Batch, zero_offsets
+from serving.tables.store.batch import Batch
+from serving.tables.store.log_position import LogPosition
 from serving.tables.store.wave import Wave
 
 BLOCK_CACHE_BYTES = 8 << 20  # of one store, all tables, without index and filters; hot rows are in L1 and L2
@@ -290,38 +291,38 @@ class RocksStore:
             return family is not None and next(iter(family.keys()), None) is not None
 
     # --- writing ------------------------------------------------------------------------------------------------------------
-    def update(self, table: str, batch: Batch, since: np.ndarray) -> None:
-        """Write the rows of the log that are new, and the offsets, atomically.
+    def update(self, table: str, batch: Batch, since: LogPosition) -> None:
+        """Write the rows of the log that are new, and the position after them, atomically.
 
-        since: the applied offsets so far, int64 [PARTITIONS], from `read_offsets`.
+        since: the position so far, from `read_position`
         """
         new = batch.drop_applied(since)
         if not len(new):
             return
-        rows, reached = new.latest, np.maximum(since, new.reached)
-        reached = reached[: np.flatnonzero(reached)[-1] + 1]  # trim_zeros would double the time of this method
+        rows, offsets = new.latest, np.maximum(since.offsets, new.reached.offsets)
+        offsets = offsets[: np.flatnonzero(offsets)[-1] + 1]  # trim_zeros would double the time of this method
         with self._failures("write"):
             changes = WriteBatch(raw_mode=True)
             handle = self._db.get_column_family_handle(self._families[table])
             for key, value in zip(encode_keys(rows.keys), encode_vectors(rows.vectors), strict=True):
                 changes.put(key, value, handle)
-            changes.put(log_key(self._families[table]), reached.astype("<i8").tobytes())
+            changes.put(log_key(self._families[table]), offsets.astype("<i8").tobytes())
             self._db.write(changes)
 
-    def read_offsets(self, table: str) -> np.ndarray:
-        """Return the applied offsets, int64 [PARTITIONS]."""
+    def read_position(self, table: str) -> LogPosition:
+        """Return the position in the log up to which updates are applied."""
         with self._failures("read"):
             stored = np.frombuffer(self._db.get(log_key(self._families[table])) or b"", "<i8")
-        reached = zero_offsets()
-        reached[: len(stored)] = stored
+        reached = LogPosition.at({})
+        reached.offsets[: len(stored)] = stored
         return reached
 
     def set_offset(self, table: str, partition: int, reached: int) -> None:
         """Raise the applied offset of a partition to at least `reached`; 0 resets it, so that the partition is read again."""
-        all_reached = self.read_offsets(table)
-        all_reached[partition] = max(reached, all_reached[partition]) if reached else 0
+        position = self.read_position(table)
+        position[partition] = max(reached, position[partition]) if reached else 0
         with self._failures("write"):
-            self._db.put(log_key(self._families[table]), all_reached.astype("<i8").tobytes())
+            self._db.put(log_key(self._families[table]), position.offsets.astype("<i8").tobytes())
 
     def sync(self) -> None:
         """Flush everything written to disk, so that it survives a power failure."""

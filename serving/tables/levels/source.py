@@ -15,7 +15,7 @@ from serving.contract.errors import ArtifactError
 from serving.tables.config import TableConfig
 from serving.tables.formats.sparse_folder import read_sparse_folder
 from serving.tables.levels.level import Found
-from serving.tables.store.batch import zero_offsets
+from serving.tables.store.log_position import LogPosition
 
 
 def sparse_folder(folder: Path, table: TableConfig) -> Path:
@@ -71,9 +71,9 @@ class Source:
         places = np.minimum(np.searchsorted(stored_keys, keys, sorter=order), len(order) - 1)
         return order[places], stored_keys[order[places]] == keys
 
-    def read_offsets(self, _table: str) -> np.ndarray:
-        """Return zeros, int64 [PARTITIONS]: no update is applied."""
-        return zero_offsets()
+    def read_position(self, _table: str) -> LogPosition:
+        """Return the start of the log: no update is applied."""
+        return LogPosition.at({})
 
     def check(self) -> None:
         """Do nothing: the files are never replaced."""

@@ -1,7 +1,7 @@
 """Hold updated rows of one table with their offsets in the log (Kafka), so that a level applies each at most once.
 
-Every level stores an offset for each partition of the log (`reached`, int64 [PARTITIONS]: the first message that it lacks). So
-a consumer that restarts, rewinds or lags never replaces a row by an older one.
+Every level stores its position in the log (log_position.py). So a consumer that restarts, rewinds or lags never replaces a row
+by an older one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-PARTITIONS = 1024  # most partitions of a topic: it fixes the size of offsets in shared memory
-
-
-def zero_offsets() -> np.ndarray:
-    """Return the offsets of a level that has read nothing, int64 [PARTITIONS]."""
-    return np.zeros(PARTITIONS, np.int64)
+from serving.tables.store.log_position import LogPosition
 
 
 @dataclass(frozen=True)
@@ -33,15 +28,15 @@ class Batch:
         return len(self.keys)
 
     @cached_property
-    def reached(self) -> np.ndarray:
-        """The offsets after these rows, int64 [PARTITIONS]; 0 for partitions without a row."""
-        reached = zero_offsets()
-        np.maximum.at(reached, self.partitions, self.offsets + 1)
+    def reached(self) -> LogPosition:
+        """The position after these rows; 0 for partitions without a row."""
+        reached = LogPosition.at({})
+        np.maximum.at(reached.offsets, self.partitions, self.offsets + 1)
         return reached
 
-    def drop_applied(self, reached: np.ndarray) -> Batch:
-        """Return the rows that are new to a level with the offsets `reached`."""
-        new = self.offsets >= reached[self.partitions]
+    def drop_applied(self, reached: LogPosition) -> Batch:
+        """Return the rows that are new to a level that has `reached` this position."""
+        new = ~reached.includes(self.partitions, self.offsets)
         return self if new.all() else self.select(new)
 
     @cached_property

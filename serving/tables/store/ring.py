@@ -1,7 +1,7 @@
 """Keep one table's latest updates in a ring buffer in shared memory, from which every instance's L1 takes them.
 
 One writer at a time appends rows, under the lock of the table's block. Every reader remembers its position. A reader that was
-lapped must drop its cached rows. The block also holds the updater's counters and offsets (batch.py).
+lapped must drop its cached rows. The block also holds the updater's counters and its positions in the log (log_position.py).
 
     claimed ─▶ rows and keys ─▶ head          a reader copies up to `head`, then checks whether `claimed` lapped it
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from serving.tables.metrics import UpdaterState
-from serving.tables.store.batch import PARTITIONS, last_of_each
+from serving.tables.store.batch import last_of_each
+from serving.tables.store.log_position import PARTITIONS, LogPosition
 from serving.tables.store.memory import Sections
 from serving.tables.store.row_formats import RowCodec
 
@@ -24,15 +25,15 @@ UNKNOWN = -(1 << 62)  # value of `stored` when a store lost unknown rows: furthe
 
 
 class UpdateRing:
-    """The ring of one table. Positions count all rows ever published; position p is at index p modulo the ring's size.
+    """The ring of one table. Ring positions count all rows ever published; position p is at index p modulo the ring's size.
 
-    begun, reached: offsets, int64 [PARTITIONS], up to which the updater has begun to publish, and has published
-    stored_reached: offsets up to which all stores had the log when `stored` was last set
+    begun, reached: positions in the log up to which the updater has begun to publish, and has published
+    stored_reached: position up to which all stores had the log when `stored` was last set
     """
 
     def __init__(self, sections: Sections, base: memoryview) -> None:
         self.words = base[: 8 * N_WORDS].cast("q")
-        self.begun, self.reached, self.stored_reached = sections.array(base, "log")
+        self.begun, self.reached, self.stored_reached = map(LogPosition, sections.array(base, "log"))
         self._keys = sections.array(base, "keys")
         self._rows = sections.array(base, "rows")
         self.size = len(self._keys)
@@ -63,8 +64,14 @@ class UpdateRing:
 
     def mark_all_stored(self) -> None:
         """Record that every store has all published rows."""
-        np.copyto(self.stored_reached, self.reached)
+        self.stored_reached.move_to(self.reached)
         self.words[STORED] = self.words[HEAD]
+
+    def start_at(self, position: LogPosition) -> None:
+        """Start at a store's position in the log, in the partitions of which this ring has had nothing."""
+        new = self.begun.offsets == 0
+        for ours in (self.begun, self.reached, self.stored_reached):
+            ours.offsets[new] = position.offsets[new]
 
     def publish(self, keys: np.ndarray, encoded_rows: np.ndarray) -> None:
         """Append rows, and let readers see them. The caller holds the block's lock.

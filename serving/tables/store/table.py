@@ -18,6 +18,7 @@ import numpy as np
 from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.metrics import TableCounts
 from serving.tables.store.batch import Batch
+from serving.tables.store.log_position import LogPosition
 from serving.tables.store.memory import ARENA_PREFIX, PrivateBlock, Sections, SharedBlock
 from serving.tables.store.ring import APPLIED, HEAD, UpdateRing
 from serving.tables.store.row_formats import RowCodec
@@ -152,8 +153,8 @@ class SharedTable:
                 self.slots.insert(rows.keys[missing], stored[missing])
             self._count(rows, reached)
 
-    def _count(self, rows: Batch, reached: np.ndarray) -> None:
-        np.maximum(self.ring.reached, reached, out=self.ring.reached)
+    def _count(self, rows: Batch, reached: LogPosition) -> None:
+        self.ring.reached.advance(reached)
         self.ring.add(APPLIED, len(rows))
 
 

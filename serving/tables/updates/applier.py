@@ -1,9 +1,14 @@
 """Apply updated rows to every level of the machine. Each level skips the rows that it has applied already.
 
-    batch ─▶ L2 + ring (immediately) ─▶ RocksDB, Redis ─▶ `stored`, once all of them have it
+The states of a row, and what the updater does:
 
-Until then, readers of the stores take these rows from the ring, so that all readers see a new row at the same time. A store
-that is down does not stop the others: its rows wait in a backlog.
+    in Kafka ──consumes──▶ begun ──writes L2, ring──▶ visible ──writes RocksDB, Redis──▶ stored ──syncs──▶ committed
+                                                         │                                 ▲
+                                                         └─ a store is down ─▶ queued ─────┘ the store is back
+
+Until a row is stored, readers of the stores take it from the ring, so that all readers see it at the same time. A store that is
+down does not stop the others. When the updater dies, its successor reads all rows again that are not committed; when a store
+lost data, committed ones as well.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ from serving.tables.levels.level import Level
 from serving.tables.levels.loading import mark_updated, open_l3
 from serving.tables.levels.redis_store import RedisStore
 from serving.tables.levels.rocks_store import RocksStore
-from serving.tables.store.batch import Batch, zero_offsets
+from serving.tables.store.batch import Batch
+from serving.tables.store.log_position import LogPosition
 from serving.tables.store.memory import SharedFolder
 from serving.tables.store.ring import STORED, UNKNOWN
 from serving.tables.store.table import open_shared, shared_root
@@ -31,7 +37,7 @@ class Backlog:
 
     adopt: called with this backlog and each store that `level` opens, before its first use
     lost: called with both when the store has lost data; it must correct `reached` and call `lose`
-    reached: table -> offsets up to which the store has the log, int64 [PARTITIONS]
+    reached: table -> position up to which the store has the log
     lost_rows: whether the store has lost data; it then accepts nothing until `restart`
     """
 
@@ -45,14 +51,14 @@ class Backlog:
         self.level, self._adopt, self._lost = level, adopt, lost
         self._adopted: RocksStore | RedisStore | None = None
         self._to_set: dict[tuple[str, int], int] = {}  # offsets to set in the store, by table and partition of the log
-        self.restart({table: zero_offsets() for table in tables})
+        self.restart({table: LogPosition.at({}) for table in tables})
 
-    def restart(self, reached: dict[str, np.ndarray]) -> None:
-        """Start over at these offsets. The caller replays all rows from there on."""
-        self.reached = {table: positions.copy() for table, positions in reached.items()}
+    def restart(self, reached: dict[str, LogPosition]) -> None:
+        """Start over at these positions. The caller replays all rows from there on."""
+        self.reached = {table: position.copy() for table, position in reached.items()}
         self.lost_rows = False
         self._waiting: dict[str, dict[int, tuple[np.ndarray, int, int]]] = {}  # table -> key -> (row, partition, offset)
-        self._waits_for: dict[str, np.ndarray] = {}  # table -> offsets after these rows, int64 [PARTITIONS]
+        self._waits_for: dict[str, LogPosition] = {}  # table -> position after these rows
 
     def lose(self) -> None:
         """Drop the backlog, because the store lost data and all rows will be replayed."""
@@ -89,8 +95,7 @@ class Backlog:
                 return
             rows = zip(batch.vectors.copy(), batch.partitions.tolist(), batch.offsets.tolist(), strict=True)
             self._waiting.setdefault(table, {}).update(zip(batch.keys.tolist(), rows, strict=True))
-            waits_for = self._waits_for.setdefault(table, zero_offsets())
-            np.maximum(waits_for, batch.reached, out=waits_for)
+            self._waits_for.setdefault(table, LogPosition.at({})).advance(batch.reached)
 
     def drain(self) -> None:
         """Write the backlog, table by table, until the store refuses."""
@@ -101,12 +106,12 @@ class Backlog:
             if not all(self._store(table, part) for part in batch.parts(DRAINED_ROWS)):
                 return
             del self._waiting[table]
-            np.maximum(self.reached[table], self._waits_for.pop(table), out=self.reached[table])
+            self.reached[table].advance(self._waits_for.pop(table))
 
     def _store(self, table: str, batch: Batch) -> bool:
         if not self.level.use(lambda store: self._update(store, table, batch))[1]:
             return False
-        np.maximum(self.reached[table], batch.reached, out=self.reached[table])
+        self.reached[table].advance(batch.reached)
         return True
 
     def _update(self, store: RocksStore | RedisStore, table: str, batch: Batch) -> tuple[None, bool]:
@@ -118,10 +123,10 @@ class Backlog:
             self._lost(self, store)
         return None, not lacking
 
-    def has(self, table: str, reached: np.ndarray) -> bool:
-        """Return whether the store is open, because a closed one may be replaced, and has the log up to these offsets."""
+    def has(self, table: str, position: LogPosition) -> bool:
+        """Return whether the store is open, because a closed one may be replaced, and has the log up to this position."""
         is_open = self.level.store is not None and self.level.store is self._adopted
-        return is_open and table not in self._waiting and not self.lost_rows and bool((self.reached[table] >= reached).all())
+        return is_open and table not in self._waiting and not self.lost_rows and self.reached[table].covers(position)
 
     @property
     def rows(self) -> int:
@@ -130,13 +135,13 @@ class Backlog:
 
 
 class Start(NamedTuple):
-    """Offsets to start reading from: table -> int64 [PARTITIONS].
+    """Positions to start reading from, by table.
 
-    wanted: the first message that some store lacks; offsets: the same, or the low watermark if that is later
+    wanted: the first messages that some store lacks; available: the same, or the low watermark where that is later
     """
 
-    wanted: dict[str, np.ndarray]
-    offsets: dict[str, np.ndarray]
+    wanted: dict[str, LogPosition]
+    available: dict[str, LogPosition]
 
 
 class Applier:
@@ -159,26 +164,26 @@ class Applier:
         self._stores = [store for store in (self.rocksdb, self.redis) if store is not None]
 
     def _adopt_rocksdb(self, backlog: Backlog, store: RocksStore) -> None:
-        """Take over the offsets of a RocksDB that was opened, and notice if they are older than those that it had before."""
+        """Take over the position of a RocksDB that was opened, and notice if it is earlier than the one that it had before."""
         mark_updated(self._config)
         for table, shared in self.shared.items():
-            ring, offsets = shared.ring, store.read_offsets(table)
-            new = ring.begun == 0  # nothing was published since this shared memory was created: it was filled from RocksDB
-            ring.begun[new], ring.reached[new], ring.stored_reached[new] = offsets[new], offsets[new], offsets[new]
-            if (offsets < np.maximum(backlog.reached[table], ring.stored_reached)).any():
+            ring, position = shared.ring, store.read_position(table)
+            ring.start_at(position)  # new shared memory was filled from RocksDB
+            has_all_it_had = position.covers(backlog.reached[table])
+            if not (has_all_it_had and position.covers(ring.stored_reached)):
                 ring.set(STORED, UNKNOWN)
-            if (offsets < backlog.reached[table]).any():
+            if not has_all_it_had:
                 backlog.lose()
-            backlog.reached[table] = offsets
+            backlog.reached[table] = position
 
     def _handle_redis_loss(self, backlog: Backlog, store: RedisStore) -> None:
         """Make readers drop the rows that they cached from a Redis that lost data, and drop the backlog."""
-        # All offsets are read before anything is changed, because Redis may fail meanwhile.
-        offsets_by_table = {table: store.read_offsets(table) for table in self.shared}
-        for table, offsets in offsets_by_table.items():
-            ring, reached = self.shared[table].ring, backlog.reached[table]
-            np.minimum(reached, offsets, out=reached)
-            np.minimum(ring.stored_reached, offsets, out=ring.stored_reached)
+        # All positions are read before anything is changed, because Redis may fail meanwhile.
+        positions = {table: store.read_position(table) for table in self.shared}
+        for table, position in positions.items():
+            ring = self.shared[table].ring
+            backlog.reached[table].rewind(position)
+            ring.stored_reached.rewind(position)
             ring.set(STORED, UNKNOWN)
             ring.lap()
         backlog.lose()
@@ -188,15 +193,16 @@ class Applier:
             store.begin(table, reached)
 
     def check_redis(self) -> None:
-        """Notice if Redis lost writes. If it is empty, store the offsets, so that instances can fill it before an update."""
+        """Notice if Redis lost writes. If it is empty, store the position, so that instances can fill it before an update."""
         if (backlog := self.redis) is not None and not backlog.lost_rows:
             backlog.open(lambda store: self._compare_redis(backlog, store))
 
     def _compare_redis(self, backlog: Backlog, store: RedisStore) -> None:
         for table, shared in self.shared.items():
-            known = np.maximum(backlog.reached[table], shared.ring.stored_reached)  # by this process and its predecessors
-            # At most `begun`, because messages without rows advance no offset in Redis.
-            if (store.read_offsets(table) < np.minimum(known, shared.ring.begun)).any():
+            known = backlog.reached[table].copy()
+            known.advance(shared.ring.stored_reached)  # by this process's predecessors
+            known.rewind(shared.ring.begun)  # because messages without rows advance no offset in Redis
+            if not store.read_position(table).covers(known):
                 self._handle_redis_loss(backlog, store)
                 return
         self._adopt_redis(backlog, store)
@@ -210,26 +216,28 @@ class Applier:
         """Return the highest offset that any level may have applied of this partition."""
         if self.rocksdb is not None:  # new shared memory starts from RocksDB's offsets
             self.rocksdb.open()
-        return int(self.shared[table].ring.begun[partition])
+        return self.shared[table].ring.begun[partition]
 
-    def start(self, committed: dict[str, np.ndarray], lows: dict[str, np.ndarray]) -> Start:
-        """Return where to start: at the committed offset, or earlier if a store lost data.
+    def start(self, committed: dict[str, LogPosition], lows: dict[str, LogPosition]) -> Start:
+        """Return where to start: at the committed position, or earlier if a store lost data.
 
-        committed: table -> committed offsets, int64 [PARTITIONS]
-        lows: table -> low watermarks, int64 [PARTITIONS]; messages below them cannot be recovered
+        committed, lows: by table; messages below the low watermarks cannot be recovered
         """
-        start = {table: positions.copy() for table, positions in committed.items()}
+        wanted = {table: position.copy() for table, position in committed.items()}
         for store in self._stores:
             exact = store.lost_rows or (store is self.rocksdb and store.open())
             for table, reached in store.reached.items():
                 if not exact:
-                    np.maximum(reached, committed[table], out=reached)
-                np.minimum(start[table], reached, out=start[table])
+                    reached.advance(committed[table])
+                wanted[table].rewind(reached)
             store.restart(store.reached)
             for table, low in lows.items():
-                for partition in np.flatnonzero(store.reached[table] < low):
-                    store.set_offset(table, int(partition), int(low[partition]))
-        return Start(start, {table: np.maximum(positions, lows[table]) for table, positions in start.items()})
+                for partition in store.reached[table].behind(low):
+                    store.set_offset(table, partition, low[partition])
+        available = {table: position.copy() for table, position in wanted.items()}
+        for table, low in lows.items():
+            available[table].advance(low)
+        return Start(wanted, available)
 
     def apply(self, table: str, batch: Batch) -> None:
         """Apply a batch. Its rows are visible to look-ups on this machine when it returns.
@@ -238,7 +246,7 @@ class Applier:
         """
         ring = self.shared[table].ring
         self.shared[table].codec.encode(batch.vectors)
-        begun = batch.offsets < ring.begun[batch.partitions]
+        begun = ring.begun.includes(batch.partitions, batch.offsets)
         if begun.any():  # an updater that died began these rows: apply them in one piece, as it did
             self._apply(table, batch.select(begun))
             batch = batch.select(~begun)
@@ -248,7 +256,7 @@ class Applier:
 
     def _apply(self, table: str, batch: Batch) -> None:
         ring = self.shared[table].ring
-        np.maximum(ring.begun, batch.reached, out=ring.begun)
+        ring.begun.advance(batch.reached)
         self.shared[table].update(batch)
         for store in self._stores:
             store.write(table, batch)

@@ -21,7 +21,8 @@ from serving.contract.errors import ConfigError, DataError
 from serving.contract.locks import hold_lock_unless
 from serving.tables.config import LevelsConfig
 from serving.tables.formats.kafka import consumer_group, decode_messages, is_subscribed, topic
-from serving.tables.store.batch import PARTITIONS, Batch, zero_offsets
+from serving.tables.store.batch import Batch
+from serving.tables.store.log_position import PARTITIONS, LogPosition
 from serving.tables.store.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, LOST, REJECTED, STORE_DOWN
 from serving.tables.updates.applier import Applier
 
@@ -131,7 +132,7 @@ class Updater:
 
     def _choose_starts(self, committed: list[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions with the offsets to start from."""
-        known, lows = ({table: zero_offsets() for table in self._tables.values()} for _ in range(2))
+        known, lows = ({table: LogPosition.at({}) for table in self._tables.values()} for _ in range(2))
         for place in committed:
             low_and_high = self._consumer.get_watermark_offsets(place, METADATA_TIMEOUT_S)
             if low_and_high is None:
@@ -141,8 +142,8 @@ class Updater:
         starts = self.applier.start(known, lows)
         for place in committed:
             table = self._tables[place.topic]
-            place.offset = int(starts.offsets[table][place.partition])
-            self._count_lost(place, int(starts.wanted[table][place.partition]))
+            place.offset = starts.available[table][place.partition]
+            self._count_lost(place, starts.wanted[table][place.partition])
         return committed
 
     def _read_so_far(self, place: TopicPartition, high: int) -> int:

@@ -21,7 +21,7 @@ from serving.tables.levels import rocks_store
 from serving.tables.levels.level import Level
 from serving.tables.levels.loading import is_never_updated, load_l3, mark_updated, open_l3
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
-from serving.tables.store.batch import zero_offsets
+from serving.tables.store.log_position import LogPosition
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
 from tests.unit.tables.conftest import assert_answer, random_rows
@@ -137,7 +137,7 @@ def as_killed(config: LevelsConfig) -> None:
     copy = Path(f"{path}-copy")
     store = open_l3(config, writable=True)
     mark_updated(config)
-    store.update("items", Log().batch(UPDATED, newest()[UPDATED]), zero_offsets())
+    store.update("items", Log().batch(UPDATED, newest()[UPDATED]), LogPosition.at({}))
     store.sync()
     shutil.copytree(path, copy)
     store.close()

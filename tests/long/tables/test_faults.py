@@ -22,7 +22,7 @@ from serving.tables.levels.loading import load_l3
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.levels.source import Source
 from serving.tables.store import memory
-from serving.tables.store.batch import zero_offsets
+from serving.tables.store.log_position import LogPosition
 from serving.tables.store.memory import SharedFolder
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
@@ -185,7 +185,7 @@ def test_errors_of_rocksdb_name_the_place_and_the_remedy(tmp_path):
 def test_rows_of_another_width_in_rocksdb(tmp_path):
     config = RocksConfig(str(tmp_path / "db"))
     store = RocksStore(config, "rank", {"items": 3}, writable=True)
-    store.update("items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), zero_offsets())
+    store.update("items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), LogPosition.at({}))
     store.close()
     store = RocksStore(config, "rank", {"items": 4})
     with pytest.raises(DependencyError, match="12 bytes"):

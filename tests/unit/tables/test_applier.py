@@ -14,7 +14,7 @@ from serving.tables.config import LevelsConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels import loading
 from serving.tables.levels.rocks_store import DAMAGED_MARK, RocksStore
-from serving.tables.store.batch import PARTITIONS, zero_offsets
+from serving.tables.store.log_position import LogPosition
 from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import assert_answer, random_rows
@@ -32,7 +32,7 @@ from tests.unit.tables.updating import (
 )
 from tests.waiting import until
 
-NOTHING_GONE = {"items": zero_offsets()}
+NOTHING_GONE = {"items": LogPosition.at({})}
 
 
 def test_an_update_reaches_every_level_and_every_instance(config, instances):
@@ -89,8 +89,8 @@ def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config
         applier.apply("items", batch)
     applier.close()
     tiers, applier = instances(), Applier(config)
-    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 3, 1, 0)}, NOTHING_GONE)  # only the first was committed
-    assert start.offsets["items"][3] == 1
+    start = applier.start({"items": LogPosition.at({3: 1})}, NOTHING_GONE)  # only the first was committed
+    assert start.available["items"][3] == 1
     for batch in batches[1:]:
         applier.apply("items", batch)
         np.testing.assert_array_equal(tiers.lookup("items", keys).values, versions(keys, 2))
@@ -225,7 +225,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances, monkeypa
     monkeypatch.undo()
     applier.close()
     successor = Applier(config)
-    successor.start({"items": zero_offsets()}, NOTHING_GONE)
+    successor.start({"items": LogPosition.at({})}, NOTHING_GONE)
     successor.drain()
     stays()
     successor.apply("items", batch)
@@ -265,7 +265,7 @@ def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, 
     applier.apply("items", batches[2])
     assert applier.behind == ROWS
     until(lambda: applier.drain() or applier.lost_rows)
-    assert applier.start({"items": np.full(PARTITIONS, 2)}, NOTHING_GONE).offsets["items"][0] == 0  # committed was 2
+    assert applier.start({"items": LogPosition.at({0: 2})}, NOTHING_GONE).available["items"][0] == 0  # committed was 2
     for batch in batches:
         applier.apply("items", batch)
     np.testing.assert_array_equal(rocksdb_rows(config, keys), versions(keys, 2))
@@ -289,8 +289,8 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
         assert tiers.lookup("items", np.array([key])).degraded
         tiers.settle()
     applier = Applier(config)
-    committed = np.where(np.arange(PARTITIONS) == 0, 2, 0)
-    assert applier.start({"items": committed}, NOTHING_GONE).offsets["items"][0] == 0
+    committed = LogPosition.at({0: 2})
+    assert applier.start({"items": committed}, NOTHING_GONE).available["items"][0] == 0
     for batch in batches:
         applier.apply("items", batch)
     assert_answer(tiers.lookup("items", np.array([key])), versions([key], 1), degraded=False)
@@ -338,12 +338,12 @@ def test_new_memory_knows_what_the_database_had(config, instances):
     applier.apply("items", Log().batch(np.array([key]), versions([key], 1)))
     applier.close()
     tiers, applier = instances(second), Applier(second)
-    applier.start({"items": zero_offsets()}, NOTHING_GONE)
+    applier.start({"items": LogPosition.at({})}, NOTHING_GONE)
     applier.close()
     damaged(config, tiers)
     assert gives_doubtful_rows(tiers, key)
     applier = Applier(second)
-    applier.start({"items": zero_offsets()}, NOTHING_GONE)
+    applier.start({"items": LogPosition.at({})}, NOTHING_GONE)
     applier.drain()
     assert gives_doubtful_rows(tiers, key)
     applier.close()
@@ -366,18 +366,18 @@ def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config
 def test_what_the_log_no_longer_has_is_done_without(config, instances):
     """A new database after the broker removed the first messages: the rest is read, and the database counts as complete."""
     instances()
-    applier, log, keys, gone = Applier(config), Log(), np.arange(ROWS), zero_offsets()
+    applier, log, keys, gone = Applier(config), Log(), np.arange(ROWS), LogPosition.at({})
     gone[0] = 5
-    start = applier.start({"items": zero_offsets()}, {"items": gone})
-    assert (start.wanted["items"][0], start.offsets["items"][0]) == (0, 5)
+    start = applier.start({"items": LogPosition.at({})}, {"items": gone})
+    assert (start.wanted["items"][0], start.available["items"][0]) == (0, 5)
     log.length = 5
     applier.apply("items", log.batch(keys, versions(keys, 5)))
     ring = applier.shared["items"].ring
     assert ring.stored == ring.head
     applier.close()
     again = Applier(config)
-    assert again.start({"items": zero_offsets()}, {"items": gone}).wanted["items"][0] == 0
+    assert again.start({"items": LogPosition.at({})}, {"items": gone}).wanted["items"][0] == 0
     store = RocksStore(config.rocksdb, config.model, {"items": WIDTH})
-    assert store.read_offsets("items")[0] == 6
+    assert store.read_position("items")[0] == 6
     store.close()
     again.close()

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.tables.store.batch import Batch, zero_offsets
+from serving.tables.store.batch import Batch
+from serving.tables.store.log_position import LogPosition
 
 messages = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 9), max_size=6)), max_size=12)
 
@@ -26,7 +27,7 @@ def batch_of(sent: list[tuple[int, list[int]]]) -> Batch:
 @given(messages, st.lists(st.integers(0, 6), min_size=3, max_size=3))
 @settings(max_examples=200, deadline=None)
 def test_a_level_takes_what_is_beyond_its_place(sent, had):
-    batch, reached = batch_of(sent), zero_offsets()
+    batch, reached = batch_of(sent), LogPosition.at({})
     reached[:3] = had
     rows = zip(batch.partitions.tolist(), batch.offsets.tolist(), batch.vectors[:, 0].tolist(), strict=True)
     expected = [value for partition, offset, value in rows if offset >= had[partition]]

@@ -22,7 +22,8 @@ from serving.contract.errors import DependencyError
 from serving.tables.config import RocksConfig
 from serving.tables.levels.following import MOST_TRIES, Following
 from serving.tables.levels.rocks_store import RocksStore
-from serving.tables.store.batch import Batch, zero_offsets
+from serving.tables.store.batch import Batch
+from serving.tables.store.log_position import LogPosition
 from tests.unit.tables.updating import PROCESSES
 
 KEYS = np.arange(4)
@@ -71,7 +72,7 @@ def stores(folder):
 
 def update(writer: RocksStore, version: int, table: str = "items") -> None:
     rows = np.full((len(KEYS), 2), version, np.float32)
-    writer.update(table, Batch(KEYS, rows, np.zeros(len(KEYS), np.int64), np.full(len(KEYS), version)), zero_offsets())
+    writer.update(table, Batch(KEYS, rows, np.zeros(len(KEYS), np.int64), np.full(len(KEYS), version)), LogPosition.at({}))
 
 
 def version_in(store: RocksStore) -> float:

@@ -17,7 +17,7 @@ from serving.contract.errors import DependencyError
 from serving.tables.config import RocksConfig
 from serving.tables.levels import rocks_store
 from serving.tables.levels.rocks_store import RocksStore
-from serving.tables.store.batch import zero_offsets
+from serving.tables.store.log_position import LogPosition
 from tests.unit.tables.updating import Log
 
 LEAST, MOST = -(2**63), 2**63 - 2  # of keys: the largest int64 stands for nothing in HPS
@@ -72,7 +72,7 @@ def test_what_is_written_is_hps_layout_byte_for_byte(tmp_path, monkeypatch):
     store.bulk_load("items", *arrays(ITEMS))
     log = Log(partition=2)
     log.batch(*arrays(USERS))
-    store.update("users", log.batch(*arrays(USERS)), zero_offsets())
+    store.update("users", log.batch(*arrays(USERS)), LogPosition.at({}))
     store.close()
     assert read_plainly(tmp_path) == {
         "default": {b"log/hps_et.rank.users": struct.pack("<3q", 0, 0, 2)},
@@ -85,7 +85,7 @@ def test_what_rocksdb_reports_of_itself_does_not_grow_without_end(tmp_path, monk
     monkeypatch.setattr(rocks_store, "REPORT_BYTES", 60_000)  # each begins with 42,000 bytes of settings
     store, log = RocksStore(RocksConfig(str(tmp_path)), "rank", WIDTHS, writable=True), Log()
     for _ in range(100):  # each reports 2,000 bytes
-        store.update("items", log.batch(*arrays(ITEMS)), zero_offsets())
+        store.update("items", log.batch(*arrays(ITEMS)), LogPosition.at({}))
         store._tables["items"].flush()
     store.close()
     reports = [report.stat().st_size for report in tmp_path.glob("LOG*")]
@@ -97,7 +97,7 @@ def test_updates_replace_rows_that_were_loaded_and_add_new_ones(tmp_path):
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"items": 3}, writable=True)
     store.bulk_load("items", *arrays(ITEMS))
     updates = {256: (9.0, 8.0, 7.0), 77: (6.0, 5.0, 4.0)}
-    store.update("items", Log().batch(*arrays(updates)), zero_offsets())
+    store.update("items", Log().batch(*arrays(updates)), LogPosition.at({}))
     store.sync()
     store.close()
     assert read_plainly(tmp_path)["hps_et.rank.items"] == packed(ITEMS | updates)
@@ -123,7 +123,7 @@ def test_rows_of_others_stay_when_ours_are_written(tmp_path):
     theirs = packed({1: (5.0, 5.0, 5.0)})
     write_plainly(tmp_path, {"hps_et.other.items": theirs, "hps_et.rank.items": packed(ITEMS)})
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"items": 3}, writable=True)
-    store.update("items", Log().batch(np.array([1]), np.array([[1.0, 2.0, 3.0]], np.float32)), zero_offsets())
+    store.update("items", Log().batch(np.array([1]), np.array([[1.0, 2.0, 3.0]], np.float32)), LogPosition.at({}))
     store.close()
     found = read_plainly(tmp_path)
     assert found["hps_et.other.items"] == theirs

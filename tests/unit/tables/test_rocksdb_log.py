@@ -10,7 +10,7 @@ import pytest
 from serving.tables.config import RocksConfig
 from serving.tables.formats.rocksdb_log import CRC_TABLE, crc32c, find_damage
 from serving.tables.levels.rocks_store import RocksStore
-from serving.tables.store.batch import zero_offsets
+from serving.tables.store.log_position import LogPosition
 from tests.unit.tables.updating import Log
 
 
@@ -25,7 +25,7 @@ def written(tmp_path_factory) -> bytes:
     store = RocksStore(RocksConfig(str(folder)), "rank", {"items": 16}, writable=True)
     for n_rows in (1, 1000, 3, 300, 1, 1200):
         batch = log.batch(np.arange(n_rows), rng.standard_normal((n_rows, 16), dtype=np.float32))
-        store.update("items", batch, zero_offsets())
+        store.update("items", batch, LogPosition.at({}))
     store.sync()
     [file] = [file for file in folder.glob("*.log") if file.stat().st_size]
     content = file.read_bytes()

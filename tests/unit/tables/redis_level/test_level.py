@@ -13,7 +13,7 @@ from serving.tables.config import RedisConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.redis_store import RedisStore
 from serving.tables.store import memory
-from serving.tables.store.batch import zero_offsets
+from serving.tables.store.log_position import LogPosition
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.redis_level.rows import PATIENT_MS, ROWS, TIMEOUT_MS, WIDTH, redis_rows, right
@@ -26,7 +26,7 @@ def test_layout_as_an_independent_reader_sees_it(server):
     store = RedisStore(RedisConfig(server.address, num_partitions=8, timeout_ms=PATIENT_MS), "rank", {"items": 2})
     keys = np.array([0, 1, 2, 42, 1_000_000_007])
     vectors = np.arange(10, dtype=np.float32).reshape(5, 2)
-    store.update("items", Log().batch(keys, vectors), zero_offsets())
+    store.update("items", Log().batch(keys, vectors), LogPosition.at({}))
     for key, partition, vector in zip(keys, (0, 3, 6, 5, 5), vectors, strict=True):
         name = f"hps_et{{hps_et.rank.items/p{partition}}}v"
         assert server.client.hget(name, int(key).to_bytes(8, "little")) == vector.astype("<f4").tobytes()
@@ -34,7 +34,7 @@ def test_layout_as_an_independent_reader_sees_it(server):
     assert intact
     assert found["items"][1].tolist() == [True, False, True]
     np.testing.assert_array_equal(found["items"][0][[0, 2]], vectors[[3, 0]])
-    assert store.fill("items", keys[:1], vectors[1:2], np.array([1]))
+    assert store.fill("items", keys[:1], vectors[1:2], LogPosition.at({0: 1}))
     np.testing.assert_array_equal(store.read({"items": keys[:1]})[0]["items"][0], vectors[:1])
     store.close()
 
@@ -60,7 +60,7 @@ def test_rows_that_an_independent_writer_put_there_are_read(server):
 def test_rows_of_another_width_are_refused(server):
     config = RedisConfig(server.address, timeout_ms=PATIENT_MS)
     RedisStore(config, "rank", {"items": 3}).update(
-        "items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), zero_offsets()
+        "items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), LogPosition.at({})
     )
     with pytest.raises(DependencyError, match="another shape"):
         RedisStore(config, "rank", {"items": 2}).read({"items": np.array([1])})

@@ -10,7 +10,8 @@ from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.redis_store import RedisStore
-from serving.tables.store.batch import PARTITIONS, Batch, zero_offsets
+from serving.tables.store.batch import Batch
+from serving.tables.store.log_position import LogPosition
 from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
@@ -25,7 +26,7 @@ def lose_all_but(batch: Batch, config: LevelsConfig, *tables: str) -> None:
     redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
     for table in tables:
         redis.set_offset(table, 0, 0)
-        redis.update(table, batch, zero_offsets())
+        redis.update(table, batch, LogPosition.at({}))
 
 
 def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, server):
@@ -38,8 +39,8 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, serv
     applier.apply("items", batches[3].select(slice(0, 20)))
     assert applier.lost_rows
     assert tiers.lookup("items", keys).degraded  # most rows come from Redis
-    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 0, 3, 0)}, {"items": zero_offsets()})
-    assert start.offsets["items"][0] == 1
+    start = applier.start({"items": LogPosition.at({0: 3})}, {"items": LogPosition.at({})})
+    assert start.available["items"][0] == 1
     for batch in batches[1:]:
         applier.apply("items", batch)
     np.testing.assert_array_equal(redis_rows(config), version(3))
@@ -58,9 +59,9 @@ def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(con
             applier.apply(table, batch)
     lose_all_but(batches[0], config, "items", "users")
     applier.apply("items", batches[2])
-    ring, committed = applier.shared["users"].ring, np.where(np.arange(PARTITIONS) == 0, 2, 0)
-    nothing = dict.fromkeys(("items", "users"), zero_offsets())
-    assert applier.start(dict.fromkeys(nothing, committed), nothing).offsets["users"][0] == 1
+    ring, committed = applier.shared["users"].ring, LogPosition.at({0: 2})
+    nothing = dict.fromkeys(("items", "users"), LogPosition.at({}))
+    assert applier.start(dict.fromkeys(nothing, committed), nothing).available["users"][0] == 1
     applier.drain()
     assert ring.stored == UNKNOWN
     applier.apply("users", batches[1])
@@ -83,8 +84,8 @@ def test_lost_writes_are_detected_without_an_update_and_cached_rows_are_dropped(
     applier.check_redis()
     assert applier.lost_rows
     assert late.lookup("items", keys).degraded
-    committed = np.where(np.arange(PARTITIONS) == 0, 2, 0)
-    assert applier.start({"items": committed}, {"items": zero_offsets()}).offsets["items"][0] == 1
+    committed = LogPosition.at({0: 2})
+    assert applier.start({"items": committed}, {"items": LogPosition.at({})}).available["items"][0] == 1
     applier.apply("items", batches[1])
     for instance in (tiers, late):
         assert right(instance, version(1), degraded=False)
@@ -110,8 +111,8 @@ def test_messages_without_rows_are_no_loss(config):
     applier = Applier(config)
     applier.apply("items", Log().batch(np.arange(ROWS), version(1)))
     applier.close()
-    again, committed = Applier(config), np.where(np.arange(PARTITIONS) == 0, 3, 0)
-    again.start({"items": committed}, {"items": zero_offsets()})
+    again, committed = Applier(config), LogPosition.at({0: 3})
+    again.start({"items": committed}, {"items": LogPosition.at({})})
     again.check_redis()
     assert not again.lost_rows
     again.close()
@@ -125,7 +126,7 @@ def test_a_new_updater_detects_lost_writes_that_were_not_yet_committed(config):
         applier.apply("items", batch)
     applier.close()
     lose_all_but(batches[0], config, "items")
-    again, nothing = Applier(config), {"items": zero_offsets()}
+    again, nothing = Applier(config), {"items": LogPosition.at({})}
     again.start(nothing, nothing)
     again.check_redis()
     assert again.lost_rows
@@ -148,15 +149,15 @@ def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, 
         for batch in batches:
             applier.apply(table, batch)
     lose_all_but(batches[0], config, "items", "users")
-    read_offsets = RedisStore.read_offsets
+    read_position = RedisStore.read_position
     reads = iter(["items", "items", "gone"])  # one read detects the loss; then the offsets of all tables are read
 
     def fail_at_third_read(store: RedisStore, table: str) -> np.ndarray:
         if next(reads) == "gone":
             raise DependencyError("gone")
-        return read_offsets(store, table)
+        return read_position(store, table)
 
-    monkeypatch.setattr(RedisStore, "read_offsets", fail_at_third_read)
+    monkeypatch.setattr(RedisStore, "read_position", fail_at_third_read)
     applier.check_redis()
     assert list(reads) == []
     assert not applier.lost_rows
@@ -174,8 +175,8 @@ def test_a_log_that_starts_anew_is_read_anew(config, machine):
         applier.apply("items", log.batch(keys, version(number)))
     applier.forget_log("items", 0)
     assert applier.lost_rows
-    start = applier.start({"items": zero_offsets()}, {"items": zero_offsets()})
-    assert not start.offsets["items"].any()
+    start = applier.start({"items": LogPosition.at({})}, {"items": LogPosition.at({})})
+    assert not start.available["items"].to_dict()
     applier.apply("items", Log().batch(keys, version(7)))
     np.testing.assert_array_equal(redis_rows(config), version(7))
     rows, _ = applier.rocksdb.level.store.read({"items": keys})[0]["items"]
