@@ -17,7 +17,7 @@ _START = tuple(np.uint64(int.from_bytes(text, "big")) for text in (b"somepseu", 
 
 def hash_integers(values: np.ndarray) -> np.ndarray:
     """Return the hashes, uint64 [n], of int64 [n]."""
-    return _mix_all(values)
+    return mix_all(values)
 
 
 def hash_strings(values: np.ndarray) -> np.ndarray:
@@ -28,7 +28,8 @@ def hash_strings(values: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def _mix_all(values):
+def mix_all(values):
+    """Return the hashes, uint64 [n], of integers, uint64 [n]."""
     hashes = np.empty(len(values), np.uint64)
     for row in range(len(values)):
         hashes[row] = _mix(np.uint64(values[row]))

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from serving.loops.compiled import KEPT_FOLDERS, NAME, machine_code
-from serving.loops.hashing import _mix_all
+from serving.loops.hashing import mix_all
 
 SERVING = Path(__file__).parents[2] / "serving"
 PROGRAM = """
 import numpy as np
-from serving.loops.hashing import _mix_all as loop
+from serving.loops.hashing import mix_all as loop
 print(loop(np.arange(3, dtype=np.uint64))[1], sum(loop.stats.cache_hits.values()))
 """
 LOSING = """
 import shutil
-from serving.loops.hashing import _mix_all
-shutil.rmtree(_mix_all._cache.cache_path)
+from serving.loops.hashing import mix_all
+shutil.rmtree(mix_all._cache.cache_path)
 """
 LOSING_ALL = LOSING.replace("cache_path)", "cache_path.rsplit('/', 1)[0])")
 SOMEBODY_ELSE = """
@@ -74,7 +74,7 @@ def test_a_copy_of_the_code_finds_what_another_compiled(copies, cache, value):
 
 def test_machine_code_does_what_the_function_does():
     numbers = np.arange(5, dtype=np.uint64)
-    np.testing.assert_array_equal(machine_code(_mix_all, numbers)(numbers), _mix_all(numbers))
+    np.testing.assert_array_equal(machine_code(mix_all, numbers)(numbers), mix_all(numbers))
 
 
 def test_another_module_or_docstring_compiles_nothing_anew(copies, cache):

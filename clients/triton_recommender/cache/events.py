@@ -90,7 +90,7 @@ def follow_topic(
             if time.monotonic() - refreshed_s > (REFRESH_S if assigned else RETRY_S):
                 refreshed_s = time.monotonic()
                 try:
-                    _assign(consumer, topic, assigned, cache.ttl_s)
+                    assign_new(consumer, topic, assigned, cache.ttl_s)
                 except KafkaException as error:
                     log.warning("topic %s: %s", topic, error)
             messages = consumer.consume(BATCH, POLL_S)
@@ -102,7 +102,7 @@ def follow_topic(
         consumer.close()
 
 
-def _assign(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
+def assign_new(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
     """Assign new partitions: the first ones from the last ttl on, later ones from their beginning. Raises KafkaException."""
     from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 

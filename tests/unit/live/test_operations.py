@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -110,17 +111,24 @@ def test_a_segment_whose_file_cannot_be_found_is_an_error_and_not_left_out(write
         whole_log(folder)
 
 
-def test_what_a_crash_left_in_both_archive_and_store_is_read_once(writer, folder, clock, monkeypatch):
-    expected = pack(fill(writer, clock, days=3))
+class DyingWriter:
+    """A writer whose process ends before it removes archived events."""
 
-    def crash(last_sequence: int) -> None:
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def remove_events(self, last_sequence: int) -> None:
         if last_sequence:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(writer, "remove_events", crash)
-        with pytest.raises(KeyboardInterrupt):
-            compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
+
+def test_what_a_crash_left_in_both_archive_and_store_is_read_once(writer, folder, clock):
+    expected = pack(fill(writer, clock, days=3))
+    with pytest.raises(KeyboardInterrupt):
+        compact(DyingWriter(writer), older_than_ms=START_MS + 2 * DAY_MS)
     assert whole_log(folder) == (list(range(1, 151)), expected)
     compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
     assert whole_log(folder) == (list(range(1, 151)), expected)

@@ -105,13 +105,16 @@ def test_answers_that_were_not_compared_are_not_called_equal(run):
     assert any(note.startswith("No answer was compared") for note in write_notes(updated))
 
 
-def test_what_compares_answers_refuses_rows_that_are_updated(tmp_path, monkeypatch):
-    monkeypatch.setattr(answers, "pinned_generation", lambda repo: 3)
-    for updated in (True, False):
-        monkeypatch.setattr(answers, "has_update_source", lambda repo, generation, updated=updated: updated)
-        refused = pytest.raises(ConfigError, match=r"are updated while they are served.*Export one without")
-        with refused if updated else nullcontext():
-            answers.require_comparable(tmp_path)
+@pytest.mark.parametrize("updates", [None, {"brokers": "kafka:9092"}])
+def test_what_compares_answers_refuses_rows_that_are_updated(tmp_path, updates):
+    (tmp_path / "recommend").mkdir()
+    (tmp_path / "recommend" / "config.pbtxt").write_text("version_policy { specific { versions: 3 } }")
+    tables = tmp_path / "rank" / "3" / "tables"
+    tables.mkdir(parents=True)
+    (tables / "levels.json").write_text(json.dumps({"updates": updates}))
+    refused = pytest.raises(ConfigError, match=r"are updated while they are served.*Export one without")
+    with refused if updates else nullcontext():
+        answers.require_comparable(tmp_path)
 
 
 def test_priority_levels_are_read_from_the_configs(tmp_path):

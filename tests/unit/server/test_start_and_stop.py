@@ -83,5 +83,9 @@ def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, tmp
     monkeypatch.setattr(commands, "stop_server", lambda *_: None)
     monkeypatch.setattr(commands, "known_servers", lambda run_dir: [])
     monkeypatch.setattr(commands, "TritonServer", SimpleNamespace(with_settings=with_settings))
-    commands._start(tmp_path, PORTS, {"threads": None, "cache_mib": 8}, timeout_s=1.0)
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    ports = ["--grpc-port", "1", "--http-port", "2", "--metrics-port", "3"]
+    CliRunner().invoke(
+        commands.app, ["start", "--repo", str(tmp_path), *ports, "--cache-mib", "8", "--unsupervised"], catch_exceptions=False
+    )
     assert started == [{"threads": 4, "tls": "/keys", "cache_mib": 8}]

@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from tests.waiting import until
 from triton_recommender import CacheUnavailable, InvalidRequest, MemoryCache
-from triton_recommender.cache.events import FollowCounts, Names, _assign, follow_log, follow_topic
+from triton_recommender.cache.events import FollowCounts, Names, assign_new, follow_log, follow_topic
 from triton_recommender.ids import stable_id
 
 
@@ -111,12 +111,12 @@ class Partitions:
 def test_a_topic_is_read_from_one_ttl_ago_and_later_partitions_whole():
     consumer, assigned = Partitions(), set()
     before_ms = time.time() * 1e3
-    _assign(consumer, "events", assigned, ttl_s=60.0)
+    assign_new(consumer, "events", assigned, ttl_s=60.0)
     [since_ms] = consumer.since_ms
     assert before_ms - 60_001 <= since_ms <= time.time() * 1e3 - 60_000
     assert consumer.assigned == [(0, 33), (1, 40)]  # the second had nothing since: from its end at that moment
     consumer.partitions[2] = None
-    _assign(consumer, "events", assigned, ttl_s=60.0)
+    assign_new(consumer, "events", assigned, ttl_s=60.0)
     assert consumer.assigned[2:] == [(2, OFFSET_BEGINNING)]
     assert assigned == {0, 1, 2}
 
@@ -125,7 +125,7 @@ def test_a_partition_whose_offset_is_unknown_is_not_taken_for_one_without_events
     consumer, assigned = Partitions(), set()
     consumer.error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
     with pytest.raises(KafkaException, match="LEADER_NOT_AVAILABLE"):
-        _assign(consumer, "events", assigned, ttl_s=60.0)
+        assign_new(consumer, "events", assigned, ttl_s=60.0)
     assert (consumer.assigned, assigned) == ([], set())
 
 

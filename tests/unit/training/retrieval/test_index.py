@@ -54,7 +54,7 @@ def test_recall_counts_equals_and_misses():
 
 def test_the_interval_of_a_recall_is_that_of_its_queries():
     vectors, queries = clustered(N_ITEMS, 0), clustered(200, 1)
-    index = module._fill(module._empty("lists", N_ITEMS, WIDTH + 1), index_vectors(vectors), np.arange(N_ITEMS))
+    index = choose_index(vectors, np.arange(N_ITEMS), queries, K, sizes=SMALL).index
     exact = exact_scores(vectors, queries, K)
     narrow, whole = (module.try_index("lists", index, effort, vectors, queries, exact) for effort in (2, index.nlist))
     index.nprobe = 2
