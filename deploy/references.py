@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Document = dict[str, Any]
-# People make these by hand, because they are secret or hold the shop's data (deploy/README.md).
+# Operators create these themselves, because they are secret or hold the shop's data (deploy/README.md).
 EXTERNAL = {
     ("Secret", "recommender-tokens"),
     ("Secret", "recommender-metrics"),

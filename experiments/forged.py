@@ -21,7 +21,7 @@ HOSTILE_JSON = [
 
 
 def forge_fields(spec: ModelSpec, generation: int, rng: np.random.Generator) -> Arrays:
-    """Return the fields of a stage's inputs, [1, *dims] each: of the right types, with values that no stage would send."""
+    """Return the fields of a stage's inputs, [1, *dims] each: of the right types, with values that no stage sends."""
     fields = {field.name: _draw_values(field, rng) for field in spec.input_fields}
     if "lineage" in fields:  # another generation is refused before anything is computed
         fields["lineage"][:] = (generation, int(rng.integers(0, 32)))

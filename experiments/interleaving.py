@@ -2,9 +2,9 @@
 
     python -m experiments.interleaving [--users 800] [--items 600]
 
-Users of a simulated shop (shop_world.py) click on lists of ten. The better generation ranks by their tastes, a little blurred.
-The other one shows the same to most users, and a blurrier ranking to the rest, as a fault does that concerns some of them. An
-A/B test sees the chance in all clicks on either list, interleaving only in those on items that one of the two lacks.
+Users of a simulated shop (shop_world.py) click on lists of ten. The better generation ranks by their tastes with little noise.
+The other one shows the same lists to most users, and a noisier ranking to the rest, as a fault does that concerns some of them.
+In an A/B test every click adds variance; in interleaving only clicks on items that one of the two lists lacks.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from perf.command import run
 
 LENGTH = 10
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the users who are shown the worse ranking
-BLUR, WORSE_BLUR = 0.08, 0.2  # standard deviations of what is added to the chances that rank the items
-MUCH_ALIKE = 0.95  # items in both lists, from which on interleaving is to need LEAST_SAVED times fewer requests
+BLUR, WORSE_BLUR = 0.08, 0.2  # standard deviations of the noise that is added to the chances by which items are ranked
+MUCH_ALIKE = 0.95  # from so many items in both lists on, interleaving must need LEAST_SAVED times fewer requests
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

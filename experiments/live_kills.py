@@ -58,7 +58,7 @@ Acknowledged = dict[int, bytes]  # sequence -> event id
 
 @dataclass
 class FaultCounts:
-    """Counts of faults in a store, by kind."""
+    """Faults in a store, counted by kind."""
 
     events: int = 0
     wrong: Counter[str] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ def read_forever(folder: Path, seed: int, _: Connection) -> None:
 
 
 class Processes:
-    """Processes on one store. acknowledged: what the writers were told is durable"""
+    """Processes on one store. acknowledged: events that the writers were told are durable"""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.acknowledged, self.seed = folder, dict[int, bytes](), 0
@@ -122,7 +122,7 @@ class Processes:
                         self.acknowledged |= dict(pipe.recv())
 
     def kill(self, count: int) -> None:
-        """Kill the first processes at the same instant, and read what they had been told until then.
+        """Kill the first `count` processes at the same instant, and read which events were acknowledged until then.
 
         Raises ServerError for one that had ended by itself.
         """
@@ -136,14 +136,14 @@ class Processes:
                     f"A process on the store ended by itself with exit code {process.exitcode}; expected it to run until it is "
                     "killed. Its traceback is above."
                 )
-            with contextlib.suppress(EOFError, OSError):  # the end, or what it was sending is not whole
+            with contextlib.suppress(EOFError, OSError):  # the end of the pipe, or an incomplete message
                 while True:
                     self.acknowledged |= dict(pipe.recv())
 
 
 def kill_processes(folder: Path, writer_kills: int, machine_kills: int, rng: np.random.Generator) -> Acknowledged:
     """Kill writers one at a time, then all processes at once, again and again. Return what was acknowledged."""
-    with closing(Writer(folder, Layout(), EVENT_KINDS.names)) as writer:  # loads the loops that forked processes share
+    with closing(Writer(folder, Layout(), EVENT_KINDS.names)) as writer:  # loads the loops, which forked processes share
         writer.append(draw_events(rng, 10))
     processes = Processes(folder)
     processes.start(append_forever, WRITERS)

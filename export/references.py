@@ -1,4 +1,4 @@
-"""Publish the distributions that features and scores of requests have, so that serving notices when they change."""
+"""Publish the distributions of features and scores at the export, so that serving notices when they change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trials.drift import bound_psi, describe_categories, describe_numbers
 
 SCORE = "rank_score"  # of the best candidate, as a feature of the request
 REQUESTS_AT_ONCE = 64
-REFERENCE_TIMES = 10  # as many requests as are recorded: the fewer, the more a shift hides in the reference's own error
+REFERENCE_TIMES = 10  # as many requests as are recorded: with fewer, the reference's own error hides a shift
 
 Arrays = dict[str, np.ndarray]
 
@@ -39,7 +39,7 @@ def write_drift_references(folders: dict[str, Path], requests: Arrays) -> None:
 
 
 def compute_watched(preprocess: Preprocess, retrieve: Retrieve, rank: Rank, requests: Arrays) -> Arrays:
-    """Return what is watched of N requests by name: categorical features, int64 [N], numeric ones and SCORE, float64 [N].
+    """Return the watched values of N requests by name: categorical features, int64 [N]; numeric ones and SCORE, float64 [N].
 
     requests: inputs of the ensemble, [N, *dims] each
     """

@@ -29,7 +29,7 @@ class Site:
     metrics_url: str
     repo: Path
     generation: int
-    tag: str | None  # of its processes; None, and no memory figures, when it was not started by `server`
+    tag: str | None  # of its processes; None, so that there are no memory figures, when it was not started by `server`
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def serve(url: str, repo: Path) -> Iterator[Site]:
 
 
 def own_server(repo: Path) -> TritonServer:
-    """Return a server on free ports that `make stop` leaves alone while its measurement runs, and ends if that was killed."""
+    """Return a server on free ports. `make stop` leaves it alone while the measurement runs, and ends it if that was killed."""
     return TritonServer(repo, run_dir=MEASURED_DIR)
 
 
@@ -92,7 +92,7 @@ class Turns:
 
     def _apply(self, action) -> None:
         for process in self._processes:
-            with contextlib.suppress(psutil.NoSuchProcess):  # its death shows in the next request
+            with contextlib.suppress(psutil.NoSuchProcess):  # the next request shows that it died
                 action(process)
 
 

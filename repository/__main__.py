@@ -26,7 +26,7 @@ DEFAULT = Path("model_repository")
 
 @app.command("list")
 def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
-    """List the generations: which one answers, its data, its quality on validation requests, its tags."""
+    """List the generations with their data, quality on validation requests and tags, and which one answers."""
     entries = list_generations(repo)
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries]))

@@ -27,13 +27,13 @@ def experiment_folder(repository: Path) -> Path:
 
 
 def find_running(repository: Path) -> Experiment | None:
-    """Return the experiment that runs, None where none does."""
+    """Return the running experiment, or None."""
     experiment = read_experiment(experiment_folder(repository))
     return experiment if experiment and experiment.runs else None
 
 
 def follow_experiment(repository: Path) -> FollowedExperiment | None:
-    """Return what follows the experiment; None for a repository that is not one of ours, which has no experiments."""
+    """Return a reader that notices changes of the experiment; None for a repository that this project did not export."""
     try:
         return FollowedExperiment(experiment_folder(repository))
     except ArtifactError:
@@ -57,10 +57,10 @@ def change_share(repository: Path, share: float) -> Experiment:
 
 
 def end_experiment(repository: Path, reason: str, state: State = "stopped", judged: Experiment | None = None) -> Experiment:
-    """End the experiment: the champion answers everybody. Raises ConfigError where none runs, or another one than `judged`.
+    """End the experiment: the champion answers everybody. Raises ConfigError when none runs, or another one than `judged`.
 
-    state: how it ends; a promoted challenger is moved to by the supervisors of its servers (server/promotion.py). reason: why
-    judged: the experiment as it was when that was decided, None for whichever runs
+    state: how it ends; the supervisors of the servers activate a promoted challenger (server/promotion.py). reason: why
+    judged: the experiment as it was when this was decided; None ends whichever experiment runs
     """
 
     def end(former: Experiment | None) -> Experiment:
@@ -73,9 +73,9 @@ def end_experiment(repository: Path, reason: str, state: State = "stopped", judg
 
 
 def withdraw_promotion(repository: Path, promoted: Experiment, reason: str) -> None:
-    """Record that a promoted challenger did not take over, and state so in the experiment: it is stopped.
+    """Stop the experiment whose promoted challenger could not take over, and record why.
 
-    Raises ConfigError where the experiment was changed meanwhile. reason: why
+    Raises ConfigError when the experiment was changed meanwhile. reason: why it could not
     """
 
     def withdraw(former: Experiment | None) -> Experiment:

@@ -52,7 +52,7 @@ class Model:
 
     @property
     def has_priorities(self) -> bool:
-        """Whether some instances have priority over others."""
+        """Whether some instances have priority over others in the config."""
         return any(group.rate_limiter.priority for group in self.config.instance_group)
 
 
@@ -124,7 +124,7 @@ def read_repository(repo: Path) -> list[Model]:
 
 
 def content_of(repo: Path, generation: int | None = None) -> str:
-    """Return the SHA-256 of a generation's manifest, by default of the pinned one; "" without a manifest."""
+    """Return the SHA-256 of the manifest of a generation, by default of the pinned one; "" where there is no manifest."""
     with contextlib.suppress(ArtifactError, FileNotFoundError):
         return sha256_of(repo / ENSEMBLE / str(generation or pinned_generation(repo)) / MANIFEST_FILE)
     return ""

@@ -28,7 +28,7 @@ class ExperimentGuard:
         self._followed = follow_experiment(state.repo)
 
     def look(self) -> str:
-        """Start the guard if an experiment runs without one. Return what was done, "" for nothing.
+        """Start the guard if an experiment runs without one. Return a message of what was done, or "".
 
         Raises ArtifactError, once, for an experiment that cannot be read. No gateway takes part in such an experiment.
         """

@@ -1,10 +1,10 @@
-"""Clocks that tests put in the place of `time`, so that nobody waits."""
+"""Clocks that tests use instead of `time`, so that no test waits."""
 
 from __future__ import annotations
 
 
 class PatientClock:
-    """Time passes only while somebody sleeps, and then at once."""
+    """A clock on which time passes only by `sleep`, which returns at once."""
 
     def __init__(self) -> None:
         self._now_s = 0.0

@@ -1,4 +1,4 @@
-"""Measure an experiment from the logs alone: what users did by arm, and the interval of the difference as time went."""
+"""Measure an experiment from the logs alone: what users did by arm, and the interval of the difference over time."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ NOTHING: dict[str, Any] = {
 class Progress:
     """An experiment so far. arms: by name, those whose answers users saw.
 
-    looks: (unix milliseconds, comparison of the answers given until then, by what is known now of their clicks), oldest first.
+    looks: (unix milliseconds, comparison of the answers until then, with all clicks known now), oldest first.
     A look compares the click rates of the arms; when interleaving, the mean of `credit_clicks` over answers with 0.
-    wrong_split: as `find_wrong_split` returns it; no verdict then
+    wrong_split: as `find_wrong_split` returns it; if it is not empty, there is no verdict
     """
 
     experiment: Experiment
@@ -59,7 +59,7 @@ class Progress:
 
     @property
     def decision(self) -> str:
-        """The state of things in words."""
+        """The decision so far, in words."""
         if not self.experiment.runs:
             return self.experiment.state + (f": {self.experiment.reason}" if self.experiment.reason else "")
         if self.experiment.mode == "shadow":
@@ -85,7 +85,7 @@ class Progress:
 
 
 def tell_progress(folder: Path) -> dict[str, Any]:
-    """Return how the latest experiment goes, as JSON has it. Raises ArtifactError.
+    """Return the progress of the latest experiment as JSON values. Raises ArtifactError.
 
     folder: of the live store, whose events since the experiment's start are read: this may take seconds
     """
@@ -97,7 +97,7 @@ def tell_progress(folder: Path) -> dict[str, Any]:
 
 
 def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> Progress:
-    """Return how an experiment goes, from exposures (live/exposures.py) and a log of events (`live.archive.read_log`)."""
+    """Return the progress of an experiment from exposures (live/exposures.py) and a log of events (`live.archive.read_log`)."""
     since = pc.greater_equal(exposures["time_ms"], experiment.started_ms)
     own = pc.and_(pc.equal(exposures["experiment"], experiment.name), since)
     shown = exposures.filter(pc.and_(own, pc.not_equal(exposures["arm"], SHADOW_ARM))).sort_by("time_ms")
@@ -110,9 +110,9 @@ def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[
 def find_wrong_split(experiment: Experiment, exposures: pa.Table) -> str:
     """Return how the users of a running A/B test's arms contradict its share, and what to look for; "" where they do not.
 
-    What this finds is chance in at most 0.1 % of the experiments, however often one looks. An interleaved answer compares
-    both generations by itself, whoever is enrolled. exposures: the experiment's; those answered under another share are left
-    out, and so are those of erased users, of whom nobody knows which were one user's.
+    A false alarm happens in at most 0.1 % of the experiments, however often this is called. Interleaving needs no check,
+    because each answer compares both generations. exposures: the experiment's; left out are those under another share, and
+    those of erased users, because it is unknown which belong to the same user.
     """
     if experiment.mode != "ab" or not experiment.runs:
         return ""
@@ -171,7 +171,7 @@ def credit_answers(feedback: Feedback) -> np.ndarray:
 
 
 def _take_arm(feedback: Feedback, rewards: np.ndarray, own: np.ndarray, count: int) -> Arm:
-    """Return an arm as the first `count` answers show it. rewards: float64 [answers]; own: bool [answers], those of the arm"""
+    """Summarise an arm from the first `count` answers. rewards: float64 [answers]; own: bool [answers], those of the arm"""
     rows = own[:count]
     return Arm.of(rewards[:count][rows], feedback.users[:count][rows])
 

@@ -76,7 +76,7 @@ def recommend(
         settings = {"priority": priority, "catalogue": names or Catalogue(), "strict": strict}
         with connect(url, timeout, root_certificates, header, **settings) as shop:
             answer = shop.recommend_many([query], k=k)[0]
-        if names is None or names.generation != answer.generation:  # titles of the generation that answered, if they are there
+        if names is None or names.generation != answer.generation:  # titles of the generation that answered, if it has some
             names = find_catalogue(repo, answer.generation) or names
         if names is not None:
             warn_of_foreign_items(answer, names, repo, url)
@@ -274,7 +274,7 @@ def describe_answer(user_id: str | None, answer: Recommendations, names: Catalog
 
 
 def parse_user_id(user_id: str | None) -> int | str | None:
-    """Return 17850 for "17850"; "007", "--5" and "anna" stay text."""
+    """Return an int for a whole number in its usual spelling, such as "17850"; "007", "--5" and "anna" stay text."""
     try:
         return int(user_id) if user_id is not None and str(int(user_id)) == user_id else user_id
     except ValueError:
@@ -282,7 +282,7 @@ def parse_user_id(user_id: str | None) -> int | str | None:
 
 
 def describe_item(item_id: int, names: Catalogue | None) -> dict[str, str]:
-    """Return title and name, as far as they are published."""
+    """Return the title and the name that are published for an item."""
     title, name = (names.title(item_id), names.item_name(item_id)) if names else (None, None)
     return ({"name": name} if name is not None else {}) | ({"title": title} if title is not None else {})
 

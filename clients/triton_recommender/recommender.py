@@ -186,7 +186,7 @@ class Recommender(SharedClient):
             try:
                 return self._transport.infer(deadline.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
-                self.models.pop(call.model, None)  # another export may have other tensors: look again next time
+                self.models.pop(call.model, None)  # another generation may have other tensors: read them again in the next call
                 raise
 
     def _health(self, transport) -> Health:

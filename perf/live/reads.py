@@ -1,4 +1,4 @@
-"""Measure the store read of `preprocess`: how long one user's state takes to be replaced by the live record, in process."""
+"""Measure in process how long `preprocess` takes to replace one user's state by the live record."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Shop:
         return live_folder(self.site.repo)
 
     def draw_users(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Return int64 [count] known users, each as rarely as possible."""
+        """Return int64 [count] known users; none is repeated before all were drawn."""
         rounds = -(-count // len(self.user_ids))
         return np.concatenate([rng.permutation(self.user_ids) for _ in range(rounds)])[:count]
 

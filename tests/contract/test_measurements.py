@@ -1,4 +1,4 @@
-"""What a stage measures of itself, and lets go of, through the adapter and the fake backend."""
+"""A stage's own measurements reach the metrics port, and it is closed at the end: through the adapter and the fake backend."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from tests.contract.test_adapter import Echo, arguments, request, users_of  # no
 
 
 class Measured(Echo):
-    """An Echo that measures itself and holds something."""
+    """An Echo with measurements of its own and something to close."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Machine code is found again wherever a copy of the code lies, and nothing that happens to it stops a process."""
+"""Compiled code is found again from any copy of the sources, and no damage to it stops a process."""
 
 import hashlib
 import os
@@ -40,7 +40,7 @@ def copies(tmp_path):
 
 
 def run(folder: Path, cache: Path, program: str = PROGRAM, **env: str) -> tuple[list[str], str]:
-    """-> (a hash, and how many loops were found compiled), what went to stderr"""
+    """Return (a hash, how many loops were found compiled), and the text on stderr."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(folder)} | env
     done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -117,7 +117,7 @@ def test_files_that_cannot_be_read_are_not_called_damaged(copies, cache, value):
     indices = list(cache.rglob("*.nbi"))
     for path in indices:
         path.unlink()
-        path.mkdir()  # what nobody can read, not even root
+        path.mkdir()  # nobody can read it, not even root
     again, said = run(copies / "one", cache)
     assert again == [value, COMPILED]
     assert "cannot be read (Is a directory): compiled again." in said
@@ -125,9 +125,9 @@ def test_files_that_cannot_be_read_are_not_called_damaged(copies, cache, value):
     assert all(path.is_dir() for path in indices)
 
 
-def test_another_users_lock_is_in_nobodys_way(copies, value):
+def test_a_lock_of_another_user_stops_nobody(copies, value):
     cache = copies / "cache"
-    (cache / f"{NAME}-{os.getuid()}.lock").mkdir(parents=True)  # what cannot be opened
+    (cache / f"{NAME}-{os.getuid()}.lock").mkdir(parents=True)  # it cannot be opened
     kept, said = run(copies / "one", cache)
     assert kept == [value, COMPILED]
     assert "is not kept" in said
@@ -135,7 +135,7 @@ def test_another_users_lock_is_in_nobodys_way(copies, value):
     assert run(copies / "one", cache, SOMEBODY_ELSE + PROGRAM) == ([value, FOUND], "")
 
 
-def test_where_nothing_can_be_written_it_works(copies, value):
+def test_loops_run_where_nothing_can_be_written(copies, value):
     (copies / "file").touch()
     assert run(copies / "one", copies / "file") == ([value, COMPILED], "")
 
@@ -145,7 +145,7 @@ def test_checked_code_is_kept_apart(copies, cache):
 
 
 def older_folders(cache: Path, count: int) -> list[Path]:
-    """Of other code, the one that was used last first."""
+    """Return folders of other code, the latest used first."""
     folders = [cache / f"{NAME}_serving.loops.hashing_{number:016x}{'_checked' * (number % 2)}" for number in range(count)]
     for age, folder in enumerate(folders):
         folder.mkdir(parents=True)
@@ -154,7 +154,7 @@ def older_folders(cache: Path, count: int) -> list[Path]:
     return folders
 
 
-def test_new_code_takes_the_place_of_what_was_not_used_for_longest(copies):
+def test_new_code_replaces_the_least_recently_used(copies):
     cache = copies / "cache"
     older = older_folders(cache, 12)
     strangers = [cache / f"{name}_{hashlib.sha1(b'/there').hexdigest()}" for name in ("serving", NAME)]  # numba's names

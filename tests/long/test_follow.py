@@ -1,4 +1,4 @@
-"""Continuous training: what happened since becomes a generation, which answers if it is as good on the newest events."""
+"""Continuous training: live events become a generation, which is activated if it is as good on the newest events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def whole() -> Dataset:
 
 @pytest.fixture(scope="module")
 def past(whole) -> Dataset:
-    """The data set without its last third, which happens live."""
+    """Return the data set without its last third, which the tests send as live events."""
     return replace(whole, interactions=whole.interactions.iloc[:EARLY].reset_index(drop=True))
 
 
@@ -64,7 +64,7 @@ def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
             model(event_inputs(dataset, part))
 
 
-def test_a_generation_of_what_happened_since_is_published(repo, whole, past):
+def test_a_generation_with_the_live_events_is_published(repo, whole, past):
     assert (
         "waits: 0 events are newer than generation 1, of 1,000"
         in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
@@ -82,7 +82,7 @@ def test_a_generation_of_what_happened_since_is_published(repo, whole, past):
     assert Settings.model_validate(manifest["settings"]) == Settings.model_validate(SETTINGS)  # the serving generation's
     assert not list(repo.parent.glob("*follow*"))
     with closing(Reader(live_folder(repo))) as reader, reader.snapshot() as snapshot:
-        assert snapshot.progress().last_sequence == EVERYTHING - EARLY  # judging posted nothing to the shop's own log
+        assert snapshot.progress().last_sequence == EVERYTHING - EARLY  # the measurement added nothing to the shop's own log
     with closing(Reader(live_folder(repo))) as reader, closing(Pipeline.load(repo, live=reader)) as pipeline:
         assert set(pipeline.recommend([1, 2, 3])["generation"].ravel().tolist()) == {2}
     assert "waits" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
@@ -92,7 +92,7 @@ def test_a_generation_of_what_happened_since_is_published(repo, whole, past):
     assert "waits: experiment spring runs" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET, 0.1).report
 
 
-def test_what_a_list_led_to_judges_only_where_too_little_else_is_there(repo, whole, past):
+def test_events_that_a_list_led_to_judge_only_where_others_are_too_few(repo, whole, past):
     rows = np.arange(EARLY, EVERYTHING)
     log = whole.interactions
     with closing(Observe.load(repo / OBSERVE / str(pinned_generation(repo)))) as model:
@@ -119,7 +119,7 @@ def test_with_too_few_questions_nothing_is_trained(repo, whole, past, repeated):
     assert published_generations(repo) == (1,)
 
 
-def test_a_worse_generation_is_not_published_and_it_is_said_why(repo, whole, past):
+def test_a_worse_generation_is_not_published_and_the_reason_is_printed(repo, whole, past):
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
     untaught = Settings.model_validate(SETTINGS | {"rules": {"blocked_items": whole.items["item_id"].tolist()[:50]}})
     done = follow_once(past, repo, untaught, 1_000, QUIET)

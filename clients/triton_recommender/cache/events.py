@@ -42,9 +42,9 @@ class FollowCounts:
 
 
 class Names:
-    """User ids as the events spell them -> ids on the wire.
+    """Translates user ids as events spell them into ids on the wire.
 
-    source: of a Catalogue, for a shop whose user ids are text; read again, at most every REFRESH_S, when a name is not known
+    source: of a Catalogue, for a shop whose user ids are text; an unknown name has it read again, at most every REFRESH_S
     """
 
     def __init__(self, source: str | Path | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -52,7 +52,7 @@ class Names:
         self._clock_s = clock_s
 
     def find_id(self, value: object) -> int | None:
-        """Return a user's id on the wire from 17850, "17850.0" or "ann", as events have it. None for what nobody can have."""
+        """Return the id on the wire for 17850, "17850.0" or "ann", as events spell it. None for a value that is no user id."""
         if not isinstance(value, str | int | float) or not (text := str(value).strip()):
             return None
         if text not in self._catalogue.user_names and self._source and self._clock_s() - self._read_s > REFRESH_S:
@@ -63,7 +63,7 @@ class Names:
         return user_id if isinstance(user_id, int) and user_id != ANONYMOUS else None
 
     def knows(self, text: str) -> bool:
-        """Return whether a text is a user's id, or a published name of one."""
+        """Return whether a text is a user id or a published name."""
         user_id = self.find_id(text)
         names = self._catalogue.user_names
         return user_id is not None and (not names or text in names or text == str(user_id))
@@ -103,7 +103,7 @@ def follow_topic(
 
 
 def assign_new(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
-    """Assign new partitions: the first ones from the last ttl on, later ones from their beginning. Raises KafkaException."""
+    """Assign new partitions: at first from one ttl ago, later ones from their beginning. Raises KafkaException."""
     from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
     metadata = consumer.list_topics(topic, timeout=RETRY_S).topics[topic]
@@ -183,7 +183,7 @@ def _read_values(path: Path, column: str, stop: Event) -> Iterator[str | None]:
 
 
 def _split_line(line: bytes, delimiter: str) -> list[str]:
-    """Return the values of a line, none where it is no CSV: a broken title must not end the follower."""
+    """Return the values of a line; none for a line that is not CSV, because a broken title must not end the follower."""
     try:
         return next(csv.reader([line.decode(errors="replace")], delimiter=delimiter), [])
     except csv.Error:  # a lone carriage return, or a value of more than 128 KiB

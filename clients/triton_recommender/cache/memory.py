@@ -14,13 +14,14 @@ from triton_recommender.cache.entries import Key
 from triton_recommender.errors import InvalidRequest
 
 MIB = 1 << 20
-ENTRY_BYTES = 1_100  # upper bound of what an answer and its token take beside the value; dictionaries grow in leaps
+ENTRY_BYTES = 1_100  # upper bound of the overhead of an answer and its token, with the spare room of dictionaries
 
 
 class MemoryCache(Cache):
     """Keep answers in this process, and evict the least recently used.
 
-    max_bytes: of all answers together, overhead included; clock_s: measures ttl_s; a replay passes the clock of its log
+    max_bytes: of all answers together, overhead included
+    clock_s: the clock that measures ttl_s; a replay passes that of its log
     """
 
     def __init__(

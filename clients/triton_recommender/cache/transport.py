@@ -1,4 +1,4 @@
-"""Answer `recommend` from a read-through cache, and send identical requests of the same time once (single flight).
+"""Answer `recommend` from a read-through cache, and send identical concurrent requests once (single flight).
 
     keys ─▶ generation ─▶ cache.read ─▶ hits
                                     └─▶ misses: the first leads: it asks the server and writes the answer; others wait
@@ -58,9 +58,9 @@ class _Caching:
             outputs = yield from self._ask(call, left, started_s)
             for place, row in enumerate(left):
                 answers[row] = take_row(outputs, place)
-        rows = [answer for answer in answers if answer is not None]  # all of them, by now
+        rows = [answer for answer in answers if answer is not None]  # all rows are answered by now
         if len({(int(answer["generation"][0, 0]), answer["item_ids"].shape) for answer in rows}) > 1:
-            return (yield from self._ask(call, range(len(keys)), started_s))  # the server moved meanwhile
+            return (yield from self._ask(call, range(len(keys)), started_s))  # the server moved to another generation meanwhile
         return join_rows(rows)
 
     def _generation(self, call: Call) -> Steps:

@@ -119,7 +119,7 @@ class AsyncHttpTransport(_Http):
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, headers)
-        self._ssl = make_ssl_context(tls) or True  # True: trust what the system trusts
+        self._ssl = make_ssl_context(tls) or True  # True: the authorities that the system trusts
         self._session: aiohttp.ClientSession | None = None
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
@@ -150,7 +150,7 @@ class AsyncHttpTransport(_Http):
                 return _parse_json(self._check_status(response.status, await response.read(), timeout_s), read)
 
     def _ask(self, method: str, path: str, timeout_s: float | None, **options):
-        if self._session is None:  # here: a session wants a running loop
+        if self._session is None:  # not in __init__: a session needs a running event loop
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=POOL_SIZE, ssl=self._ssl))
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         return self._session.request(method, f"{self.url}/{path}", timeout=timeout, **options)

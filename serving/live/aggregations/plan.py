@@ -1,4 +1,4 @@
-"""Declared aggregations, compiled: what a record holds, and the two ways to compute features from events.
+"""Compile declared aggregations to the layout of a record, and to both ways of computing features from events.
 
 EntityPlan.point_in_time(events, …)    features at any moments of a log
 EntityPlan.update(records, …)          add events to records

@@ -1,4 +1,4 @@
-"""Rows of two widths: hot rows have the network's width; cold rows are stored narrow, and widened when they are read.
+"""Read rows of two widths: hot rows have the network's width; cold rows are stored narrow, and widened when they are read.
 
     key < first cold key ─▶ <table>        float32 [first cold key, D]
     other keys           ─▶ <table>-cold   float32 [cold rows, W] · projection of the table [W, D]

@@ -1,4 +1,4 @@
-"""[merlin] precision: what is written into the networks, and that the answers are still those of the cpu profile."""
+"""`[merlin] precision` lowers the networks' precision, and answers stay those of the cpu profile."""
 
 import json
 
@@ -14,11 +14,11 @@ from export.settings import Settings
 from repository.recorded import RECORDED_FILE, read_recorded
 from tests.long.merlin.conftest import source_of
 
-MARK = {"fp32": None, "fp16": "Cast", "int8": "QuantizeLinear"}  # the op by which a precision shows
+MARK = {"fp32": None, "fp16": "Cast", "int8": "QuantizeLinear"}  # the operator that shows the precision
 
 
 @pytest.mark.parametrize(("triton", "precision"), [("24.03", "fp16"), ("24.03", "int8"), ("modern", "fp16")])
-def test_ranker_and_reranker_are_lowered_as_far_as_they_bear_it(cpu, tmp_path, triton, precision):
+def test_ranker_and_reranker_get_the_lowest_precision_that_keeps_their_answers(cpu, tmp_path, triton, precision):
     repository, said = tmp_path / "repository", []
     publish_merlin(source_of(cpu), repository, Settings(merlin={"triton": triton, "precision": precision}), said.append)
     assert [line.split(":")[0] for line in said] == ["rank", "rerank"]

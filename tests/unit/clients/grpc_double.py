@@ -1,4 +1,4 @@
-"""Serve a fake by Triton's gRPC protocol in this process: real sockets and real statuses without a tritonserver."""
+"""Serve a fake over Triton's gRPC protocol in this process: real sockets and statuses without a tritonserver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client knows the contract without importing it: both sides must say the same."""
+"""The client has a copy of the contract, which it does not import: both must be equal."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Names and keys that HPS refuses are refused here."""
+
 import numpy as np
 import pytest
 

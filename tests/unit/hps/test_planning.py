@@ -58,8 +58,8 @@ def test_everything_fits():
     assert plan.spared_bytes == plan.l1_bytes
 
 
-def test_the_plan_says_what_our_own_levels_do_without():
-    """L1 of the tables that L2 holds whole: here of the smaller one alone, which fits its partitions."""
+def test_the_plan_names_the_l1_that_our_own_levels_leave_out():
+    """They have no L1 for tables that L2 holds whole: here the smaller one, which fits its partitions."""
     plan = plan_levels((ITEM, USER), replace(AMPLE, l2_bytes=20 * MIB))
     assert [planned.l2_rows == planned.table.rows for planned in plan.tables] == [True, False]
     assert plan.spared_bytes == plan.tables[0].l1_bytes > 0
@@ -72,7 +72,7 @@ def test_the_plan_says_what_our_own_levels_do_without():
 
 @pytest.mark.parametrize("l1", [1, 3, 17])
 @pytest.mark.parametrize("l2", [5, 20])
-def test_dials_stand_as_far_up_as_the_budgets_allow(l1, l2):
+def test_cache_sizes_are_as_large_as_the_budgets_allow(l1, l2):
     beside = l3_memory_bytes((ITEM, USER))
     plan = plan_levels((ITEM, USER), replace(AMPLE, l1_bytes=l1 * MIB + beside, l2_bytes=l2 * MIB))
     assert plan.l1_bytes <= l1 * MIB
@@ -162,7 +162,7 @@ def test_a_machine_without_disk_must_hold_every_row():
         ((ITEM,), {"l2_bytes": 0, "l3_bytes": 0}, "neither L2 nor L3"),
     ],
 )
-def test_plans_that_make_no_sense(tables, change, message):
+def test_contradictory_settings_are_refused(tables, change, message):
     assert message in refusal(tables, replace(AMPLE, **change))
 
 
@@ -190,7 +190,7 @@ def test_traces_of_unknown_tables():
 
 
 def test_disk_bytes_of_a_real_rocksdb(tmp_path):
-    """The per-row overhead the planner assumes covers RocksDB's, and by no more than 15 % of the whole."""
+    """The planner's overhead per row covers RocksDB's, and exceeds it by at most 15 % of all bytes."""
     from rocksdict import Options, Rdict, WriteBatch
 
     from serving.tables.formats.rows import encode_keys, encode_vectors
@@ -213,8 +213,8 @@ def test_disk_bytes_of_a_real_rocksdb(tmp_path):
 
 @pytest.mark.parametrize("width", [4, 16, 64, 128])
 @pytest.mark.parametrize("step", [1, 9_876_543_210])
-def test_rocksdbs_memory_is_what_it_says_itself(tmp_path, width, step):
-    """Index and filters of a loaded table, as an instance has it open: keys one behind the other, or anywhere."""
+def test_planned_memory_of_rocksdb_is_what_it_reports(tmp_path, width, step):
+    """For index and filters of a loaded table that an instance has open, with consecutive or scattered keys."""
     rows = 100_000
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"item": width, "user": width}, writable=True)
     vectors = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)

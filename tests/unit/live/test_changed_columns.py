@@ -1,4 +1,4 @@
-"""Columns of an item or a user that `upsert` changes are features of the very next answer."""
+"""Columns of an item or a user that `upsert` changes are used in the very next answer."""
 
 from __future__ import annotations
 

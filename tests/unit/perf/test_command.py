@@ -1,4 +1,4 @@
-"""How a command of perf ends: its exit codes, and what becomes of what it started."""
+"""A command of perf ends with the right exit code, and ends the processes that it started."""
 
 import signal
 import subprocess
@@ -27,7 +27,7 @@ run(app, "wait")
 """
 
 
-# Whoever runs the tests in the background, or under nohup, has signals ignored, and so would everything started here.
+# In the background, or under nohup, the tests ignore signals, and every process started here would inherit that.
 HEEDED = """
 import signal
 
@@ -45,7 +45,7 @@ def started(code: str, *before: str) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_told_to_stop_a_command_stops_what_it_started(signum):
+def test_a_command_that_is_stopped_stops_what_it_started(signum):
     process = started(HEEDED + WAITING)
     process.send_signal(signum)
     assert process.communicate(timeout=30)[0] == "stopped what it had started\n"
@@ -62,7 +62,7 @@ def test_under_nohup_a_command_outlives_its_terminal():
     assert process.returncode == 128 + signal.SIGTERM
 
 
-def test_what_people_can_mend_is_one_line():
+def test_an_error_that_the_caller_can_mend_is_one_line():
     command = [sys.executable, "-m", "perf", "report", "--run", "nowhere"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""What make says about the server it started, without running any of it, and whom it asks."""
+"""`make run` names the server that it started and asks the right users. Nothing is run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = ("MAKEFLAGS", "MAKEOVERRIDES", "DATA", "USERS", "PROFILE", "LAYOUT", "TRI
 
 @pytest.fixture
 def make(tmp_path):
-    """-> calls make in a checkout of a Makefile alone: the lines of bash that are its Python, arguments of make."""
+    """make(lines of a bash script that stands for Python, make's arguments…) in a folder with nothing but the Makefile"""
     (tmp_path / "setup.sh").write_text("#!/bin/sh\n")
     (tmp_path / "setup.sh").chmod(0o755)
     shutil.copy(PROJECT / "Makefile", tmp_path)
@@ -41,7 +41,7 @@ def make(tmp_path):
 
 @pytest.fixture
 def asked(make, tmp_path):
-    """make variables -> which users `make run` asks, of a repository that knows three."""
+    """asked(make variables) -> the users that `make run` asks; the repository knows three"""
     known, asked = tmp_path / "known", tmp_path / "asked"
     known.write_text("7\nanna b\n9\n")
     lines = f'[ "$3" != users ] || cat {known} || exit 1\n[ "$3" != recommend ] || printf "%s\\n" "${{*: -3:1}}" >> {asked}\n'
@@ -75,7 +75,7 @@ def test_run_fails_and_asks_nobody_when_the_users_cannot_be_read(asked, tmp_path
 
 @pytest.fixture
 def exported(make, tmp_path):
-    """make variables -> what `make run` exported with, "" when what lies there is up to date."""
+    """exported(make variables) -> the options of the export by `make run`; "" when the repository was up to date"""
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements" / "export.txt").touch()
     (tmp_path / "other.toml").touch()
@@ -102,7 +102,7 @@ def test_run_exports_again_with_other_settings_and_only_then(exported, variable,
     assert exported() == ""
     assert exported(variable) == f"{plain} {option}"
     assert exported(variable) == ""
-    assert exported() == plain  # the repository has been another's meanwhile
+    assert exported() == plain  # meanwhile the repository was exported with other settings
 
 
 def test_run_exports_again_into_a_repository_of_any_name(exported):

@@ -15,7 +15,7 @@ from training.dataset.times import parse_times
 
 
 def column(*texts: str | None) -> Column:
-    """A column of a file that is not there; None = missing."""
+    """Return a column as if it were read from log.csv; None = missing."""
     values = np.array([text for text in dict.fromkeys(texts) if text is not None], object)
     codes = np.array([-1 if text is None else list(values).index(text) for text in texts], np.int64)
     return Column(Path("log.csv"), "x", codes, values)
@@ -41,7 +41,7 @@ def test_colliding_texts_get_different_ids_whatever_the_order():
     assert len(set(ids.values())) == len(texts)
     assert ids == stable_ids(reversed(texts), narrow)
     first_of = {}
-    for text in sorted(texts):  # the slow twin: who sorts first keeps the first free id
+    for text in sorted(texts):  # the slow twin: the text that sorts first gets the first free id
         attempt = 0
         while narrow(text, attempt) in first_of.values():
             attempt += 1

@@ -45,7 +45,7 @@ def test_ease_equals_its_formula(shape):
 
 @pytest.mark.parametrize("neighbours", [3, 100])
 def test_item_knn_equals_its_formula(neighbours):
-    log = random_log(n_users=400, n_items=12)  # users enough that no two similarities are equal
+    log = random_log(n_users=400, n_items=12)  # so many users that no two similarities are equal
     dense = log.toarray()
     norm = np.sqrt(dense.sum(axis=0))
     kept = np.zeros((12, 12))

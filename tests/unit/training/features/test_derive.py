@@ -1,4 +1,4 @@
-"""What `derive` and the histories say of users, against the same in numpy, bit for bit."""
+"""Compare `derive` and the histories of users with NumPy, bit for bit."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ H, N_EVENTS, NOW_S = 6, 200, 1_700_000_000
 
 
 def random_state(rng: np.random.Generator, n_users: int, with_categories: bool) -> tuple[UserState, np.ndarray, np.ndarray]:
-    """-> (state, starts, ends of the users' events): some users without events, some with more than H."""
+    """Return the state, and starts and ends of the users' events: some users have no events, some more than H."""
     ids, times = rng.integers(0, 50, N_EVENTS), rng.integers(NOW_S - 10**7, NOW_S, N_EVENTS)
     codes = rng.integers(NO_CATEGORY, 5, N_EVENTS).astype(np.int32)
     starts = rng.integers(0, N_EVENTS - 2 * H, n_users)

@@ -22,7 +22,7 @@ def random_log(seed=0) -> sp.csr_matrix:
 
 
 def dense(neighbours: Neighbours) -> np.ndarray:
-    """[n_items, n_items] of what the lists say."""
+    """Return the neighbours' weights as a matrix, float32 [n_items, n_items]."""
     matrix = np.zeros((N_ITEMS, N_ITEMS + 1), np.float32)
     for item in range(N_ITEMS):
         for other, weight in zip(neighbours.positions[item], neighbours.weights[item], strict=True):
@@ -35,7 +35,7 @@ def fit(log: sp.csr_matrix, **settings) -> Neighbours:
 
 
 def expected(log: sp.csr_matrix, core: np.ndarray) -> np.ndarray:
-    """EASE among the core, one-on-one regressions elsewhere, positive weights only."""
+    """Return the weights by formula: EASE among the core, one-on-one regressions elsewhere, positive weights only."""
     taken = log.toarray()
     customers = taken.sum(axis=0)
     matrix = np.zeros((N_ITEMS, N_ITEMS))
