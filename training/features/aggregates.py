@@ -1,7 +1,7 @@
 """Compute declared aggregations over the training log, at any moment of it. DEFAULTS apply where a data set declares none.
 
-interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ compute_for_users, compute_for_items   point-in-time features
-                                                └▶ build_records                          first records of the live store
+interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ of_users, of_items   point-in-time features of examples and candidates
+                                             └▶ records_of           what the store is seeded with
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class LogAggregates:
         """Return the features float32 [M, F] of entities at instants of the log."""
         return self.plans[entity].point_in_time(self.events, self.keys[entity], instants)
 
-    def compute_for_users(self, user_ids: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> dict[str, np.ndarray]:
-        """Return `UserState.aggregates` of int64 [N] users at the clocks, from the rows of the log before `sequences`."""
+    def of_users(self, user_ids: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> dict[str, np.ndarray]:
+        """Return `UserState.aggregates` of int64 [N] users at the clocks, from what came before the rows `sequences`."""
         if USER not in self.plans:
             return {}
         keys = entity_keys(USER, user_ids, user_ids, {})
@@ -129,11 +129,11 @@ class LogAggregates:
 
     @property
     def item_names(self) -> tuple[str, ...]:
-        """Names of the numbers that `compute_for_items` gives."""
+        """Names of the numbers that `of_items` gives."""
         return tuple(name for entity, plan in self.plans.items() if entity != USER for name in plan.names)
 
-    def compute_for_items(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
-        """Return numbers float32 [N, C, A] of items int [N, C] and of their categories, as in `compute_for_users`."""
+    def of_items(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+        """Return numbers float32 [N, C, A] of items int [N, C] and of their categories, as in `of_users`."""
         numbers = np.empty((*positions.shape, len(self.item_names)), np.float32)
         rows = max(1, INSTANTS_AT_ONCE // max(positions.shape[1], 1))
         for start in range(0, len(positions), rows):
@@ -154,11 +154,10 @@ class LogAggregates:
         numbers[flat == len(self.item_ids) - 1] = 0.0
         return numbers.reshape(*positions.shape, -1)
 
-    def select_entity(self, entity: str) -> tuple[Aggregation, ...]:
-        """Return the aggregations of one kind of entity."""
+    def of_entity(self, entity: str) -> tuple[Aggregation, ...]:
         return tuple(aggregation for aggregation in self.aggregations if aggregation.entity == entity)
 
-    def build_records(self, entity: str, keys: np.ndarray) -> np.ndarray:
+    def records_of(self, entity: str, keys: np.ndarray) -> np.ndarray:
         """Return the records [N] of entities at the end of the log. keys: int64 [N, KEY_WIDTH]"""
         table = StateTable(self.plans[entity])
         table.update(self.keys[entity], self.events)

@@ -89,7 +89,7 @@ class Features:
     def item_aggregates(self) -> np.ndarray:
         """float32 [n_items + 1, A]: aggregations of the items at the end of the log, as they are served without live state."""
         positions = np.arange(self.items.n_items + 1)[None]
-        (numbers,) = self.log.aggregates.compute_for_items(positions, np.array([self.as_of_s]), np.array([len(self.log.times)]))
+        (numbers,) = self.log.aggregates.of_items(positions, np.array([self.as_of_s]), np.array([len(self.log.times)]))
         return numbers
 
     def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:

@@ -98,7 +98,7 @@ class EventLog:
         state = build_state(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
         if clocks_s is None:
             return state
-        return replace(state, aggregates=self.aggregates.compute_for_users(moments.user_ids, clocks_s, self.next_rows(moments)))
+        return replace(state, aggregates=self.aggregates.of_users(moments.user_ids, clocks_s, self.next_rows(moments)))
 
     def next_rows(self, moments: Moments) -> np.ndarray:
         """Return int64 [N]: the row of each user's first event after the moment; the length of the log without one."""

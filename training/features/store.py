@@ -59,10 +59,10 @@ def write_store(folder: Path, log: EventLog) -> None:
     np.save(folder / "event_ids.npy", ids[rows])
     np.save(folder / "event_times.npy", times[rows])
     np.save(folder / "event_categories.npy", np.zeros(len(rows), np.int32) if categories is None else categories[rows])
-    aggregations = log.aggregates.select_entity(USER)
+    aggregations = log.aggregates.of_entity(USER)
     if aggregations:
         known_ids = np.append(user_ids, NO_KEY)  # the last record is the unknown user's
-        np.save(folder / "aggregates.npy", log.aggregates.build_records(USER, entity_keys(USER, known_ids, known_ids, {})))
+        np.save(folder / "aggregates.npy", log.aggregates.records_of(USER, entity_keys(USER, known_ids, known_ids, {})))
     settings = {
         "schema": 1,
         "history_length": log.history_length,

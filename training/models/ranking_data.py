@@ -147,7 +147,7 @@ def make_requests(
         features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), take_context(first, features.context)
     )
     candidates, scores = retrieve(users, user_ids)
-    trends = features.log.aggregates.compute_for_items(candidates, first["timestamp"].to_numpy(), rows)
+    trends = features.log.aggregates.of_items(candidates, first["timestamp"].to_numpy(), rows)
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
 
@@ -185,7 +185,7 @@ def make_visit_requests(
     candidates[pairless], scores[pairless], strengths[pairless] = (
         values[pairless] for values in (*retrieved, np.zeros_like(strengths))
     )
-    trends = features.log.aggregates.compute_for_items(candidates, times, rows)
+    trends = features.log.aggregates.of_items(candidates, times, rows)
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     taken = candidates == features.items.positions(item_ids)[:, None]
