@@ -2,6 +2,7 @@
 
 opening.py      open_tables, which a stage calls before LeveledTables.gather
 leveled.py      LeveledTables: look-ups over the levels, with the hit-rate threshold
+filling.py      rows on their way up to L2 and L1, at the start and in the background
 config.py       sizes and paths of the levels (levels.json)
 metrics.py, measurements.py   counters, and the names of their metrics
 

@@ -11,7 +11,6 @@ The semantics are HPS's. With a threshold above 1, lookups wait for every miss, 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,8 +18,8 @@ import numpy as np
 from numpy import asarray
 
 from serving.contract.errors import RequestError
-from serving.tables.config import LevelsConfig, TableConfig, read_config
-from serving.tables.levels.background import Background
+from serving.tables.config import LevelsConfig, read_config
+from serving.tables.filling import Filler
 from serving.tables.levels.lower import IN_L2, IN_L3, NOWHERE, PERHAPS_OLD, Fetched, LowerLevels
 from serving.tables.metrics import Metrics, MissCounts, TableMetrics, UpdaterState
 from serving.tables.store.side_by_side import SideBySide
@@ -28,9 +27,6 @@ from serving.tables.store.table import LeveledTable, l1_sections, l2_sections
 from serving.tables.store.tables import Rows
 
 CONFIG_FILE = "levels.json"
-WARM_ROWS = 4096  # rows inserted at a time, so that writers of the table wait only briefly
-CACHE_ROWS_PER_INSERTED = 32  # rows of a cache, four sets, per row that is inserted together with others
-UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter's lock: 0.3 ms for 500 updated rows, 1.5 ms for 2,500
 INT64 = np.dtype(np.int64)
 FIRST, ONCE = np.zeros(1, np.int64), np.ones(1, np.int64)
 NO_ROWS: Rows[dict[str, np.ndarray]] = Rows({}, False)
@@ -62,10 +58,10 @@ class LeveledTables:
         self.lower = LowerLevels(config, self._tables)
         self._side_by_side: dict[tuple[str, ...], SideBySide] = {}
         self._misses = MissCounts()
-        self._background = Background(self._work, self._upkeep, UPKEEP_EVERY_S)
+        self.filler = Filler(self.lower, self._tables, self._misses)
         if warm:
             for table in config.tables:
-                self._warm(table)
+                self.filler.warm(table)
 
     @classmethod
     def load(cls, folder: Path) -> LeveledTables:
@@ -191,7 +187,7 @@ class LeveledTables:
             else:
                 miss.vectors[miss.places] = miss.table.default
                 miss.table.counts.late += len(miss.places)
-                self._enqueue({name: miss.keys}, soon=True)
+                self.filler.enqueue({name: miss.keys}, soon=True)
         if waiting:
             started_s = time.perf_counter()
             fetched, intact = self.lower.fetch({name: miss.keys for name, miss in waiting.items()})
@@ -199,7 +195,7 @@ class LeveledTables:
             for name, miss in waiting.items():
                 self._answer(miss, fetched[name])
             self._misses.add(int((time.perf_counter() - started_s) * 1e6))
-            self._enqueue(fetched)
+            self.filler.enqueue(fetched)
         return not intact
 
     def _must_wait(self, miss: _Miss) -> bool:
@@ -225,66 +221,9 @@ class LeveledTables:
         counts.perhaps_old += int(by_level[PERHAPS_OLD])
         counts.unknown += int(by_level[NOWHERE])
 
-    # --- in the background --------------------------------------------------------------------------------------------------
-    def _enqueue(self, piece: Mapping[str, Fetched | np.ndarray], soon: bool = False) -> None:
-        """Queue {table: fetched rows to insert, or int64 [U] keys to fetch} for the background."""
-        self._misses.insertions_dropped += not self._background.submit(piece, soon)
-
-    def _work(self, pieces: list[Mapping[str, Fetched | np.ndarray]]) -> None:
-        rows: dict[str, list[Fetched]] = {}
-        for piece in pieces:
-            late = {name: keys for name, keys in piece.items() if not isinstance(keys, Fetched)}
-            ready = {name: part for name, part in piece.items() if isinstance(part, Fetched)}
-            for name, part in (self.lower.fetch(late)[0] if late else ready).items():
-                rows.setdefault(name, []).append(part)
-        for name, parts in rows.items():
-            most = max(self._rows_per_insertion(name), *(len(part.keys) for part in parts))
-            for part in Fetched.merge(parts).split(min(most, WARM_ROWS)):
-                self._keep({name: part})
-
-    def _rows_per_insertion(self, name: str) -> int:
-        """Return how many rows of several requests to insert at once: few relative to the cache's sets.
-
-        Rows that are inserted together into one set each evict a resident row. Inserted one after the other, the later evicts
-        the earlier, and the residents stay.
-        """
-        table = self._tables[name].config
-        return min((rows for rows in (table.l1_rows, table.l2_rows) if rows), default=0) // CACHE_ROWS_PER_INSERTED
-
-    def _keep(self, fetched: dict[str, Fetched]) -> None:
-        """Insert rows of a lower level into the levels above it."""
-        for name, rows in fetched.items():
-            self._misses.insertions_dropped += not self.lower.promote(name, rows)
-            l1 = self._tables[name].l1
-            if l1 is None:
-                continue
-            is_found = np.isin(rows.level, (IN_L2, IN_L3))
-            if is_found.any():
-                l1.insert(rows.keys[is_found], rows.vectors[is_found], rows.position)
-
-    def _upkeep(self) -> None:
-        self.lower.attach()
-        if self.lower.l3 is not None and self.lower.l3.store is not None and not self._all_in_l2:
-            self.lower.check()
-            self.lower.catch_up()  # holds the interpreter's lock, so only for tables that read L3
-
-    @property
-    def _all_in_l2(self) -> bool:
-        return all(table.whole for table in self._tables.values())
-
-    def _warm(self, table: TableConfig) -> None:
-        """Fill L2, then L1, with the first rows of a table; the export puts the most frequent values first."""
-        if self._tables[table.name].warm:
-            return
-        count = min(max(table.l2_rows, table.l1_rows), table.rows)
-        for start in range(0, count, WARM_ROWS):
-            keys = self.lower.first_keys(table.name, start, start + WARM_ROWS)  # up to `count` and more: sets fill unevenly
-            if len(keys):
-                self._keep(self.lower.fetch_first(table.name, keys))
-
     def settle(self) -> None:
         """Wait until the background work submitted so far is done."""
-        self._background.settle()
+        self.filler.settle()
 
     # --- metrics ------------------------------------------------------------------------------------------------------------
     def metrics(self) -> Metrics:
@@ -316,6 +255,6 @@ class LeveledTables:
 
     def close(self) -> None:
         """Leave the arena. The last process that leaves removes it."""
-        self._background.close()
+        self.filler.close()
         self._side_by_side.clear()
         self.lower.close()

@@ -16,6 +16,7 @@ import pytest
 
 from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
+from serving.tables.filling import Filler
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels import rocks_store
 from serving.tables.levels.level import Level
@@ -266,7 +267,7 @@ def test_an_instance_opens_what_took_the_place_of_its_database(config, instance)
 
 def test_rows_of_a_database_that_was_put_aside_are_not_given_when_they_were_updated_since(config, instance, monkeypatch):
     """Also by an instance whose upkeep does not come to look."""
-    monkeypatch.setattr(LeveledTables, "_upkeep", lambda _: None)
+    monkeypatch.setattr(Filler, "catch_up", lambda _: None)
     tiers = instance(config)
     recovers(tiers, random_rows(ROWS, WIDTH))
     (Path(config.rocksdb.path) / DAMAGED_MARK).touch()

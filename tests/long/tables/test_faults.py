@@ -16,7 +16,8 @@ import pytest
 
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig, read_config
-from serving.tables.leveled import UPKEEP_EVERY_S, LeveledTables
+from serving.tables.filling import UPKEEP_EVERY_S
+from serving.tables.leveled import LeveledTables
 from serving.tables.levels.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from serving.tables.levels.loading import load_l3
 from serving.tables.levels.rocks_store import RocksStore

@@ -117,7 +117,7 @@ def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances):
     old, _ = tiers.lower.fetch({"items": keys})  # read from L3 …
     applier, log = Applier(config), Log()
     applier.apply("items", log.batch(keys[:1], versions(keys[:1], 5)))  # … updated …
-    tiers._keep(old)  # … and only now brought to L2 and L1
+    tiers.filler.insert(old)  # … and only now brought to L2 and L1
     expected = [versions([200], 5)[0], random_rows(ROWS, WIDTH)[201]]
     for _ in range(2):
         np.testing.assert_array_equal(tiers.lookup("items", keys).values, expected)
@@ -357,7 +357,7 @@ def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config
         return True
 
     monkeypatch.setattr(loading, "is_as_exported", never_updated_until_now)
-    tiers._warm(config.tables[0])
+    tiers.filler.warm(config.tables[0])
     np.testing.assert_array_equal(tiers.lookup("items", keys).values, versions(keys, 1))
     applier.close()
     tiers.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from serving.contract.errors import RequestError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.formats.sparse_folder import write_sparse_folder
-from serving.tables.leveled import CONFIG_FILE, UPKEEP_EVERY_S, LeveledTables
+from serving.tables.leveled import CONFIG_FILE, LeveledTables
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.row_formats import RowCodec
 from tests.unit.tables.conftest import assert_answer, random_rows
@@ -291,5 +290,5 @@ def test_only_tables_that_ask_l3_keep_it_current(source, open_tiers, tmp_path, m
     assert tiers.lower.l3.store is not None
     caught_up = []
     monkeypatch.setattr(tiers.lower, "catch_up", lambda: caught_up.append(True))
-    time.sleep(4 * UPKEEP_EVERY_S)
+    tiers.filler.catch_up()
     assert bool(caught_up) == catches_up
