@@ -26,7 +26,8 @@ levels/         the levels below L1
   background.py   insertions (write-behind)
 updates/        updates of rows while they are served
   updater.py      reads them from Kafka: `python -m serving.tables levels.json`, one process per machine
-  applier.py      writes rows to all levels, each with its own offset
+  applier.py      writes rows to all levels, each with its own position in the log
+  backlog.py      rows for a store that is down
   publisher.py    sends them to Kafka
 formats/        bytes of keys, rows, messages and folders, as HPS writes them
 
