@@ -209,7 +209,7 @@ class TestRows:
             ("key", "<i8", lambda a: a.__setitem__(1, -1), "has key -1. HPS reserves"),
             ("key", "<i8", lambda a: a.__setitem__(1, 2**63 - 1), "has key 9223372036854775807. HPS reserves"),
             ("key", "<i8", lambda a: a.__setitem__(1, a[0]), "occurs more than once"),
-            ("emb_vector", "<f4", lambda a: a.__setitem__(40, np.nan), "Row 10 of /models/rank_embeddings/1/rank-"),
+            ("emb_vector", "<f4", lambda a: a.__setitem__(0, np.nan), "Row 0 of /models/rank_embeddings/1/rank-"),
             ("emb_vector", "<f4", lambda a: a.__setitem__(-1, np.inf), "is not finite; expected numbers"),
         ],
     )
