@@ -25,6 +25,7 @@ from serving.stages.retrieve import HISTORY_TABLE, POPULARITY, TABLES_FOLDER
 from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
 from training.features.build import Features
+from training.features.trends import write_trends
 from training.models.ranking import Ranking, save_ranking
 from training.models.retriever import Retriever
 from training.retrieval.content_tower import fit_content_tower
@@ -79,6 +80,7 @@ def write_stages(
     content, ranker = make_content(dataset), ranking.ranker
     tower_report = write_content_tower(folders["retrieve"], content, pipeline.seed)
     reserve_rows(folders, live.new_items)
+    write_trends(folders["rank"], dataset, features.log.aggregates, live.new_items)
     for folder in folders.values():
         content.save(folder)
     return {

@@ -36,6 +36,7 @@ from serving.live.store import (
     read_records,
     sequence_key,
 )
+from serving.live.timeline import Timeline
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
 MOST_READ_EVENTS = 4_096  # at once
@@ -80,6 +81,10 @@ class Snapshot:
     def pauses_ms(self) -> list[tuple[int, int]]:
         """Return (start, end) of the pauses between events, see timeline.py."""
         return json.loads(bytes(self._txn.get(PAUSES, db=self._store.meta) or b"[]"))
+
+    def timeline(self, progress: Progress, as_of_s: int) -> Timeline:
+        """Return the pauses since an export, which skip to feature time. as_of_s: time of the export, unix seconds"""
+        return Timeline.of(self.pauses_ms() if progress.n_pauses else [], progress.first_ms, 1_000 * as_of_s)
 
     def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """int64 [B] -> rows [M] that have a record, and these records [M]."""
@@ -160,10 +165,14 @@ class Snapshot:
 
     def headers_since(self, after: int) -> np.ndarray | None:
         """Return HEADER [N] of the first events after a sequence; None when the log no longer holds them."""
-        rows = list(islice(self.events(after), MOST_READ_EVENTS))
-        if not rows or rows[0][0] != after + 1:
-            return None
-        return np.frombuffer(b"".join(packed[: HEADER.itemsize] for _, packed in rows), HEADER)
+        last, headers = next(self.held_headers(after), (after, None))
+        return None if headers is None or last - len(headers) != after else headers
+
+    def held_headers(self, after: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (last sequence, HEADER [N]) of the events after a sequence that the log still holds, a part at a time."""
+        events = self.events(after)
+        while rows := list(islice(events, MOST_READ_EVENTS)):
+            yield rows[-1][0], np.frombuffer(b"".join(packed[: HEADER.itemsize] for _, packed in rows), HEADER)
 
     def all_user_records(self, at_once: int) -> Iterator[np.ndarray]:
         """Yield the records of all users with live events, [N], at most `at_once` of them each."""

@@ -39,6 +39,7 @@ from serving.stages.live.items import LiveItems
 from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
+from serving.stages.live.trends import ItemTrends
 from serving.tables.leveled import LeveledTables
 from serving.tables.measurements import measurements
 from serving.tables.opening import open_tables
@@ -211,6 +212,7 @@ class Rank:
     outputs: RankOutputs
     content: Content | None = None
     item_plan: Plan | None = None
+    trends: ItemTrends | None = None  # declared aggregations of items
     learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
     drift: DriftWindow | None = None  # watches the best score of each request
     live_items: LiveItems | None = None
@@ -233,8 +235,9 @@ class Rank:
             )
         content, learned, drift = Content.load(folder), load_learned_sales(folder), DriftWindow.load(folder, 0, "scores")
         plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
+        trends = ItemTrends.load(folder, inputs.items, inputs.item_numbers, settings.as_of_s)
         rows = EmbeddingRows.load(folder, info, inputs, as_exported)  # last, because nothing would close it after an error
-        return cls(info, inputs, rows, network, RankOutputs(settings.blend), content, plan, learned, drift)
+        return cls(info, inputs, rows, network, RankOutputs(settings.blend), content, plan, trends, learned, drift)
 
     def with_live(self, reader: Reader) -> Rank:
         """Return the stage with a live store attached, whose new and changed items it ranks."""
@@ -243,14 +246,17 @@ class Rank:
         inputs = self.inputs
         item_arrays = (inputs.item_rows, inputs.item_numbers)
         features = ItemFeatures(self.item_plan, *item_arrays) if self.item_plan else None
-        arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features)
         as_of_s = inputs.settings.as_of_s
+        trends = self.trends.compile_loops() if self.trends and as_of_s else None
+        arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features, trends)
         sales = LiveSales(inputs.items, as_of_s, self.learned) if as_of_s else None
         stored = StoredPairs.for_generation(inputs.items, self.learned) if sales else None
         # Before `refresh`, which adds live sales to the popularity.
         novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE)) if sales else None
-        live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored)
+        live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored, trends)
         live_items.refresh()  # here, so that no request waits for it
+        if trends:
+            trends.sweep(inputs.items.n_items)
         return replace(self, inputs=replace(inputs, stored=stored, novelty=novelty), live_items=live_items)
 
     @property

@@ -65,18 +65,23 @@ def encode_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
 
     log: `dataset.interactions` or a part of it, sorted by time
     """
-    interactions = dataset.description.interactions
     events = np.zeros(len(log), EVENT)
     events["sequence"] = np.arange(len(log))
     events["time_ms"] = log["timestamp"].to_numpy() * 1_000
     events["user_id"], events["item_id"] = log["user_id"], log["item_id"]
     events["event"] = dataset.description.event_names.index(dataset.description.row_event)
     events["weight"] = log["weight"]
-    amount_column = "label" if interactions.label else "weight" if interactions.weight else None
+    amount_column = find_amount_column(dataset)
     events["amount"] = log[amount_column] if amount_column else np.nan
     items = np.searchsorted(dataset.items["item_id"].to_numpy(), log["item_id"].to_numpy())
     events["price"] = np.nan if dataset.prices is None else dataset.prices[items]
     return events
+
+
+def find_amount_column(dataset: Dataset) -> str | None:
+    """Return the column of the log that holds an event's amount, "label" or "weight"; None where it has neither."""
+    interactions = dataset.description.interactions
+    return "label" if interactions.label else "weight" if interactions.weight else None
 
 
 def hash_item_categories(dataset: Dataset) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import Content
 from serving.stages.live.pairs import NO_PAIRS, StoredPairs
 from serving.stages.live.sales import LiveSales
+from serving.stages.live.trends import ItemTrends
 
 TEMPLATES = 8  # items most like a new one
 
@@ -47,7 +48,7 @@ StageArrays = TypeVar("StageArrays", bound=ItemArrays)
 class LiveItems(Generic[StageArrays]):
     """Keeps the arrays of one stage up to date with the live store.
 
-    sales: for arrays that are SoldItems; pairs: items taken together, None where there are no sales either
+    sales: for arrays that are SoldItems; pairs: items taken together, trends: aggregations, both None where there are no sales
     changed_sequence, read_sequence: the last change that was applied, and the last event that was read
     """
 
@@ -57,6 +58,7 @@ class LiveItems(Generic[StageArrays]):
     arrays: StageArrays
     sales: LiveSales | None = None
     pairs: StoredPairs | None = None
+    trends: ItemTrends | None = None
     changed_sequence: int = field(default=0, init=False)
     read_sequence: int = field(default=0, init=False)
 
@@ -77,6 +79,8 @@ class LiveItems(Generic[StageArrays]):
                     headers = snapshot.headers_since(self.read_sequence)
                     found = self.pairs.find(snapshot, progress, headers) if self.pairs else NO_PAIRS
                     sold.append(self.sales.read(snapshot, progress, headers, [change.id for change in changes]))
+                    if self.trends:
+                        self.trends.follow(snapshot, progress, headers, self.read_sequence)
                     if self.pairs:  # after everything was read, so that no pair counts twice if that fails
                         self.pairs.pairs.add(found)
                     self.read_sequence = progress.last_sequence if headers is None else self.read_sequence + len(headers)
@@ -84,6 +88,8 @@ class LiveItems(Generic[StageArrays]):
             return False
         finally:
             self._update_sales(sold)
+            if self.trends:
+                self.trends.sweep()
         return True
 
     def _update_sales(self, sold: list[np.ndarray | None]) -> None:

@@ -15,6 +15,7 @@ from serving.stages.features.user_state import NO_CATEGORY
 from serving.stages.live.content import GROUPS, Content, get_text
 from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.sales import LiveSales
+from serving.stages.live.trends import ItemTrends
 
 
 @dataclass
@@ -22,7 +23,7 @@ class RankedItems:
     """The ranker's arrays with one row per item.
 
     item_rows: int32 [n_items + 1, Si], the row of the item's own id first; item_numbers: float32 [n_items + 1, Gi]
-    features: None if the generation was published without the plan of the items' features
+    features: None if the generation was published without the plan of the items' features; trends: None without aggregations
     group_codes: those of the exported categories and of the exported providers, by name
     """
 
@@ -31,6 +32,7 @@ class RankedItems:
     item_numbers: np.ndarray
     statistics: ItemStatistics
     features: ItemFeatures | None = None
+    trends: ItemTrends | None = None
     group_codes: tuple[Mapping[str | None, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +50,8 @@ class RankedItems:
         writable(self.item_rows)[position, 0] = OOV_ROW
         if self.features:
             self.features.begin(position)
+        if self.trends:
+            self.trends.begin(position)
         writable(statistics.popularity)[position] = 0.0
         writable(statistics.popularity_then)[position] = 0.0
         writable(statistics.sold_days)[position] = 0.0, statistics.clock.log_days + statistics.elapsed_days[0]
@@ -57,6 +61,8 @@ class RankedItems:
         """Write what changed columns of an item mean for the ranker: its features, category and provider."""
         if self.features:
             self.features.change(position, columns)
+        if self.trends:
+            self.trends.change_item(position, columns)
         groups = writable(self.statistics.groups)
         for role, name in enumerate(GROUPS):
             if name in columns:

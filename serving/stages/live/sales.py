@@ -80,8 +80,7 @@ class LiveSales:
         headers: HEADER [N] of the events since the last call; None to read all items
         changed_ids: new items, which may have got a position after their sales were read
         """
-        pauses_ms = snapshot.pauses_ms() if progress.n_pauses else []
-        timeline = Timeline.of(pauses_ms, progress.first_ms, 1_000 * self.as_of_s)
+        timeline = snapshot.timeline(progress, self.as_of_s)
         elapsed_s = max(timeline.skip_pauses(progress.watermark_ms // 1_000) - self.as_of_s, 0)
         clock_s = self.as_of_s + elapsed_s // STEP_S * STEP_S
         if headers is None:

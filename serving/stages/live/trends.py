@@ -1,0 +1,246 @@
+"""Follow declared aggregations of items and of their categories, so that the ranker's numbers include live events.
+
+    records at the export ─┐
+    events since ──────────┴─▶ records as of now ─▶ numbers of the items that read them
+
+Training computes the same features from a whole log (training/features/aggregates.py), which holds the counted events only. Events
+up to the generation's clock are in its records. "Now" is the watermark, rounded down to a sixtieth of the shortest span. When it
+moves on, all items are computed again, some at each refresh, so that no request waits for a whole catalogue; in between, only those
+with new events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+import numpy as np
+
+from serving.contract.artifacts import REMEDY, check_range, open_checked_array, read_json, writable
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.live.aggregations import EVENT, Aggregation, EntityPlan, compile_aggregations, hash_categories
+from serving.live.aggregations.loops import RING
+from serving.live.aggregations.spec import ITEM
+from serving.live.events import OBSERVED, Flags
+from serving.live.reader import Snapshot
+from serving.live.store import Progress
+from serving.live.timeline import Timeline
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ranking import aggregate_numbers
+from serving.stages.live.content import get_text
+
+FOLDER, TRENDS_FILE = "trends", "trends.json"
+LONGEST_STEP_MS = 3_600_000  # of the clock; the step of aggregations without a span
+SWEPT_ITEMS = 16_384  # computed again at each refresh after the clock has moved on
+MOST_STRAYS = 16_384  # latest events kept of items that the catalogue does not know yet
+OTHER_EVENT = 63  # number of an event that no aggregation can name
+
+
+@dataclass
+class EntityTrends:
+    """The aggregations of one entity: items, or the categories of one column.
+
+    records: plan.dtype [R + 1], the last one always empty; numbers: float32 [n_items + 1, F], the columns that the ranker reads
+    record_of: int32 [n_items + 1], the record of each item's category; None where items have records of their own
+    keys: int64 [R] ascending, of the categories; column: name under which `upsert` changes an item's category
+    """
+
+    plan: EntityPlan
+    records: np.ndarray
+    numbers: np.ndarray
+    record_of: np.ndarray | None = None
+    keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    column: str = ""
+
+    @classmethod
+    def load(cls, folder: Path, number: int, plan: EntityPlan, column: str, numbers: np.ndarray) -> EntityTrends:
+        """Open the files of one entity, number 0, 1, … of trends.json. Raises ArtifactError."""
+        if plan.entity == ITEM:
+            return cls(plan, writable(open_checked_array(folder, f"records.{number}", plan.dtype, len(numbers))), numbers)
+        keys = open_checked_array(folder, f"keys.{number}", "int64", None)
+        records = open_checked_array(folder, f"records.{number}", plan.dtype, len(keys) + 1)
+        record_of = open_checked_array(folder, f"record_of.{number}", "int32", len(numbers))
+        check_range(folder / f"record_of.{number}.npy", record_of, len(keys))
+        return cls(plan, writable(records), numbers, writable(record_of), keys, column)
+
+    def find_rows(self, positions: np.ndarray) -> np.ndarray:
+        """Return the records that items read, int64 [N]; the last one for an item without any. positions: int64 [N]"""
+        return positions if self.record_of is None else self.record_of[positions].astype(np.int64)
+
+    def count(self, positions: np.ndarray, events: np.ndarray, clock_ms: int) -> None:
+        """Add events, EVENT [N], of items to their records, and write the numbers of the items that read them."""
+        rows, nobody = self.find_rows(positions), len(self.records) - 1
+        self.plan.update(self.records, np.where(rows == nobody, -1, rows), events)
+        changed = np.unique(rows[rows != nobody])
+        if self.record_of is not None:
+            is_changed = np.zeros(len(self.records), np.bool_)
+            is_changed[changed] = True
+            changed = np.flatnonzero(is_changed[self.record_of])
+        self.write(changed, clock_ms)
+
+    def read(self, positions: np.ndarray | slice, clock_ms: int) -> np.ndarray:
+        """Return the features of items, float32 [N, F], as of a moment. positions: int64 [N], or a range of them"""
+        if self.record_of is None:
+            return self.plan.read(self.records[positions], clock_ms)
+        rows, places = np.unique(self.record_of[positions], return_inverse=True)
+        return self.plan.read(self.records[rows], clock_ms)[places]
+
+    def write(self, positions: np.ndarray | slice, clock_ms: int) -> None:
+        """Write the numbers of items. positions: int64 [N], or a range of them"""
+        self.numbers[positions] = aggregate_numbers(self.read(positions, clock_ms))
+
+    def change_category(self, position: int, category: str | None) -> None:
+        """Let an item read the record of a category; of one that the export did not know, the empty one."""
+        if self.record_of is not None:
+            (key,) = hash_categories(np.array([category], object))
+            row = int(np.searchsorted(self.keys, key))
+            self.record_of[position] = row if row < len(self.keys) and self.keys[row] == key else len(self.keys)
+
+
+@dataclass
+class ItemTrends:
+    """The aggregations of all entities that items read, as of now.
+
+    numbers: of the events that aggregations name; amount: field of HEADER that holds an event's amount, "" for none
+    prices: float32 [n_items + 1], None unless an aggregation reads prices
+    clock_ms: now, in feature time (timeline.py); read_sequence: the last event that was counted
+    """
+
+    items: ItemIndex
+    entities: tuple[EntityTrends, ...]
+    event_names: tuple[str, ...]
+    amount: str
+    prices: np.ndarray | None
+    as_of_s: int
+    step_ms: int
+    clock_ms: int = field(init=False)
+    read_sequence: int = field(default=0, init=False)
+    strays: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)  # events of unknown items
+    n_free: int = field(init=False)  # rows for new items that were free when the strays were last looked at
+    next_item: int = field(default=0, init=False)  # of the sweep over all items
+    n_left: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.clock_ms, self.n_free = 1_000 * self.as_of_s, self.items.n_free
+
+    @classmethod
+    def load(cls, folder: Path, items: ItemIndex, item_numbers: np.ndarray, as_of_s: int) -> ItemTrends | None:
+        """Open a stage's trends; None where it was published without any. Raises ArtifactError.
+
+        item_numbers: float32 [n_items + 1, G] of the ranker, whose last columns are these aggregations
+        """
+        folder = folder / FOLDER
+        if not folder.is_dir():
+            return None
+        settings = read_json(folder, TRENDS_FILE)
+        try:
+            aggregations = [Aggregation(**fields) for fields in settings["aggregations"]]
+            plans = list(compile_aggregations(aggregations, settings["event_names"]).values())
+            columns = [settings["category_columns"].get(plan.entity, "") for plan in plans]
+            names, amount, has_prices = tuple(settings["event_names"]), settings["amount"], settings["has_prices"]
+        except (ConfigError, KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{folder / TRENDS_FILE} is not a declaration of aggregations ({error}). {REMEDY}") from error
+        first = item_numbers.shape[1] - sum(len(plan.names) for plan in plans)
+        if first < 0 or amount not in ("", "label", "weight"):
+            raise ArtifactError(
+                f"{folder / TRENDS_FILE} declares more numbers than item_numbers.npy has ({item_numbers.shape[1]}), or the "
+                f"unknown amount {amount!r}. {REMEDY}"
+            )
+        entities = []
+        for number, (plan, column) in enumerate(zip(plans, columns, strict=True)):
+            last = first + len(plan.names)
+            entities.append(EntityTrends.load(folder, number, plan, column, writable(item_numbers)[:, first:last]))
+            first = last
+        prices = open_checked_array(folder, "prices", "float32", items.n_items + 1) if has_prices else None
+        return cls(items, tuple(entities), names, amount, prices, as_of_s, find_step_ms(aggregations))
+
+    def begin(self, position: int) -> None:
+        """Write the numbers of a new item, which has no events yet."""
+        for entity in self.entities:
+            entity.change_category(position, None)
+            entity.write(np.array([position]), self.clock_ms)
+
+    def change_item(self, position: int, columns: Mapping[str, object]) -> None:
+        """Let an item read the records of its changed categories."""
+        for entity in self.entities:
+            if entity.column in columns:
+                entity.change_category(position, get_text(columns[entity.column]))
+                entity.write(np.array([position]), self.clock_ms)
+
+    def follow(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, after: int) -> None:
+        """Count the events after a sequence, and move the clock. headers: HEADER [N]; None to count what the log still holds"""
+        timeline = snapshot.timeline(progress, self.as_of_s)
+        now_ms = 1_000 * timeline.skip_pauses(progress.watermark_ms // 1_000)
+        clock_ms = max(now_ms // self.step_ms * self.step_ms, 1_000 * self.as_of_s)
+        if clock_ms != self.clock_ms:
+            self.clock_ms, self.n_left = clock_ms, self.items.n_items
+        numbers = number_events(snapshot.event_names(), self.event_names)
+        blocks: Iterator[tuple[int, np.ndarray]]
+        blocks = snapshot.held_headers(after) if headers is None else iter([(after + len(headers), headers)])
+        for last, block in blocks:
+            counted = max(0, self.read_sequence - last + len(block))  # events of an earlier try, which failed later on
+            self.add(encode_headers(block[counted:], numbers, self.amount, timeline, self.as_of_s))
+            self.read_sequence = max(self.read_sequence, last)
+
+    def add(self, events: np.ndarray) -> None:
+        """Count events, EVENT [N], and write the numbers that change. Events of unknown items wait until `upsert` adds them."""
+        if self.items.n_free != self.n_free:  # new items
+            events, self.strays, self.n_free = np.concatenate([self.strays, events]), self.strays[:0], self.items.n_free
+        positions = self.items.positions(events["item_id"].copy())
+        known = positions < self.items.n_items
+        self.strays = np.concatenate([self.strays, events[~known]])[-MOST_STRAYS:]
+        events, positions = events[known], positions[known]
+        if not len(events):
+            return
+        events["price"] = np.nan if self.prices is None else self.prices[positions]
+        for entity in self.entities:
+            entity.count(positions, events, self.clock_ms)
+
+    def sweep(self, most: int = SWEPT_ITEMS) -> None:
+        """Write the numbers of the next items, `most` at most, that were computed as of an earlier clock."""
+        while most > 0 and self.n_left:
+            count = min(most, self.n_left, self.items.n_items - self.next_item)
+            for entity in self.entities:
+                entity.write(slice(self.next_item, self.next_item + count), self.clock_ms)
+            self.next_item = (self.next_item + count) % self.items.n_items
+            self.n_left, most = self.n_left - count, most - count
+
+    def compile_loops(self) -> ItemTrends:
+        """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
+        for entity in self.entities:
+            records = entity.plan.empty(1)
+            entity.plan.update(records, np.full(1, -1), np.zeros(1, EVENT))
+            entity.plan.read(records, 0)
+        return self
+
+
+def find_step_ms(aggregations: list[Aggregation]) -> int:
+    """Return how often all items are computed again: a sixtieth of the shortest span, at most LONGEST_STEP_MS of feature time."""
+    lengths_ms = [length_ms for _, length_ms in (aggregation.span for aggregation in aggregations) if length_ms]
+    return min([LONGEST_STEP_MS, *(length_ms // RING for length_ms in lengths_ms)])
+
+
+def number_events(stored_names: list[str], event_names: tuple[str, ...]) -> np.ndarray:
+    """Return the number that aggregations give to each event of a store, int64 [K] by the store's code."""
+    return np.array([event_names.index(name) if name in event_names else OTHER_EVENT for name in stored_names], np.int64)
+
+
+def encode_headers(headers: np.ndarray, numbers: np.ndarray, amount: str, timeline: Timeline, as_of_s: int) -> np.ndarray:
+    """Return the events of HEADER [N] that count after the generation's clock, EVENT [M] without prices, in feature time.
+
+    numbers: int64 [K] of `number_events`; amount: field of the header that holds the amount, "" for none
+    """
+    counts = (headers["type"] == OBSERVED) & ((headers["flags"] & Flags.COUNTED) != 0)
+    headers = headers[counts & (headers["time_ms"] // 1_000 > as_of_s)]
+    events = np.empty(len(headers), EVENT)
+    events["sequence"] = np.arange(len(headers))
+    events["time_ms"] = 1_000 * timeline.skip_all_pauses(headers["time_ms"] // 1_000)
+    events["event"] = numbers[headers["kind"]]
+    events["user_id"], events["item_id"], events["weight"] = (headers[name] for name in ("user_id", "item_id", "weight"))
+    events["amount"] = headers[amount] if amount else np.nan
+    events["price"] = np.nan
+    return events
+
+

@@ -1,0 +1,327 @@
+"""Aggregations of items and categories follow live events: they equal those of training on the longer log."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from live.archive import compact
+from live.erase import erase_user
+from serving.contract.artifacts import stage_folder
+from serving.contract.errors import ArtifactError
+from serving.live.aggregations import Aggregation
+from serving.live.events import HEADER, ITEM_CHANGED, EventBatch, Flags
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.writer import Writer, WriterSettings
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ranking import aggregate_numbers
+from serving.stages.live.content import Content
+from serving.stages.live.items import LiveItems
+from serving.stages.live.ranked_items import RankedItems
+from serving.stages.live.sales import LiveSales
+from serving.stages.live.trends import FOLDER, TRENDS_FILE, ItemTrends
+from serving.stages.rank import Rank
+from tests.unit.live.test_live_answers import event_inputs, last_event_ms
+from training.dataset import Dataset, load_dataset
+from training.features.aggregates import LogAggregates
+from training.features.trends import write_trends
+from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
+
+HOUR_S, START_S, N_ITEMS, N_EVENTS, N_KNOWN, N_FREE = 3_600, 1_600_000_000, 40, 600, 400, 4
+DAY_S = 24 * HOUR_S
+TOML = """
+name = "toy"
+[interactions]
+path = "events.csv"
+user_id = "user"
+item_id = "item"
+timestamp = "time"
+weight = "quantity"
+[items]
+path = "items.csv"
+item_id = "item"
+category = "kind"
+price = "price"
+"""
+DECLARED = (
+    Aggregation("sold_24h", "item", "count", "count", window="24h"),
+    Aggregation("sold_long", "item", "count", "count", half_life="3d"),
+    Aggregation("kind_7d", "kind", "amount", "sum", window="7d"),
+    Aggregation("paid", "item", "price", "mean", window="7d"),
+    Aggregation("since", "kind", "count", "last", n=2),
+    Aggregation("buyers", "item", "distinct", "distinct", window="7d"),
+)
+
+
+@pytest.fixture
+def dataset(tmp_path) -> Dataset:
+    """An event an hour; item i * 10 costs i and is of one of three kinds, the last item of none."""
+    rng, folder = np.random.default_rng(3), tmp_path / "data"
+    folder.mkdir()
+    (folder / "dataset.toml").write_text(TOML)
+    events = {"user": rng.integers(0, 20, N_EVENTS), "item": 10 * rng.integers(0, N_ITEMS, N_EVENTS)}
+    events |= {"time": START_S + HOUR_S * np.arange(N_EVENTS), "quantity": rng.integers(1, 5, N_EVENTS)}
+    pd.DataFrame(events).to_csv(folder / "events.csv", index=False)
+    items = {"item": 10 * np.arange(N_ITEMS), "kind": [f"kind {item % 3}" for item in range(N_ITEMS - 1)] + [None]}
+    pd.DataFrame(items | {"price": np.arange(N_ITEMS)}).to_csv(folder / "items.csv", index=False)
+    return load_dataset(folder)
+
+
+def write(folder: Path, log: pd.DataFrame, flags: Flags = Flags.POSITIVE | Flags.COUNTED) -> None:
+    """Append rows of a log to the live store as it appends events."""
+    headers = np.zeros(len(log), HEADER)
+    headers["flags"], headers["label"] = flags, np.nan
+    headers["user_id"], headers["item_id"], headers["weight"] = log["user_id"], log["item_id"], log["weight"]
+    headers["time_ms"] = log["timestamp"] * 1_000
+    append(folder, headers)
+
+
+def append(folder: Path, headers: np.ndarray, columns: bytes = b"") -> None:
+    nothing = [b""] * len(headers)
+    with closing(Writer(folder, Layout(), ("purchase",), settings=WriterSettings(lateness_s=0))) as writer:
+        writer.append(EventBatch(headers, nothing, nothing, [columns] * len(headers)))
+
+
+def upsert(folder: Path, item: int, **columns: object) -> None:
+    header = np.zeros(1, HEADER)
+    header["type"], header["item_id"] = ITEM_CHANGED, item
+    append(folder, header, json.dumps(columns).encode())
+
+
+class Shop:
+    """A rank stage's numbers, of a generation that learned the first events of a log, and a live store."""
+
+    def __init__(self, folder: Path, dataset: Dataset, n_known: int = N_KNOWN) -> None:
+        self.folder, self.dataset, self.store = folder, dataset, folder / "live"
+        folder.mkdir(exist_ok=True)
+        self.known = dataset.interactions.iloc[:n_known]
+        self.as_of_s = int(self.known["timestamp"].max())
+        self.aggregates = LogAggregates.of(dataset, self.known, DECLARED)
+        write_trends(folder, dataset, self.aggregates, N_FREE)
+        self.exported = np.zeros((N_ITEMS + N_FREE + 1, 1 + len(self.aggregates.item_names)), np.float32)
+        self.exported[:N_ITEMS, 1:] = expect_numbers(self.aggregates, self.as_of_s)
+
+    def start(self) -> tuple[LiveItems, np.ndarray]:
+        """Start a stage that has read the store. Return it and its numbers, float32 [N_ITEMS + N_FREE + 1, 1 + F]."""
+        items, numbers = ItemIndex(np.append(10 * np.arange(N_ITEMS), [-1] * N_FREE)), self.exported.copy()
+        trends = ItemTrends.load(self.folder, items, numbers, self.as_of_s)
+        groups, rows = np.zeros((items.n_items + 1, 2), np.int32), np.zeros((items.n_items + 1, 1), np.int32)
+        positions = items.positions(self.known["item_id"].to_numpy())
+        sold = Sales.of(self.known["user_id"].to_numpy(), positions, self.known["timestamp"].to_numpy())
+        statistics = fit_statistics(sold, items.n_items, self.as_of_s, groups, StatisticsSettings())
+        ranked = RankedItems(Content.of([{}] * N_ITEMS), rows, numbers, statistics, trends=trends)
+        live = LiveItems(Reader(self.store), items, ranked.content, ranked, LiveSales(items, self.as_of_s), trends=trends)
+        refresh(live)
+        return live, numbers
+
+    def expect(self, log: pd.DataFrame, live: LiveItems) -> np.ndarray:
+        """Return the numbers that training computes of a log at the stage's clock, float32 [N_ITEMS, F]."""
+        assert live.trends is not None
+        return expect_numbers(LogAggregates.of(self.dataset, log, DECLARED), live.trends.clock_ms // 1_000)
+
+
+def expect_numbers(aggregates: LogAggregates, clock_s: int) -> np.ndarray:
+    (numbers,) = aggregates.of_items(np.arange(N_ITEMS)[None], np.array([clock_s]), np.array([len(aggregates.events)]))
+    return numbers
+
+
+def refresh(live: LiveItems) -> None:
+    """Read what is new, and compute all items as of now."""
+    assert live.refresh()
+    assert live.trends is not None
+    live.trends.sweep(live.items.n_items)
+
+
+def check(numbers: np.ndarray, expected: np.ndarray) -> None:
+    """numbers: float32 [N_ITEMS + N_FREE + 1, 1 + F]; expected: float32 [N_ITEMS, F]"""
+    np.testing.assert_allclose(numbers[:N_ITEMS, 1:], expected, rtol=1e-6, atol=1e-6)
+    assert not numbers[:, 0].any()  # a column that is no aggregation
+    assert not numbers[-1].any()  # the padding row
+
+
+@pytest.fixture
+def shop(tmp_path, dataset) -> Shop:
+    return Shop(tmp_path / "rank", dataset)
+
+
+@pytest.mark.parametrize("at_once", [200, 7], ids=["one batch", "a few events at a time"])
+def test_numbers_equal_those_of_training_on_the_whole_log_also_after_a_restart(shop, dataset, at_once):
+    log, (live, numbers) = dataset.interactions, shop.start()
+    check(numbers, expect_numbers(shop.aggregates, shop.as_of_s))
+    for start in range(N_KNOWN, N_EVENTS, at_once):
+        write(shop.store, log.iloc[start : min(start + at_once, N_EVENTS)])
+        refresh(live)
+    check(numbers, shop.expect(log, live))
+    assert (np.abs(numbers[:N_ITEMS, 1:] - shop.exported[:N_ITEMS, 1:]).max(axis=0) > 0.01).all()
+    _, restarted = shop.start()
+    np.testing.assert_array_equal(restarted, numbers)
+
+
+def test_what_a_generation_learned_does_not_count_again(tmp_path, dataset):
+    log = dataset.interactions
+    write(tmp_path / "rank" / "live", log.iloc[300:500])
+    shop = Shop(tmp_path / "rank", dataset, n_known=500)
+    live, numbers = shop.start()
+    check(numbers, expect_numbers(shop.aggregates, shop.as_of_s))
+    write(shop.store, log.iloc[500:])
+    refresh(live)
+    check(numbers, shop.expect(log, live))
+
+
+def test_time_stands_still_during_a_pause(shop, dataset):
+    log, (live, numbers) = dataset.interactions.copy(), shop.start()
+    paused = log.iloc[N_KNOWN:].copy()
+    paused["timestamp"] += 100 * DAY_S
+    write(shop.store, paused)
+    refresh(live)
+    log.loc[log.index[N_KNOWN:], "timestamp"] -= HOUR_S  # the first event after the pause comes at the time of the export
+    check(numbers, shop.expect(log, live))
+    assert live.trends is not None
+    assert live.trends.clock_ms // 1_000 <= log["timestamp"].max()
+
+
+def test_only_events_of_the_interaction_log_count(shop, dataset):
+    live, numbers = shop.start()
+    write(shop.store, dataset.interactions.iloc[N_KNOWN:], Flags(0))
+    refresh(live)
+    check(numbers, shop.expect(shop.known, live))
+
+
+def test_a_new_item_begins_with_nothing_and_reads_its_category(shop, dataset):
+    live, numbers = shop.start()
+    columns = 1 + np.array([name in ("kind_7d", "since_1", "since_2") for name in shop.aggregates.item_names]).nonzero()[0]
+    upsert(shop.store, 405)
+    refresh(live)
+    position = int(live.items.positions(np.array([405]))[0])
+    assert position == N_ITEMS
+    assert not numbers[position].any()
+    upsert(shop.store, 405, category="kind 1")
+    refresh(live)
+    assert numbers[position, columns].tolist() == numbers[1, columns].tolist()
+    assert numbers[position, columns].all()
+    upsert(shop.store, 405, category="a kind that the export did not know")
+    refresh(live)
+    assert not numbers[position].any()
+
+
+@pytest.mark.parametrize("first", ["events", "item"])
+def test_events_of_a_new_item_count_whichever_comes_first(shop, dataset, first):
+    live, numbers = shop.start()
+    sold = dataset.interactions.iloc[N_KNOWN : N_KNOWN + 5].assign(item_id=405)
+    if first == "events":
+        write(shop.store, sold)
+        refresh(live)
+        assert not numbers[N_ITEMS].any()
+    upsert(shop.store, 405, category="kind 1")
+    if first == "item":
+        refresh(live)
+        write(shop.store, sold)
+    refresh(live)
+    sold_24h, kind_7d = (1 + shop.aggregates.item_names.index(name) for name in ("sold_24h", "kind_7d"))
+    assert numbers[N_ITEMS, sold_24h] == aggregate_numbers(np.array([5.0], np.float32))
+    assert numbers[N_ITEMS, kind_7d] == numbers[1, kind_7d] > shop.exported[1, kind_7d]
+    np.testing.assert_array_equal(shop.start()[1], numbers)
+
+
+def test_an_erased_users_events_still_count_for_their_items(shop, dataset):
+    log, (live, numbers) = dataset.interactions, shop.start()
+    write(shop.store, log.iloc[N_KNOWN:])
+    refresh(live)
+    with closing(Writer(shop.store, Layout(), ("purchase",))) as writer:
+        erase_user(writer, int(log["user_id"].iloc[-1]))
+    refresh(live)
+    check(numbers, shop.expect(log, live))
+    erased, buyers = shop.start()[1], 1 + shop.aggregates.item_names.index("buyers")
+    np.testing.assert_array_equal(np.delete(erased, buyers, axis=1), np.delete(numbers, buyers, axis=1))
+
+
+def test_a_process_that_starts_counts_what_the_log_still_holds(shop, dataset):
+    log, (live, numbers) = dataset.interactions, shop.start()
+    write(shop.store, log.iloc[N_KNOWN:500])
+    refresh(live)
+    with closing(Writer(shop.store, Layout(), ("purchase",))) as writer:
+        compact(writer, writer.now_ms() + 1)
+    write(shop.store, log.iloc[500:])
+    refresh(live)
+    check(numbers, shop.expect(log, live))  # it has read everything
+    started, restarted = shop.start()
+    check(restarted, shop.expect(pd.concat([shop.known, log.iloc[500:]]), started))
+
+
+def test_the_clock_moves_all_items_on_a_part_at_a_time(shop, dataset):
+    live, numbers = shop.start()
+    assert live.trends is not None
+    quiet = shop.known.iloc[-1:].assign(item_id=99_999, timestamp=shop.as_of_s + 5 * DAY_S)
+    write(shop.store, quiet)
+    expected = shop.expect(shop.known, live)
+    assert live.refresh()  # sweeps more items than there are
+    assert (numbers[:N_ITEMS, 1:] != expected).any()
+    check(numbers, shop.expect(shop.known, live))
+    write(shop.store, quiet.assign(timestamp=shop.as_of_s + 6 * DAY_S))
+    before = numbers.copy()
+    with live.reader.snapshot() as snapshot:
+        live.trends.follow(snapshot, snapshot.progress(), None, 1)
+    for _ in range(5):
+        live.trends.sweep(9)
+    check(numbers, shop.expect(shop.known, live))
+    assert (numbers != before).any()
+
+
+def test_the_rank_stage_reads_live_sales_of_an_item(repository, observe, reader):
+    folder, at_ms = stage_folder(repository, "rank", 1), last_event_ms(repository)
+    rank = Rank.load(folder).with_live(reader)
+    before = rank.inputs.item_numbers.copy()
+    observe(event_inputs(user_id=[1, 2, 3], item_id=[45] * 3, timestamp_ms=[at_ms + 20_000] * 3))
+    assert rank.live_items is not None
+    assert rank.live_items.refresh()
+    numbers, position = rank.inputs.item_numbers, int(rank.inputs.items.positions(np.array([45]))[0])
+    assert (numbers[position, -3:] > before[position, -3:]).all()  # the trend of items, which is on by default
+    np.testing.assert_array_equal(np.delete(numbers, position, axis=0), np.delete(before, position, axis=0))
+    with closing(Rank.load(folder).with_live(reader)) as restarted:
+        np.testing.assert_array_equal(restarted.inputs.item_numbers, numbers)
+    rank.close()
+
+
+def test_without_aggregations_nothing_is_published_or_followed(tmp_path, dataset):
+    user_only = [Aggregation("events_7d", "user", "count", "count", window="7d")]
+    write_trends(tmp_path, dataset, LogAggregates.of(dataset, dataset.interactions, user_only), N_FREE)
+    assert not (tmp_path / FOLDER).exists()
+    assert ItemTrends.load(tmp_path, ItemIndex(np.arange(3)), np.zeros((4, 1), np.float32), START_S) is None
+
+
+def damage_declaration(folder: Path) -> None:
+    (folder / TRENDS_FILE).write_text((folder / TRENDS_FILE).read_text().replace("24h", "24 hours"))
+
+
+def shorten_records(folder: Path) -> None:
+    np.save(folder / "records.0.npy", np.load(folder / "records.0.npy")[:-1])
+
+
+def name_missing_record(folder: Path) -> None:
+    np.save(folder / "record_of.1.npy", np.load(folder / "record_of.1.npy") + 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (damage_declaration, "is not a declaration of aggregations"),
+        (shorten_records, r"records\.0\.npy holds"),
+        (name_missing_record, r"record_of\.1\.npy holds values from 1 to 4; expected 0 to 3"),
+    ],
+)
+def test_damaged_files_are_refused(shop, damage, told):
+    damage(shop.folder / FOLDER)
+    with pytest.raises(ArtifactError, match=told):
+        shop.start()
+
+
+def test_fewer_numbers_than_aggregations_are_refused(shop):
+    shop.exported = shop.exported[:, :3]
+    with pytest.raises(ArtifactError, match=r"declares more numbers than item_numbers\.npy has \(3\)"):
+        shop.start()
