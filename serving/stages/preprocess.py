@@ -24,11 +24,12 @@ from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.new_ids import NewIds
 from serving.stages.features.user_state import UserState, derive, history_age_days, override_history
-from serving.stages.features.user_store import FeatureStore, UserStore
+from serving.stages.features.user_store import FeatureStore, UserStore, name_features
 from serving.stages.live.categories import ItemCategories
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
 from serving.stages.live.measurements import VISIBLE
+from serving.stages.live.user_trends import UserTrends
 from serving.stages.live.users import LiveUsers
 
 MAX_STRING_BYTES = 1024
@@ -51,6 +52,7 @@ class PreprocessInputs:
     content: Content | None = None
     live: LiveUsers | None = None
     live_items: LiveItems | None = None
+    trends: UserTrends | None = None  # declared aggregations of users
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo) -> PreprocessInputs:
@@ -64,10 +66,11 @@ class PreprocessInputs:
         live = LiveUsers(reader.users, self.items, self.item_category).with_machine_code(
             self.embedded.empty(np.zeros(2, np.int64))
         )
+        trends = UserTrends.of(self.embedded, self.items, reader)
         if self.content is None:
-            return replace(self, live=live)
+            return replace(self, live=live, trends=trends)
         arrays = ItemCategories(self.content, self.item_category)
-        return replace(self, live=live, live_items=LiveItems(reader, self.items, self.content, arrays))
+        return replace(self, live=live, live_items=LiveItems(reader, self.items, self.content, arrays), trends=trends)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message by row for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""
@@ -99,6 +102,11 @@ class PreprocessInputs:
         if self.live:
             clock_s, behind = self.live.update(state, inputs["after"][:, 0], clock_s)
             degraded = degraded | behind
+        if self.trends:
+            if not self.trends.refresh():
+                degraded = degraded | Degraded.LIVE
+            features = self.trends.read(user_ids, clock_s)
+            state = replace(state, aggregates=name_features(self.trends.stored.plan, features))
         state = override_history(state, inputs["history"], self.items, self.item_category, clock_s)
         if self.live:  # an event may be newer than the watermark: no feature may have a negative age
             return state, np.maximum(state.last_time, clock_s), degraded

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,10 +79,10 @@ def encode_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
     return events
 
 
-def find_amount_column(dataset: Dataset) -> str | None:
-    """Return the column of the log that holds an event's amount, "label" or "weight"; None where it has neither."""
+def find_amount_column(dataset: Dataset) -> str:
+    """Return the column of the log that holds an event's amount, "label" or "weight"; "" where it has neither."""
     interactions = dataset.description.interactions
-    return "label" if interactions.label else "weight" if interactions.weight else None
+    return "label" if interactions.label else "weight" if interactions.weight else ""
 
 
 def hash_item_categories(dataset: Dataset) -> dict[str, np.ndarray]:
@@ -99,6 +100,7 @@ class LogAggregates:
 
     plans: by entity; events: EVENT [N]; keys: by entity, int64 [N, KEY_WIDTH]
     item_categories: category column -> key of every item of the catalogue, int64 [n_items + 1]
+    amount: column of the log that holds an event's amount, "" for none; prices: float32 [n_items], None without prices
     """
 
     aggregations: tuple[Aggregation, ...]
@@ -108,6 +110,8 @@ class LogAggregates:
     keys: dict[str, np.ndarray]
     item_ids: np.ndarray  # int64 [n_items + 1], PAD_ID last
     item_categories: dict[str, np.ndarray]
+    amount: str = ""
+    prices: np.ndarray | None = None
 
     @classmethod
     def of(cls, dataset: Dataset, log: pd.DataFrame, aggregations: Sequence[Aggregation]) -> LogAggregates:
@@ -117,9 +121,8 @@ class LogAggregates:
         categories, items = hash_item_categories(dataset), np.searchsorted(item_ids, events["item_id"])
         event_categories = {name: values[items] for name, values in categories.items()}
         keys = {entity: entity_keys(entity, events["user_id"], events["item_id"], event_categories) for entity in plans}
-        return cls(
-            tuple(aggregations), dataset.description.event_names, plans, events, keys, np.append(item_ids, PAD_ID), categories
-        )
+        names, values = dataset.description.event_names, (find_amount_column(dataset), dataset.prices)
+        return cls(tuple(aggregations), names, plans, events, keys, np.append(item_ids, PAD_ID), categories, *values)
 
     def compute_at(self, entity: str, instants: Instants) -> np.ndarray:
         """Return the features float32 [M, F] of entities at instants of the log."""
@@ -158,6 +161,11 @@ class LogAggregates:
         numbers = aggregate_numbers(np.concatenate(columns, axis=1))
         numbers[flat == len(self.item_ids) - 1] = 0.0
         return numbers.reshape(*positions.shape, -1)
+
+    def save_prices(self, folder: Path, aggregations: Sequence[Aggregation]) -> None:
+        """Write the catalogue's prices as prices.npy, where one of the aggregations reads them."""
+        if self.prices is not None and any(aggregation.value == "price" for aggregation in aggregations):
+            np.save(folder / "prices.npy", self.prices.astype(np.float32))
 
     def of_entity(self, entity: str) -> tuple[Aggregation, ...]:
         return tuple(aggregation for aggregation in self.aggregations if aggregation.entity == entity)

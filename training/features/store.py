@@ -62,6 +62,7 @@ def write_store(folder: Path, log: EventLog) -> None:
     aggregations = log.aggregates.of_entity(USER)
     if aggregations:
         known_ids = np.append(user_ids, NO_KEY)  # the last record is the unknown user's
+        log.aggregates.save_prices(folder, aggregations)
         np.save(folder / "aggregates.npy", log.aggregates.records_of(USER, entity_keys(USER, known_ids, known_ids, {})))
     settings = {
         "schema": 1,
@@ -70,6 +71,7 @@ def write_store(folder: Path, log: EventLog) -> None:
         "has_categories": categories is not None,
         "aggregations": [asdict(aggregation) for aggregation in aggregations],
         "event_names": log.aggregates.event_names,
+        "amount": log.aggregates.amount,
         "profile": [_save_profile(folder, number, *item) for number, item in enumerate(log.profiles.columns.items())],
     }
     (folder / STORE_FILE).write_text(json.dumps(settings, indent=1) + "\n")

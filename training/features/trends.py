@@ -12,7 +12,7 @@ from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import ITEM, USER
 from serving.stages.live.trends import FOLDER, TRENDS_FILE
 from training.dataset.dataset import Dataset
-from training.features.aggregates import LogAggregates, find_amount_column
+from training.features.aggregates import LogAggregates
 
 
 def write_trends(folder: Path, dataset: Dataset, aggregates: LogAggregates, n_free: int) -> None:
@@ -28,18 +28,14 @@ def write_trends(folder: Path, dataset: Dataset, aggregates: LogAggregates, n_fr
     for number, entity in enumerate(entities):
         _write_records(folder, number, entity, aggregates, n_free)
     declared = [aggregation for entity in entities for aggregation in aggregates.of_entity(entity)]
-    has_prices = dataset.prices is not None and any(aggregation.value == "price" for aggregation in declared)
-    if has_prices:
-        missing = np.full(n_free + 1, np.nan)
-        np.save(folder / "prices.npy", np.concatenate([dataset.prices, missing]).astype(np.float32))
+    aggregates.save_prices(folder, declared)
     settings = {
         "aggregations": [asdict(aggregation) for aggregation in declared],
         "event_names": aggregates.event_names,
-        "amount": find_amount_column(dataset) or "",
+        "amount": aggregates.amount,
         "category_columns": {
             name: name if items and name in items.categorical else "category" for name in entities if name != ITEM
         },
-        "has_prices": has_prices,
     }
     (folder / TRENDS_FILE).write_text(json.dumps(settings, indent=1) + "\n")
 

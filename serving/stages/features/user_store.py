@@ -69,6 +69,20 @@ def find_positions(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return positions
 
 
+class StoredAggregates(NamedTuple):
+    """The aggregations of users at the end of the log.
+
+    records: plan.dtype [U + 1], the last one is the unknown user's; event_names: number -> name, as the plan numbers events
+    amount: field of an event that holds its amount, "" for none; prices: float32 [n_items], None unless one reads prices
+    """
+
+    plan: EntityPlan
+    records: np.ndarray
+    event_names: tuple[str, ...]
+    amount: str
+    prices: np.ndarray | None
+
+
 class UserStore:
     """The embedded store: `.npy` arrays opened by mmap, shared by all instances of the machine.
 
@@ -79,6 +93,7 @@ class UserStore:
     event_count, sum_weight, sum_label, first_time, last_time .npy   [U + 1], the last row is the unknown user's
     profile.<n>.npy         [U + 1] values, or codes of the strings in profile.<n>.texts; the last row is the unknown user's
     aggregates.npy          records [U + 1] of the aggregations that store.json lists; only where it lists any
+    prices.npy              float32 [n_items] of the catalogue; only where one of these aggregations reads prices
     """
 
     TOTALS: ClassVar = {
@@ -110,7 +125,7 @@ class UserStore:
             for number, column in enumerate(settings["profile"])
         }
         self._profiles = Profiles(user_ids, profile)
-        self._aggregates = _open_aggregates(folder, settings, n_rows)
+        self.aggregates = _open_aggregates(folder, settings, n_rows)
 
     @property
     def user_ids(self) -> np.ndarray:
@@ -130,9 +145,9 @@ class UserStore:
         starts, ends, *totals = _read_totals(users, self._offsets, *self._totals)
         totals = dict(zip(self.TOTALS, totals, strict=True))
         state = build_state(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
-        if self._aggregates is None:
+        if self.aggregates is None:
             return state
-        plan, records = self._aggregates
+        plan, records = self.aggregates.plan, self.aggregates.records
         return replace(state, aggregates=name_features(plan, plan.read(records[users], 1_000 * self.as_of_s)))
 
 
@@ -151,13 +166,14 @@ def name_features(plan: EntityPlan, features: np.ndarray) -> dict[str, np.ndarra
     return dict(zip(plan.names, features.T, strict=True))
 
 
-def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> tuple[EntityPlan, np.ndarray] | None:
-    """Return (plan, records [U + 1]); None when store.json lists no aggregation. Raises ArtifactError."""
+def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> StoredAggregates | None:
+    """Return the aggregations; None when store.json lists none. Raises ArtifactError."""
     if not settings.get("aggregations"):
         return None
     try:
         declared = [Aggregation(**fields) for fields in settings["aggregations"]]
         (plan,) = compile_aggregations(declared, settings["event_names"]).values()
+        names, amount = tuple(settings["event_names"]), str(settings["amount"])
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{folder / STORE_FILE} lists an invalid aggregation ({error}). {REMEDY}") from error
     records = open_array(folder, "aggregates")
@@ -165,7 +181,12 @@ def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> tup
         raise ArtifactError(
             f"{folder / 'aggregates.npy'} does not hold {n_rows} records of {STORE_FILE}'s aggregations. {REMEDY}"
         )
-    return plan, records
+    return StoredAggregates(plan, records.view(np.ndarray), names, amount, open_prices(folder))
+
+
+def open_prices(folder: Path) -> np.ndarray | None:
+    """Return the catalogue's prices, float32 [n_items]; None where none were published. Raises ArtifactError."""
+    return open_checked_array(folder, "prices", "float32", None) if (folder / "prices.npy").exists() else None
 
 
 def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileColumn:

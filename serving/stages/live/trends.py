@@ -3,18 +3,15 @@
     records at the export ─┐
     events since ──────────┴─▶ records as of now ─▶ numbers of the items that read them
 
-Training computes the same features from a whole log (training/features/aggregates.py), which holds the counted events only. Events
-up to the generation's clock are in its records. "Now" is the watermark, rounded down to a sixtieth of the shortest span. When it
-moves on, all items are computed again, some at each refresh, so that no request waits for a whole catalogue; in between, only those
-with new events.
+"Now" is the watermark, rounded down to a sixtieth of the shortest span. When it moves on, all items are computed again, some at
+each refresh, so that no request waits for a whole catalogue. In between, only those with new events are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
 
 import numpy as np
 
@@ -23,19 +20,18 @@ from serving.contract.errors import ArtifactError, ConfigError
 from serving.live.aggregations import EVENT, Aggregation, EntityPlan, compile_aggregations, hash_categories
 from serving.live.aggregations.loops import RING
 from serving.live.aggregations.spec import ITEM
-from serving.live.events import OBSERVED, Flags
 from serving.live.reader import Snapshot
 from serving.live.store import Progress
-from serving.live.timeline import Timeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import aggregate_numbers
+from serving.stages.features.user_store import open_prices
 from serving.stages.live.content import get_text
+from serving.stages.live.counted_events import AMOUNTS, CountedEvents
 
 FOLDER, TRENDS_FILE = "trends", "trends.json"
 LONGEST_STEP_MS = 3_600_000  # of the clock; the step of aggregations without a span
 SWEPT_ITEMS = 16_384  # computed again at each refresh after the clock has moved on
 MOST_STRAYS = 16_384  # latest events kept of items that the catalogue does not know yet
-OTHER_EVENT = 63  # number of an event that no aggregation can name
 
 
 @dataclass
@@ -103,27 +99,21 @@ class EntityTrends:
 class ItemTrends:
     """The aggregations of all entities that items read, as of now.
 
-    numbers: of the events that aggregations name; amount: field of HEADER that holds an event's amount, "" for none
-    prices: float32 [n_items + 1], None unless an aggregation reads prices
-    clock_ms: now, in feature time (timeline.py); read_sequence: the last event that was counted
+    step_ms: between two values of the clock; clock_ms: now, in feature time (timeline.py)
     """
 
     items: ItemIndex
     entities: tuple[EntityTrends, ...]
-    event_names: tuple[str, ...]
-    amount: str
-    prices: np.ndarray | None
-    as_of_s: int
+    counted: CountedEvents
     step_ms: int
     clock_ms: int = field(init=False)
-    read_sequence: int = field(default=0, init=False)
     strays: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)  # events of unknown items
     n_free: int = field(init=False)  # rows for new items that were free when the strays were last looked at
     next_item: int = field(default=0, init=False)  # of the sweep over all items
     n_left: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.clock_ms, self.n_free = 1_000 * self.as_of_s, self.items.n_free
+        self.clock_ms, self.n_free = 1_000 * self.counted.as_of_s, self.items.n_free
 
     @classmethod
     def load(cls, folder: Path, items: ItemIndex, item_numbers: np.ndarray, as_of_s: int) -> ItemTrends | None:
@@ -139,11 +129,11 @@ class ItemTrends:
             aggregations = [Aggregation(**fields) for fields in settings["aggregations"]]
             plans = list(compile_aggregations(aggregations, settings["event_names"]).values())
             columns = [settings["category_columns"].get(plan.entity, "") for plan in plans]
-            names, amount, has_prices = tuple(settings["event_names"]), settings["amount"], settings["has_prices"]
+            names, amount = tuple(settings["event_names"]), settings["amount"]
         except (ConfigError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder / TRENDS_FILE} is not a declaration of aggregations ({error}). {REMEDY}") from error
         first = item_numbers.shape[1] - sum(len(plan.names) for plan in plans)
-        if first < 0 or amount not in ("", "label", "weight"):
+        if first < 0 or amount not in AMOUNTS:
             raise ArtifactError(
                 f"{folder / TRENDS_FILE} declares more numbers than item_numbers.npy has ({item_numbers.shape[1]}), or the "
                 f"unknown amount {amount!r}. {REMEDY}"
@@ -153,8 +143,8 @@ class ItemTrends:
             last = first + len(plan.names)
             entities.append(EntityTrends.load(folder, number, plan, column, writable(item_numbers)[:, first:last]))
             first = last
-        prices = open_checked_array(folder, "prices", "float32", items.n_items + 1) if has_prices else None
-        return cls(items, tuple(entities), names, amount, prices, as_of_s, find_step_ms(aggregations))
+        counted = CountedEvents(items, as_of_s, names, amount, open_prices(folder))
+        return cls(items, tuple(entities), counted, find_step_ms(aggregations))
 
     def begin(self, position: int) -> None:
         """Write the numbers of a new item, which has no events yet."""
@@ -171,18 +161,13 @@ class ItemTrends:
 
     def follow(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, after: int) -> None:
         """Count the events after a sequence, and move the clock. headers: HEADER [N]; None to count what the log still holds"""
-        timeline = snapshot.timeline(progress, self.as_of_s)
-        now_ms = 1_000 * timeline.skip_pauses(progress.watermark_ms // 1_000)
-        clock_ms = max(now_ms // self.step_ms * self.step_ms, 1_000 * self.as_of_s)
+        as_of_s = self.counted.as_of_s
+        now_ms = 1_000 * snapshot.timeline(progress, as_of_s).skip_pauses(progress.watermark_ms // 1_000)
+        clock_ms = max(now_ms // self.step_ms * self.step_ms, 1_000 * as_of_s)
         if clock_ms != self.clock_ms:
             self.clock_ms, self.n_left = clock_ms, self.items.n_items
-        numbers = number_events(snapshot.event_names(), self.event_names)
-        blocks: Iterator[tuple[int, np.ndarray]]
-        blocks = snapshot.held_headers(after) if headers is None else iter([(after + len(headers), headers)])
-        for last, block in blocks:
-            counted = max(0, self.read_sequence - last + len(block))  # events of an earlier try, which failed later on
-            self.add(encode_headers(block[counted:], numbers, self.amount, timeline, self.as_of_s))
-            self.read_sequence = max(self.read_sequence, last)
+        for events in self.counted.read(snapshot, progress, headers, after):
+            self.add(events)
 
     def add(self, events: np.ndarray) -> None:
         """Count events, EVENT [N], and write the numbers that change. Events of unknown items wait until `upsert` adds them."""
@@ -194,7 +179,6 @@ class ItemTrends:
         events, positions = events[known], positions[known]
         if not len(events):
             return
-        events["price"] = np.nan if self.prices is None else self.prices[positions]
         for entity in self.entities:
             entity.count(positions, events, self.clock_ms)
 
@@ -217,30 +201,6 @@ class ItemTrends:
 
 
 def find_step_ms(aggregations: list[Aggregation]) -> int:
-    """Return how often all items are computed again: a sixtieth of the shortest span, at most LONGEST_STEP_MS of feature time."""
+    """Return how often all items are computed again: a sixtieth of the shortest span, at most LONGEST_STEP_MS."""
     lengths_ms = [length_ms for _, length_ms in (aggregation.span for aggregation in aggregations) if length_ms]
     return min([LONGEST_STEP_MS, *(length_ms // RING for length_ms in lengths_ms)])
-
-
-def number_events(stored_names: list[str], event_names: tuple[str, ...]) -> np.ndarray:
-    """Return the number that aggregations give to each event of a store, int64 [K] by the store's code."""
-    return np.array([event_names.index(name) if name in event_names else OTHER_EVENT for name in stored_names], np.int64)
-
-
-def encode_headers(headers: np.ndarray, numbers: np.ndarray, amount: str, timeline: Timeline, as_of_s: int) -> np.ndarray:
-    """Return the events of HEADER [N] that count after the generation's clock, EVENT [M] without prices, in feature time.
-
-    numbers: int64 [K] of `number_events`; amount: field of the header that holds the amount, "" for none
-    """
-    counts = (headers["type"] == OBSERVED) & ((headers["flags"] & Flags.COUNTED) != 0)
-    headers = headers[counts & (headers["time_ms"] // 1_000 > as_of_s)]
-    events = np.empty(len(headers), EVENT)
-    events["sequence"] = np.arange(len(headers))
-    events["time_ms"] = 1_000 * timeline.skip_all_pauses(headers["time_ms"] // 1_000)
-    events["event"] = numbers[headers["kind"]]
-    events["user_id"], events["item_id"], events["weight"] = (headers[name] for name in ("user_id", "item_id", "weight"))
-    events["amount"] = headers[amount] if amount else np.nan
-    events["price"] = np.nan
-    return events
-
-

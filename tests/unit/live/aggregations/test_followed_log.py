@@ -8,21 +8,26 @@ import pytest
 from export.live import make_event_kinds
 from export.prequential import event_inputs
 from serving.live.admission import EventAdmission
-from serving.live.aggregations import Instants, parse_aggregations
+from serving.live.aggregations import Instants, entity_keys, parse_aggregations
+from serving.live.aggregations.plan import NO_KEY
+from serving.live.aggregations.spec import USER
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_store import StoredAggregates
+from serving.stages.live.counted_events import CountedEvents
 from serving.stages.live.trends import ItemTrends
+from serving.stages.live.user_trends import UserTrends
 from tests.unit.live.aggregations.test_bundled_log import MORE
 from training.dataset import load_dataset
 from training.features.aggregates import DEFAULTS, LogAggregates
 from training.features.trends import write_trends
 
-ENTITIES = ("item", "category")
+ENTITIES = (USER, "item", "category")
 N_INSTANTS = 1_000
 N_LIVE = 10_000  # events after the export
-COUNTS = ("sales_1h", "sales_24h", "sales_7d", "buyers_7d", "category_24h")
+COUNTS = ("session_events", "events_7d", "sales_1h", "sales_24h", "sales_7d", "buyers_7d", "category_24h")
 
 
 @pytest.fixture(scope="module")
@@ -36,33 +41,51 @@ def features(dataset, tmp_path_factory):
     folder, log = tmp_path_factory.mktemp("rank"), dataset.interactions
     times_s = log["timestamp"].to_numpy()
     first = int(np.searchsorted(times_s, times_s[-N_LIVE]))
+    as_of_s = int(times_s[first - 1])
     declared = parse_aggregations((*DEFAULTS, *MORE), ["category"], dataset.description.event_names)
     declared = tuple(aggregation for aggregation in declared if aggregation.entity in ENTITIES)
-    write_trends(folder, dataset, LogAggregates.of(dataset, log.iloc[:first], declared), 0)
-    whole = LogAggregates.of(dataset, log, declared)
-    items, n_numbers = ItemIndex(whole.item_ids[:-1]), len(whole.item_names)
-    trends = ItemTrends.load(folder, items, np.zeros((items.n_items + 1, n_numbers), np.float32), int(times_s[first - 1]))
+    known, whole = (LogAggregates.of(dataset, part, declared) for part in (log.iloc[:first], log))
+    write_trends(folder, dataset, known, 0)
+    items = ItemIndex(whole.item_ids[:-1])
+    item_numbers = np.zeros((items.n_items + 1, len(whole.item_names)), np.float32)
+    trends = ItemTrends.load(folder, items, item_numbers, as_of_s)
     assert trends is not None
+    user_ids = np.unique(log["user_id"].to_numpy()[:first])
     rows = np.sort(np.random.default_rng(0).choice(np.arange(first, len(log)), N_INSTANTS, replace=False))
-    positions = items.positions(log["item_id"].to_numpy()[rows])
-    followed: dict[str, list[np.ndarray]] = {entity.plan.entity: [] for entity in trends.entities}
+    users, positions = log["user_id"].to_numpy()[rows], items.positions(log["item_id"].to_numpy()[rows])
+    assert not np.isin(users, user_ids).all()  # some are new
+    followed: dict[str, list[np.ndarray]] = {entity: [] for entity in ENTITIES}
     kinds, start = make_event_kinds(dataset.description), first
     admission = EventAdmission(kinds)
     with closing(Writer(folder / "live", Layout(), kinds.names)) as writer, closing(Reader(folder / "live")) as reader:
-        for row, position in zip(rows.tolist(), positions, strict=True):
+        of_users = UserTrends(reader, user_ids, store_users(known, user_ids), count_events(known, items, as_of_s))
+        for row, user, position in zip(rows.tolist(), users, positions, strict=True):
             if row > start:
                 writer.append(admission.events(event_inputs(dataset, np.arange(start, row)), writer.codes, writer.now_ms()))
                 with reader.snapshot() as snapshot:
-                    read = trends.read_sequence
+                    read = trends.counted.read_sequence
                     trends.follow(snapshot, snapshot.progress(), snapshot.headers_since(read), read)
+                assert of_users.refresh()
             start = row
             for entity in trends.entities:
                 followed[entity.plan.entity].append(entity.read(position[None], 1_000 * int(times_s[row]))[0])
+            followed[USER].append(of_users.read(user[None], int(times_s[row]))[0])
     instants = {
-        entity: whole.compute_at(entity, Instants(whole.keys[entity][rows], 1_000 * times_s[rows], rows)) for entity in followed
+        entity: whole.compute_at(entity, Instants(whole.keys[entity][rows], 1_000 * times_s[rows], rows)) for entity in ENTITIES
     }
-    names = {entity.plan.entity: entity.plan.names for entity in trends.entities}
+    names = {entity: plan.names for entity, plan in whole.plans.items()}
     return {entity: np.stack(values) for entity, values in followed.items()}, instants, names
+
+
+def store_users(aggregates: LogAggregates, user_ids: np.ndarray) -> StoredAggregates:
+    known_ids = np.append(user_ids, NO_KEY)
+    records = aggregates.records_of(USER, entity_keys(USER, known_ids, known_ids, {}))
+    prices = None if aggregates.prices is None else aggregates.prices.astype(np.float32)
+    return StoredAggregates(aggregates.plans[USER], records, aggregates.event_names, aggregates.amount, prices)
+
+
+def count_events(aggregates: LogAggregates, items: ItemIndex, as_of_s: int) -> CountedEvents:
+    return CountedEvents(items, as_of_s, aggregates.event_names, aggregates.amount, aggregates.prices)
 
 
 @pytest.mark.parametrize("entity", ENTITIES)

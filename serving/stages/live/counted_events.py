@@ -1,0 +1,80 @@
+"""Read the live events that count, each once, as declared aggregations take them.
+
+Training aggregates the interaction log, which holds the counted events only (training/features/aggregates.py). Events up to the
+generation's clock are in the records that it published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from serving.live.aggregations import EVENT
+from serving.live.events import OBSERVED, Flags
+from serving.live.reader import Snapshot
+from serving.live.store import Progress
+from serving.live.timeline import Timeline
+from serving.stages.features.ids import ItemIndex
+
+OTHER_EVENT = 63  # number of an event that no aggregation can name
+AMOUNTS = ("", "label", "weight")
+
+
+@dataclass
+class CountedEvents:
+    """The events after a generation's clock.
+
+    event_names: number -> name, as aggregations number events; amount: field of HEADER that holds the amount, "" for none
+    prices: float32 [n_known], those of the catalogue; None unless an aggregation reads them. A new item has none
+    skipped: events with any of these flags do not count; read_sequence: the last event that was read
+    """
+
+    items: ItemIndex
+    as_of_s: int
+    event_names: tuple[str, ...]
+    amount: str
+    prices: np.ndarray | None = None
+    skipped: int = 0
+    read_sequence: int = field(default=0, init=False)
+
+    def read(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, after: int) -> Iterator[np.ndarray]:
+        """Yield the events after a sequence that were not read yet, EVENT [N], in feature time (timeline.py).
+
+        headers: HEADER [N], these events; None to read what the log still holds of them
+        """
+        timeline, stored_names = snapshot.timeline(progress, self.as_of_s), snapshot.event_names()
+        numbers = np.array([self._number(name) for name in stored_names], np.int64)
+        if headers is not None:
+            blocks = iter([(after + len(headers), headers)])
+        else:
+            blocks = snapshot.held_headers(max(after, self.read_sequence))
+        for last, block in blocks:
+            n_read = max(0, self.read_sequence - (last - len(block)))
+            yield self._encode(block[n_read:], numbers, timeline)
+            self.read_sequence = max(self.read_sequence, last)
+        if headers is None:
+            self.read_sequence = progress.last_sequence
+
+    def _number(self, name: str) -> int:
+        return self.event_names.index(name) if name in self.event_names else OTHER_EVENT
+
+    def _encode(self, headers: np.ndarray, numbers: np.ndarray, timeline: Timeline) -> np.ndarray:
+        """Return those of HEADER [N] that count, EVENT [M]. numbers: int64 [K] of each event by the store's code"""
+        flags = headers["flags"] & np.uint16(Flags.COUNTED | self.skipped)
+        counts = (headers["type"] == OBSERVED) & (flags == Flags.COUNTED)
+        headers = headers[counts & (headers["time_ms"] // 1_000 > self.as_of_s)]
+        events = np.empty(len(headers), EVENT)
+        events["sequence"] = np.arange(len(headers))
+        events["time_ms"] = 1_000 * timeline.skip_all_pauses(headers["time_ms"] // 1_000)
+        events["event"] = numbers[headers["kind"]]
+        for name in ("user_id", "item_id", "weight"):
+            events[name] = headers[name]
+        events["amount"] = headers[self.amount] if self.amount else np.nan
+        events["price"] = np.nan
+        if self.prices is not None:
+            positions = self.items.positions(events["item_id"].copy())
+            known = positions < len(self.prices)
+            events["price"][known] = self.prices[positions[known]]
+        return events
