@@ -30,21 +30,23 @@ class UserTrends:
     """The aggregations of users as of now.
 
     user_ids: int64 [U] ascending, the generation's; new_rows: user id -> row in `new`, the records of other users
+    new_bytes: memory of `new`; when it is full, the older half of these users is forgotten
     """
 
     reader: Reader
     user_ids: np.ndarray
     stored: StoredAggregates
     counted: CountedEvents
+    new_bytes: int = NEW_BYTES
     new: np.ndarray = field(init=False)
     new_rows: dict[int, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         # Twice the events of a read, so that a part of them always has room. Unused pages cost no memory.
-        self.new = self.stored.plan.empty(max(NEW_BYTES // self.stored.plan.dtype.itemsize, 2 * MOST_READ_EVENTS))
+        self.new = self.stored.plan.empty(max(self.new_bytes // self.stored.plan.dtype.itemsize, 2 * MOST_READ_EVENTS))
 
     @classmethod
-    def of(cls, store: UserStore, items: ItemIndex, reader: Reader) -> UserTrends | None:
+    def of(cls, store: UserStore, items: ItemIndex, reader: Reader, new_bytes: int = NEW_BYTES) -> UserTrends | None:
         """Return the aggregations of a generation's users; None where its models learned from none."""
         stored = store.aggregates
         if stored is None:
@@ -52,7 +54,7 @@ class UserTrends:
         stored = stored._replace(records=writable(stored.records))
         names, amount, prices = stored.event_names, stored.amount, stored.prices
         counted = CountedEvents(items, store.as_of_s, names, amount, prices, skipped=Flags.ERASED)
-        trends = cls(reader, store.user_ids, stored, counted)
+        trends = cls(reader, store.user_ids, stored, counted, new_bytes)
         trends.add(np.zeros(1, EVENT)[:0])  # compiles the loops, so that no request waits for them
         trends.read(np.zeros(1, np.int64), store.as_of_s)
         trends.refresh()

@@ -15,10 +15,10 @@ from live.erase import erase_user
 from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ArtifactError
 from serving.live.aggregations import Aggregation
-from serving.live.events import HEADER, ITEM_CHANGED, EventBatch, Flags
+from serving.live.events import HEADER, ITEM_CHANGED, Flags
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.writer import Writer, WriterSettings
+from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import aggregate_numbers
 from serving.stages.live.content import Content
@@ -28,27 +28,13 @@ from serving.stages.live.sales import LiveSales
 from serving.stages.live.trends import FOLDER, TRENDS_FILE, ItemTrends
 from serving.stages.rank import Rank
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
-from training.dataset import Dataset, load_dataset
+from tests.unit.live.toy_log import DAY_S, HOUR_S, N_EVENTS, N_ITEMS, N_KNOWN, START_S, append, load_toy, write
+from training.dataset import Dataset
 from training.features.aggregates import LogAggregates
 from training.features.trends import write_trends
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
 
-HOUR_S, START_S, N_ITEMS, N_EVENTS, N_KNOWN, N_FREE = 3_600, 1_600_000_000, 40, 600, 400, 4
-DAY_S = 24 * HOUR_S
-TOML = """
-name = "toy"
-[interactions]
-path = "events.csv"
-user_id = "user"
-item_id = "item"
-timestamp = "time"
-weight = "quantity"
-[items]
-path = "items.csv"
-item_id = "item"
-category = "kind"
-price = "price"
-"""
+N_FREE = 4  # rows for new items
 DECLARED = (
     Aggregation("sold_24h", "item", "count", "count", window="24h"),
     Aggregation("sold_long", "item", "count", "count", half_life="3d"),
@@ -61,31 +47,7 @@ DECLARED = (
 
 @pytest.fixture
 def dataset(tmp_path) -> Dataset:
-    """An event an hour; item i * 10 costs i and is of one of three kinds, the last item of none."""
-    rng, folder = np.random.default_rng(3), tmp_path / "data"
-    folder.mkdir()
-    (folder / "dataset.toml").write_text(TOML)
-    events = {"user": rng.integers(0, 20, N_EVENTS), "item": 10 * rng.integers(0, N_ITEMS, N_EVENTS)}
-    events |= {"time": START_S + HOUR_S * np.arange(N_EVENTS), "quantity": rng.integers(1, 5, N_EVENTS)}
-    pd.DataFrame(events).to_csv(folder / "events.csv", index=False)
-    items = {"item": 10 * np.arange(N_ITEMS), "kind": [f"kind {item % 3}" for item in range(N_ITEMS - 1)] + [None]}
-    pd.DataFrame(items | {"price": np.arange(N_ITEMS)}).to_csv(folder / "items.csv", index=False)
-    return load_dataset(folder)
-
-
-def write(folder: Path, log: pd.DataFrame, flags: Flags = Flags.POSITIVE | Flags.COUNTED) -> None:
-    """Append rows of a log to the live store as it appends events."""
-    headers = np.zeros(len(log), HEADER)
-    headers["flags"], headers["label"] = flags, np.nan
-    headers["user_id"], headers["item_id"], headers["weight"] = log["user_id"], log["item_id"], log["weight"]
-    headers["time_ms"] = log["timestamp"] * 1_000
-    append(folder, headers)
-
-
-def append(folder: Path, headers: np.ndarray, columns: bytes = b"") -> None:
-    nothing = [b""] * len(headers)
-    with closing(Writer(folder, Layout(), ("purchase",), settings=WriterSettings(lateness_s=0))) as writer:
-        writer.append(EventBatch(headers, nothing, nothing, [columns] * len(headers)))
+    return load_toy(tmp_path / "data")
 
 
 def upsert(folder: Path, item: int, **columns: object) -> None:

@@ -1,0 +1,60 @@
+"""A small log, of which a part comes as live events after the export."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from serving.live.events import HEADER, EventBatch, Flags
+from serving.live.layout import Layout
+from serving.live.writer import Writer, WriterSettings
+from training.dataset import Dataset, load_dataset
+
+HOUR_S, START_S, N_ITEMS, N_EVENTS = 3_600, 1_600_000_000, 40, 600
+N_KNOWN = 400  # events before the export
+DAY_S = 24 * HOUR_S
+TOML = """
+name = "toy"
+[interactions]
+path = "events.csv"
+user_id = "user"
+item_id = "item"
+timestamp = "time"
+weight = "quantity"
+[items]
+path = "items.csv"
+item_id = "item"
+category = "kind"
+price = "price"
+"""
+
+
+def load_toy(folder: Path) -> Dataset:
+    """Return a log with an event an hour. Item i * 10 costs i and is of one of three kinds, the last item of none."""
+    rng = np.random.default_rng(3)
+    folder.mkdir()
+    (folder / "dataset.toml").write_text(TOML)
+    events = {"user": rng.integers(0, 20, N_EVENTS), "item": 10 * rng.integers(0, N_ITEMS, N_EVENTS)}
+    events |= {"time": START_S + HOUR_S * np.arange(N_EVENTS), "quantity": rng.integers(1, 5, N_EVENTS)}
+    pd.DataFrame(events).to_csv(folder / "events.csv", index=False)
+    items = {"item": 10 * np.arange(N_ITEMS), "kind": [f"kind {item % 3}" for item in range(N_ITEMS - 1)] + [None]}
+    pd.DataFrame(items | {"price": np.arange(N_ITEMS)}).to_csv(folder / "items.csv", index=False)
+    return load_dataset(folder)
+
+
+def write(folder: Path, log: pd.DataFrame, flags: Flags = Flags.POSITIVE | Flags.COUNTED) -> None:
+    """Append rows of a log to the live store as it appends events."""
+    headers = np.zeros(len(log), HEADER)
+    headers["flags"], headers["label"] = flags, np.nan
+    headers["user_id"], headers["item_id"], headers["weight"] = log["user_id"], log["item_id"], log["weight"]
+    headers["time_ms"] = log["timestamp"] * 1_000
+    append(folder, headers)
+
+
+def append(folder: Path, headers: np.ndarray, columns: bytes = b"") -> None:
+    nothing = [b""] * len(headers)
+    with closing(Writer(folder, Layout(), ("purchase",), settings=WriterSettings(lateness_s=0))) as writer:
+        writer.append(EventBatch(headers, nothing, nothing, [columns] * len(headers)))
