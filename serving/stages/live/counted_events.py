@@ -19,6 +19,7 @@ from serving.live.timeline import Timeline
 from serving.stages.features.ids import ItemIndex
 
 OTHER_EVENT = 63  # number of an event that no aggregation can name
+MOST_AHEAD_MS = 86_400_000  # by which an event's time may be ahead of its arrival; [live] ahead_s is minutes
 AMOUNTS = ("", "label", "weight")
 
 
@@ -49,7 +50,9 @@ class CountedEvents:
         if headers is not None:
             blocks = iter([(after + len(headers), headers)])
         else:
-            blocks = snapshot.held_headers(max(after, self.read_sequence))
+            # What arrived long before the generation's clock is not later than it: a process that starts need not read it.
+            start = max(after, self.read_sequence) or snapshot.last_before(1_000 * self.as_of_s - MOST_AHEAD_MS)
+            blocks = snapshot.held_headers(start)
         for last, block in blocks:
             n_read = max(0, self.read_sequence - (last - len(block)))
             yield self._encode(block[n_read:], numbers, timeline)

@@ -3,8 +3,9 @@
     records at the export ─┐
     events since ──────────┴─▶ records as of now ─▶ numbers of the items that read them
 
-"Now" is the watermark, rounded down to a sixtieth of the shortest span. When it moves on, all items are computed again, some at
-each refresh, so that no request waits for a whole catalogue. In between, only those with new events are.
+"Now" is the watermark, rounded down to a sixtieth of the shortest span. An item's own events are in its numbers at once. When the
+clock moves on, or after an event of any category, all items are computed again, SWEPT_ITEMS at each refresh, so that no request
+waits for a whole catalogue.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from serving.stages.live.counted_events import AMOUNTS, CountedEvents
 
 FOLDER, TRENDS_FILE = "trends", "trends.json"
 LONGEST_STEP_MS = 3_600_000  # of the clock; the step of aggregations without a span
-SWEPT_ITEMS = 16_384  # computed again at each refresh after the clock has moved on
+SWEPT_ITEMS = 8_192  # computed again at each refresh, while any are due: a millisecond
 MOST_STRAYS = 16_384  # latest events kept of items that the catalogue does not know yet
 
 
@@ -41,6 +42,7 @@ class EntityTrends:
     records: plan.dtype [R + 1], the last one always empty; numbers: float32 [n_items + 1, F], the columns that the ranker reads
     record_of: int32 [n_items + 1], the record of each item's category; None where items have records of their own
     keys: int64 [R] ascending, of the categories; column: name under which `upsert` changes an item's category
+    n_due: items whose numbers are of an earlier moment; the first of them is next_item
     """
 
     plan: EntityPlan
@@ -49,6 +51,8 @@ class EntityTrends:
     record_of: np.ndarray | None = None
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     column: str = ""
+    next_item: int = field(default=0, init=False)
+    n_due: int = field(default=0, init=False)
 
     @classmethod
     def load(cls, folder: Path, number: int, plan: EntityPlan, column: str, numbers: np.ndarray) -> EntityTrends:
@@ -61,31 +65,38 @@ class EntityTrends:
         check_range(folder / f"record_of.{number}.npy", record_of, len(keys))
         return cls(plan, writable(records), numbers, writable(record_of), keys, column)
 
-    def find_rows(self, positions: np.ndarray) -> np.ndarray:
-        """Return the records that items read, int64 [N]; the last one for an item without any. positions: int64 [N]"""
-        return positions if self.record_of is None else self.record_of[positions].astype(np.int64)
-
     def count(self, positions: np.ndarray, events: np.ndarray, clock_ms: int) -> None:
-        """Add events, EVENT [N], of items to their records, and write the numbers of the items that read them."""
-        rows, nobody = self.find_rows(positions), len(self.records) - 1
-        self.plan.update(self.records, np.where(rows == nobody, -1, rows), events)
-        changed = np.unique(rows[rows != nobody])
-        if self.record_of is not None:
-            is_changed = np.zeros(len(self.records), np.bool_)
-            is_changed[changed] = True
-            changed = np.flatnonzero(is_changed[self.record_of])
-        self.write(changed, clock_ms)
+        """Add events, EVENT [N], of items to their records. positions: int64 [N]"""
+        if self.record_of is None:
+            self.plan.update(self.records, positions, events)
+            self.write(np.unique(positions), clock_ms)
+            return
+        rows = self.record_of[positions].astype(np.int64)
+        self.plan.update(self.records, np.where(rows == len(self.keys), -1, rows), events)
+        self.n_due = len(self.numbers) - 1
 
     def read(self, positions: np.ndarray | slice, clock_ms: int) -> np.ndarray:
         """Return the features of items, float32 [N, F], as of a moment. positions: int64 [N], or a range of them"""
         if self.record_of is None:
             return self.plan.read(self.records[positions], clock_ms)
-        rows, places = np.unique(self.record_of[positions], return_inverse=True)
-        return self.plan.read(self.records[rows], clock_ms)[places]
+        rows = self.record_of[positions]
+        places = np.full(len(self.records), -1)
+        places[rows] = 0
+        read = np.flatnonzero(places == 0)
+        places[read] = np.arange(len(read))
+        return self.plan.read(self.records[read], clock_ms)[places[rows]]
 
     def write(self, positions: np.ndarray | slice, clock_ms: int) -> None:
         """Write the numbers of items. positions: int64 [N], or a range of them"""
         self.numbers[positions] = aggregate_numbers(self.read(positions, clock_ms))
+
+    def sweep(self, most: int, clock_ms: int) -> None:
+        """Write the numbers of the next items that are due, `most` at most."""
+        while most > 0 and self.n_due:
+            count = min(most, self.n_due, len(self.numbers) - 1 - self.next_item)
+            self.write(slice(self.next_item, self.next_item + count), clock_ms)
+            self.next_item = (self.next_item + count) % (len(self.numbers) - 1)
+            self.n_due, most = self.n_due - count, most - count
 
     def change_category(self, position: int, category: str | None) -> None:
         """Let an item read the record of a category; of one that the export did not know, the empty one."""
@@ -109,8 +120,6 @@ class ItemTrends:
     clock_ms: int = field(init=False)
     strays: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)  # events of unknown items
     n_free: int = field(init=False)  # rows for new items that were free when the strays were last looked at
-    next_item: int = field(default=0, init=False)  # of the sweep over all items
-    n_left: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.clock_ms, self.n_free = 1_000 * self.counted.as_of_s, self.items.n_free
@@ -165,7 +174,9 @@ class ItemTrends:
         now_ms = 1_000 * snapshot.timeline(progress, as_of_s).skip_pauses(progress.watermark_ms // 1_000)
         clock_ms = max(now_ms // self.step_ms * self.step_ms, 1_000 * as_of_s)
         if clock_ms != self.clock_ms:
-            self.clock_ms, self.n_left = clock_ms, self.items.n_items
+            self.clock_ms = clock_ms
+            for entity in self.entities:
+                entity.n_due = self.items.n_items
         for events in self.counted.read(snapshot, progress, headers, after):
             self.add(events)
 
@@ -183,13 +194,9 @@ class ItemTrends:
             entity.count(positions, events, self.clock_ms)
 
     def sweep(self, most: int = SWEPT_ITEMS) -> None:
-        """Write the numbers of the next items, `most` at most, that were computed as of an earlier clock."""
-        while most > 0 and self.n_left:
-            count = min(most, self.n_left, self.items.n_items - self.next_item)
-            for entity in self.entities:
-                entity.write(slice(self.next_item, self.next_item + count), self.clock_ms)
-            self.next_item = (self.next_item + count) % self.items.n_items
-            self.n_left, most = self.n_left - count, most - count
+        """Write the numbers of the next items that are due, `most` at most of each entity."""
+        for entity in self.entities:
+            entity.sweep(most, self.clock_ms)
 
     def compile_loops(self) -> ItemTrends:
         """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
