@@ -1,7 +1,8 @@
 """Layout of a store: the fixed-size records of users and items, and the description that the store keeps of them.
 
 A record holds nothing that depends on a generation: the shop's ids and event times, never rows of an encoded category.
-`aggregates` is reserved for the state of declared aggregations.
+`aggregates` is empty: the processes that answer follow declared aggregations in memory (serving/stages/live/trends.py), because
+generations may declare different ones.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     records at the export ─┐
     events since ──────────┴─▶ records as of now ─▶ numbers of the items that read them
 
-"Now" is the watermark, rounded down to a sixtieth of the shortest span. An item's own events are in its numbers at once. When the
-clock moves on, or after an event of any category, all items are computed again, SWEPT_ITEMS at each refresh, so that no request
-waits for a whole catalogue.
+"Now" is the watermark, rounded down to a sixtieth of the shortest span. An item's own events are in its numbers at once. When
+the clock moves on, or after an event of any category, all items are computed again, SWEPT_ITEMS at each refresh, so that no
+request waits for a whole catalogue.
 """
 
 from __future__ import annotations
