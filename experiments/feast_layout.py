@@ -24,7 +24,7 @@ import typer
 
 from repository.code import PROJECT
 from server.ports import find_free_port
-from serving.live.feast_views import View, item_features, items_view, user_features, users_view
+from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View, item_features, user_features
 from serving.live.layout import Layout
 from serving.live.redis_state import Entity, RedisState
 
@@ -129,7 +129,7 @@ def is_equal(expected: Any, found: Any) -> bool:
 def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
     """Let both sides write and read -> (what differs, Feast's own bytes)."""
     layout, rng = Layout(), np.random.default_rng(0)
-    views = (users_view(layout), items_view(layout))
+    views = (USERS_VIEW, ITEMS_VIEW)
     own_ids, feast_ids = np.arange(N_ENTITIES) - 25, np.arange(N_ENTITIES) + 1_000
     ours, theirs = (draw_features(layout, rng) for _ in range(2))
     to_write = {

@@ -25,7 +25,7 @@ from live.exposures import count_exposures, digest_user, erase_exposures
 from live.maintenance import lock
 from serving.contract.errors import RecommenderError
 from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
-from serving.live.feast_views import users_view
+from serving.live.feast_views import USERS_VIEW
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
 from serving.live.store import CHANGE, KEY_VALUE, LEARNED, Store, ids_as_keys
@@ -149,7 +149,7 @@ def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
                 "Store and archive are erased. Start the server, whose helper shares the rest, and erase again."
             )
         time.sleep(0.05)
-    return shared.delete(users_view(writer.layout), user_id)
+    return shared.delete(USERS_VIEW, user_id)
 
 
 def read_shared_sequence(store: Store, shared: RedisState) -> int:
@@ -194,10 +194,10 @@ def search_user(folder: Path, user_id: int, shared: RedisState | None = None) ->
             "columns": len(snapshot.user_columns(user_ids)),
             "changes": sum(change.type == USER_CHANGED and change.id == user_id for change in snapshot.changes(after=0)),
         }
-        layout, with_event_id = snapshot.layout, snapshot.sequences_with_event_id()
+        with_event_id = snapshot.sequences_with_event_id()
     left["answers"] = count_exposures(folder, user_id)
     if shared:
-        left["fields in Redis"] = shared.count_fields(users_view(layout), user_id)
+        left["fields in Redis"] = shared.count_fields(USERS_VIEW, user_id)
     left |= {"events": 0, "event ids": 0}
     for sequences, batch in read_log(folder):
         is_users, is_erased = match_user(batch, user_id), (batch.headers["flags"] & Flags.ERASED) != 0

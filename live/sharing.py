@@ -26,12 +26,12 @@ from serving.contract.locks import hold_lock_unless
 from serving.live.events import OBSERVED, EventBatch, Flags
 from serving.live.feast_layout import encode_time
 from serving.live.feast_views import (
+    ITEMS_VIEW,
+    USERS_VIEW,
     fill_item,
     fill_user,
     item_features,
-    items_view,
     user_features,
-    users_view,
 )
 from serving.live.offsets import KAFKA
 from serving.live.reader import Reader
@@ -70,7 +70,7 @@ class Sharer:
 
     def __init__(self, writer: Writer, state: RedisState, idle_days: float) -> None:
         self._writer, self._state, self._ttl_s = writer, state, round(idle_days * 86_400)
-        self._users, self._items = users_view(writer.layout), items_view(writer.layout)
+        self._users, self._items = USERS_VIEW, ITEMS_VIEW
         self._reader = Reader(writer.store.folder)
         self._recorded_s = float("-inf")
         self.machine = writer.name_machine()

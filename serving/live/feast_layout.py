@@ -18,7 +18,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 STRING, INT64 = 2, 4  # numbers in Feast's ValueType
 Field = descriptor_pb2.FieldDescriptorProto
 SCALARS = {  # type of a feature -> (field of Value, its protobuf type)
-    "bytes": (1, Field.TYPE_BYTES),
     "int64": (4, Field.TYPE_INT64),
     "double": (5, Field.TYPE_DOUBLE),
 }

@@ -16,7 +16,6 @@ import numpy as np
 
 from serving.contract.tensors import PAD_ID
 from serving.live.feast_layout import FeatureValue, decode_value, encode_value, feature_field, time_field
-from serving.live.layout import Layout
 
 UNKNOWN_KIND = 255  # of an event whose name this machine has not seen
 HISTORY_FEATURES = {"history_ids": "int64_list", "history_s": "int64_list"}
@@ -31,7 +30,6 @@ TOTALS = {
 }
 USER_FEATURES = HISTORY_FEATURES | SESSION_FEATURES | {"session_events": "string_list"} | TOTALS | {"seen_ids": "int64_list"}
 ITEM_FEATURES = dict.fromkeys(("event_count", "positive_count", "first_ms", "last_ms"), "int64") | {"decayed": "double_list"}
-AGGREGATES = {"aggregates": "bytes"}  # where the layout has any
 
 
 @dataclass(frozen=True)
@@ -63,16 +61,8 @@ class View:
         return {feature: value for feature, value in values.items() if value is not None}
 
 
-def users_view(layout: Layout) -> View:
-    """Return the view of users whose records have this layout."""
-    more = AGGREGATES if layout.user_aggregates.itemsize else {}
-    return View("recommender_users", "user_id", USER_FEATURES | more)
-
-
-def items_view(layout: Layout) -> View:
-    """Return the view of items whose records have this layout."""
-    more = AGGREGATES if layout.item_aggregates.itemsize else {}
-    return View("recommender_items", "item_id", ITEM_FEATURES | more)
+USERS_VIEW = View("recommender_users", "user_id", USER_FEATURES)
+ITEMS_VIEW = View("recommender_items", "item_id", ITEM_FEATURES)
 
 
 def user_features(record: np.ndarray, seen_ids: Sequence[int], names: Sequence[str]) -> dict[str, FeatureValue]:
@@ -84,7 +74,7 @@ def user_features(record: np.ndarray, seen_ids: Sequence[int], names: Sequence[s
     kinds = record["session_kinds"][:n_session].tolist()
     values["session_events"] = [names[kind] if kind < len(names) else "" for kind in kinds]
     values |= {name: record[name].item() for name in TOTALS}
-    return values | {"seen_ids": list(seen_ids), "aggregates": record["aggregates"].tobytes()}
+    return values | {"seen_ids": list(seen_ids)}
 
 
 def fill_user(record: np.ndarray, values: Mapping[str, FeatureValue], names: Sequence[str]) -> None:
@@ -97,7 +87,6 @@ def fill_user(record: np.ndarray, values: Mapping[str, FeatureValue], names: Seq
     codes = {name: code for code, name in enumerate(names)}
     given = get_list(values, "session_events")[: len(record["session_kinds"])]
     record["session_kinds"][: len(given)] = [codes.get(name, UNKNOWN_KIND) for name in given]
-    fill_aggregates(record, values)
 
 
 def get_list(values: Mapping[str, FeatureValue], name: str) -> Sequence:
@@ -110,7 +99,7 @@ def get_list(values: Mapping[str, FeatureValue], name: str) -> Sequence:
 def item_features(record: np.ndarray) -> dict[str, FeatureValue]:
     """Return an item's record as features."""
     values = {name: record[name].item() for name in ITEM_FEATURES if name != "decayed"}
-    return values | {"decayed": record["decayed"].tolist(), "aggregates": record["aggregates"].tobytes()}
+    return values | {"decayed": record["decayed"].tolist()}
 
 
 def fill_item(record: np.ndarray, values: Mapping[str, FeatureValue]) -> None:
@@ -118,11 +107,3 @@ def fill_item(record: np.ndarray, values: Mapping[str, FeatureValue]) -> None:
     for name in ITEM_FEATURES:
         if name in values:
             record[name] = values[name]
-    fill_aggregates(record, values)
-
-
-def fill_aggregates(record: np.ndarray, values: Mapping[str, FeatureValue]) -> None:
-    """Write the state of aggregations, unless it has another size than this layout's."""
-    stored = values.get("aggregates")
-    if isinstance(stored, bytes) and stored and len(stored) == record["aggregates"].nbytes:
-        record["aggregates"] = np.frombuffer(stored, record["aggregates"].dtype)[0]

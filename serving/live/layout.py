@@ -1,8 +1,8 @@
 """Layout of a store: the fixed-size records of users and items, and the description that the store keeps of them.
 
 A record holds nothing that depends on a generation: the shop's ids and event times, never rows of an encoded category.
-`aggregates` is empty: the processes that answer follow declared aggregations in memory (serving/stages/live/trends.py), because
-generations may declare different ones.
+Declared aggregations are not in it, because generations may declare different ones: the processes that answer follow them in
+memory (serving/stages/live/trends.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from serving.contract.tensors import PAD_ID
 
 SCHEMA = 1
 HORIZONS_DAYS = (7.0, 30.0, 90.0)  # decayed popularity: the weight of an event falls by 1/e in each of these
-NO_AGGREGATES = np.dtype([])
 LATEST_SECOND = 2**32 - 1  # times of a history are 32 bits wide
 
 
@@ -31,8 +30,6 @@ class Layout:
 
     history: int = 64
     session: int = 16
-    user_aggregates: np.dtype = NO_AGGREGATES
-    item_aggregates: np.dtype = NO_AGGREGATES
 
     @cached_property
     def user(self) -> np.dtype:
@@ -51,7 +48,6 @@ class Layout:
                 ("history_s", "<u4", (self.history,)),
                 ("session_values", "<f4", (self.session,)),
                 ("session_kinds", "<u1", (self.session,)),
-                ("aggregates", self.user_aggregates),
             ],
             align=True,
         )
@@ -66,7 +62,6 @@ class Layout:
                 ("first_ms", "<i8"),  # of positive events, 0 without one
                 ("last_ms", "<i8"),
                 ("decayed", "<f8", (len(HORIZONS_DAYS),)),  # positive events, as of last_ms
-                ("aggregates", self.item_aggregates),
             ],
             align=True,
         )
@@ -87,51 +82,21 @@ class Layout:
 
     def to_json(self) -> bytes:
         """Return the description that the store keeps."""
-        return json.dumps(
-            {
-                "schema": SCHEMA,
-                "history": self.history,
-                "session": self.session,
-                "user_aggregates": describe_dtype(self.user_aggregates),
-                "item_aggregates": describe_dtype(self.item_aggregates),
-            },
-            sort_keys=True,
-        ).encode()
+        return json.dumps({"schema": SCHEMA, "history": self.history, "session": self.session}, sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Layout:
         """Read what `to_json` wrote. Raises ConfigError for a store of another schema."""
         fields = json.loads(text)
-        if (schema := fields.pop("schema")) != SCHEMA:
+        if fields["schema"] != SCHEMA:
             raise ConfigError(
-                f"The live store has schema {schema}; this program reads schema {SCHEMA}. "
+                f"The live store has schema {fields['schema']}; this program reads schema {SCHEMA}. "
                 "Run the program that wrote it, or move the folder away."
             )
-        for name in ("user_aggregates", "item_aggregates"):
-            fields[name] = parse_dtype(fields[name])
-        return cls(**fields)
-
-
-def describe_dtype(dtype: np.dtype) -> list:
-    """Return a structured dtype as JSON can hold it: names, types, shapes and offsets."""
-    rows = [[name, dtype[name].base.str, list(dtype[name].shape), offset_of(dtype, name)] for name in dtype.names or ()]
-    return [dtype.itemsize, rows]
+        return cls(fields["history"], fields["session"])
 
 
 def offset_of(dtype: np.dtype, name: str) -> int:
     """Return the place of a field in a structured dtype, in bytes."""
     assert dtype.fields is not None  # it is structured
     return dtype.fields[name][1]
-
-
-def parse_dtype(description: list) -> np.dtype:
-    """Return the dtype that `describe_dtype` described."""
-    itemsize, rows = description
-    return np.dtype(
-        {
-            "names": [row[0] for row in rows],
-            "formats": [(row[1], tuple(row[2])) for row in rows],
-            "offsets": [row[3] for row in rows],
-            "itemsize": itemsize,
-        }
-    )

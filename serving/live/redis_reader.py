@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.contract.tensors import NO_SEQUENCE
-from serving.live.feast_views import fill_user, users_view
+from serving.live.feast_views import USERS_VIEW, fill_user
 from serving.live.layout import Layout
 from serving.live.reader import MOST_AHEAD, PAIR, Reader, Snapshot
 from serving.live.redis_state import Position, RedisState
@@ -53,7 +53,7 @@ class RedisSnapshot:
 
     def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Return the rows of `user_ids`, int64 [B], that have a record, [M], and these records, [M]."""
-        entities = self.state.read(users_view(self.layout), user_ids)
+        entities = self.state.read(USERS_VIEW, user_ids)
         rows = [row for row, entity in enumerate(entities) if entity.values]
         records, names = self.layout.empty_users(len(rows)), self.local.event_names()
         for record, row in zip(records, rows, strict=True):
@@ -65,7 +65,7 @@ class RedisSnapshot:
 
         user_ids: int64 [B], distinct
         """
-        items_of_users = self.state.read_feature(users_view(self.layout), "seen_ids", user_ids)
+        items_of_users = self.state.read_feature(USERS_VIEW, "seen_ids", user_ids)
         counts = [len(items or ()) for items in items_of_users]
         pairs = np.empty(sum(counts), PAIR)
         pairs["user_id"] = np.repeat(user_ids, counts)

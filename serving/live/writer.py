@@ -331,9 +331,9 @@ class Writer:
         stated = txn.get(LAYOUT, db=self.store.meta)
         if stated is None:
             txn.put(LAYOUT, self.layout.to_json(), db=self.store.meta)
-        elif bytes(stated) != self.layout.to_json():
+        elif (made_for := Layout.from_json(stated)) != self.layout:
             raise ConfigError(
-                f"The live store in {self.store.folder} was made for {Layout.from_json(stated)}; this generation needs "
+                f"The live store in {self.store.folder} was made for {made_for}; this generation needs "
                 f"{self.layout}. Export with the same length of history, or move the folder away: then a new store begins."
             )
 

@@ -16,7 +16,7 @@ import pytest
 from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.tensors import NO_SEQUENCE, PAD_ID
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKind, EventKinds, Flags, pack, unpack
-from serving.live.layout import Layout, describe_dtype
+from serving.live.layout import Layout
 from serving.live.reader import MOST_AHEAD, Reader
 from serving.live.seeds import GenerationSeeds
 from serving.live.store import DATABASES, set_aside
@@ -50,12 +50,10 @@ def test_events_survive_packing():
 
 
 def test_a_layout_survives_json():
-    aggregates = np.dtype([("count", "<i8", (3,)), ("sum", "<f8")], align=True)
-    layout = Layout(history=10, session=4, user_aggregates=aggregates)
-    again = Layout.from_json(layout.to_json())
-    assert (again.history, again.session) == (10, 4)
-    assert describe_dtype(again.user["aggregates"]) == describe_dtype(aggregates)
-    assert again.user.itemsize == layout.user.itemsize
+    layout = Layout(history=10, session=4)
+    assert Layout.from_json(layout.to_json()) == layout
+    more = json.loads(layout.to_json()) | {"user_aggregates": [0, []]}  # stores that an earlier program made have it
+    assert Layout.from_json(json.dumps(more).encode()) == layout
 
 
 @pytest.mark.parametrize("largest", [1, 7, 300])
