@@ -150,7 +150,7 @@ class Experiments:
 
 
 def interleave(champions: Recommendations, challengers: Recommendations, seed: str) -> Shown:
-    """Return one list drafted from both generations' items, each with the score of the generation that it comes from.
+    """Return one list drafted from both generations' items, each with score and sources of the generation that it is from.
 
     seed: of the coin flips. They alone decide the places before the first that either server drew at random; from there on,
     propensities are unknown.
@@ -162,6 +162,7 @@ def interleave(champions: Recommendations, challengers: Recommendations, seed: s
     )
     items, teams, probabilities = draft_teams(first, second, seed)
     scores = [dict(answer) for answer in (champions, challengers)]
+    sources = [dict(zip(answer.item_ids, answer.sources, strict=False)) for answer in (champions, challengers)]
     drafted = [(item, team) for item, team in zip(items.tolist(), teams.tolist(), strict=True) if team != NOBODY]
     known = min(count_certain(champions), count_certain(challengers))
     chances = [chance if place < known else None for place, chance in enumerate(probabilities[: len(drafted)].tolist())]
@@ -171,6 +172,7 @@ def interleave(champions: Recommendations, challengers: Recommendations, seed: s
         scores=tuple(scores[team == CHALLENGER][item] for item, team in drafted),
         degraded=champions.degraded | challengers.degraded,
         propensities=tuple(chances),
+        sources=tuple(sources[team == CHALLENGER][item] for item, team in drafted) if all(sources) else (),
         names=(),
         titles=(),
     )

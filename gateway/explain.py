@@ -15,6 +15,7 @@ import numpy as np
 
 from gateway.rules_trace import trace_rules
 from gateway.shop import Shop
+from live.exposures import SOURCE_NAMES
 from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, ensemble_spec
 from serving.pipeline import Pipeline, pad_rows
 from serving.stages.live.users import SeenSince
@@ -23,10 +24,6 @@ from triton_recommender import InvalidRequest
 
 Arrays = dict[str, np.ndarray]
 
-TOGETHER = "bought_together"  # the term of the retrieval score that comes from the history's neighbours
-LIVE_PAIRS = "live_pairs"  # bought together with an item of the history since the export
-LIVE_SALES = "live_sales"  # sold since the export, for users without a history
-NEW_ITEMS = "new_items"  # upserted since the export, searched beside the index
 MOST_CONTRIBUTORS = 5
 
 
@@ -193,31 +190,23 @@ def find_sources(
     neighbours, n_published = retrieve.search.neighbours, len(retrieve.search.neighbours.positions) - 1
     history = retrieve.items.positions(trace["history_ids"])
     weights = recency_weights(history, retrieve.items.n_items)[0]
-    user_vector = retrieve.user_vectors(trace, history)[0]
-    live_items = retrieve.outputs.live_items
-    has_history = bool((history != retrieve.items.n_items).any())
+    found = retrieve.outputs.find_sources(retrieve.user_vectors(trace, history), history, np.array([positions], np.int64))[0]
 
-    def find(position: int) -> tuple[list[str], list[tuple[int, float]]]:
-        is_new = bool(live_items and position in live_items.arrays.served_newcomers)
-        if position >= n_published:
-            return [NEW_ITEMS] if is_new else [], []
+    def find_contributors(position: int) -> list[tuple[int, float]]:
         shares: dict[int, float] = {}
         for place, contributor in enumerate(np.minimum(history[0], n_published).tolist()):
             share = neighbours.weights[contributor][neighbours.positions[contributor] == position].sum() * weights[place]
             if share > 0:
                 shares[int(trace["history_ids"][0, place])] = float(share)
-        contributors = sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_CONTRIBUTORS]
-        terms = user_vector * retrieve.search.item_vectors[position]
-        proposes = {name: float(terms[columns].sum()) > 0 for name, columns in retrieve.sources.items()}
-        proposes[TOGETHER] = bool(contributors)
-        if live_items:
-            proposes[LIVE_SALES] = not has_history and bool(live_items.arrays.lifts[position] > 0)
-            proposes[NEW_ITEMS] = is_new
-            if stored := live_items.pairs:
-                proposes[LIVE_PAIRS] = bool(stored.pairs.strengths(history, np.array([[position]]))[0, 0] > 0)
-        return [source for source, is_positive in proposes.items() if is_positive], contributors
+        return sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_CONTRIBUTORS]
 
-    return [find(position) for position in positions]
+    return [
+        (
+            [name for bit, name in SOURCE_NAMES.items() if bit & bits],
+            find_contributors(position) if position < n_published else [],
+        )
+        for position, bits in zip(positions, found.tolist(), strict=True)
+    ]
 
 
 def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, places: list[Place], rules: list) -> str:

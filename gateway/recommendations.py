@@ -16,7 +16,7 @@ from gateway.explain import Explainer
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
-from live.exposures import Exposure, ExposureLog
+from live.exposures import POPULAR, Exposure, ExposureLog
 from serving.live.experiment import SHADOW_ARM
 from triton_recommender import (
     AsyncRecommender,
@@ -237,7 +237,8 @@ class Answering:
         propensities = [*answer.propensities] or None  # None: the server does not say
         shown = (request_id, time_ms, user_id, answer.generation, item_ids, scores, degraded)
         part = (enrolment.name, enrolment.arm, teams, latency_ms, enrolment.assignment)
-        self._exposures.add(Exposure(*shown, *part, propensities))
+        sources = [POPULAR] * len(item_ids) if degraded == [FALLBACK] else [int(bits) for bits in answer.sources] or None
+        self._exposures.add(Exposure(*shown, *part, propensities, sources))
 
     def _build_answer(
         self, request_id: str, user_id: int | None, generation: int, degraded: list[str], items: list

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from live.archive import write_table
 from serving.contract.locks import hold_lock
+from serving.contract.tensors import Sources
 from serving.live.experiment import hash_share
 
 log = logging.getLogger("exposures")
@@ -36,6 +37,8 @@ DAY_S = 86_400
 ERASED, ERASED_LOCK = "erased.jsonl", ".erased.lock"  # marks of erasures; held while marks are written or answers are
 MARKED_S = 7 * DAY_S  # no answer stays in memory for longer
 FILE_NAME = re.compile(r"exposures-\d{13}-\d+-\d+\.parquet")  # unix milliseconds, process, number of the file
+POPULAR = 128  # bit of `sources` beside those of Sources: the gateway's own list of popular items
+SOURCE_NAMES = {int(source): source.name.lower() for source in Sources if source.name} | {POPULAR: "popular"}
 SCHEMA = pa.schema(
     [
         ("request_id", pa.string()),
@@ -51,6 +54,7 @@ SCHEMA = pa.schema(
         ("latency_ms", pa.float32()),
         ("assignment", pa.float64()),
         ("propensities", pa.list_(pa.float32())),
+        ("sources", pa.list_(pa.uint8())),
     ]
 )
 
@@ -65,6 +69,7 @@ class Exposure:
     assignment: probability with which the user met this arm; 1 outside of experiments
     propensities: for each item, the probability that the answer's random draws put it at its place, given the items before
         it; None where that is not known, and in place of all where the server does not say
+    sources: for each item, what proposed it: bits of SOURCE_NAMES; None where the server does not say
     """
 
     request_id: str
@@ -80,6 +85,7 @@ class Exposure:
     latency_ms: float | None = None
     assignment: float = 1.0
     propensities: list[float | None] | None = None
+    sources: list[int] | None = None
 
 
 class ExposureLog:

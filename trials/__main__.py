@@ -43,7 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="one line of JSON, for mach
 @app.command()
 def report(
     experiment: Annotated[str, typer.Argument(help="only its answers; without, all that are logged")] = "",
-    by: Annotated[By, typer.Option(help="what to group by; position and category count shown items")] = "generation",
+    by: Annotated[By, typer.Option(help="what to group by; position, category and source count shown items")] = "generation",
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:

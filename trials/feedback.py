@@ -48,6 +48,7 @@ class Feedback:
     shown: np.ndarray  # bool [answers, K]
     teams: np.ndarray  # int8 [answers, K], -1 without
     item_ids: np.ndarray  # int64 [answers, K], -1 without
+    sources: np.ndarray  # uint8 [answers, K], bits of SOURCE_NAMES (live/exposures.py); 0 where none is logged
     clicks: np.ndarray
     conversions: np.ndarray
     revenue: np.ndarray
@@ -115,6 +116,7 @@ def join_feedback(
         pad_rows(lists, width, -1, np.int64) != -1,
         pad_rows([teams or [] for teams in exposures["teams"].to_pylist()], width, -1, np.int8),
         pad_rows(lists, width, -1, np.int64),
+        pad_rows([sources or [] for sources in exposures["sources"].to_pylist()], width, 0, np.uint8),
         clicks,
         conversions,
         revenue,

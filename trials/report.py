@@ -1,4 +1,4 @@
-"""Break feedback down: what users did with answers by generation and arm, and with shown items by position and category."""
+"""Break feedback down: what users did with answers by generation and arm, and with shown items by their groups."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from live.exposures import SOURCE_NAMES
 from serving.contract.artifacts import stage_folder
 from serving.contract.generations import pinned_generation
 from serving.stages.features.ids import ItemIndex
@@ -16,10 +17,11 @@ from serving.stages.live.content import NO_GROUP, Content
 from trials.feedback import Feedback
 from trials.off_policy import TrialError
 
-By = Literal["generation", "arm", "position", "category"]
+By = Literal["generation", "arm", "position", "category", "source"]
 CATEGORY = 0  # in Content: its first group
 UNKNOWN = "unknown"  # category of an item without one, or newer than the generation
 NO_ARM = "none"  # answers outside of experiments
+NO_SOURCE = "none"  # items without a positive term, or logged without their sources
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def summarise(feedback: Feedback, by: By, repo: Path) -> Mapping[str, Summary]:
         return summarise_positions(feedback)
     if by == "category":
         return summarise_categories(feedback, repo, pinned_generation(repo))
+    if by == "source":
+        return summarise_sources(feedback)
     return summarise_answers(feedback, by)
 
 
@@ -89,14 +93,22 @@ def summarise_categories(feedback: Feedback, repo: Path, generation: int) -> dic
     return _summarise_items(feedback, names[codes[known]].reshape(feedback.item_ids.shape))
 
 
+def summarise_sources(feedback: Feedback) -> dict[str, Summary]:
+    """Return what users did with the shown items that each source proposed. An item counts for each of its sources."""
+    members = {name: feedback.shown & (feedback.sources & bit != 0) for bit, name in SOURCE_NAMES.items()}
+    members[NO_SOURCE] = feedback.shown & (feedback.sources == 0)
+    return {name: _count_items(feedback, own) for name, own in members.items() if own.any()}
+
+
 def _summarise_items(feedback: Feedback, groups: np.ndarray) -> dict[str, Summary]:
     """Return what users did with the shown items of each group. groups: [answers, K]"""
-    groups = groups[feedback.shown]
-    clicks, conversions, revenue = (
-        array[feedback.shown] for array in (feedback.clicks, feedback.conversions, feedback.revenue)
-    )
-    members = {group: groups == group for group in np.unique(groups)}
-    return {str(group): _count(clicks[own], conversions[own], revenue[own]) for group, own in members.items()}
+    kinds = np.unique(groups[feedback.shown])
+    return {str(group): _count_items(feedback, feedback.shown & (groups == group)) for group in kinds}
+
+
+def _count_items(feedback: Feedback, chosen: np.ndarray) -> Summary:
+    """Return what users did with the chosen items. chosen: bool [answers, K]"""
+    return _count(feedback.clicks[chosen], feedback.conversions[chosen], feedback.revenue[chosen])
 
 
 def _count(clicks: np.ndarray, conversions: np.ndarray, revenue: np.ndarray) -> Summary:

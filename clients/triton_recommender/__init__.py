@@ -40,7 +40,7 @@ from triton_recommender.models import (
     Tls,
 )
 from triton_recommender.recommender import AsyncRecommender, Recommender
-from triton_recommender.tensors import Degraded
+from triton_recommender.tensors import Degraded, Sources
 from triton_recommender.version import __version__
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "RecommenderError",
     "RedisCache",
     "ServerFault",
+    "Sources",
     "StageDied",
     "Timeouts",
     "Tls",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from triton_recommender.errors import InvalidRequest
-from triton_recommender.tensors import BUDGET, DEADLINE, RECOMMEND, Degraded
+from triton_recommender.tensors import BUDGET, DEADLINE, RECOMMEND, Degraded, Sources
 
 ContextValue = int | float | str | bytes | None
 
@@ -154,6 +154,7 @@ class Recommendations:
     generation: which published generation answered
     propensities: of each item, the probability that the server's random draws put it at its place, given the items before it:
                 1.0 where nothing was drawn, None where it is not known. Empty from a cache and from a server without them
+    sources:    of each item, what proposed it. Empty from a cache and from a server without them
     names, titles: one per item, None where the client has no catalogue or the catalogue does not know the item
     warnings:   users and items of the query that the catalogue does not know
     request_id: pass it to the events that the answer leads to
@@ -164,6 +165,7 @@ class Recommendations:
     degraded: Degraded = Degraded.NONE
     generation: int = 0
     propensities: tuple[float | None, ...] = field(default=(), compare=False)
+    sources: tuple[Sources, ...] = field(default=(), compare=False)
     names: tuple[str | None, ...] = field(default=(), compare=False)
     titles: tuple[str | None, ...] = field(default=(), compare=False)
     warnings: tuple[Notice, ...] = ()

@@ -25,3 +25,16 @@ class Degraded(IntFlag):
     RANK = 4
     RERANK = 8
     LIVE = 16  # the live state is behind `after`, or away
+
+
+class Sources(IntFlag):
+    """Bits of `sources`: what proposed an item, that is, the terms of its retrieval score that are above 0."""
+
+    NONE = 0
+    SEQUENCE = 1
+    GRAPH = 2
+    TWO_TOWER = 4
+    BOUGHT_TOGETHER = 8  # with items of the history
+    LIVE_SALES = 16  # sold since the export, for users without a history
+    LIVE_PAIRS = 32  # bought together with an item of the history since the export
+    NEW_ITEMS = 64  # added since the export

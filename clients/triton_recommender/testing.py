@@ -40,7 +40,7 @@ def describe_models(
     columns = {name: (dtype, 1) for name, dtype in context.items()}
     own = {"user_id": _ID, "history": ("INT64", history), "exclude": ("INT64", exclusions), "after": _ID}
     answer = {"item_ids": ("INT64", items_returned), "scores": ("FP32", items_returned), **_OUTPUTS}
-    answer["propensities"] = ("FP32", items_returned)
+    answer |= {"propensities": ("FP32", items_returned), "sources": ("INT32", items_returned)}
     event = {"user_id": _ID, "item_id": _ID, "event": ("BYTES", 1), "timestamp_ms": _ID, "value": ("FP32", 1)}
     event |= {"event_id": ("BYTES", 1), "request_id": ("BYTES", 1)}
     upsert = {"kind": ("BYTES", 1), "id": _ID, "columns": ("BYTES", 1)}
@@ -107,19 +107,22 @@ class FakeServer:
         answers = [self._ask(query, handler or self.handler, generation or self.served_generation) for query in queries]
         shape = (len(answers), self.items_returned)
         item_ids, scores = np.full(shape, PAD_ID, np.int64), np.zeros(shape, np.float32)
-        propensities = np.ones(shape, np.float32)
+        propensities, sources = np.ones(shape, np.float32), np.zeros(shape, np.int32)
         for row, answer in enumerate(answers):
             n_items = min(len(answer), shape[1])
             item_ids[row, :n_items] = answer.item_ids[:n_items]
             scores[row, :n_items] = answer.scores[:n_items]
             n_known = min(len(answer.propensities), n_items)
             propensities[row, :n_known] = [propensity or 0.0 for propensity in answer.propensities[:n_known]]
+            n_named = min(len(answer.sources), n_items)
+            sources[row, :n_named] = answer.sources[:n_named]
         outputs: dict[str, np.ndarray] = {
             "item_ids": item_ids,
             "scores": scores,
             "degraded": np.array([[answer.degraded] for answer in answers], np.int32),
             "generation": np.array([[answer.generation] for answer in answers], np.int64),
             "propensities": propensities,
+            "sources": sources,
         }
         return {name: outputs[name] for name in self.models[RECOMMEND].outputs}
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from triton_recommender.errors import InvalidRequest
 from triton_recommender.models import ContextValue, ModelDescription, Query, Recommendations
-from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, PAD_ID, Degraded
+from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, PAD_ID, Degraded, Sources
 
 INT64 = np.iinfo(np.int64)
 NUMPY_DTYPES = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
@@ -92,7 +92,11 @@ def decode(
         propensities: tuple[float | None, ...] = ()
         if "propensities" in outputs:
             propensities = _decode_propensities(outputs["propensities"][row], len(query.exclude) <= exclusions, places)
-        answers.append(Recommendations(shown_ids, shown_scores, Degraded(degraded[row][0]), generations[row][0], propensities))
+        sources: tuple[Sources, ...] = ()
+        if "sources" in outputs:
+            sources = tuple(Sources(int(outputs["sources"][row, place])) for place in places)
+        lineage = (Degraded(degraded[row][0]), generations[row][0])
+        answers.append(Recommendations(shown_ids, shown_scores, *lineage, propensities, sources))
     return answers
 
 

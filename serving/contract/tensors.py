@@ -63,6 +63,19 @@ class Degraded(IntFlag):
     LIVE = 16  # live state is behind the event that the caller named in `after`, or cannot be read
 
 
+class Sources(IntFlag):
+    """Bits of the `sources` output: the terms of an item's retrieval score that are above 0 (docs/models.md)."""
+
+    NONE = 0
+    SEQUENCE = 1
+    GRAPH = 2
+    TWO_TOWER = 4
+    BOUGHT_TOGETHER = 8  # with items of the history, by the item-item neighbours
+    LIVE_SALES = 16  # sold since the export, for users without a history
+    LIVE_PAIRS = 32  # bought together with an item of the history since the export
+    NEW_ITEMS = 64  # upserted since the export
+
+
 @dataclass(frozen=True)
 class Axes:
     """Sizes fixed at export, read from `stage.json`."""
@@ -253,14 +266,16 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
         TensorSpec(name, dtype, (axes.candidates,))
         for name, dtype in (("candidate_ids", "INT64"), ("retrieval_scores", "FP32"), ("rank_scores", "FP32"))
     )
-    candidates = record("candidates", ids, scores, LINEAGE)
-    ranked = record("ranked", USER_ID, ids, scores, rank_scores, LINEAGE)
+    sources = TensorSpec("candidate_sources", "UINT8", (axes.candidates,))
+    candidates = record("candidates", ids, scores, sources, LINEAGE)
+    ranked = record("ranked", USER_ID, ids, scores, sources, rank_scores, LINEAGE)
     answer = (
         TensorSpec("item_ids", "INT64", (axes.items_returned,)),
         TensorSpec("scores", "FP32", (axes.items_returned,)),
         DEGRADED,
         GENERATION,
         TensorSpec("propensities", "FP32", (axes.items_returned,)),
+        TensorSpec("sources", "INT32", (axes.items_returned,)),
     )
     specs = (
         ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history, after), (user,)),

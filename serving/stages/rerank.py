@@ -54,13 +54,14 @@ class BestCandidates(NamedTuple):
     """The first M candidates of each request.
 
     ids: int64 [B, M], padded with PAD_ID; positions: int64 [B, M], padded with n_items; both scores: float32 [B, M]
-    valid: bool [B, M], False for padding
+    sources: uint8 [B, M], bits of Sources; valid: bool [B, M], False for padding
     """
 
     ids: np.ndarray
     positions: np.ndarray
     rank_scores: np.ndarray
     retrieval_scores: np.ndarray
+    sources: np.ndarray
     valid: np.ndarray
 
 
@@ -76,10 +77,9 @@ class BestLists:
         columns = pick_best_columns(inputs["rank_scores"], self.length)
         if self.items.has_newcomers:
             keep_newcomers(columns, np.isin(inputs["candidate_ids"], self.items.newcomers[self.items.newcomers != PAD_ID]))
-        ids, rank_scores, retrieval, valid = _gather_list(
-            columns, inputs["candidate_ids"], inputs["rank_scores"], inputs["retrieval_scores"]
-        )
-        return BestCandidates(ids, self.items.positions(ids), rank_scores, retrieval, valid)
+        names = ("candidate_ids", "rank_scores", "retrieval_scores", "candidate_sources")
+        ids, rank_scores, retrieval, sources, valid = _gather_list(columns, *(inputs[name] for name in names))
+        return BestCandidates(ids, self.items.positions(ids), rank_scores, retrieval, sources, valid)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class RerankOutputs:
         columns, propensities = self.rules.apply_and_tell(best.positions, scores, user_ids, self.items_returned)
         if self.items.has_newcomers and self.settings.newcomer_share:
             self.explore(columns, propensities, best.positions, user_ids)
-        item_ids, scores = _gather_served(columns, best.ids, scores)
+        item_ids, scores, sources = _gather_served(columns, best.ids, scores, best.sources)
         lineage = mark_degraded(inputs["lineage"], broken, Degraded.RERANK)
         return {
             "item_ids": item_ids,
@@ -136,6 +136,7 @@ class RerankOutputs:
             "degraded": lineage[:, 1:].astype(np.int32),
             "generation": lineage[:, :1],
             "propensities": propensities,
+            "sources": sources,
         }
 
     def explore(self, columns: np.ndarray, propensities: np.ndarray, positions: np.ndarray, user_ids: np.ndarray) -> None:
@@ -246,9 +247,13 @@ def pick_best_columns(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 @compiled
-def _gather_list(columns, candidate_ids, rank_scores, retrieval_scores):
-    """Return (ids, rank scores, retrieval scores, valid), each [B, M], of the columns int64 [B, M]."""
-    ids, valid = np.empty(columns.shape, np.int64), np.empty(columns.shape, np.bool_)
+def _gather_list(columns, candidate_ids, rank_scores, retrieval_scores, candidate_sources):
+    """Return (ids, rank scores, retrieval scores, sources, valid), each [B, M], of the columns int64 [B, M]."""
+    ids, valid, sources = (
+        np.empty(columns.shape, np.int64),
+        np.empty(columns.shape, np.bool_),
+        np.empty(columns.shape, np.uint8),
+    )
     ranked, retrieved = np.empty(columns.shape, np.float32), np.empty(columns.shape, np.float32)
     for row in range(columns.shape[0]):
         for place in range(columns.shape[1]):
@@ -256,8 +261,9 @@ def _gather_list(columns, candidate_ids, rank_scores, retrieval_scores):
             ids[row, place] = candidate_ids[row, column]
             ranked[row, place] = rank_scores[row, column]
             retrieved[row, place] = retrieval_scores[row, column]
+            sources[row, place] = candidate_sources[row, column]
             valid[row, place] = candidate_ids[row, column] != PAD_ID
-    return ids, ranked, retrieved, valid
+    return ids, ranked, retrieved, sources, valid
 
 
 @compiled
@@ -277,15 +283,20 @@ def _add_correction(rank_scores, valid, correction, trust):
 
 
 @compiled
-def _gather_served(columns, ids, scores):
-    """Return item ids int64 [B, K] and scores float32 [B, K] of the columns int64 [B, K]; PAD_ID and 0 where there is none."""
+def _gather_served(columns, ids, scores, sources):
+    """Return (ids int64, scores float32, sources int32), each [B, K], of the columns int64 [B, K].
+
+    PAD_ID, 0 and 0 where there is none.
+    """
     chosen_ids, chosen_scores = np.full(columns.shape, PAD_ID, np.int64), np.zeros(columns.shape, np.float32)
+    chosen_sources = np.zeros(columns.shape, np.int32)
     for row in range(columns.shape[0]):
         for place in range(columns.shape[1]):
             column = columns[row, place]
             if column >= 0:
                 chosen_ids[row, place], chosen_scores[row, place] = ids[row, column], scores[row, column]
-    return chosen_ids, chosen_scores
+                chosen_sources[row, place] = sources[row, column]
+    return chosen_ids, chosen_scores, chosen_sources
 
 
 @compiled

@@ -7,7 +7,7 @@ seen items, exclude, unavailable items ─────────────�
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from serving.contract.artifacts import (
 )
 from serving.contract.errors import ArtifactError
 from serving.contract.measurements import Measurement
-from serving.contract.tensors import PAD_SCORE, Axes, Degraded, find_generation_faults, mark_degraded
+from serving.contract.tensors import PAD_SCORE, Axes, Degraded, Sources, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
@@ -100,13 +100,17 @@ class RetrieveInputs:
 
 @dataclass(frozen=True)
 class RetrieveOutputs:
-    """Finds candidates for user vectors, without items that are blocked for the user."""
+    """Finds candidates for user vectors, without items that are blocked for the user.
+
+    columns: by source, the columns of user and item vectors whose inner product is its term of the score
+    """
 
     axes: Axes
     items: ItemIndex
     search: Search
     seen: SeenItems
     filter_seen: bool
+    columns: Mapping[Sources, slice]
     live: LiveSeen | None = None
     live_items: LiveItems[SearchedItems] | None = None
 
@@ -115,7 +119,8 @@ class RetrieveOutputs:
         """Load the searcher. Raises ArtifactError when it is broken or belongs to another catalogue."""
         search = load_search(folder, settings)
         check_lengths(folder, items, search)
-        return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen)
+        columns = map_source_columns(settings, search.item_vectors.shape[1])
+        return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen, columns)
 
     def with_live(self, reader: Reader, live_items: LiveItems[SearchedItems] | None = None) -> RetrieveOutputs:
         """Return a copy that also filters what users have seen since the export, and that knows new and changed items."""
@@ -140,6 +145,7 @@ class RetrieveOutputs:
                 n_newcomers = self.live_items.arrays.newcomers_per_list
                 stored.pairs.put_candidates(history, blocked, self.search.servable, positions, scores, n_newcomers)
             self.live_items.arrays.put_newcomers(vectors, blocked, positions, scores)
+        sources = self.find_sources(vectors, history, positions)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
         # A list is short only when all other items are seen, excluded or unavailable.
@@ -148,8 +154,27 @@ class RetrieveOutputs:
         return {
             "candidate_ids": candidate_ids,
             "retrieval_scores": scores,
+            "candidate_sources": sources,
             "lineage": lineage if is_current else mark_degraded(lineage, np.ones(len(lineage), bool), Degraded.LIVE),
         }
+
+    def find_sources(self, vectors: np.ndarray, history: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return which sources propose each item, bits of Sources, uint8 [B, C].
+
+        vectors: float32 [B, D] of users; history: int64 [B, H]; positions: int64 [B, C], each item once, n_items = padding
+        """
+        sources = self.search.find_sources(vectors, history, positions, self.columns)
+        if self.live_items:
+            arrays, pairs = self.live_items.arrays, self.live_items.pairs
+            if len(arrays.lifted):
+                has_no_history = (history == self.items.n_items).all(axis=1, keepdims=True)
+                sources |= np.where(has_no_history & (arrays.lifts[positions] > 0), np.uint8(Sources.LIVE_SALES), np.uint8(0))
+            if pairs and pairs.pairs.n_slots:
+                is_pair = pairs.pairs.strengths(history, positions) > 0
+                sources |= np.where(is_pair, np.uint8(Sources.LIVE_PAIRS), np.uint8(0))
+            if len(newcomers := arrays.served_newcomers):
+                sources |= np.where(np.isin(positions, newcomers), np.uint8(Sources.NEW_ITEMS), np.uint8(0))
+        return sources
 
     def collect_blocked(self, inputs: Arrays, history: np.ndarray, since: SeenSince) -> Blocked:
         """Return the blocked items of each request: those that the caller excludes and those that the user has seen."""
@@ -168,17 +193,13 @@ class RetrieveOutputs:
 
 @dataclass(frozen=True)
 class Retrieve:
-    """The stage in one process: inputs, the user tower, the sequence network if there is one, outputs.
-
-    sources: by name of a source, the columns of user and item vectors whose inner product is its term of the score
-    """
+    """The stage in one process: inputs, the user tower, the sequence network if there is one, outputs."""
 
     info: StageInfo
     items: ItemIndex
     inputs: RetrieveInputs
     network: Any
     outputs: RetrieveOutputs
-    sources: dict[str, slice]
     content: Content | None = None
     sequence: SequenceSource | None = None
     popularity: np.ndarray | None = None  # float32 [n_items + 1] decayed counts, where live sales update them
@@ -197,8 +218,7 @@ class Retrieve:
         network, sequence = open_network(folder, NETWORK, settings.threads), load_sequence(folder, settings, outputs.search)
         popularity = open_checked_array(folder, POPULARITY, "float32", items.n_items + 1) if settings.as_of_s else None
         live_parts = (popularity, settings.as_of_s, ContentTower.load(folder), load_learned_sales(folder))
-        sources = map_source_columns(settings)
-        return cls(info, items, inputs, network, outputs, sources, Content.load(folder), sequence, *live_parts)
+        return cls(info, items, inputs, network, outputs, Content.load(folder), sequence, *live_parts)
 
     @property
     def search(self) -> Search:
@@ -320,11 +340,15 @@ def load_tables(folder: Path, info: StageInfo, settings: RetrieveSettings, items
     return tables
 
 
-def map_source_columns(settings: RetrieveSettings) -> dict[str, slice]:
-    """Return the columns of the vectors, by source."""
+def map_source_columns(settings: RetrieveSettings, width: int) -> dict[Sources, slice]:
+    """Return the columns of vectors of `width` values, by source."""
     towers = settings.sequence_width + settings.graph_width
-    columns = {"sequence": slice(0, settings.sequence_width), "graph": slice(settings.sequence_width, towers)}
-    return {name: part for name, part in columns.items() if part.start < part.stop} | {"two_tower": slice(towers, None)}
+    columns = {
+        Sources.SEQUENCE: slice(0, settings.sequence_width),
+        Sources.GRAPH: slice(settings.sequence_width, towers),
+        Sources.TWO_TOWER: slice(towers, width),
+    }
+    return {source: part for source, part in columns.items() if part.start < part.stop}
 
 
 def load_sequence(folder: Path, settings: RetrieveSettings, search: Search) -> SequenceSource | None:

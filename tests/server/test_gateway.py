@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as grpc
 
 from gateway import schema
-from live.exposures import read_exposures
+from live.exposures import SOURCE_NAMES, read_exposures
 from repository.applied_rules import apply_rules, revert_rules
 from repository.experiments import experiment_folder
 from server import gateway
@@ -102,6 +102,19 @@ def test_the_exposure_log_has_the_propensities_that_the_server_states(served):
     for user, item_ids, propensities in zip(strangers, items.tolist(), stated.tolist(), strict=True):
         row = rows[shown[user]["request_id"]]
         assert (row["item_ids"], row["propensities"]) == (item_ids, propensities)
+
+
+def test_the_exposure_log_has_the_sources_of_the_items_that_were_shown(served):
+    answer = served.recommend(reasons="true")
+    folder = experiment_folder(served.server.repo)
+
+    def logged() -> list[dict]:
+        return [row for row in read_exposures(folder).to_pylist() if row["request_id"] == answer["request_id"]]
+
+    until(logged)
+    sources = [[name for bit, name in SOURCE_NAMES.items() if bit & bits] for bits in logged()[0]["sources"]]
+    assert sources == [item["reasons"]["source"] for item in answer["items"]]
+    assert any("bought_together" in names for names in sources)
 
 
 def test_unknown_propensities_are_numbers_that_json_knows(served):

@@ -19,7 +19,7 @@ def pick_best_columns(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def feeds(rerank: Rerank, inputs: Arrays) -> Arrays:
-    ids, rank_scores, retrieval = best(inputs, rerank.lists.length)
+    ids, rank_scores, retrieval, _ = best(inputs, rerank.lists.length)
     valid = ids != PAD_ID
     return {
         "features": list_features(rank_scores, retrieval, valid),
@@ -28,16 +28,15 @@ def feeds(rerank: Rerank, inputs: Arrays) -> Arrays:
     }
 
 
-def best(inputs: Arrays, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def best(inputs: Arrays, length: int) -> list[np.ndarray]:
     columns = pick_best_columns(inputs["rank_scores"], length)
-    names = ("candidate_ids", "rank_scores", "retrieval_scores")
-    ids, rank_scores, retrieval_scores = (np.take_along_axis(inputs[name], columns, axis=1) for name in names)
-    return ids, rank_scores, retrieval_scores
+    names = ("candidate_ids", "rank_scores", "retrieval_scores", "candidate_sources")
+    return [np.take_along_axis(inputs[name], columns, axis=1) for name in names]
 
 
 def served(rerank: Rerank, inputs: Arrays, correction: np.ndarray) -> Arrays:
     """By falling corrected score, then by item: without rules."""
-    ids, rank_scores, _ = best(inputs, rerank.lists.length)
+    ids, rank_scores, _, sources = best(inputs, rerank.lists.length)
     valid = ids != PAD_ID
     broken = ~(np.isfinite(correction) | ~valid).all(axis=1, keepdims=True)
     correction = np.where(broken | ~valid, np.float32(0.0), correction)
@@ -50,6 +49,7 @@ def served(rerank: Rerank, inputs: Arrays, correction: np.ndarray) -> Arrays:
         "degraded": inputs["lineage"][:, 1:].astype(np.int32) | np.where(broken, np.int32(Degraded.RERANK), np.int32(0)),
         "generation": inputs["lineage"][:, :1],
         "propensities": np.ones(columns.shape, np.float32),
+        "sources": np.where(shown, np.take_along_axis(sources, columns, axis=1), 0).astype(np.int32),
     }
 
 

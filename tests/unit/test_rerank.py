@@ -94,6 +94,7 @@ def lists(rerank: Rerank, seed: int, batch: int = 16) -> dict[str, np.ndarray]:
         "candidate_ids": np.where(valid, ids, PAD_ID),
         "rank_scores": np.where(valid, rank_scores, -np.inf).astype(np.float32),
         "retrieval_scores": np.where(valid, rng.normal(5, 1, ids.shape), -np.inf).astype(np.float32),
+        "candidate_sources": rng.integers(0, 128, ids.shape).astype(np.uint8),
         "lineage": new_lineage(batch, 7) | np.outer(rng.integers(0, 4, batch), (0, 1)),
     }
 

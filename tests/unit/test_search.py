@@ -8,6 +8,7 @@ import pytest
 from numba import TypingError
 
 from serving.contract.errors import ArtifactError
+from serving.contract.tensors import Sources
 from serving.loops.inner_product import inner_product
 from serving.stages.retrieve import RetrieveSettings, load_search
 from serving.stages.search.loops import select_smallest
@@ -66,6 +67,24 @@ def search_item_by_item(vectors, neighbours, available, users, history, blocked,
         for place, item in enumerate(sorted(servable, key=lambda i: (-score[i], i))[:count]):
             positions[row, place], scores[row, place] = item, score[item]
     return positions, scores
+
+
+def test_sources_are_the_terms_above_zero_item_by_item():
+    (vectors, neighbours, available), (users, history, blocked) = random_catalogue(), random_requests()
+    search, columns = Search(vectors, neighbours, available), {Sources.GRAPH: slice(0, 3), Sources.TWO_TOWER: slice(3, WIDTH)}
+    asked = users, history, np.append(np.tile(np.arange(N_ITEMS), (B, 1)), np.full((B, 2), N_ITEMS), axis=1)
+    before = search(users, history, blocked, 20)
+    for row, marks in enumerate(search.find_sources(*asked, columns)):
+        for item in range(N_ITEMS):
+            expected = Sources.NONE
+            for source, part in columns.items():
+                expected |= source if users[row, part] @ vectors[item, part] > 0 else Sources.NONE
+            listed = neighbours.positions[history[row]] == item
+            expected |= Sources.BOUGHT_TOGETHER if (neighbours.weights[history[row]][listed] > 0).any() else Sources.NONE
+            assert Sources(int(marks[item])) == expected
+        assert not marks[N_ITEMS:].any()
+    for again, first in zip(search(users, history, blocked, 20), before, strict=True):
+        np.testing.assert_array_equal(again, first)
 
 
 @pytest.mark.parametrize("count", [1, 20, N_ITEMS + 10])

@@ -105,7 +105,7 @@ def part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
         spec(RANK_SCORES, "user candidates logits retrieval_part lineage", "ranked"),
         spec(RERANK_LIST, "ranked", "features vectors valid"),
         spec(RERANK_NETWORK, "features vectors valid", "correction"),
-        spec(RERANK_RULES, "ranked correction", "item_ids scores degraded generation propensities"),
+        spec(RERANK_RULES, "ranked correction", "item_ids scores degraded generation propensities sources"),
     )
     return {spec.name: spec for spec in specs}
 

@@ -106,6 +106,41 @@ def search_request(vector, history, weights, blocked, near, catalogue, scratch, 
 
 
 @compiled
+def mark_sources(
+    user_vectors, history, recency, positions,  # the requests and their items
+    vectors, neighbours, weights, place,  # Catalogue, and `place` of Scratch
+    columns, bits, together_bit, sources,  # int64 [T, 2], uint8 [T], uint8; uint8 [B, C], written
+):  # fmt: skip
+    """Set the bits of an item's terms that are above 0: `Search.find_sources`.
+
+    positions: int64 [B, C], n_items = padding, which gets 0
+    columns: first column and end of each term that is an inner product; bits: theirs; together_bit: that of the neighbours
+    """
+    n_items, before = len(vectors), np.empty(positions.shape[1], np.int32)
+    for row in range(len(positions)):
+        vector, items, marks = user_vectors[row], positions[row], sources[row]
+        for slot in range(len(items)):
+            item, marks[slot] = items[slot], 0
+            if item == n_items:
+                continue
+            for term in range(len(bits)):
+                first, end = columns[term]
+                if inner_product(vectors[item][first:end], vector[first:end]) > 0.0:
+                    marks[slot] |= bits[term]
+            before[slot], place[item] = place[item], slot
+        for rank in range(len(recency[row])):
+            if recency[row, rank] == 0.0:
+                continue
+            listed, strengths = neighbours[history[row, rank]], weights[history[row, rank]]
+            for number in range(len(listed)):
+                if place[listed[number]] >= 0 and strengths[number] > 0.0:
+                    marks[place[listed[number]]] |= together_bit
+        for slot in range(len(items) - 1, -1, -1):
+            if items[slot] != n_items:
+                place[items[slot]] = before[slot]
+
+
+@compiled
 def block(positions, place):
     """Block items and return how many were servable, repeats counted once."""
     n_blocked = 0

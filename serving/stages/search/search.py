@@ -11,6 +11,7 @@ Letters: B requests, H history, N neighbours, D vector width, C candidates. Posi
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +20,10 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, check_range, open_checked_array
 from serving.contract.errors import ArtifactError
+from serving.contract.tensors import Sources
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import inner_product
-from serving.stages.search.loops import FREE, NEVER, Catalogue, Scratch, count_blocked, search_requests
+from serving.stages.search.loops import FREE, NEVER, Catalogue, Scratch, count_blocked, mark_sources, search_requests
 
 MOST_ANN_RESULTS = 2_048  # requests that need more (long lists of seen items) are searched exactly
 INDEX_FILE = "items.faiss"
@@ -170,6 +172,24 @@ class Search:
             row_blocked = Blocked(blocked.positions, blocked.starts[row : row + 2])
             positions[row], scores[row] = self.exact(user_vectors[row, None], history[row, None], row_blocked, count)
         return positions, scores
+
+    def find_sources(
+        self, user_vectors: np.ndarray, history: np.ndarray, positions: np.ndarray, columns: Mapping[Sources, slice]
+    ) -> np.ndarray:
+        """Return which terms of each item's score are above 0, bits of Sources, uint8 [B, C].
+
+        user_vectors: float32 [B, D]; history: int64 [B, H]; positions: int64 [B, C], each item once, n_items = padding
+        columns: by source, the columns of the vectors whose inner product is its term
+        """
+        sources, weights = np.empty(positions.shape, np.uint8), recency_weights(history, self.n_items)
+        ranges = np.array([(part.start, part.stop) for part in columns.values()], np.int64)
+        bits = np.array([int(source) for source in columns], np.uint8)
+        terms = (ranges, bits, np.uint8(Sources.BOUGHT_TOGETHER), sources)
+        with self._lock:
+            mark_sources(
+                np.ascontiguousarray(user_vectors), history, weights, positions, *self._catalogue, self._scratch.place, *terms
+            )
+        return sources
 
     def set_servable(self, position: int, servable: bool) -> None:
         """Start or stop serving an item, whether the index holds it or not."""

@@ -38,6 +38,8 @@ def test_reserved_values_are_those_of_the_contract():
     assert contract.ENSEMBLE == tensors.RECOMMEND
     for bit in contract.Degraded:
         assert tensors.Degraded[bit.name] == bit
+    for bit in contract.Sources:
+        assert tensors.Sources[bit.name] == bit
 
 
 @pytest.mark.parametrize(("text", "attempt"), KNOWN_IDS)

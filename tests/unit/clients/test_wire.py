@@ -11,7 +11,7 @@ import pytest
 from serving.contract.tensors import Axes, ContextColumn, ensemble_spec, stage_specs
 from triton_recommender import InvalidRequest, Query, Timeouts
 from triton_recommender.models import ModelDescription
-from triton_recommender.tensors import FROM_STORE, MISSING_INT, PAD_ID, Degraded
+from triton_recommender.tensors import FROM_STORE, MISSING_INT, PAD_ID, Degraded, Sources
 from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
 
 H, E, K = 3, 2, 4
@@ -79,6 +79,13 @@ def test_propensities_are_those_of_the_items_that_are_left():
     assert decode(outputs, [Query(1)], None, E)[0].propensities == (1.0, 1.0, 0.25, None)
     assert decode(outputs, [Query(1, exclude=[7, 8, 9])], None, E)[0].propensities == (1.0, None)
     assert decode(answer_tensors([[5, 9, 6, 8]]), [Query(1)], None, E)[0].propensities == ()
+
+
+def test_sources_are_those_of_the_items_that_are_left():
+    outputs = answer_tensors([[5, 9, 6, 8]]) | {"sources": np.array([[4, 12, 0, 64]], np.int32)}
+    [answer] = decode(outputs, [Query(1, exclude=[5])], 2, E)
+    assert answer.sources == (Sources.TWO_TOWER | Sources.BOUGHT_TOGETHER, Sources.NONE)
+    assert decode(answer_tensors([[5, 9, 6, 8]]), [Query(1)], None, E)[0].sources == ()
 
 
 def answer_tensors(item_ids: list[list[int]]) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from repository.experiments import change_share, end_experiment, experiment_fold
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository
 from tests.unit.gateway.conftest import Gateway
-from triton_recommender import InvalidRequest, Recommendations, ServerFault, StageDied, Unavailable
+from triton_recommender import InvalidRequest, Recommendations, ServerFault, Sources, StageDied, Unavailable
 
 CHAMPIONS, CHALLENGERS = [1, 2, 3], [4, 5, 2]
 USERS = [str(user) for user in range(1, 13)]
@@ -211,6 +211,17 @@ def test_an_interleaved_answer_has_items_of_both_and_the_log_their_teams(tried):
         assert row["propensities"][:2] == [0.5, 1.0]  # a coin, and the best item of the other team
         for item, team in zip(row["item_ids"], row["teams"], strict=True):
             assert item in (CHALLENGERS if team else CHAMPIONS)
+
+
+def test_an_interleaved_item_has_the_sources_of_the_generation_that_it_comes_from():
+    lists = [Recommendations(tuple(items), (3.0, 2.0, 1.0)) for items in (CHAMPIONS, CHALLENGERS)]
+    champions, challengers = (
+        replace(answer, sources=(source,) * 3) for answer, source in zip(lists, (Sources.GRAPH, Sources.TWO_TOWER), strict=True)
+    )
+    shown = interleave(champions, challengers, seed="a")
+    assert shown.teams is not None
+    assert shown.answer.sources == tuple(Sources.TWO_TOWER if team == 1 else Sources.GRAPH for team in shown.teams)
+    assert interleave(champions, lists[1], seed="a").answer.sources == ()
 
 
 @pytest.mark.parametrize(

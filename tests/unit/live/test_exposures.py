@@ -41,13 +41,14 @@ def test_answers_come_back_as_they_were_written(tmp_path):
         "latency_ms": None,
         "assignment": 1.0,
         "propensities": None,
+        "sources": None,
     }
 
 
 def test_a_file_of_an_older_version_is_read_and_erased_like_any_other(tmp_path):
     write(tmp_path, [ANSWER])
     [path] = list_exposure_files(tmp_path / "exposures")
-    pq.write_table(pq.read_table(path).drop_columns(["assignment", "propensities"]), path)
+    pq.write_table(pq.read_table(path).drop_columns(["assignment", "propensities", "sources"]), path)
     new = replace(ANSWER, request_id="r1", assignment=0.25, propensities=[1.0, None])
     write(tmp_path, [new], now=2_000.0)
     assert erase_exposures(tmp_path, 7, NOW_MS) == 2

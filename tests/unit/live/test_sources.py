@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from gateway.explain import LIVE_PAIRS, LIVE_SALES, NEW_ITEMS, build_inputs, find_sources
+from gateway.explain import build_inputs, find_sources
+from live.exposures import SOURCE_NAMES
 from serving.pipeline import Pipeline
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms, upserted
 
+LIVE_PAIRS, LIVE_SALES, NEW_ITEMS = "live_pairs", "live_sales", "new_items"
 BUYER, VISITOR = 7, -5  # a user of the log, and one without a history
 
 
@@ -16,6 +18,9 @@ def name_sources(pipeline: Pipeline, user: int, item: int) -> set[str]:
     trace = inputs | pipeline.trace(inputs)
     position = int(pipeline.stages["retrieve"].items.positions(np.array([item]))[0])
     [(sources, _)] = find_sources(pipeline, trace, [position])
+    for ids, marks in (("candidate_ids", "candidate_sources"), ("item_ids", "sources")):  # the answer says the same
+        for bits in trace[marks][trace[ids] == item].tolist():
+            assert {name for bit, name in SOURCE_NAMES.items() if bit & bits} == set(sources)
     return set(sources)
 
 

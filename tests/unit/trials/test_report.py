@@ -1,4 +1,4 @@
-"""A log that is small enough to count by hand, broken down by generation, arm, position and category."""
+"""A log that is small enough to count by hand, broken down by generation, arm, position, category and source."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NEW_ITEM = 1_000  # that the generation does not know
 @pytest.fixture(scope="module")
 def feedback() -> Feedback:
     shown = exposures(
-        {"request_id": "a", "item_ids": [BOOK, FILM, GAME], "experiment": "", "arm": ""},
+        {"request_id": "a", "item_ids": [BOOK, FILM, GAME], "experiment": "", "arm": "", "sources": [12, 4, 0]},
         {"request_id": "b", "item_ids": [FILM, OTHER_FILM], "degraded": ["ranker"]},
         {"request_id": "c", "item_ids": [GAME, NEW_ITEM], "generation": 2, "arm": "challenger"},
-        {"request_id": "d", "item_ids": [BOOK, FILM], "generation": 2, "arm": "challenger"},
+        {"request_id": "d", "item_ids": [BOOK, FILM], "generation": 2, "arm": "challenger", "sources": [128, 128]},
     )
     log = events(
         ("a", BOOK, False, np.nan, 1),
@@ -72,6 +72,16 @@ def test_shown_items_by_category(feedback):
         "film": Summary(4, 1, 1, 0.25, 0.25, 0.5),
         "game": Summary(2, 1, 1, 0.5, 0.5, 3.0),
         "unknown": Summary(1, 1, 0, 1.0, 0.0, 0.0),
+    }
+
+
+def test_shown_items_by_source(feedback):
+    """An item counts for each of its sources; answers b and c were logged without."""
+    assert summarise(feedback, "source", repository_with_kinds()) == {
+        "two_tower": Summary(2, 1, 0, 0.5, 0.0, 0.0),
+        "bought_together": Summary(1, 1, 0, 1.0, 0.0, 0.0),
+        "popular": Summary(2, 0, 0, 0.0, 0.0, 0.0),
+        "none": Summary(5, 3, 2, 0.6, 0.4, 1.6),
     }
 
 

@@ -129,6 +129,7 @@ def tensors(trained, rows):
         "history_age_days": requests.users.history_age_days,
         "candidate_ids": ids[requests.candidates],
         "retrieval_scores": requests.retrieval_scores,
+        "candidate_sources": np.zeros(requests.candidates.shape, np.uint8),
         "lineage": new_lineage(len(rows), GENERATION),
     }
 

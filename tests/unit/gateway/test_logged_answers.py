@@ -1,4 +1,4 @@
-"""The exposure log has the propensities that the server states, and none where it states none."""
+"""The exposure log has the propensities and sources that the server states, and none where it states none."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from dataclasses import replace
 
 import pytest
 
-from live.exposures import read_exposures
+from live.exposures import POPULAR, read_exposures
 from repository.experiments import experiment_folder
 from tests.repositories import copy_small_repository
 from tests.unit.gateway.conftest import Gateway
-from triton_recommender import Recommendations, Unavailable
+from triton_recommender import Recommendations, Sources, Unavailable
 from triton_recommender.tensors import RECOMMEND
 
 STATED = (1.0, 0.25, None, 1.0)
+SOURCES = (Sources.TWO_TOWER, Sources.NONE, Sources.TWO_TOWER | Sources.BOUGHT_TOGETHER, Sources.NEW_ITEMS)
 
 
 def draw(_query) -> Recommendations:
-    return Recommendations((3, 1, 2, 4), (4.0, 3.0, 2.0, 1.0), generation=1, propensities=STATED)
+    return Recommendations((3, 1, 2, 4), (4.0, 3.0, 2.0, 1.0), generation=1, propensities=STATED, sources=SOURCES)
 
 
-def logged(door: Gateway, **params) -> list[float | None] | None:
+def logged(door: Gateway, column: str = "propensities", **params) -> list[float | None] | None:
     async def ask_and_stop() -> None:
         async with door.app.router.lifespan_context(door.app):
             await door.ask_async("GET", "/v1/recommendations", params={"user": "1"} | params)
 
     asyncio.run(ask_and_stop())
     [row] = read_exposures(experiment_folder(door.repo)).to_pylist()
-    return row["propensities"]
+    return row[column]
 
 
 @pytest.fixture
@@ -44,19 +45,25 @@ def test_a_shorter_answer_has_those_of_its_items(door):
     assert logged(door, k=2) == [1.0, 0.25]
 
 
-def test_a_repository_of_an_older_version_states_none(door):
+def test_sources_are_logged_as_bits(door):
+    assert logged(door, "sources", k=3) == [4, 0, 12]
+
+
+@pytest.mark.parametrize("column", ["propensities", "sources"])
+def test_a_repository_of_an_older_version_states_none(door, column):
     model = door.shop.server.models[RECOMMEND]
-    outputs = {name: tensor for name, tensor in model.outputs.items() if name != "propensities"}
+    outputs = {name: tensor for name, tensor in model.outputs.items() if name != column}
     door.shop.server.models[RECOMMEND] = replace(model, outputs=outputs)
-    assert logged(door) is None
+    assert logged(door, column) is None
 
 
-def test_popular_items_are_certain(tmp_path):
+@pytest.mark.parametrize(("column", "expected"), [("propensities", [1.0] * 3), ("sources", [POPULAR] * 3)])
+def test_popular_items_are_certain(tmp_path, column, expected):
     def fail(_query):
         raise Unavailable("away")
 
     door = Gateway(copy_small_repository(tmp_path / "repository"), fail, exposure_share=1.0)
-    assert logged(door, k=3) == [1.0, 1.0, 1.0]
+    assert logged(door, column, k=3) == expected
 
 
 def test_exclusions_that_only_the_client_can_heed_leave_draws_unknown(door):
