@@ -25,7 +25,7 @@ from gateway.explain import Explainer
 from gateway.guard import REQUEST_ID, Guard
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
-from gateway.progress import ExperimentReports
+from gateway.progress import LogReports, watch_calibration
 from gateway.questions import (
     CONTEXT,
     PARAMETERS,
@@ -74,14 +74,19 @@ def create_app(
     store = live_folder(shop.repo, shop.published.info.live_folder)
     exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
     experiments = Experiments(store)
-    explainer, reports = Explainer(shop), ExperimentReports(shop.repo)
+    explainer, reports = Explainer(shop), LogReports(shop.repo, "progress")
     answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender, explainer)
     recorder, readiness = Recorder(shop, recommender, metrics), Readiness(recommender)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await readiness.servers()  # connects now, so that the first caller does not wait for it
+        watching: asyncio.Task | None = None
+        if settings.exposure_share:
+            watching = asyncio.create_task(watch_calibration(LogReports(shop.repo, "calibration"), metrics))
         yield
+        if watching:
+            watching.cancel()
         explainer.close()
         experiments.close()
         await asyncio.to_thread(exposures.close)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+CALIBRATION = (  # fields of trials/calibration.py, names and descriptions
+    ("error", "error", "How far clicks of the last window are from those that scores promise, as a share of these"),
+    ("bound", "error_bound", "Calibration error above which chance does not explain the difference"),
+    ("expected_rate", "expected_click_rate", "Clicks of a shown item that scores promise"),
+    ("observed_rate", "observed_click_rate", "Clicks of a shown item in the last window"),
+)
 
 
 class Metrics:
@@ -22,6 +31,10 @@ class Metrics:
         self.in_flight = Gauge("gateway_recommendations_in_flight", "Recommendations that wait for a server", registry=registry)
         self.limit = Gauge("gateway_recommendations_limit", "Adaptive limit of recommendations in flight", registry=registry)
         self.shed = Counter("gateway_shed", "Recommendations shed because of the limit", ["priority"], registry=registry)
+        self._calibration = {
+            field: Gauge(f"gateway_calibration_{name}", text, ["generation"], registry=registry)
+            for field, name, text in CALIBRATION
+        }
         self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
@@ -31,6 +44,13 @@ class Metrics:
         count, durations = labelled
         count.inc()
         durations.observe(seconds)
+
+    def show_calibration(self, measured: Mapping[str, Any]) -> None:
+        """Show the latest calibration, as `python -m trials calibration` prints it; nothing of a window that has none."""
+        for field, gauge in self._calibration.items():
+            gauge.clear()
+            if field in measured:
+                gauge.labels(str(measured["generation"])).set(measured[field])
 
     def page(self) -> bytes:
         """Return all metrics as text for Prometheus."""

@@ -1,12 +1,13 @@
-"""Report the progress of the experiment, for `GET /v1/experiment`.
+"""Report what the logs say: the progress of the experiment for `GET /v1/experiment`, and the calibration of scores as metrics.
 
 Joining answers with events takes seconds of Python. In a thread it would hold the interpreter's lock and delay every
-recommendation, so `python -m trials progress` does it in a process of its own, at low priority, when somebody asks.
+recommendation, so `python -m trials progress | calibration` does it in a process of its own, at low priority.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -15,6 +16,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from pathlib import Path
 
+from gateway.metrics import Metrics
 from serving.contract.errors import DependencyError
 
 log = logging.getLogger("gateway")
@@ -23,18 +25,22 @@ PROJECT = Path(__file__).parents[1]
 KEPT_S = 10.0  # for this long a report is reused
 TIMEOUT_S = 120.0  # of one report
 NICENESS = 10
+CALIBRATED_EVERY_S = 600.0
 
 
-class ExperimentReports:
-    """Reads reports, one at a time, and keeps the last one. Belongs to one event loop."""
+class LogReports:
+    """Reads the reports of a command of `python -m trials`, one at a time, and keeps the last. Belongs to one event loop."""
 
-    def __init__(self, repo: Path, now: Callable[[], float] = time.monotonic, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, repo: Path, command: str, now: Callable[[], float] = time.monotonic, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._command = command
         self._repo, self._now, self._timeout_s, self._reading = repo.resolve(), now, timeout_s, asyncio.Lock()
         self._report: bytes | DependencyError = b""
         self._read_s = float("-inf")
 
     async def latest(self) -> bytes:
-        """Return the report of the latest experiment as JSON (schema.ExperimentReport), at most KEPT_S old.
+        """Return the report as JSON, at most KEPT_S old.
 
         Raises DependencyError if the logs cannot be read, or not in time.
         """
@@ -50,7 +56,7 @@ class ExperimentReports:
             return self._report
 
     async def _read(self) -> bytes:
-        command = (sys.executable, "-m", "trials", "progress", "--repo", str(self._repo))
+        command = (sys.executable, "-m", "trials", self._command, "--repo", str(self._repo))
         process = await asyncio.create_subprocess_exec(*command, cwd=PROJECT, stdout=PIPE, stderr=PIPE)
         try:
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
@@ -59,7 +65,7 @@ class ExperimentReports:
         except TimeoutError as error:
             log.warning("%s was killed after %g s", " ".join(command[1:4]), self._timeout_s)
             raise DependencyError(
-                f"The experiment's logs could not be read within {self._timeout_s:g} s. Try again."
+                f"The logs of answers and events could not be read within {self._timeout_s:g} s. Try again."
             ) from error
         finally:
             if process.returncode is None:  # it hangs, or the gateway ends
@@ -67,5 +73,16 @@ class ExperimentReports:
                 await process.wait()
         if process.returncode:
             log.warning("%s failed: %s", " ".join(command[1:4]), errors.decode(errors="replace"))
-            raise DependencyError("The experiment's logs cannot be read. The gateway's log has the details.")
+            raise DependencyError("The logs of answers and events cannot be read. The gateway's log has the details.")
         return report
+
+
+async def watch_calibration(reports: LogReports, metrics: Metrics, every_s: float = CALIBRATED_EVERY_S) -> None:
+    """Show the calibration of scores as metrics, again and again until cancelled; nothing where no window can be judged."""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            metrics.show_calibration(json.loads(await reports.latest()))
+        except DependencyError as error:
+            log.warning("the calibration of scores is not known: %s", error)
+            metrics.show_calibration({})

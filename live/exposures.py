@@ -198,6 +198,21 @@ def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:
     return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
 
 
+def read_latest(folder: Path, wanted: pc.Expression, count: int, from_ms: int) -> pa.Table:
+    """Return the latest answers of a live store's log that `wanted` holds for, oldest first, `count` at most.
+
+    Files written before `from_ms` (unix milliseconds) are not read, nor are those that are older than what was found.
+    """
+    parts: list[pa.Table] = []
+    for path in reversed(list_exposure_files(folder / FOLDER)):
+        if parse_written_ms(path) < from_ms or sum(map(len, parts)) >= count:
+            break
+        with suppress(FileNotFoundError):  # retention removed it meanwhile
+            parts.append(pq.read_table(path, schema=SCHEMA).filter(wanted))
+    found = pa.concat_tables(parts).sort_by("time_ms") if parts else SCHEMA.empty_table()
+    return found.slice(max(len(found) - count, 0))
+
+
 def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
     """Set the user id of a user's logged answers to null. Return the number of these answers.
 

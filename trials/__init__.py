@@ -8,6 +8,7 @@ guard.py         what ends the running experiment: harm, or a better challenger 
 interleaving.py  two generations inside one answer: team draft and its credit
 off_policy.py    the value of a policy that nobody was shown, from the log of another: IPS, SNIPS, DR; of slates too
 unseen.py        the same for a generation, from the exposure log
+calibration.py   whether scores still promise the clicks that they get
 drift.py         whether features and scores still come from the distribution that the export saw: PSI, KL, bands
 
 Nothing here needs a server, and every random draw has a seed.

@@ -1,4 +1,4 @@
-"""python -m trials report | compare | off-policy | progress | guard: what users did with what they saw, from both logs."""
+"""python -m trials report | compare | off-policy | progress | calibration | guard: what users did with what they saw."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, read_experiment
 from serving.live.store import live_folder
+from trials.calibration import measure_calibration
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.guard import guard_once
 from trials.off_policy import Estimate, SlateKind, TrialError
@@ -169,6 +170,16 @@ def off_policy(
 def progress(repo: Repo = Path("model_repository")) -> None:
     """Print how the latest experiment goes, as the JSON of the gateway's /v1/experiment (docs/trials.md)."""
     typer.echo(json.dumps(tell_progress(experiment_folder(repo))))
+
+
+@app.command()
+def calibration(repo: Repo = Path("model_repository")) -> None:
+    """Print how the clicks of the latest window compare with what scores promise, as JSON (docs/trials.md).
+
+    The first complete window of a generation becomes its reference.
+    """
+    measured, reason = measure_calibration(experiment_folder(repo), time.time_ns() // 1_000_000)
+    typer.echo(json.dumps(asdict(measured) if measured else {"reason": reason}))
 
 
 @app.command()

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from gateway import progress, schema
-from gateway.progress import KEPT_S, ExperimentReports
+from gateway.metrics import Metrics
+from gateway.progress import KEPT_S, LogReports, watch_calibration
 from gateway.tokens import digest
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, experiment_folder, start_experiment
@@ -79,7 +80,7 @@ def test_an_experiment_that_ended_says_why(repo, door, state):
 
 def test_an_answer_is_kept_for_some_seconds(repo):
     seconds = iter([0.0, 0.0, KEPT_S, KEPT_S + 1, KEPT_S + 1])
-    reports = ExperimentReports(repo, now=lambda: next(seconds))
+    reports = LogReports(repo, "progress", now=lambda: next(seconds))
 
     async def ask_three_times() -> list[str]:
         first = await reports.latest()
@@ -94,13 +95,16 @@ def test_a_file_that_cannot_be_read_is_an_error_without_its_details(repo, door):
     (experiment_folder(repo) / EXPERIMENT_FILE).write_text("{")
     response = door.ask("GET", "/v1/experiment")
     assert response.status_code == 503
-    assert response.json()["error"]["message"] == "The experiment's logs cannot be read. The gateway's log has the details."
+    assert (
+        response.json()["error"]["message"]
+        == "The logs of answers and events cannot be read. The gateway's log has the details."
+    )
 
 
 def test_a_report_that_hangs_is_killed_and_told_as_an_error(repo, monkeypatch, tmp_path):
     (tmp_path / "trials.py").write_text("import time\ntime.sleep(600)")
     monkeypatch.setattr(progress, "PROJECT", tmp_path)
-    reports = ExperimentReports(repo, timeout_s=1.0)
+    reports = LogReports(repo, "progress", timeout_s=1.0)
 
     async def ask_twice_at_once() -> list[bytes | BaseException]:
         return await asyncio.gather(reports.latest(), reports.latest(), return_exceptions=True)
@@ -116,3 +120,24 @@ def test_it_needs_a_token_where_one_is_asked_for(repo):
     door = Gateway(repo, lambda query: [1, 2, 3], {digest("secret"): "shop"})
     assert door.ask("GET", "/v1/experiment").status_code == 401
     assert door.ask("GET", "/v1/experiment", headers={"authorization": "Bearer secret"}).status_code == 200
+
+
+def test_calibration_is_shown_until_it_is_no_longer_known(repo, monkeypatch, tmp_path):
+    fields = {"generation": 3, "error": 0.5, "bound": 0.2, "expected_rate": 0.08, "observed_rate": 0.04}
+    monkeypatch.setattr(progress, "PROJECT", tmp_path)
+    metrics = Metrics()
+
+    async def watch(report: dict, is_shown: bool) -> str:
+        told = f"import sys\nassert sys.argv[1] == 'calibration'\nprint({json.dumps(report)!r})"
+        (tmp_path / "trials.py").write_text(told)
+        watching = asyncio.create_task(watch_calibration(LogReports(repo, "calibration"), metrics, every_s=0.01))
+        async with asyncio.timeout(60.0):
+            while ("gateway_calibration_error{" in metrics.page().decode()) != is_shown:
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        return metrics.page().decode()
+
+    page = asyncio.run(watch(fields, is_shown=True))
+    for name, value in (("error", 0.5), ("error_bound", 0.2), ("expected_click_rate", 0.08), ("observed_click_rate", 0.04)):
+        assert f'gateway_calibration_{name}{{generation="3"}} {value}' in page
+    asyncio.run(watch({"reason": "too few answers"}, is_shown=False))
