@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import numpy as np
@@ -26,6 +26,7 @@ from rich.console import Console
 import clients  # noqa: F401  so that triton_recommender is found
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.served import Served, serve_with_gateway
+from experiments.shop_faults import FAULTS
 from experiments.shop_world import DAY_S, TASTE_DAYS, World
 from export.build import build_repository
 from export.follow import follow_once
@@ -56,9 +57,6 @@ VISITS_PER_DAY, VISITS_IN_SALE = 1.0, 20.0  # of each user; a sale lasts the two
 FOUND = 0.3  # visits in which a user finds an item without the list, and takes it
 TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generations; share of the users whose taste changes
 SHARE = 0.5  # of the users, who meet a challenger
-SOLD_OUT = (
-    0.8  # of the items: what a broken challenger does not show. One that only learned from a bad log is healed by live events
-)
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
 RUNS, TRIALS = 200, 20  # A/A tests; comparisons of two ways to decide
 FAULTY_SHARE = 0.05  # of the users, who have the lists of a weak generation where a fault concerns some of them
@@ -200,25 +198,46 @@ def wait_for_answers(served: Served, experiment: Experiment, count: int) -> int:
         time.sleep(0.5)
 
 
-def try_challengers(front: Storefront, broken: int, weak: int, count: int, days: int, rng: np.random.Generator) -> list[Figure]:
-    """Meet `count` broken challengers, and let a good one beat a weak champion. broken, weak: generations"""
+def try_broken(
+    front: Storefront, publish_broken: Callable[[str], int], count: int, days: int, rng: np.random.Generator
+) -> list[Figure]:
+    """Meet `count` broken challengers, each fault about as often as the others.
+
+    publish_broken: takes the name of a fault, returns the generation. It is published just before it is tried, because a
+    repository keeps few generations.
+    """
+    planned, seen = count_planned(front.shop, days), []
+    for name, numbers in zip(FAULTS, np.array_split(np.arange(count), len(FAULTS)), strict=True):
+        if not len(numbers):
+            continue
+        broken = publish_broken(name)
+        for number in numbers:
+            ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), planned, rng)
+            say(f"broken challenger {number + 1} ({name}) {describe(ended)} after {answers} answers")
+            seen.append(answers / planned if ended and ended.state == "rolled back" else 1.0)
+    return [
+        Figure(name="kinds of faults of broken challengers", values=[min(count, len(FAULTS))]),
+        Figure(name="broken challengers: share of their answers until rolled back", values=[max(seen)], unit="", at_most=0.01),
+        Figure(name="broken challengers that were rolled back", values=[sum(share < 1 for share in seen)], at_least=count),
+    ]
+
+
+def try_better(front: Storefront, weak: int, days: int, rng: np.random.Generator) -> list[Figure]:
+    """Let the generation that serves challenge a weak one. weak: a generation"""
     served, good = front.shop.served, front.shop.served.state.generation
-    planned = days * VISITS_PER_DAY * len(front.shop.world.user_ids) * SHARE  # answers of a challenger that nobody stops
-    seen = []
-    for number in range(count):
-        ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), int(planned), rng)
-        say(f"broken challenger {number + 1} {describe(ended)} after {answers} answers")
-        seen.append(answers / planned if ended and ended.state == "rolled back" else 1.0)
     launcher.activate(served.state, weak, served.run_dir)
-    ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), int(planned), rng)
+    ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), count_planned(front.shop, days), rng)
     say(f"better challenger {describe(ended)} after {answers} answers")
     launcher.activate(served.state, good, served.run_dir)
     return [
-        Figure(name="broken challengers: share of their answers until rolled back", values=[max(seen)], unit="", at_most=0.01),
-        Figure(name="broken challengers that were rolled back", values=[sum(share < 1 for share in seen)], at_least=count),
         Figure(name="the guard promotes a better challenger", values=[bool(ended and ended.state == "promoted")], at_least=1),
         Figure(name="answers of the better challenger until then", values=[answers]),
     ]
+
+
+def count_planned(shop: Shop, days: int) -> int:
+    """Return how many answers a challenger gives if nobody stops it."""
+    return int(days * VISITS_PER_DAY * len(shop.world.user_ids) * SHARE)
 
 
 def describe(ended: Experiment | None) -> str:
@@ -313,20 +332,14 @@ def count_until_drafted(
     return most, 0
 
 
-def list_best_sellers(dataset: Dataset) -> list[int]:
-    """Return the items that a broken stock feed reports as sold out: those that sell most."""
-    sales = dataset.interactions["item_id"].value_counts()
-    return sales.index[: int(SOLD_OUT * len(dataset.items))].tolist()
-
-
 def thinned(dataset: Dataset, part: int) -> Dataset:
     """Return the data set with one event in `part`."""
     return replace(dataset, interactions=dataset.interactions.iloc[::part].reset_index(drop=True))
 
 
-def publish(dataset: Dataset, scratch: Path, repo: Path, name: str, blocked_items: list[int] | None = None) -> int:
+def publish(dataset: Dataset, scratch: Path, repo: Path, name: str, rules: dict[str, Any] | None = None) -> int:
     """Export a data set and publish it in a repository that another generation stays pinned in. Return the generation."""
-    settings = SETTINGS | {"rules": {"blocked_items": blocked_items or []}}
+    settings = SETTINGS | {"rules": rules or {}}
     build_repository(dataset, scratch / name, Settings.model_validate(settings), console)
     return relayout(scratch / name, repo, "ensemble")
 
@@ -351,12 +364,18 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             had[log["user_id"].to_numpy() - 1, log["item_id"].to_numpy() - 1] = True
             shop = Shop(world, served, asked, had, begins_s)
             figures = trade_for_days(shop, dataset, days, rng)
-            say("a broken generation, and a weak one")
-            broken = publish(dataset, scratch, repo, "broken", list_best_sellers(dataset))
-            weak = publish(thinned(dataset, 10), scratch, repo, "weak")
+
+            def publish_broken(fault: str) -> int:
+                say(f"a broken generation: {fault}")
+                learned, rules = FAULTS[fault](dataset, rng)
+                return publish(learned, scratch, repo, fault.replace(" ", "-"), rules)
+
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http:
                 front = Storefront(shop, http)
-                figures += try_challengers(front, broken, weak, challengers, days, rng)
+                figures += try_broken(front, publish_broken, challengers, days, rng)
+                say("a weak generation")
+                weak = publish(thinned(dataset, 10), scratch, repo, "weak")
+                figures += try_better(front, weak, days, rng)
             good = shop.lists()
             figures.append(count_false_alarms(compute_clicked(world, good), RUNS, rng))
             launcher.activate(served.state, weak, served.run_dir)
@@ -384,7 +403,7 @@ def main(
         f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_DAY:g} visit a user, {VISITS_IN_SALE:g} in the "
         f"{SALE_HOURS} hours after {CHANGED:.0%} of the users changed their taste, kept for "
         f"{TASTE_DAYS:g} days otherwise; challengers meet {SHARE:.0%} of the users, and would give {days} days' answers if "
-        f"nobody stopped them; the broken ones hide the {SOLD_OUT:.0%} of the items that sell most"
+        f"nobody stopped them; the broken ones have these faults in turn: {', '.join(FAULTS)}"
     )
     finish("simulated-shop", "A simulated shop", "python -m experiments.simulated_shop", conditions, figures, results, machine)
 

@@ -49,6 +49,7 @@ from experiments import (
 )
 from experiments.harness import Figure, Result, run_in_turns
 from experiments.merlin_once import OnceExecutor
+from experiments.shop_faults import FAULTS
 from experiments.shop_world import World
 from experiments.tables_feed import Published, run_broker, run_publisher
 from perf.load.open_loop import Outcome
@@ -58,6 +59,7 @@ from repository.config import LAYOUTS
 from repository.models import read_repository
 from serving.contract.artifacts import stage_folder, verify_manifest
 from serving.contract.generations import pinned_generation
+from serving.stages.rules.config import RulesConfig
 from tests.unit.small_shops import export
 from training.dataset import load_dataset, split_by_time
 from training.evaluation.baselines import GRIDS, evaluate
@@ -243,6 +245,13 @@ def smoke_simulated_shop(context: Context) -> list[Figure]:
     world = World(60, 50, context.rng)
     dataset = world.write_log(context.folder / "simulated", 500, 10, 1_700_000_000)
     assert (len(dataset.interactions), len(dataset.items)) == (500, 50)
+    broken = {name: fault(dataset, context.rng) for name, fault in FAULTS.items()}
+    assert len({(learned.interactions["item_id"].to_numpy().tobytes(), str(rules)) for learned, rules in broken.values()}) >= 4
+    for name, (learned, rules) in broken.items():
+        assert len(learned.interactions) == 500, name
+        is_renamed = (learned.interactions["item_id"].to_numpy() != dataset.interactions["item_id"].to_numpy()).mean() > 0.5
+        hidden = RulesConfig.from_dict(rules).blocked_items
+        assert is_renamed != (25 <= len(hidden) < 50), name
     best = np.argsort(-world.takes, axis=1)[:, :10] + 1
     worst = np.argsort(world.takes, axis=1)[:, :10] + 1
     had = np.zeros(world.takes.shape, bool)
