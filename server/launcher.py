@@ -25,6 +25,7 @@ import psutil
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
 from repository.registry import record_act
 from server import generations, health, keys, live_helpers, log, processes, updaters
+from server.drift import describe_drift
 from server.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
 from server.health import held_versions
 from server.memory import check_memory
@@ -321,6 +322,7 @@ def activate(state: ServerState, generation: int, run_dir: Path) -> int:
     It also raises when the server has moved, and only what follows failed; the saved state then names the new generation.
     """
     failure: ServerError | None = None
+    drift = describe_drift(f"http://{state.host}:{state.ports.metrics}/metrics", state.generation)
     try:
         before = generations.activate(state.grpc_url, state.repo, generation)
     except ServerError as error:
@@ -329,7 +331,7 @@ def activate(state: ServerState, generation: int, run_dir: Path) -> int:
         before, failure = state.generation, error  # only the memory of the previous generation is not freed
     state.change(run_dir, content=content_of(state.repo), generation=generation, fault="")
     if before != generation:
-        record_act(state.repo, "activated", generation, reason=f"in place of {before}")
+        record_act(state.repo, "activated", generation, reason=f"in place of {before}: {drift}")
     live_helpers.follow(state, run_dir)
     updaters.follow(state, run_dir)
     if failure is not None:
