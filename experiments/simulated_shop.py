@@ -367,8 +367,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
 
             def publish_broken(fault: str) -> int:
                 say(f"a broken generation: {fault}")
-                learned, rules = FAULTS[fault](dataset, rng)
-                return publish(learned, scratch, repo, fault.replace(" ", "-"), rules)
+                return publish(dataset, scratch, repo, fault.replace(" ", "-"), FAULTS[fault](dataset))
 
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http:
                 front = Storefront(shop, http)

@@ -1,5 +1,7 @@
 """Measure whether the two towers and the ranker would gain by going on from the weights of the generation before.
 
+    python -m experiments.warm_parts --data online-retail
+
 Both generations read the features of the whole log here, so every row of a table keeps its number and nothing has to be
 matched: the best case for going on.
 """
@@ -9,17 +11,20 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+import typer
 
-from experiments.harness import Figure
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.warm_start import KNOWN_SHARE, SCRATCH, WARM
+from perf.command import run
 from serving.loops.hashing import hash_integers
-from training.dataset import Dataset
+from training.dataset import Dataset, load_dataset
 from training.dataset.matrix import make_matrix
-from training.features.build import Features
+from training.features.build import Features, build_features
 from training.models.dlrm import DLRM, RankingModel
 from training.models.item_item import fit_neighbours
 from training.models.ranking import RankingSettings, make_requests_by_moment
@@ -41,7 +46,8 @@ from training.retrieval.fit import FittedRetriever, RetrievalSettings
 SETTINGS, CHOICES = RetrieverSettings(), RetrievalSettings(candidates=256)
 WARM_EPOCHS = 3  # of the ranker's ten
 HASHES, HELD_OUT = 1_000, 150  # users of hashes below HELD_OUT are asked and never learned from, by either generation
-SCRATCH, WARM = "from scratch", "from the weights before"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class Part(NamedTuple):
@@ -52,10 +58,10 @@ class Part(NamedTuple):
     later: pd.DataFrame
 
 
-def measure_parts(dataset: Dataset, features: Features, known: int, seed: int = 0) -> list[Figure]:
-    """Compare both ways for towers and ranker. features: of the whole log; known: events of the generation before"""
-    log = dataset.interactions
-    before, now = (Part(part, *split_again(part)) for part in (log.iloc[:known], log))
+def measure(dataset: Dataset, seed: int = 0) -> list[Figure]:
+    """Compare both ways for towers and ranker."""
+    log, features = dataset.interactions, build_features(dataset, dataset.interactions)
+    before, now = (Part(part, *split_again(part)) for part in (log.iloc[: int(KNOWN_SHARE * len(log))], log))
     first, _ = learn_towers(dataset, features, before, seed)
     towers = {
         SCRATCH: learn_towers(dataset, features, now, seed),
@@ -136,3 +142,20 @@ def rank_best(model: RankingModel, asked: Requests) -> float:
     """Return NDCG@10 with the best blend weight of the retrieval score."""
     blends = RankingSettings().ranker.blends
     return best_blend(predict(model, asked), retrieval_z(asked), asked, blends)[1]["ndcg_at_10"]
+
+
+@app.command()
+def main(
+    data: Annotated[str, typer.Option(help="a folder with a dataset.toml, or a bundled name")] = "online-retail",
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Measure what towers and a ranker that go on find, and what it saves. Some minutes."""
+    machine, dataset = read_machine(), load_dataset(data)
+    figures, name = measure(dataset), dataset.description.name
+    command = f"python -m experiments.warm_parts --data {data}"
+    conditions = f"the generation before knew {KNOWN_SHARE:.0%} of the log; both read the features of the whole log; one seed"
+    finish(f"warm-start-parts-{name}", f"Warm start of other models on {name}", command, conditions, figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.warm_parts")

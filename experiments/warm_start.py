@@ -1,4 +1,4 @@
-"""Compare models that go on from the weights of the generation before with ones that learn from scratch.
+"""Compare a sequence model that goes on from the weights of the generation before with one that learns from scratch.
 
     python -m experiments.warm_start --data online-retail
 
@@ -7,8 +7,7 @@
 
 Each learns from the earlier part of its log, as the retriever does whose candidates teach the ranker, and is asked for the
 later part: the next item of a visit, and all items of a user's last events. What the generation before learned lies in the
-earlier part. The sequence model comes first, then the towers and the ranker (experiments/warm_parts.py), which learn from
-scratch in `export follow`.
+earlier part.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import numpy as np
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.warm_parts import SCRATCH, WARM, measure_parts
 from export.build import MOST_READ
 from perf.command import run
 from training.dataset import Dataset, load_dataset
@@ -36,7 +34,7 @@ from training.retrieval.choose import make_questions, measure_quality
 from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 
 KNOWN_SHARE = 0.9  # of the log, that the generation before knew
-WITHOUT = "without a sequence model"
+SCRATCH, WARM, WITHOUT = "from scratch", "from the weights before", "without a sequence model"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -83,7 +81,6 @@ def measure(dataset: Dataset, settings: SequenceSettings) -> list[Figure]:
         Figure(name=f"NDCG@10 + Recall@20 {WARM}", values=[warm.found]),
         Figure(name=f"{WARM} over {SCRATCH}: NDCG@10 + Recall@20", values=[warm.found / scratch.found], unit="x", at_least=1),
         Figure(name=f"{WARM} over {SCRATCH}: processor time of all sources", values=[warm.training_s / scratch.training_s]),
-        *measure_parts(dataset, build_features(dataset, dataset.interactions), known),
     ]
 
 

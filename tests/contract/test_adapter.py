@@ -258,7 +258,8 @@ def fused(tmp_path):
 def test_all_stages_in_one_model_answer_with_the_ensembles_tensors(fused):
     good, bad = fused.execute([request(1), request(-5)])
     assert {t.name(): t.as_numpy().shape for t in good.output_tensors()} == {
-        "item_ids": (1, 2), "scores": (1, 2), "degraded": (1, 1), "generation": (1, 1), "propensities": (1, 2)
+        "item_ids": (1, 2), "scores": (1, 2), "degraded": (1, 1), "generation": (1, 1), "propensities": (1, 2),
+        "sources": (1, 2),
     }  # fmt: skip
     assert bad.error().message() == "user_id is -5"
     fused.reporter.report()
