@@ -25,14 +25,9 @@ def sell_out(dataset: Dataset) -> Broken:
     return block(rank_by_sales(dataset)[: int(SOLD_OUT * len(dataset.items))])
 
 
-def shuffle(dataset: Dataset) -> Broken:
+def shuffle(_: Dataset) -> Broken:
     """Draw whole lists at random from the better candidates, as shuffled scores do."""
     return {"exploration": {"slots": SHOWN, "pool": DRAWN_FROM}}
-
-
-def mix_kinds(dataset: Dataset) -> Broken:
-    """Show an item of each kind before a second one of any, as a mistyped setting does."""
-    return {"max_per_category": 1}
 
 
 def lose_kinds(dataset: Dataset) -> Broken:
@@ -50,7 +45,6 @@ def cut_catalogue_off(dataset: Dataset) -> Broken:
 FAULTS: Mapping[str, Callable[[Dataset], Broken]] = {
     "best sellers reported as sold out": sell_out,
     "shuffled scores": shuffle,
-    "all kinds of items mixed": mix_kinds,
     "most kinds of items missing": lose_kinds,
     "a catalogue that was cut off": cut_catalogue_off,
 }
