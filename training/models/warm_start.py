@@ -3,9 +3,9 @@
     <folder>/earlier.npz   of the retriever whose candidates teach the ranker: it never saw the later part of the log
     <folder>/served.npz    of the retriever that is served
 
-Rows of the table are matched by item id; new items start at random. Nothing is kept of other models. Item-item neighbours and the
-graph are computed in closed form. Towers start from the factors of the neighbours, which already know the newest events; from the
-weights before they find less, and the ranker finds no more (python -m experiments.warm_parts).
+Rows of the table are matched by item id; new items start at random. Nothing is kept of other models. Item-item neighbours and
+the graph are computed in closed form. Towers start from the factors of the neighbours, which already know the newest events;
+from the weights before they find less, and the ranker finds no more (python -m experiments.warm_parts).
 """
 
 from __future__ import annotations
