@@ -155,8 +155,8 @@ test: setup ## everything the tests need, then make lint and all lanes: unit, lo
 lanes: setup # without the flags of this make, which tests would pass on to the commands that they run
 	@MAKEFLAGS= MFLAGS= $(PY) -m tests.lanes $(PYTEST)
 
-test-unit: setup ## the fast lane: no tritonserver, nothing that takes minutes
-	@OMP_NUM_THREADS=1 $(PYTEST) --lane unit tests/unit
+test-unit: setup ## the fast lane: no tritonserver, nothing that takes minutes; more workers than cores, because some tests wait
+	@OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 4 --lane unit tests/unit
 
 check-feast: setup ## check the layout of live state in Redis against the real Feast, in an environment of its own
 	@$(PY) -m experiments.feast_layout
