@@ -3,12 +3,15 @@
     python -m experiments.quality [--data online-retail --data movielens]
 
 Each user's events are split by time (the last 20 % are the test), a repository is exported from the rest alone and served by a
-real tritonserver. Items a user already had are neither served nor counted. Settings are the defaults everywhere.
+real tritonserver. Items a user already had are neither served nor counted. Settings are the defaults everywhere. Beside the
+qualities stands what the export tried of the sources of candidates that it may leave out (training/retrieval/choose.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -17,6 +20,9 @@ from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish
 from export.evaluate import SERVED, evaluate_dataset
 from export.settings import Settings
 from perf.command import run
+from serving.contract.artifacts import MANIFEST_FILE, read_json, stage_folder
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
 from training.dataset import load_dataset
 from training.evaluation.baselines import Quality
 
@@ -41,6 +47,22 @@ def make_figures(qualities: dict[str, Quality]) -> list[Figure]:
     return figures
 
 
+def make_choice_figures(sources: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """Return what the export found of each source on its own validation part. sources: `reports.sources` of its manifest
+
+    The measure is NDCG@10 + Recall@20 of the candidates, without the source and with it at the best weight that was tried.
+    """
+    figures = []
+    for name, choice in sources.items():
+        found = {float(weight): value for weight, value in choice["validation"].items()}
+        figures.append(Figure(name=f"auto: weight of the {name} model", values=[choice["weight"]]))
+        if len(found) > 1:
+            best = max(value for weight, value in found.items() if weight)
+            figures.append(Figure(name=f"auto, validation without the {name} model", values=[found[0.0]]))
+            figures.append(Figure(name=f"auto, validation with the {name} model", values=[best]))
+    return figures
+
+
 @app.command()
 def main(
     data: DataSets = DATA,
@@ -50,7 +72,10 @@ def main(
     for source in data:
         machine, dataset = read_machine(), load_dataset(source)
         name = dataset.description.name
-        figures = make_figures(evaluate_dataset(dataset, WORK / name, Settings(), Console(stderr=True)))
+        repository = WORK / name
+        figures = make_figures(evaluate_dataset(dataset, repository, Settings(), Console(stderr=True)))
+        exported = read_json(stage_folder(repository, ENSEMBLE, pinned_generation(repository)), MANIFEST_FILE)
+        figures += make_choice_figures(exported["reports"]["sources"])
         conditions = "last 20 % of each user's events, default settings, a real server"
         if name in TUNED_ON:
             conditions += "; settings of the towers were compared on this test part, so the gain is somewhat optimistic"

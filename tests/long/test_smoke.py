@@ -6,6 +6,7 @@ from made-up measurements. The soak runs in the server lane (tests/server/test_s
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,6 +61,7 @@ from repository.config import LAYOUTS
 from repository.models import read_repository
 from serving.contract.artifacts import stage_folder, verify_manifest
 from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
 from serving.stages.rules.config import RulesConfig
 from tests.unit.small_shops import export
 from training.dataset import load_dataset, split_by_time
@@ -186,7 +188,10 @@ def smoke_quality(context: Context) -> list[Figure]:
     problem = make_problem(context.dataset)
     fit, _ = GRIDS["popularity"]
     popularity = evaluate(fit(problem.test.positives), problem.test)
-    return quality.make_figures({"popularity": popularity, "after rank": popularity, quality.SERVED: popularity})
+    folder = stage_folder(context.repo, ENSEMBLE, pinned_generation(context.repo))
+    sources = json.loads((folder / "manifest.json").read_text())["reports"]["sources"]
+    figures = quality.make_figures({"popularity": popularity, "after rank": popularity, quality.SERVED: popularity})
+    return figures + quality.make_choice_figures(sources)
 
 
 def smoke_tables(context: Context) -> list[Figure]:
