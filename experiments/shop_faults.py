@@ -1,6 +1,6 @@
 """Break generations of the simulated shop in the ways in which feeds and settings of real shops break.
 
-Faults of a model alone are none of them, because live events and the other candidates heal them: with the ids of items mixed up, or
+Faults of a model alone are none of them, because live events and good candidates heal them: with the ids of items mixed up, or
 lists drawn at random from the hundred best candidates, only a few percent fewer lists are clicked.
 """
 
