@@ -70,8 +70,8 @@ def follow_once(
     Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
     serving = pinned_generation(repo)
-    if share < 1 and (running := find_running(repo)):
-        return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")
+    if running := find_running(repo):
+        return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")  # its champion must stay
     if share < 1 and not running_servers(RUN_DIR, repo):
         raise ConfigError(f"No server started here serves {repo}, so no user can meet a new generation. Start one: make serve")
     if not (repo / OBSERVE).is_dir():

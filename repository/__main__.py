@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from repository.registry import diff_generations, find_tags, list_generations, read_acts, read_manifest, record_act
-from serving.contract.errors import run_program
+from serving.contract.errors import ConfigError, run_program
 
 app = typer.Typer(help="The generations of a model repository.", no_args_is_help=True, add_completion=False)
 
@@ -26,14 +26,14 @@ DEFAULT = Path("model_repository")
 
 @app.command("list")
 def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
-    """List the generations with their data, quality on validation requests and tags, and which one answers."""
+    """List the generations with their data, quality on validation requests and tags, and which one a server starts with."""
     entries = list_generations(repo)
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries]))
         return
     table = Table("generation", "published", "data", "events", "from", "until", "NDCG@10", "Recall@20", "tags")
     for entry in entries:
-        number = f"{entry.generation}{' (answers)' if entry.served else ''}"
+        number = f"{entry.generation}{' (pinned)' if entry.pinned else ''}"
         quality = (f"{entry.quality[name]:.4f}" if name in entry.quality else "" for name in ("ndcg_at_10", "recall_at_20"))
         events, days = entry.log.get("events"), (entry.log.get(end, "") for end in ("first", "last"))
         count = "" if events is None else f"{events:,}"
@@ -72,12 +72,16 @@ def diff(
 def tag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason = "") -> None:
     """Give a generation a tag, such as `champion`. If another generation has the tag, it moves."""
     read_manifest(repo, generation)
+    if not name.strip():
+        raise ConfigError(f"The tag is {name!r}; expected a name, such as champion.")
     record_act(repo, "tagged", generation, name, reason)
 
 
 @app.command()
 def untag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason = "") -> None:
-    """Remove a tag."""
+    """Remove a tag of a generation."""
+    if name not in (tags := find_tags(read_acts(repo), generation)):
+        raise ConfigError(f"Generation {generation} has no tag {name!r}; it has {', '.join(tags) or 'none'}.")
     record_act(repo, "untagged", generation, name, reason)
 
 

@@ -44,8 +44,11 @@ def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
     """Start an experiment. Raises ConfigError while another one runs."""
 
     def begin(former: Experiment | None) -> Experiment:
-        if former and former.runs and former.name != experiment.name:
-            raise ConfigError(f"Experiment {former.name!r} runs already. Stop it first: python -m server experiment stop")
+        if former and former.runs:
+            raise ConfigError(
+                f"Experiment {former.name!r} runs already. Stop it first (python -m server experiment stop), or change its share: "
+                "python -m server experiment share SHARE"
+            )
         return replace(experiment, started_ms=_now_ms())
 
     return _change(repository, "experiment started", begin)

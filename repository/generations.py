@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repository.challenger import read_challengers
+from repository.challenger import read_challengers, remove_challenger
 from repository.lock import publication_lock
 from repository.models import Model, read_repository, write_config
 from serving.contract.errors import ConfigError
+from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS
 
 
@@ -30,6 +31,13 @@ def pin(repo: Path, generation: int) -> None:
     with publication_lock(repo):
         require_published(repo, generation)
         write_pins(repo, generation)
+
+
+def drop_challenger(repo: Path) -> None:
+    """Let the next server of a repository load the pinned generation alone. Running servers must have unloaded the challenger."""
+    with publication_lock(repo):
+        remove_challenger(repo)
+        write_pins(repo, pinned_generation(repo))
 
 
 def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:

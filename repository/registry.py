@@ -50,10 +50,14 @@ class Act:
 
 @dataclass(frozen=True)
 class Entry:
-    """A generation of a repository, for a list. log: facts of the interaction log; quality: the ranker's, by metric."""
+    """A generation of a repository, for a list.
+
+    pinned: whether a server starts with it; one that runs already may serve another
+    log: facts of the interaction log; quality: the ranker's, by metric
+    """
 
     generation: int
-    served: bool
+    pinned: bool
     published_s: int
     dataset: str
     log: dict[str, Any]
@@ -128,12 +132,12 @@ def find_tags(acts: list[Act], generation: int) -> tuple[str, ...]:
 
 def list_generations(repo: Path) -> list[Entry]:
     """Return the published generations, oldest first. Raises ConfigError, ArtifactError."""
-    served, acts = pinned_generation(repo), read_acts(repo)
-    return [describe_generation(repo, generation, served, acts) for generation in published_generations(repo)]
+    pinned, acts = pinned_generation(repo), read_acts(repo)
+    return [describe_generation(repo, generation, pinned, acts) for generation in published_generations(repo)]
 
 
-def describe_generation(repo: Path, generation: int, served: int, acts: list[Act]) -> Entry:
-    """Return one entry of the list. served: the generation that is served; acts: the record
+def describe_generation(repo: Path, generation: int, pinned: int, acts: list[Act]) -> Entry:
+    """Return one entry of the list. pinned: the pinned generation; acts: the record
 
     Raises ConfigError, ArtifactError.
     """
@@ -142,7 +146,7 @@ def describe_generation(repo: Path, generation: int, served: int, acts: list[Act
     quality = manifest.get("reports", {}).get("validation", {}).get("ranker", {})
     name = manifest.get("dataset", {}).get("name", "")
     tags = find_tags(acts, generation)
-    return Entry(generation, generation == served, published_s, name, manifest.get("log", {}), quality, tags)
+    return Entry(generation, generation == pinned, published_s, name, manifest.get("log", {}), quality, tags)
 
 
 def read_manifest(repo: Path, generation: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 
 from repository.challenger import read_challengers
 from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
+from repository.generations import drop_challenger
 from server.challenger import load_challenger, unload_challenger
 from server.environment import RUN_DIR
 from server.launcher import running_servers
@@ -58,11 +59,19 @@ def status(repo: Repo = DEFAULT) -> None:
         typer.echo(f"no experiment was started on {repo}")
         return
     began = datetime.fromtimestamp(experiment.started_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M")
+    if experiment.runs:
+        note = "" if running_servers(RUN_DIR, repo) else "; no server started here serves it"
+    elif experiment.state == "promoted":
+        note = ""
+    else:
+        held = read_challengers(repo)
+        note = f"; generation {held[0]} still takes memory: python -m server experiment stop" if held else ""
     typer.echo(
         f"{experiment.name}: {experiment.state}, {experiment.mode}, generation {experiment.challenger} beside "
         f"{experiment.champion}, share {experiment.share:.1%}, since {began} UTC"
         + (", takes over once it is better" if experiment.runs and experiment.promotes else "")
         + (f"; {experiment.reason}" if experiment.reason else "")
+        + note
     )
 
 
@@ -71,6 +80,7 @@ def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo:
     """Let the champion answer everybody again, and unload the challenger.
 
     Also that of an experiment that was rolled back, and that of a `start` that was interrupted before its experiment began.
+    Where no server runs, the next one loads the champion alone.
     """
     experiment, loaded = read_experiment(experiment_folder(repo)), read_challengers(repo)
     if experiment is None and not loaded:
@@ -82,8 +92,11 @@ def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo:
     if experiment and experiment.state == "promoted" and generations == (experiment.challenger,):
         typer.echo(f"{over}: generation {experiment.challenger} was promoted")
         return
-    unloaded = [unload_challenger(state.grpc_url, state.repo) for state in find_servers(repo)]
-    gone = "unloaded" if any(unloaded) else "not loaded"
+    states = running_servers(RUN_DIR, repo)
+    if not states:
+        drop_challenger(repo)
+    unloaded = [unload_challenger(state.grpc_url, state.repo) for state in states]
+    gone = "unloaded" if any(unloaded) else "not loaded" if states else "not loaded, because no server started here runs"
     typer.echo(f"{over}: generation {generations[0]} is {gone}")
 
 

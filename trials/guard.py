@@ -1,4 +1,4 @@
-"""End an experiment whose challenger does harm, or is better and may take over, and say why.
+"""End an experiment whose challenger does harm, or is better and may take over, or whose champion is gone, and say why.
 
 The guard compares the answers of both arms since the share was last changed. The intervals of rates hold at every look
 (sequential.py): of harmless challengers, each of these comparisons ends at most 5 % by chance, the check of the split 0.1 %.
@@ -20,6 +20,7 @@ from trials.feedback import Feedback, join_feedback, read_events
 from trials.progress import compare_clicks, credit_answers, find_wrong_split
 from trials.sequential import ALPHA, LEAST_OBSERVATIONS, Arm, Comparison, bound_mean, compare_arms, has_wrong_split
 
+FALLBACK = "gateway_fallback"  # in `degraded`: popular items of the gateway
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # in this many answers or more, this share needs no statistics
 MORE_DEGRADED = 0.02  # share of answers, significantly
@@ -32,6 +33,8 @@ LEAST_COVERAGE = 0.3  # share of the distinct items that equally many answers of
 
 def guard_once(repo: Path) -> Experiment | None:
     """Roll the running experiment back if its challenger does harm; promote the challenger if it may be, and is better.
+
+    Stop it if another generation answers in place of the champion.
 
     Return the experiment that this has ended, None where it goes on or was over before.
     """
@@ -52,6 +55,8 @@ def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[St
     since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
     exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
     champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried_arm(experiment)))
+    if strangers := find_strangers(experiment, exposures):
+        return "stopped", strangers
     harm = find_failures(challenger)
     if min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS:
         harm = harm or find_slowness(champion, challenger) or find_narrowness(champion, challenger)
@@ -65,6 +70,19 @@ def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[St
     if experiment.promotes and (gain := find_gain(feedback, experiment)):
         return "promoted", gain
     return "running", ""
+
+
+def find_strangers(experiment: Experiment, exposures: pa.Table) -> str:
+    """Return which other generation answers in place of the champion, "" for none. The arms then compare something else.
+
+    A server that is stopped and started again serves the pinned generation, which a publication may have changed. Popular items
+    of a gateway without a server count for nobody.
+    """
+    answers = zip(*(exposures[name].to_pylist() for name in ("arm", "generation", "degraded")), strict=True)
+    met = {(arm, generation) for arm, generation, marks in answers if FALLBACK not in marks}
+    own = (experiment.champion, experiment.challenger)
+    strangers = [number for arm, number in sorted(met) if number not in (own[:1] if arm == CHAMPION_ARM else own)]
+    return f"generation {strangers[0]} answers in place of the champion, {experiment.champion}" if strangers else ""
 
 
 def tried_arm(experiment: Experiment) -> str:

@@ -38,7 +38,7 @@ def run(repo, *words):
 
 def test_generations_are_listed_with_what_answers_and_their_log(repo):
     first, second = list_generations(repo)
-    assert (first.generation, first.served, second.generation, second.served) == (1, True, 2, False)
+    assert (first.generation, first.pinned, second.generation, second.pinned) == (1, True, 2, False)
     assert first.log["events"] > 0
     assert first.log["first"] <= first.log["last"]
     listed = json.loads(run(repo, "list", "--json").stdout)
@@ -93,6 +93,18 @@ def test_tags_move_and_the_record_keeps_every_act(repo):
     ]
     assert all(act.author for act in acts)
     assert "sold more" in run(repo, "record").stdout
+
+
+def test_a_tag_that_is_empty_or_of_another_generation_is_refused(repo):
+    run(repo, "tag", "2", "champion")
+    with pytest.raises(ConfigError, match="The tag is ' '; expected a name"):
+        run(repo, "tag", "2", " ")
+    with pytest.raises(ConfigError, match="Generation 1 has no tag 'champion'; it has none"):
+        run(repo, "untag", "1", "champion")
+    with pytest.raises(ConfigError, match="Generation 2 has no tag 'champ'; it has champion"):
+        run(repo, "untag", "2", "champ")
+    assert [act.action for act in read_acts(repo)] == ["tagged"]
+    assert list_generations(repo)[1].tags == ("champion",)
 
 
 def test_a_tag_is_shown_as_it_was_given(repo):

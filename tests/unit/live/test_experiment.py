@@ -106,9 +106,11 @@ def test_a_file_of_a_newer_version_is_read(tmp_path):
 
 def test_two_experiments_do_not_run_at_once(tmp_path):
     repo = copy_small_repository(tmp_path / "shop")
-    start_experiment(repo, spring())
-    with pytest.raises(ConfigError, match="'spring' runs already"):
-        start_experiment(repo, spring(name="autumn"))
+    begun = start_experiment(repo, spring())
+    for other in (spring(name="autumn"), spring(mode="interleave"), spring()):
+        with pytest.raises(ConfigError, match="'spring' runs already"):
+            start_experiment(repo, other)
+    assert read_experiment(experiment_folder(repo)) == begun
 
 
 def test_a_file_that_is_none_is_told_once_and_then_enrols_nobody(tmp_path):

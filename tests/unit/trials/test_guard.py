@@ -47,8 +47,8 @@ def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
             log.add(own)
         arm = {"ab": "challenger", "interleave": "interleaved", "shadow": "shadow"}[experiment.mode]
         own = replace(own, assignment=experiment.assignment_of(arm))
-        changes = {name: value(number) if callable(value) else value for name, value in of_challenger.items()}
-        log.add(replace(own, request_id=f"b{number}", generation=2, arm=arm, **changes))
+        changes = {"generation": 2} | {name: value(number) if callable(value) else value for name, value in of_challenger.items()}
+        log.add(replace(own, request_id=f"b{number}", arm=arm, **changes))
     log.close()
 
 
@@ -98,6 +98,25 @@ def test_what_does_harm_is_rolled_back_with_its_reason(repo, mode, of_challenger
         assert said in read_acts(repo)[-1].reason
         assert read_acts(repo)[-1].action == "rolled back"
     assert guard_once(repo) is None
+
+
+@pytest.mark.parametrize("mode", ["ab", "interleave", "shadow"])
+@pytest.mark.parametrize(
+    ("champion", "answering", "degraded", "said"),
+    [
+        (1, 2, [], ""),
+        (1, 3, [], "generation 3 answers in place of the champion, 1"),
+        (1, 3, ["gateway_fallback"], ""),  # popular items, of a gateway that has not met a server yet
+        (3, 2, [], "generation 1 answers in place of the champion, 3"),
+    ],
+)
+def test_an_experiment_ends_once_another_generation_answers_in_place_of_its_champion(
+    repo, mode, champion, answering, degraded, said
+):
+    start_experiment(repo, Experiment("spring", champion, 2, 0.5, mode))
+    show(repo, generation=lambda number: answering if number == 7 else 2, degraded=lambda number: degraded if number == 7 else [])
+    ended = guard_once(repo)
+    assert (ended.state, ended.share, ended.reason) == ("stopped", 0.0, said) if said else ended is None
 
 
 @pytest.mark.parametrize(("challengers", "said"), [(0.5, ""), (0.45, ""), (0.1, "fewer of its answers are clicked")])

@@ -1,0 +1,74 @@
+"""`python -m server experiment` where no server of the repository runs. With servers: tests/server/test_challenger.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from repository.challenger import read_challengers, write_challenger
+from repository.experiments import end_experiment, experiment_folder, start_experiment
+from repository.models import read_config
+from server.__main__ import app
+from serving.contract.errors import ConfigError, ServerError
+from serving.contract.generations import pinned_generation
+from serving.live.experiment import Experiment, read_experiment
+from tests.repositories import copy_small_repository
+
+
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    return copy_small_repository(tmp_path / "shop")
+
+
+def run(repo: Path, *words: str) -> str:
+    done = CliRunner().invoke(app, ["experiment", *words, "--repo", str(repo)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def begin(repo: Path) -> None:
+    write_challenger(repo, 2)
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+
+
+def test_an_experiment_whose_server_is_gone_ends_and_the_next_server_loads_the_champion_alone(repo):
+    begin(repo)
+    assert "spring: running" in run(repo, "status")
+    assert "no server started here serves it" in run(repo, "status")
+    said = run(repo, "stop", "--reason", "enough")
+    assert said == "experiment spring is over: generation 2 is not loaded, because no server started here runs\n"
+    experiment = read_experiment(experiment_folder(repo))
+    assert (experiment.state, experiment.reason) == ("stopped", "enough")
+    assert read_challengers(repo) == ()
+    assert pinned_generation(repo) == 1
+    assert list(read_config(repo / "preprocess" / "config.pbtxt").version_policy.specific.versions) == [1]
+    assert run(repo, "stop") == said  # again: nothing is left to do
+    assert "still takes memory" not in run(repo, "status")
+
+
+def test_a_challenger_that_is_loaded_after_its_experiment_is_mentioned(repo):
+    begin(repo)
+    end_experiment(repo, "p99 is 90 ms", "rolled back")
+    assert "p99 is 90 ms; generation 2 still takes memory: python -m server experiment stop" in run(repo, "status")
+
+
+def test_an_experiment_needs_a_server_and_a_share_needs_an_experiment(repo):
+    with pytest.raises(ServerError, match="No server started here serves"):
+        run(repo, "start", "spring", "--challenger", "2")
+    with pytest.raises(ConfigError, match="No experiment runs"):
+        run(repo, "share", "0.5")
+    with pytest.raises(ConfigError, match="so there is none to stop"):
+        run(repo, "stop")
+    with pytest.raises(ConfigError, match="Users do not see a shadow"):
+        run(repo, "start", "spring", "--challenger", "2", "--mode", "shadow", "--promote")
+    assert run(repo, "status") == f"no experiment was started on {repo}\n"
+
+
+@pytest.mark.parametrize("share", ["1.5", "-0.1", "150%", "nan"])
+def test_a_share_that_is_none_is_refused_and_changes_nothing(repo, share):
+    begin(repo)
+    done = CliRunner().invoke(app, ["experiment", "share", "--repo", str(repo), "--", share])
+    assert done.exit_code != 0
+    assert read_experiment(experiment_folder(repo)).share == 0.5
