@@ -11,6 +11,7 @@ live store.
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,14 +27,14 @@ from export.relayout import relayout
 from export.settings import Settings, read_served_settings
 from export.verdict import LEAST_QUESTIONS, Verdict, judge
 from repository.config import CONFIG_FILE, layout_of
-from repository.experiments import find_running
+from repository.experiments import end_experiment, find_running
 from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
 from repository.registry import record_act
 from server.challenger import unload_challenger
 from server.environment import RUN_DIR
-from server.experiment import begin_experiment
+from server.experiment import begin_experiment, release_challenger
 from server.launcher import activate, running_servers
 from server.state import ServerState
 from serving.contract.artifacts import stage_folder
@@ -47,6 +48,7 @@ from training.dataset import Dataset
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
+DAY_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,25 @@ class Round:
 
 
 def follow_once(
-    dataset: Dataset, repo: Path, settings: Settings | None, least_events: int, console: Console, share: float = 1.0
+    dataset: Dataset,
+    repo: Path,
+    settings: Settings | None,
+    least_events: int,
+    console: Console,
+    share: float = 1.0,
+    days: float = 7.0,
 ) -> Round:
     """Train and judge a generation if `least_events` are new, and publish it if it passes. Servers of `repo` move to it.
 
     dataset: without live events
     settings: of the export; None: those that the serving generation was exported with
     share: of the users who meet it; below 1 it is the challenger of an A/B experiment, and takes over once it is better
+    days: after so long, an experiment that an earlier round began ends undecided, and the champion stays
 
     Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
     serving = pinned_generation(repo)
+    end_undecided(repo, days)
     if running := find_running(repo):
         return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")  # its champion must stay
     if share < 1 and not running_servers(RUN_DIR, repo):
@@ -115,14 +125,35 @@ def follow_once(
         record_act(repo, "published", generation, reason=str(verdict))
         servers = running_servers(RUN_DIR, repo)
         if share < 1:
-            challenge(servers, repo, Experiment(f"generation-{generation}", serving, generation, share, promotes=True))
+            challenge(servers, repo, Experiment(name_experiment(generation), serving, generation, share, promotes=True))
         else:
+            unload_former(servers, repo, generation)
             for state in servers:
                 activate(state, generation, RUN_DIR)
         not_kept = keep_learned(learning, folder, serving, generation, erasures)
     met = f" meets {share:.1%} of the users" if share < 1 else ""
     lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
     return Round(generation, f"generation {generation}{met}. {verdict}{lost}", verdict)
+
+
+def name_experiment(challenger: int) -> str:
+    """Return the name of the experiment of a generation that a round publishes for a share of the users."""
+    return f"generation-{challenger}"
+
+
+def end_undecided(repo: Path, days: float) -> None:
+    """End the experiment of an earlier round that has run for `days` without a decision. Others are left to who began them.
+
+    Generations of nearly the same quality may never be told apart, and no round begins meanwhile.
+
+    Raises ServerError, ConfigError.
+    """
+    running = find_running(repo)
+    if running is None or running.name != name_experiment(running.challenger):
+        return
+    if time.time() - running.started_ms / 1_000 >= days * DAY_S:
+        end_experiment(repo, f"no decision within {days:g} days", judged=running)
+        release_challenger(repo)
 
 
 def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:
@@ -138,10 +169,18 @@ def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:
 
 def challenge(servers: list[ServerState], repo: Path, experiment: Experiment) -> None:
     """Begin an experiment, and unload the challenger of an earlier one first. Raises ServerError or ConfigError."""
+    unload_former(servers, repo, experiment.challenger)
+    begin_experiment(servers, repo, experiment)
+
+
+def unload_former(servers: list[ServerState], repo: Path, generation: int) -> None:
+    """Unload the challenger of an experiment that is over, a rollback for instance: no server moves while one is loaded.
+
+    Raises ConfigError if an experiment runs, ServerError. generation: the one that is published meanwhile, for the message
+    """
     if running := find_running(repo):
         raise ConfigError(
-            f"Experiment {running.name!r} was started meanwhile; generation {experiment.challenger} is published and unused."
+            f"Experiment {running.name!r} was started meanwhile; generation {generation} is published and unused."
         )
     for state in servers:
         unload_challenger(state.grpc_url, state.repo)
-    begin_experiment(servers, repo, experiment)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from repository.registry import diff_generations, find_tags, list_generations, read_acts, read_manifest, record_act
 from serving.contract.errors import ConfigError, run_program
@@ -31,13 +31,14 @@ def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries]))
         return
-    table = Table("generation", "published", "data", "events", "from", "until", "NDCG@10", "Recall@20", "tags")
+    names = ("generation", "published", "data", "events", "log", "NDCG@10", "Recall@20", "tags")
+    table = Table(*(Column(name, overflow="fold") for name in names), box=None, padding=(0, 1, 0, 0))  # fits 80 characters
     for entry in entries:
         number = f"{entry.generation}{' (pinned)' if entry.pinned else ''}"
         quality = (f"{entry.quality[name]:.4f}" if name in entry.quality else "" for name in ("ndcg_at_10", "recall_at_20"))
-        events, days = entry.log.get("events"), (entry.log.get(end, "") for end in ("first", "last"))
+        events, days = entry.log.get("events"), " to ".join(entry.log[end] for end in ("first", "last") if end in entry.log)
         count = "" if events is None else f"{events:,}"
-        table.add_row(number, format_time(entry.published_s), entry.dataset, count, *days, *quality, ", ".join(entry.tags))
+        table.add_row(number, format_time(entry.published_s), entry.dataset, count, days, *quality, ", ".join(entry.tags))
     Console(markup=False).print(table)
 
 
@@ -62,7 +63,10 @@ def diff(
     if as_json:
         typer.echo(json.dumps(differences))
         return
-    table = Table("key", f"generation {one}", f"generation {other}")
+    if not differences:
+        typer.echo(f"Generations {one} and {other} differ in nothing.")
+        return
+    table = Table(Column("key", overflow="fold"), f"generation {one}", f"generation {other}")
     for key, (first, second) in differences.items():
         table.add_row(key, str(first), str(second))
     Console(markup=False).print(table)

@@ -46,8 +46,8 @@ def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
     def begin(former: Experiment | None) -> Experiment:
         if former and former.runs:
             raise ConfigError(
-                f"Experiment {former.name!r} runs already. Stop it first (python -m server experiment stop), or change its share: "
-                "python -m server experiment share SHARE"
+                f"Experiment {former.name!r} runs already. Stop it first (python -m server experiment stop), or change its "
+                "share (python -m server experiment share SHARE)."
             )
         return replace(experiment, started_ms=_now_ms())
 

@@ -34,7 +34,10 @@ def pin(repo: Path, generation: int) -> None:
 
 
 def drop_challenger(repo: Path) -> None:
-    """Let the next server of a repository load the pinned generation alone. Running servers must have unloaded the challenger."""
+    """Let the next server of a repository load the pinned generation alone. Servers that run must have unloaded the challenger.
+
+    Raises ConfigError, ArtifactError, ServerError where another process keeps the publication lock.
+    """
     with publication_lock(repo):
         remove_challenger(repo)
         write_pins(repo, pinned_generation(repo))

@@ -92,12 +92,7 @@ def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo:
     if experiment and experiment.state == "promoted" and generations == (experiment.challenger,):
         typer.echo(f"{over}: generation {experiment.challenger} was promoted")
         return
-    states = running_servers(RUN_DIR, repo)
-    if not states:
-        drop_challenger(repo)
-    unloaded = [unload_challenger(state.grpc_url, state.repo) for state in states]
-    gone = "unloaded" if any(unloaded) else "not loaded" if states else "not loaded, because no server started here runs"
-    typer.echo(f"{over}: generation {generations[0]} is {gone}")
+    typer.echo(f"{over}: generation {generations[0]} is {release_challenger(repo)}")
 
 
 def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experiment) -> Experiment:
@@ -108,6 +103,19 @@ def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experim
     for state in servers:
         experiment = replace(experiment, champion=load_challenger(state.grpc_url, state.repo, experiment.challenger))
     return start_experiment(repo, experiment)
+
+
+def release_challenger(repo: Path) -> str:
+    """Unload the challenger from every running server; without any, let the next one load the champion alone. Say which.
+
+    Raises ServerError.
+    """
+    states = running_servers(RUN_DIR, repo)
+    if not states:
+        drop_challenger(repo)
+        return "not loaded, because no server started here runs"
+    unloaded = [unload_challenger(state.grpc_url, state.repo) for state in states]
+    return "unloaded" if any(unloaded) else "not loaded"
 
 
 def find_servers(repo: Path) -> list[ServerState]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from live.exposures import read_exposures
 from repository.experiments import experiment_folder
@@ -54,7 +54,8 @@ def report(
         typer.echo(json.dumps({group: asdict(summary) for group, summary in summaries.items()}))
         return
     counted, rest = ("answer", ("degraded", "different items")) if by in ("generation", "arm") else ("item", ())
-    table = Table(by, f"{counted}s", "clicked", "converted", f"revenue an {counted}", *rest)
+    group_column = Column(by, overflow="fold")  # not cut: arms of one experiment begin alike
+    table = Table(group_column, f"{counted}s", "clicked", "converted", f"revenue an {counted}", *rest)
     for group, summary in summaries.items():
         table.add_row(group, *cells_of(summary))
     Console().print(table)

@@ -16,13 +16,13 @@ from export.follow import choose_judged, follow_once
 from export.prequential import event_inputs, split_blocks
 from export.settings import Settings
 from export.verdict import LEAST_QUESTIONS
-from repository.experiments import start_experiment
+from repository.experiments import experiment_folder, start_experiment
 from repository.generations import published_generations
 from repository.registry import read_acts, read_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE
-from serving.live.experiment import Experiment
+from serving.live.experiment import Experiment, read_experiment
 from serving.live.reader import Reader
 from serving.live.store import live_folder
 from serving.pipeline import Pipeline
@@ -92,6 +92,19 @@ def test_a_generation_with_the_live_events_is_published(repo, whole, past):
     for share in (0.1, 1.0):  # the champion of an experiment is not replaced either
         done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET, share)
         assert "waits: experiment spring runs" in done.report
+
+
+@pytest.mark.parametrize(
+    ("name", "days_ago", "state"), [("generation-2", 8, "stopped"), ("generation-2", 6, "running"), ("spring", 8, "running")]
+)
+def test_an_experiment_of_a_round_that_stays_undecided_ends_so_that_another_round_begins(repo, past, name, days_ago, state):
+    experiment = start_experiment(repo, Experiment(name, 1, 2, 0.1, promotes=True))
+    path = experiment_folder(repo) / "experiment.json"
+    path.write_text(replace(experiment, started_ms=experiment.started_ms - days_ago * 86_400_000).text())
+    done = follow_once(past, repo, None, 1_000, QUIET)
+    assert done.report.startswith("waits: 0 events are newer" if state == "stopped" else f"waits: experiment {name} runs")
+    ended = read_experiment(path.parent)
+    assert (ended.state, ended.reason) == (state, "no decision within 7 days" if state == "stopped" else "")
 
 
 def test_events_that_a_list_led_to_judge_only_where_others_are_too_few(repo, whole, past):

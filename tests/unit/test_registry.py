@@ -46,6 +46,10 @@ def test_generations_are_listed_with_what_answers_and_their_log(repo):
     table = CliRunner().invoke(app, ["list", "--repo", str(repo)], env={"COLUMNS": "200"}).stdout
     assert first.log["first"] != first.log["last"]
     assert table.count(first.log["first"]) == table.count(first.log["last"]) == 2
+    narrow = CliRunner().invoke(app, ["list", "--repo", str(repo)], env={"COLUMNS": "80"}).stdout
+    assert "(pinned)" in narrow
+    assert narrow.count(first.log["first"]) == narrow.count(first.log["last"]) == 2
+    assert "…" not in narrow
 
 
 def test_a_manifest_has_what_validation_found_for_each_candidate_source(repo):
@@ -59,6 +63,7 @@ def test_only_what_differs_is_shown(repo):
     assert diff_generations(repo, 1, 2) == {"settings.pipeline.seed": (0, 7)}
     assert diff_generations(repo, 1, 1) == {}
     assert "settings.pipeline.seed" in run(repo, "diff", "1", "2").stdout
+    assert run(repo, "diff", "1", "1").stdout == "Generations 1 and 1 differ in nothing.\n"
     with pytest.raises(ConfigError, match=r"Generation 3 is not in .*\[1, 2\]"):
         diff_generations(repo, 1, 3)
 

@@ -47,7 +47,9 @@ def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
             log.add(own)
         arm = {"ab": "challenger", "interleave": "interleaved", "shadow": "shadow"}[experiment.mode]
         own = replace(own, assignment=experiment.assignment_of(arm))
-        changes = {"generation": 2} | {name: value(number) if callable(value) else value for name, value in of_challenger.items()}
+        changes = {"generation": 2} | {
+            name: value(number) if callable(value) else value for name, value in of_challenger.items()
+        }
         log.add(replace(own, request_id=f"b{number}", arm=arm, **changes))
     log.close()
 
@@ -114,7 +116,9 @@ def test_an_experiment_ends_once_another_generation_answers_in_place_of_its_cham
     repo, mode, champion, answering, degraded, said
 ):
     start_experiment(repo, Experiment("spring", champion, 2, 0.5, mode))
-    show(repo, generation=lambda number: answering if number == 7 else 2, degraded=lambda number: degraded if number == 7 else [])
+    show(
+        repo, generation=lambda number: answering if number == 7 else 2, degraded=lambda number: degraded if number == 7 else []
+    )
     ended = guard_once(repo)
     assert (ended.state, ended.share, ended.reason) == ("stopped", 0.0, said) if said else ended is None
 

@@ -173,6 +173,13 @@ def test_people_get_a_table(repo, by, heads):
     assert all(head in result.stdout for head in [by, *heads])
 
 
+def test_arms_are_told_apart_on_a_narrow_screen(repo):
+    command = ["report", "--by", "arm", "--repo", str(repo)]
+    table = CliRunner().invoke(app, command, env={"COLUMNS": "80"}, catch_exceptions=False).stdout
+    groups = "".join(line.split("│")[1].strip() for line in table.splitlines() if line.startswith("│"))
+    assert groups == "nonespring/champion"
+
+
 def test_an_export_without_categories_is_named(repo, feedback):
     shutil.rmtree(stage_folder(repo, "rerank", 1) / "content")
     with pytest.raises(TrialError, match="Generation 1 does not know its items' categories"):
