@@ -34,9 +34,10 @@ NOT_COMPARED = ("files", "stages", "generation", "schema")  # of a manifest: the
 class Act:
     """One line of the record.
 
-    action: "tagged", "untagged", "activated" (on a running server), "pinned" (for the next start), "published" or "not
-        published" (by `follow`, with its verdict as the reason; the generation is then the one that stays), or a change of an
-        experiment, whose generation is the challenger (experiments.py)
+    action: "tagged", "untagged", "activated" and "replaced" (of a running server's new and former generation, the latter with
+        its drift), "pinned" (for the next start), "published" or "not published" (by `follow`, with its verdict as the reason;
+        the generation is then the one that stays), or a change of an experiment, whose generation is the challenger
+        (experiments.py)
     tag: "" unless one was set
     """
 

@@ -38,10 +38,11 @@ def start(
     """Load a challenger beside the champion on every running server of a repository, and let a share of the users meet it."""
     if promote and mode == "shadow":
         raise ConfigError("Users do not see a shadow, so it is never found better. Use --promote with --mode ab or interleave.")
-    champion = begin_experiment(
-        find_servers(repo), repo, Experiment(name, 0, challenger, share, mode, promotes=promote)
-    ).champion
+    servers = find_servers(repo)
+    champion = begin_experiment(servers, repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
     typer.echo(f"experiment {name}: generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others")
+    if not any(state.settings.get("gateway_url") for state in servers):
+        typer.echo("note: no gateway was started with a server of it here. Only users of a gateway meet the challenger.", err=True)
 
 
 @app.command("share")

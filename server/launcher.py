@@ -331,7 +331,8 @@ def activate(state: ServerState, generation: int, run_dir: Path) -> int:
         before, failure = state.generation, error  # only the memory of the previous generation is not freed
     state.change(run_dir, content=content_of(state.repo), generation=generation, fault="")
     if before != generation:
-        record_act(state.repo, "activated", generation, reason=f"in place of {before}: {drift}")
+        record_act(state.repo, "replaced", before, reason=f"by {generation}: {drift}")
+        record_act(state.repo, "activated", generation, reason=f"in place of {before}")
     live_helpers.follow(state, run_dir)
     updaters.follow(state, run_dir)
     if failure is not None:

@@ -92,7 +92,10 @@ def test_a_move_whose_rest_fails_is_a_promotion(state, tmp_path, monkeypatch, fa
     assert Promotion(state, tmp_path).look().endswith("is promoted, because more clicks and answers, but: It failed")
     saved = read_state(state_path(tmp_path, state.ports.grpc))
     assert saved.generation == 2
-    assert [(act.action, act.generation) for act in read_acts(state.repo)[-2:]] == [("promoted", 2), ("activated", 2)]
+    promoted, replaced, activated = read_acts(state.repo)[-3:]
+    assert [(act.action, act.generation) for act in (promoted, activated)] == [("promoted", 2), ("activated", 2)]
+    assert (replaced.action, replaced.generation) == ("replaced", 1)  # where its drift is looked for
+    assert "by 2: its drift is not known" in replaced.reason
     assert read_experiment(experiment_folder(state.repo)) == experiment
     assert Promotion(saved, tmp_path).look() == ""
 
