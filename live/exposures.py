@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from live.archive import write_table
+from serving.contract.errors import ArtifactError
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import Sources
 from serving.live.experiment import hash_share
@@ -193,6 +194,8 @@ def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:
     """Return the log of a live store's folder as one table, oldest first, without files written before `from_ms`.
 
     from_ms: unix milliseconds; the table may hold some earlier answers too. Columns that an old file lacks are null.
+
+    Raises ArtifactError for a file that cannot be read.
     """
     tables = [table for _, table in _read_files(folder / FOLDER, from_ms)]
     return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
@@ -207,8 +210,8 @@ def read_latest(folder: Path, wanted: pc.Expression, count: int, from_ms: int) -
     for path in reversed(list_exposure_files(folder / FOLDER)):
         if parse_written_ms(path) < from_ms or sum(map(len, parts)) >= count:
             break
-        with suppress(FileNotFoundError):  # retention removed it meanwhile
-            parts.append(pq.read_table(path, schema=SCHEMA).filter(wanted))
+        if (table := _read_file(path)) is not None:
+            parts.append(table.filter(wanted))
     found = pa.concat_tables(parts).sort_by("time_ms") if parts else SCHEMA.empty_table()
     return found.slice(max(len(found) - count, 0))
 
@@ -247,12 +250,19 @@ def count_exposures(folder: Path, user_id: int) -> int:
 def _read_files(folder: Path, from_ms: int = 0) -> Iterator[tuple[Path, pa.Table]]:
     """Yield each file of a log with its table, oldest first, without those that retention removes meanwhile."""
     for path in list_exposure_files(folder):
-        if parse_written_ms(path) >= from_ms:
-            try:
-                table = pq.read_table(path, schema=SCHEMA)
-            except FileNotFoundError:
-                continue
+        if parse_written_ms(path) >= from_ms and (table := _read_file(path)) is not None:
             yield path, table
+
+
+def _read_file(path: Path) -> pa.Table | None:
+    """Return a file's table, None if retention removed it meanwhile. Raises ArtifactError for one that cannot be read."""
+    try:
+        return pq.read_table(path, schema=SCHEMA)
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = str(error).rstrip(".")
+        raise ArtifactError(f"{path} cannot be read: {reason}. Move the file away; its answers are then left out.") from error
 
 
 def _read_marks(folder: Path) -> dict[str, int]:

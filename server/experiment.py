@@ -42,7 +42,9 @@ def start(
     champion = begin_experiment(servers, repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
     typer.echo(f"experiment {name}: generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others")
     if not any(state.settings.get("gateway_url") for state in servers):
-        typer.echo("note: no gateway was started with a server of it here. Only users of a gateway meet the challenger.", err=True)
+        typer.echo(
+            "note: no gateway was started with a server of it here. Only users of a gateway meet the challenger.", err=True
+        )
 
 
 @app.command("share")

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pytest
 
 from live import exposures
 from live.exposures import Exposure, ExposureLog, count_exposures, erase_exposures, list_exposure_files, read_exposures
+from serving.contract.errors import ArtifactError
 
 NOW_MS = 10_000
 ANSWER = Exposure("r0", 1_000, 7, 3, [10, 11], [0.5, None], ["ranker"])
@@ -116,6 +118,24 @@ def test_files_that_another_gateway_removes_meanwhile_are_left_out(tmp_path, mon
     assert erase_exposures(tmp_path, 7, NOW_MS) == 2
     assert len(exposures.remove_old(tmp_path / "exposures", oldest_s=2_000.0, most_bytes=1 << 30)) == 1
     assert list_exposure_files(tmp_path / "exposures") == []
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:100], lambda content: content[:200] + bytes(400) + content[600:]])
+def test_a_damaged_file_is_named_with_a_remedy(tmp_path, damage):
+    write(tmp_path, answers(200), now=1_000.0)
+    write(tmp_path, answers(10), now=2_000.0)
+    path = list_exposure_files(tmp_path / "exposures")[0]
+    path.write_bytes(damage(path.read_bytes()))
+    everything = pc.greater_equal(pc.field("time_ms"), 0)
+    for read in (
+        lambda: read_exposures(tmp_path),
+        lambda: exposures.read_latest(tmp_path, everything, 1_000, 0),
+        lambda: erase_exposures(tmp_path, 7, NOW_MS),
+    ):
+        with pytest.raises(ArtifactError, match=rf"{path.name} cannot be read: .*\. Move the file away"):
+            read()
+    path.unlink()
+    assert len(read_exposures(tmp_path)) == 10
 
 
 def test_what_cannot_be_written_waits(tmp_path):
