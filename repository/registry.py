@@ -98,8 +98,13 @@ def find_author() -> str:
 
 
 def read_acts(repo: Path) -> list[Act]:
-    """Return the record, oldest first, without lines that were cut short. Raises ConfigError for others that are no record."""
+    """Return the record, oldest first, without lines that were cut short.
+
+    Raises ConfigError for others that are no record, and where there is no repository.
+    """
     path = repo / RECORD_FILE
+    if not repo.is_dir():
+        raise ConfigError(f"There is no model repository at {repo}. Make one with `make export REPO={repo}`.")
     if not path.is_file():
         return []
     acts = []

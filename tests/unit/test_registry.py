@@ -11,7 +11,7 @@ from repository.__main__ import app
 from repository.experiments import end_experiment, start_experiment
 from repository.registry import RECORD_FILE, diff_generations, list_generations, read_acts, read_manifest, record_act
 from serving.contract.artifacts import MANIFEST_FILE
-from serving.contract.errors import ConfigError, DependencyError
+from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository
@@ -147,6 +147,12 @@ def test_an_act_that_does_not_fit_on_the_disk_is_reported(tmp_path):
     (tmp_path / "full" / RECORD_FILE).symlink_to("/dev/full")
     with pytest.raises(DependencyError, match=r"registry\.jsonl cannot be written: No space left .* 'activated' of"):
         record_act(tmp_path / "full", "activated", 2)
+
+
+def test_a_repository_that_is_not_there_is_an_error_and_no_empty_record(repo):
+    for words in (["list"], ["show", "1"], ["diff", "1", "2"], ["record"], ["tag", "1", "x"], ["untag", "1", "x"]):
+        with pytest.raises((ConfigError, ArtifactError), match=r"make export"):
+            run(repo.parent / "nowhere", *words)
 
 
 def test_a_broken_record_is_named_by_its_line(repo):
