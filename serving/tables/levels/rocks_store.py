@@ -128,7 +128,7 @@ class RocksStore:
         names = {*existing, *self._families.values()} if self.writable else existing
         families = {name: self._options() for name in names}
         self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
-        self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
+        self.column_families = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
         return self._db
 
     def _options(self) -> Options:
@@ -258,7 +258,7 @@ class RocksStore:
 
     def _get(self, table: str, keys: list[bytes]) -> tuple[list[bytes | None], bool]:
         """Return the values of the keys and whether all were readable. A damaged block costs only its own rows."""
-        family: Any = self._tables[table]
+        family: Any = self.column_families[table]
         try:
             return [family.get(keys[0])] if len(keys) == 1 else family.get(keys), True
         except Exception:
@@ -287,7 +287,7 @@ class RocksStore:
     def has_rows(self, table: str) -> bool:
         """Return whether the table has rows."""
         with self._failures("read"):
-            family = self._tables.get(table)
+            family = self.column_families.get(table)
             return family is not None and next(iter(family.keys()), None) is not None
 
     # --- writing ------------------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ class RocksStore:
                 for key, value in zip(encode_keys(keys[rows]), encode_vectors(vectors[rows]), strict=True):
                     writer[key] = value
                 writer.finish()
-            self._tables[table].ingest_external_file(files)
+            self.column_families[table].ingest_external_file(files)
 
     def close(self) -> None:
         self._wave.close()
@@ -354,7 +354,7 @@ class RocksStore:
         self._held.close()
 
     def _close_database(self) -> None:
-        self._tables.clear()
+        self.column_families.clear()
         try:
             self._db.close()
         except Exception as error:  # acknowledged writes are in its log, which the next opening reads

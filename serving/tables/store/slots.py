@@ -73,7 +73,7 @@ class SlotTable:
         self._words[hits.READS] = 0  # that read does not count
 
     # --- slots of keys ------------------------------------------------------------------------------------------------------
-    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return slots [N], undefined where missing, and bool [N] missing or None. Valid only while nobody writes."""
         raise NotImplementedError
 
@@ -99,7 +99,7 @@ class SlotTable:
         """Finish a `read` into `vectors` where rows are missing or a writer is active."""
         epoch = self.header[EPOCH]
         if not epoch & 1:
-            slots, missing = self._find(keys)
+            slots, missing = self.find(keys)
             hits.decode_rows(self._plain, slots, vectors)
             if self.header[EPOCH] == epoch:
                 return vectors, missing
@@ -108,7 +108,7 @@ class SlotTable:
     def _read_checked(self, keys: np.ndarray, out: np.ndarray | None) -> Rows:
         """Read rows and check each slot's mark; rows that stay unsettled count as missing."""
         for _ in range(READ_ATTEMPTS):
-            slots, absent = self._find(keys)
+            slots, absent = self.find(keys)
             before = self._marks.read_words(slots)
             has_row, stored = (
                 self._owned(slots, keys) & ~self._marks.is_empty(slots),
@@ -169,7 +169,7 @@ class SlotTable:
 
         between: called while neither the old rows nor the new ones are readable
         """
-        slots, missing = self._find(keys)
+        slots, missing = self.find(keys)
         if missing is not None:
             slots, stored = slots[~missing], stored[~missing]
         self._begin(slots)
@@ -224,7 +224,7 @@ class CompleteTable(SlotTable):
         """Whether every row exists."""
         return self.header[HOLES] == 0
 
-    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         outside = keys.view(np.uint64) >= self.capacity
         slots = np.where(outside, -1, keys)
         missing = outside | self._marks.is_empty(slots)
@@ -238,7 +238,7 @@ class CompleteTable(SlotTable):
 
     def insert(self, keys: np.ndarray, stored: np.ndarray) -> int:
         """Insert absent rows into holes. Return how many were inserted. Needs `writing()`."""
-        slots, missing = self._find(keys)
+        slots, missing = self.find(keys)
         if missing is None:
             return 0
         wanted = missing & (keys.view(np.uint64) < self.capacity)
@@ -298,7 +298,7 @@ class CachedTable(SlotTable):
             sections.array(base, "slot_of_key")[:] = -1
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(owner)
 
-    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         slots = np.empty(len(keys), np.int64)
         n_missing = self._find_slots(self._places, self._plain, keys, slots)
         return slots, slots < 0 if n_missing else None
@@ -326,7 +326,7 @@ class CachedTable(SlotTable):
 
         At most 8 new rows per set are inserted, and no keys beyond `direct_rows`.
         """
-        _, missing = self._find(keys)
+        _, missing = self.find(keys)
         if missing is None:
             return 0
         if self._slot_of_key is not None:

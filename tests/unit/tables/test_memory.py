@@ -16,8 +16,8 @@ def arena(tmp_path) -> Path:
     """An arena that nobody uses, with rows."""
     folder = SharedFolder(tmp_path, "items")
     SharedBlock(folder.path / "rows", 64, lambda view: None)
-    folder.close.detach()
-    folder._users.close()
+    _, _, (users, _), _ = folder.close.detach()  # as if the process had been killed: only its lock goes
+    users.close()
     return folder.path
 
 

@@ -86,7 +86,7 @@ def test_what_rocksdb_reports_of_itself_does_not_grow_without_end(tmp_path, monk
     store, log = RocksStore(RocksConfig(str(tmp_path)), "rank", WIDTHS, writable=True), Log()
     for _ in range(100):  # each reports 2,000 bytes
         store.update("items", log.batch(*arrays(ITEMS)), LogPosition.at({}))
-        store._tables["items"].flush()
+        store.column_families["items"].flush()
     store.close()
     reports = [report.stat().st_size for report in tmp_path.glob("LOG*")]
     assert len(reports) == 2
