@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
+
+from serving.tables.store.memory import FileLock
 
 
 class Killed(BaseException):
@@ -15,6 +18,12 @@ class Killed(BaseException):
 
 def kill() -> None:
     raise Killed
+
+
+def free(lock: threading.Lock | FileLock) -> None:
+    """Release a lock, if it is held: what the kernel does when its process is killed."""
+    lock.acquire(blocking=False)
+    lock.release()
 
 
 @contextmanager
