@@ -49,7 +49,7 @@ class _Miss:
 class LeveledTables:
     """The levels of one model's tables. Any number of processes may share an arena.
 
-    Threads may look up at the same time, but only one in a table with an L1.
+    Threads may look up at the same time, but only one in a table with an L1. tables: the levels in memory, by table
     """
 
     def __init__(self, config: LevelsConfig, warm: bool = True) -> None:

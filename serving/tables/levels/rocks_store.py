@@ -68,6 +68,7 @@ class RocksStore:
     writable: open as the one writer, creating it when absent; otherwise as a secondary. held: contexts to close with the store.
     complete: {table: N} whose keys 0 … N - 1 must exist; None where a damaged database cannot be refilled. Where it can be,
     damage is marked in its folder and soon raises DamagedError; otherwise only the rows of damaged blocks are missing.
+    column_families: RocksDB's own handle of each table, to flush it or read its statistics
     """
 
     def __init__(
@@ -128,7 +129,9 @@ class RocksStore:
         names = {*existing, *self._families.values()} if self.writable else existing
         families = {name: self._options() for name in names}
         self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
-        self.column_families = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
+        self.column_families = {
+            table: self._db.get_column_family(name) for table, name in self._families.items() if name in families
+        }
         return self._db
 
     def _options(self) -> Options:
