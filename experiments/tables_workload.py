@@ -113,7 +113,7 @@ def open_tables(config: LevelsConfig, **changes) -> Iterator[LeveledTables]:
 
 def find_resident_keys(tables: LeveledTables, rows: int) -> np.ndarray:
     """Return int64: those of the keys 0 … rows - 1 that the first level holds."""
-    table = tables._tables[TABLE]
+    table = tables.tables[TABLE]
     first = table.l1 or table.shared
     assert first is not None
     assert first.slots is not None

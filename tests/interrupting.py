@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 from serving.tables.store.memory import FileLock
 
@@ -47,11 +47,13 @@ def interrupted_at(actions: dict[int, Callable[[], None]], *modules: ModuleType)
 
 
 @contextmanager
-def called_on_return(action: Callable[[], None], function: FunctionType) -> Iterator[None]:
+def called_on_return(action: Callable[[], None], function: Callable[..., object]) -> Iterator[None]:
     """Call `action` whenever `function` returns inside of the block."""
 
+    code = cast(FunctionType, function).__code__
+
     def look(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code is not function.__code__:
+        if frame.f_code is not code:
             return None
         if event == "return":
             action()

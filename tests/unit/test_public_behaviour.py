@@ -20,6 +20,8 @@ def is_private(name: str) -> bool:
 def find_private(source: str) -> Iterator[str]:
     """Yield each access to a private name in a file's text, as "line: code"."""
     for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.stmt | ast.expr):
+            continue
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute):
                 private = is_private(attribute) and name not in OWN

@@ -258,7 +258,7 @@ def check_after_death(table, before: np.ndarray, absent: np.ndarray, written: li
         if missing[written].any():
             assert missing[written].all()
             states.add("absent")
-        elif (rows[written] == rows_of(written, 7)).all():
+        elif (rows[written] == rows_of(np.array(written), 7)).all():
             states.add("written")
         else:
             np.testing.assert_array_equal(rows[written], before[written])
