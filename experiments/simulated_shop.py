@@ -36,7 +36,7 @@ from export.settings import Settings
 from live.exposures import read_exposures
 from perf.command import run
 from repository.experiments import end_experiment, experiment_folder
-from server import launcher
+from server import control
 from server.challenger import unload_challenger
 from server.environment import RUN_DIR
 from server.experiment import begin_experiment
@@ -220,10 +220,10 @@ def try_broken(
 def try_better(front: Storefront, weak: int, days: int, rng: np.random.Generator) -> list[Figure]:
     """Let the generation that serves challenge a weak one. weak: a generation"""
     served, good = front.shop.served, front.shop.served.state.generation
-    launcher.activate(served.state, weak, served.run_dir)
+    control.activate(served.state, weak, served.run_dir)
     ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), count_planned(front.shop, days), rng)
     say(f"better challenger {describe(ended)} after {answers} answers")
-    launcher.activate(served.state, good, served.run_dir)
+    control.activate(served.state, good, served.run_dir)
     return [
         Figure(name="the guard promotes a better challenger", values=[bool(ended and ended.state == "promoted")], at_least=1),
         Figure(name="answers of the better challenger until then", values=[answers]),
@@ -284,12 +284,12 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
                 figures += try_better(front, weak, days, rng)
             good = shop.lists()
             figures.append(count_false_alarms(compute_clicked(world, good), RUNS, rng))
-            launcher.activate(served.state, weak, served.run_dir)
+            control.activate(served.state, weak, served.run_dir)
             some = np.where(rng.random(n_users)[:, None] < FAULTY_SHARE, shop.lists(), good)
             figures += compare_ways(world, "a fault of some users", some, good, rng, LEAST_SAVED)
             say("a generation that is nearly as good")  # published late, because a repository keeps few generations
             near = publish(thinned(dataset, 2), scratch, repo, "near")
-            launcher.activate(served.state, near, served.run_dir)
+            control.activate(served.state, near, served.run_dir)
             figures += compare_ways(world, "half of the log is missing", shop.lists(), good, rng)
     return figures
 

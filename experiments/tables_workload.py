@@ -18,7 +18,7 @@ import numpy as np
 from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.leveled import LeveledTables
-from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, estimate_reader_bytes
+from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
 from serving.tables.store.table import l1_sections, l2_sections
 
 TABLE = "items"

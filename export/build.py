@@ -36,8 +36,8 @@ from export.training_settings import (
 from repository.applied_rules import read_current_values
 from repository.publish import Staging
 from repository.recorded import Recorded
+from server.control import held_generations
 from server.environment import RUN_DIR
-from server.launcher import held_generations
 from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, ensemble_spec, stage_specs
 from serving.live.store import live_folder
 from serving.stages.rank import TABLES_FOLDER

@@ -32,9 +32,9 @@ from repository.models import read_config
 from repository.publish import make_read_only
 from repository.registry import record_act
 from server.challenger import unload_challenger
+from server.control import activate, running_servers
 from server.environment import RUN_DIR
 from server.experiment import begin_experiment
-from server.launcher import activate, running_servers
 from server.state import ServerState
 from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ConfigError

@@ -11,9 +11,9 @@ import tritonclient.grpc as grpcclient
 
 from repository.generations import pin, published_generations, write_pins
 from repository.models import read_config
+from server.control import held_generations
 from server.generations import activate, served_generation
 from server.health import model_states
-from server.launcher import held_generations
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from tests.interrupting import called_on_return

@@ -17,9 +17,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from repository.tables import tables_settings
+from server.control import clear_stale, running_servers, stop_server
 from server.environment import PROJECT
 from server.health import is_ready, local_client, model_states, wait_ready
-from server.launcher import MEMORY_RACE, TritonServer, clear_stale, running_servers, stop_server
+from server.launcher import MEMORY_RACE, TritonServer
 from server.ports import Ports, find_free_ports, is_free
 from server.processes import SHM_DIR, is_running, members
 from server.state import known_servers

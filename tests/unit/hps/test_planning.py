@@ -13,7 +13,8 @@ from hps_config.report import format_bytes, print_plan
 from hps_config.tables import ROW_FORMATS, TableSpec
 from serving.contract.errors import ConfigError
 from serving.tables.config import RocksConfig
-from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, RocksStore, estimate_reader_bytes
+from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
+from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.row_formats import RowCodec
 from tests.unit.hps.oracle import simulate
 

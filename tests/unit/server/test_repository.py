@@ -13,8 +13,8 @@ from repository.generations import pin, published_generations, write_pins
 from repository.lock import LOCK_FILE, publication_lock
 from repository.models import check_backends, read_config, read_repository
 from server import generations, launcher
+from server.control import held_generations
 from server.generations import activate, pinned_to
-from server.launcher import held_generations
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
 from server.ports import Ports, find_free_ports
 from server.state import ServerState

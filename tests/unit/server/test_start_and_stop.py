@@ -17,7 +17,7 @@ from repository.challenger import write_challenger
 from repository.experiments import experiment_folder
 from server import __main__ as commands
 from server import experiment, health
-from server.launcher import stop_server
+from server.control import stop_server
 from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, read_state, state_path

@@ -21,11 +21,12 @@ import pytest
 
 from repository.registry import read_acts
 from repository.tables import tables_settings
-from server.launcher import stop_server
+from server.control import stop_server
+from server.observer import HANGS_S, Observer
 from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, read_state, state_path
-from server.watch import HANGS_S, Observer, Watch, build_command
+from server.watch import Watch, build_command
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES

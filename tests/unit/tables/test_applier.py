@@ -15,7 +15,7 @@ from serving.tables.config import LevelsConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels import loading, rocks_store
 from serving.tables.levels.rocks_store import DAMAGED_MARK, RocksStore
-from serving.tables.store import marks, ring, slots, table
+from serving.tables.store import cached_table, marks, ring, slots, table
 from serving.tables.store.log_position import LogPosition
 from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates import applier as applier_module
@@ -36,6 +36,7 @@ from tests.unit.tables.updating import (
 )
 from tests.waiting import until
 
+MODULES = (backlog, table, ring, slots, cached_table, marks, rocks_store)  # all that run while an update is applied
 NOTHING_GONE = {"items": LogPosition.at({})}
 
 
@@ -218,7 +219,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances):
         dead.apply("items", log.batch(keys, before))
         batch = log.batch(keys, after)
         try:
-            with interrupted_at({1 + 7 * turn: kill}, applier_module, backlog, table, ring, slots, marks, rocks_store):
+            with interrupted_at({1 + 7 * turn: kill}, applier_module, *MODULES):
                 dead.apply("items", batch)
         except Killed:
             free(dead.shared["items"].slots.lock)

@@ -16,16 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.tables.store import marks, slots
+from serving.tables.store import cached_table, complete_table, marks, slots
+from serving.tables.store.cached_table import CachedTable
+from serving.tables.store.complete_table import CompleteTable
+from serving.tables.store.hits import WAYS
 from serving.tables.store.memory import PrivateBlock, SharedBlock
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.store.slots import WAYS, CachedTable, CompleteTable
 from tests.interrupting import Killed, free, interrupted_at, kill
 
 WIDTH = 4
 CODEC = RowCodec("fp32", WIDTH)
 KINDS = ("complete", "hashed", "direct")
 N_KEYS = 64
+MODULES = (slots, complete_table, cached_table, marks)  # all that run while rows are read and written
 
 
 def table_of(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: int = N_KEYS):
@@ -145,12 +148,12 @@ def test_one_insertion_in_so_many_halves_the_counts_of_its_set():
     table, memory = table_and_memory("hashed", capacity=WAYS)
     put(table, range(WAYS))
     uses, halved = memory["uses"], []
-    for key in range(WAYS, WAYS + 2 * slots.HALVE_EVERY):
+    for key in range(WAYS, WAYS + 2 * cached_table.HALVE_EVERY):
         uses[:] = 200
         put(table, [key])
         assert sorted(set(uses.tolist()))[0] == 0  # the new row's
         halved.append(uses.max() == 100)
-    assert np.diff(np.flatnonzero(halved)).tolist() == [slots.HALVE_EVERY]
+    assert np.diff(np.flatnonzero(halved)).tolist() == [cached_table.HALVE_EVERY]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,13 +211,13 @@ def test_a_row_beside_one_that_was_written_meanwhile_is_read_again(kind):
     """It would count as missing, and be asked of RocksDB while a request waits. Two writes, before any two lines of a read."""
     table, keys = table_of(kind), np.arange(N_KEYS + 1)  # the last one is missing, so that a read looks slot by slot
     put(table, keys[:-1])
-    with interrupted_at({}, slots, marks) as n_lines:
+    with interrupted_at({}, *MODULES) as n_lines:
         table.read(keys)
     n_rereads = 0
     for places in combinations(range(1, n_lines[0] + 1), 2):
         writes = {place: partial(put, table, [5, 6], version) for version, place in enumerate(places, 1)}
         put(table, [5, 6])
-        with interrupted_at(writes, slots, marks) as n_run:
+        with interrupted_at(writes, *MODULES) as n_run:
             rows, missing = table.read(keys)
         assert np.flatnonzero(missing).tolist() == [N_KEYS]
         np.testing.assert_array_equal(rows[:-1][~np.isin(keys[:-1], [5, 6])], rows_of(np.setdiff1d(keys[:-1], [5, 6])))
@@ -233,7 +236,7 @@ def test_a_writer_that_dies_at_any_line_leaves_no_torn_row(kind, written):
         put(table, np.arange(16))
         before, absent = table.read(keys)
         try:
-            with interrupted_at({line: kill}, slots, marks):
+            with interrupted_at({line: kill}, *MODULES):
                 put(table, written, version=7)
         except Killed:
             free(table.lock)
