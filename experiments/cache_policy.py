@@ -16,9 +16,9 @@ import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, draw_zipf_keys, finish, read_machine
 from perf.command import run
+from serving.tables.store.cached_table import CachedTable
 from serving.tables.store.memory import PrivateBlock
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.store.slots import CachedTable
 
 KEYS_PER_REQUEST = 64
 

@@ -32,7 +32,7 @@ from experiments.rest_load import Connections, encode_get
 from experiments.served import Served, publish_twice, serve_with_gateway
 from perf.command import run
 from repository.generations import published_generations
-from server import launcher
+from server import control
 from server.processes import server_members
 from serving.contract.errors import RecommenderError
 
@@ -122,7 +122,7 @@ def move(served: Served) -> None:
     now = served.state.generation
     others = [generation for generation in published_generations(served.repo) if generation != now]
     if others:
-        launcher.activate(served.state, others[0], served.run_dir)
+        control.activate(served.state, others[0], served.run_dir)
 
 
 FAULTS: dict[str, Callable[[Served], None]] = {

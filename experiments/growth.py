@@ -28,7 +28,8 @@ from perf.command import progress, run
 from perf.load.workload import draw, read_requests
 from perf.recall import JUDGED_BY, WIDENED_BY, compute_recall, recorded_vectors
 from serving.pipeline import Pipeline
-from serving.stages.features.ranking import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics, cross_features
+from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics
+from serving.stages.features.ranking import cross_features
 from serving.stages.search.search import Blocked, Neighbours, Search
 from training.retrieval.effort import try_wider
 from training.retrieval.index import EFFORTS, WANTED_RECALL, choose_index, inverted_file

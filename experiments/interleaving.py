@@ -16,8 +16,7 @@ import numpy as np
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.shop_world import World
-from experiments.simulated_shop import (
+from experiments.shop_decisions import (
     LEAST_SAVED,
     MOST_AB,
     MOST_BOTH,
@@ -25,6 +24,7 @@ from experiments.simulated_shop import (
     count_until_decided,
     count_until_drafted,
 )
+from experiments.shop_world import World
 from perf.command import run
 
 LENGTH = 10

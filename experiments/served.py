@@ -12,8 +12,9 @@ import psutil
 
 from export.relayout import relayout
 from server import gateway, processes, watch
+from server.control import stop_server
 from server.environment import MEASURED_DIR
-from server.launcher import TritonServer, stop_server
+from server.launcher import TritonServer
 from server.ports import find_free_port
 from server.state import ServerState, read_state, state_path
 

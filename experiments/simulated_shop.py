@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +26,7 @@ from rich.console import Console
 import clients  # noqa: F401  so that triton_recommender is found
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.served import Served, serve_with_gateway
+from experiments.shop_decisions import LEAST_SAVED, RUNS, compare_ways, compute_clicked, count_false_alarms
 from experiments.shop_faults import FAULTS
 from experiments.shop_world import DAY_S, TASTE_DAYS, World
 from export.build import build_repository
@@ -35,15 +36,13 @@ from export.settings import Settings
 from live.exposures import read_exposures
 from perf.command import run
 from repository.experiments import end_experiment, experiment_folder
-from server import launcher
+from server import control
 from server.challenger import unload_challenger
 from server.environment import RUN_DIR
 from server.experiment import begin_experiment
 from serving.live.experiment import CHALLENGER_ARM, Experiment
 from training.dataset import Dataset
 from trials.guard import guard_once
-from trials.interleaving import credit_clicks, draft_teams
-from trials.sequential import Arm, bound_mean, compare_arms
 from triton_recommender import Event, Query, Recommender
 
 SETTINGS = {
@@ -58,11 +57,7 @@ FOUND = 0.3  # visits in which a user finds an item without the list, and takes 
 TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generations; share of the users whose taste changes
 SHARE = 0.5  # of the users, who meet a challenger
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
-RUNS, TRIALS = 200, 20  # A/A tests; comparisons of two ways to decide
 FAULTY_SHARE = 0.05  # of the users, who have the lists of a weak generation where a fault concerns some of them
-LEAST_SAVED = 10.0  # times fewer requests that interleaving is to need where lists are much alike
-MOST_AB, MOST_BOTH = 1_000_000, 200_000  # requests of the longest A/B test and the longest interleaved one
-LOOK, LOOK_SHARE = 100, 0.01  # requests between two looks at such a test: the larger one of this number and this share
 FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -225,10 +220,10 @@ def try_broken(
 def try_better(front: Storefront, weak: int, days: int, rng: np.random.Generator) -> list[Figure]:
     """Let the generation that serves challenge a weak one. weak: a generation"""
     served, good = front.shop.served, front.shop.served.state.generation
-    launcher.activate(served.state, weak, served.run_dir)
+    control.activate(served.state, weak, served.run_dir)
     ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), count_planned(front.shop, days), rng)
     say(f"better challenger {describe(ended)} after {answers} answers")
-    launcher.activate(served.state, good, served.run_dir)
+    control.activate(served.state, good, served.run_dir)
     return [
         Figure(name="the guard promotes a better challenger", values=[bool(ended and ended.state == "promoted")], at_least=1),
         Figure(name="answers of the better challenger until then", values=[answers]),
@@ -242,94 +237,6 @@ def count_planned(shop: Shop, days: int) -> int:
 
 def describe(ended: Experiment | None) -> str:
     return f"is {ended.state}, because {ended.reason}," if ended else "goes on"
-
-
-def count_false_alarms(clicked: np.ndarray, runs: int, rng: np.random.Generator) -> Figure:
-    """Return the share of A/A tests that find a difference, in a shop whose users come again and stay in their arm.
-
-    clicked: float64 [U], the chance that each user clicks
-    """
-    alarms = sum(count_until_decided(clicked, clicked, 20_000, rng, again=True)[1] != 0 for _ in range(runs))
-    return Figure(name=f"false alarms of {runs} A/A tests", values=[alarms / runs], at_most=0.05)
-
-
-def compute_clicked(world: World, lists: np.ndarray) -> np.ndarray:
-    """Return the chance that each user clicks on his list, float64 [U]. lists: int64 [U, K]"""
-    return 1 - (1 - world.taking(world.user_ids, lists)).prod(1)
-
-
-def compare_ways(
-    world: World, name: str, worse: np.ndarray, good: np.ndarray, rng: np.random.Generator, saved: float | None = None
-) -> list[Figure]:
-    """Count requests until A/B and interleaving tell two sets of lists apart.
-
-    name: what is wrong with the worse ones; worse, good: lists of all users, int64 [U, K]; saved: the least ratio of the two
-    counts, None where the lists may be equally good
-    """
-    clicked = [compute_clicked(world, lists) for lists in (worse, good)]
-    by_ab = [count_until_decided(clicked[0], clicked[1], MOST_AB, rng) for _ in range(TRIALS)]
-    by_both = [count_until_drafted(world, worse, good, MOST_BOTH, rng) for _ in range(TRIALS)]
-    requests = [np.median([count for count, _ in runs]) for runs in (by_ab, by_both)]
-    alike = np.mean([np.isin(*lists).mean() for lists in zip(worse, good, strict=True)])
-    return [
-        Figure(name=f"{name}: items that both lists show", values=[alike]),
-        Figure(name=f"{name}: clicked lists", values=[clicked[0].mean()]),
-        Figure(name=f"{name}: clicked lists otherwise", values=[clicked[1].mean()]),
-        Figure(name=f"{name}: requests until A/B decides", values=[requests[0]]),
-        Figure(name=f"{name}: requests until interleaving decides", values=[requests[1]]),
-        Figure(name=f"{name}: A/B requests over interleaved ones", values=[requests[0] / requests[1]], at_least=saved),
-        Figure(name=f"{name}: A/B found the others better, of {TRIALS}", values=[sum(sign == 1 for _, sign in by_ab)]),
-        Figure(
-            name=f"{name}: interleaving found the others better, of {TRIALS}",
-            values=[sum(sign == 1 for _, sign in by_both)],
-            at_least=TRIALS if saved else None,
-        ),
-    ]
-
-
-def list_looks(most: int) -> Iterator[int]:
-    """Yield the numbers of requests after which a test is looked at."""
-    count = LOOK
-    while count <= most:
-        yield count
-        count += max(LOOK, int(LOOK_SHARE * count))
-
-
-def count_until_decided(
-    champion: np.ndarray, challenger: np.ndarray, most: int, rng: np.random.Generator, again: bool = False
-) -> tuple[int, int]:
-    """Return the requests of an A/B test until a look decides, and 1, -1 or 0 for better, worse, undecided.
-
-    champion, challenger: float64 [U], the chance that each user clicks; again: users come again and stay in their arm, where
-    otherwise each request is of another user who is like one of these
-    """
-    users = rng.integers(len(champion), size=most)
-    arms = (rng.random(len(champion)) < 0.5)[users] if again else rng.random(most) < 0.5
-    known = users if again else np.arange(most)
-    clicks = rng.random(most) < np.where(arms, challenger[users], champion[users])
-    for count in list_looks(most):
-        own, seen, of = arms[:count], clicks[:count], known[:count]
-        comparison = compare_arms(Arm.of(seen[~own], of[~own]), Arm.of(seen[own], of[own]))
-        if comparison.verdict != "undecided":
-            return count, 1 if comparison.verdict == "better" else -1
-    return most, 0
-
-
-def count_until_drafted(
-    world: World, champion: np.ndarray, challenger: np.ndarray, most: int, rng: np.random.Generator
-) -> tuple[int, int]:
-    """Return the same of an interleaved experiment. champion, challenger: lists of all users, int64 [U, K]"""
-    credits: list[int] = []
-    name, users = f"{rng.integers(1 << 60)}", rng.integers(len(champion), size=most)
-    for count in list_looks(most):
-        for number in range(len(credits), count):
-            user = users[number]
-            items, teams, _ = draft_teams(champion[user], challenger[user], f"{name}/{number}")
-            credits.append(credit_clicks(teams, world.react(int(user) + 1, items)))
-        low, high = bound_mean(Arm.of(np.array(credits)))
-        if low > 0 or high < 0:
-            return count, 1 if low > 0 else -1
-    return most, 0
 
 
 def thinned(dataset: Dataset, part: int) -> Dataset:
@@ -377,12 +284,12 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
                 figures += try_better(front, weak, days, rng)
             good = shop.lists()
             figures.append(count_false_alarms(compute_clicked(world, good), RUNS, rng))
-            launcher.activate(served.state, weak, served.run_dir)
+            control.activate(served.state, weak, served.run_dir)
             some = np.where(rng.random(n_users)[:, None] < FAULTY_SHARE, shop.lists(), good)
             figures += compare_ways(world, "a fault of some users", some, good, rng, LEAST_SAVED)
             say("a generation that is nearly as good")  # published late, because a repository keeps few generations
             near = publish(thinned(dataset, 2), scratch, repo, "near")
-            launcher.activate(served.state, near, served.run_dir)
+            control.activate(served.state, near, served.run_dir)
             figures += compare_ways(world, "half of the log is missing", shop.lists(), good, rng)
     return figures
 

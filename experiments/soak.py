@@ -101,7 +101,7 @@ def run_instance(config: LevelsConfig, number: int, shared: Shared) -> None:
     """Check looked-up rows until `finish`; then wait until every key has its last version, and count those that never do."""
     tables, rng, rows = LeveledTables(config), np.random.default_rng(os.getpid()), config.tables[0].rows
     published, due = shared.versions()
-    table = tables._tables[TABLE]
+    table = tables.tables[TABLE]
     assert table.shared is not None
     checker = Checker(published, due, Applied(table.shared.ring, table.codec, rows))
     while not shared.finish.value:

@@ -18,7 +18,7 @@ import numpy as np
 from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.leveled import LeveledTables
-from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, estimate_reader_bytes
+from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
 from serving.tables.store.table import l1_sections, l2_sections
 
 TABLE = "items"
@@ -113,7 +113,7 @@ def open_tables(config: LevelsConfig, **changes) -> Iterator[LeveledTables]:
 
 def find_resident_keys(tables: LeveledTables, rows: int) -> np.ndarray:
     """Return int64: those of the keys 0 … rows - 1 that the first level holds."""
-    table = tables._tables[TABLE]
+    table = tables.tables[TABLE]
     first = table.l1 or table.shared
     assert first is not None
     assert first.slots is not None

@@ -22,7 +22,7 @@ import numpy as np
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from export.build import MOST_READ
+from export.training_settings import MOST_READ
 from perf.command import run
 from training.dataset import Dataset, load_dataset
 from training.features.build import build_features

@@ -33,9 +33,9 @@ from repository.models import read_config
 from repository.publish import make_read_only
 from repository.registry import record_act
 from server.challenger import unload_challenger
+from server.control import activate, running_servers
 from server.environment import RUN_DIR
 from server.experiment import begin_experiment, release_challenger
-from server.launcher import activate, running_servers
 from server.state import ServerState
 from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ConfigError
@@ -82,58 +82,99 @@ def follow_once(
     end_undecided(repo, days)
     if running := find_running(repo):
         return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")  # its champion must stay
+    refuse_follow(repo, share)
+    settings = settings or read_served_settings(repo)
+    split = split_log(dataset, repo, serving, live_folder(repo, settings.live.folder), least_events)
+    if isinstance(split, str):
+        return Round(0, f"waits: {split}")
+    with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
+        candidate, layout = Path(scratch, "candidate"), layout_of(read_config(repo / ENSEMBLE / CONFIG_FILE))
+        learning = plan_learning(split.live, serving, Path(scratch, "learned"), settings.training.scratch_every)
+        build_repository(split.earlier, candidate, settings, console, layout, learning=learning)
+        verdict = judge_candidate(candidate, repo, split, Path(scratch, "store"), settings.pipeline.seed)
+        if verdict.fault:
+            record_act(repo, "not published", serving, reason=str(verdict))
+            return Round(0, f"generation {serving} stays. {verdict}", verdict)
+        generation = publish_candidate(candidate, repo, layout, serving, share, verdict)
+        not_kept = keep_learned(learning, split.live, serving, generation, split.erasures)
+    met = f" meets {share:.1%} of the users" if share < 1 else ""
+    lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
+    return Round(generation, f"generation {generation}{met}. {verdict}{lost}", verdict)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A log with live events, split by time: a candidate is trained on the earlier part, and judged by the newest events.
+
+    live: folder of the live store; erasures: size of the log of erasures before the log was read, in bytes
+    questions: int64 [Q] rows of `whole`
+    first, serving_first: the first rows that the candidate, and the serving generation, have not learned
+    """
+
+    live: Path
+    erasures: int
+    whole: Dataset
+    earlier: Dataset
+    questions: np.ndarray
+    first: int
+    serving_first: int
+
+
+def refuse_follow(repo: Path, share: float) -> None:
+    """Raise ConfigError where no user could meet a new generation, or no live events are recorded."""
     if share < 1 and not running_servers(RUN_DIR, repo):
         raise ConfigError(f"No server started here serves {repo}, so no user can meet a new generation. Start one: make serve")
     if not (repo / OBSERVE).is_dir():
         raise ConfigError(
             f"{repo} has no model `{OBSERVE}`, so there are no live events to learn from. Export with PROFILE=cpu."
         )
-    settings = settings or read_served_settings(repo)
-    folder = live_folder(repo, settings.live.folder)
-    erasures, whole = measure_erasures(folder), continue_log(dataset, folder)
+
+
+def split_log(dataset: Dataset, repo: Path, serving: int, live: Path, least_events: int) -> Split | str:
+    """Split the log; return why to wait where it does not hold enough that generation `serving` has not learned."""
+    erasures, whole = measure_erasures(live), continue_log(dataset, live)
     times_s = whole.interactions["timestamp"].to_numpy()
     known_until_s = UserStore(stage_folder(repo, STAGES[0], serving) / "store").as_of_s
     new_s = times_s[times_s > known_until_s]
     if len(new_s) < least_events:
-        return Round(0, f"waits: {len(new_s):,} events are newer than generation {serving}, of {least_events:,}")
+        return f"{len(new_s):,} events are newer than generation {serving}, of {least_events:,}"
     last_s = int(dataset.interactions["timestamp"].max())
     judged_from_s = max(int(np.quantile(new_s, 1 - JUDGED_SHARE, method="lower")), last_s) + 1
-    earlier = continue_log(dataset, folder, judged_from_s)
+    earlier = continue_log(dataset, live, judged_from_s)
     if int(earlier.interactions["timestamp"].max()) <= known_until_s:
-        return Round(0, f"waits: the new events are all of one moment, so that none is left to judge generation {serving} by")
-    rows = choose_judged(whole.interactions, folder, int(np.searchsorted(times_s, judged_from_s)))
-    if len(rows) < LEAST_QUESTIONS:
-        return Round(0, f"waits: the newest events hold {len(rows)} questions, and {LEAST_QUESTIONS} are needed to judge")
-    with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
-        candidate, layout = Path(scratch, "candidate"), layout_of(read_config(repo / ENSEMBLE / CONFIG_FILE))
-        learning = plan_learning(folder, serving, Path(scratch, "learned"), settings.training.scratch_every)
-        build_repository(earlier, candidate, settings, console, layout, learning=learning)
-        first, serving_first = np.searchsorted(times_s, (judged_from_s, known_until_s + 1)).tolist()  # rows neither has learned
-        verdict = judge(
-            answer_live(candidate, whole, rows, first, Path(scratch, "store")),
-            answer_live(repo, whole, rows, serving_first, Path(scratch, "store")),
-            whole.interactions["item_id"].to_numpy()[rows],
-            np.random.default_rng(settings.pipeline.seed),
-        )
-        if verdict.fault:
-            record_act(repo, "not published", serving, reason=str(verdict))
-            return Round(0, f"generation {serving} stays. {verdict}", verdict)
-        generation = relayout(candidate, repo, layout)
-        if share < 1:
-            pin(repo, serving)  # a restart serves everybody what was served before
-        make_read_only(repo, generation)
-        record_act(repo, "published", generation, reason=str(verdict))
-        servers = running_servers(RUN_DIR, repo)
-        if share < 1:
-            challenge(servers, repo, Experiment(name_experiment(generation), serving, generation, share, promotes=True))
-        else:
-            unload_former(servers, repo, generation)
-            for state in servers:
-                activate(state, generation, RUN_DIR)
-        not_kept = keep_learned(learning, folder, serving, generation, erasures)
-    met = f" meets {share:.1%} of the users" if share < 1 else ""
-    lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
-    return Round(generation, f"generation {generation}{met}. {verdict}{lost}", verdict)
+        return f"the new events are all of one moment, so that none is left to judge generation {serving} by"
+    first, serving_first = np.searchsorted(times_s, (judged_from_s, known_until_s + 1)).tolist()
+    questions = choose_judged(whole.interactions, live, first)
+    if len(questions) < LEAST_QUESTIONS:
+        return f"the newest events hold {len(questions)} questions, and {LEAST_QUESTIONS} are needed to judge"
+    return Split(live, erasures, whole, earlier, questions, first, serving_first)
+
+
+def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed: int) -> Verdict:
+    """Ask the candidate and what serves for the newest events, and compare. store: new folder for live state"""
+    return judge(
+        answer_live(candidate, split.whole, split.questions, split.first, store),
+        answer_live(repo, split.whole, split.questions, split.serving_first, store),
+        split.whole.interactions["item_id"].to_numpy()[split.questions],
+        np.random.default_rng(seed),
+    )
+
+
+def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, share: float, verdict: Verdict) -> int:
+    """Publish the candidate, and let servers answer with it, or a share of the users meet it. Return its generation."""
+    generation = relayout(candidate, repo, layout)
+    if share < 1:
+        pin(repo, serving)  # a restart serves everybody what was served before
+    make_read_only(repo, generation)
+    record_act(repo, "published", generation, reason=str(verdict))
+    servers = running_servers(RUN_DIR, repo)
+    if share < 1:
+        challenge(servers, repo, Experiment(name_experiment(generation), serving, generation, share, promotes=True))
+    else:
+        unload_former(servers, repo, generation)
+        for state in servers:
+            activate(state, generation, RUN_DIR)
+    return generation
 
 
 def name_experiment(challenger: int) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from export.build import find_cluster, retrieval_settings
 from export.nvidia.hugectr.inputs import list_inputs
 from export.nvidia.hugectr.training_data import write_training_data
 from export.progress import Progress
 from export.settings import Settings
+from export.training_settings import find_cluster, retrieval_settings
 from training.dataset import Dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings

@@ -16,8 +16,8 @@ from export.rehearsal import record, warmup_tensors
 from export.settings import read_exported_settings
 from repository.publish import Staging
 from repository.recorded import RECORDED_FILE, read_recorded
+from server.control import held_generations
 from server.environment import RUN_DIR
-from server.launcher import held_generations
 from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_stage, stage_folder, verify_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation

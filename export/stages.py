@@ -16,7 +16,8 @@ from repository.publish import Staging
 from repository.rules import compile_rules
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import STAGES, Axes
-from serving.stages.features.ranking import SCALE, ItemStatistics
+from serving.stages.features.item_statistics import ItemStatistics
+from serving.stages.features.ranking import SCALE
 from serving.stages.live.candidates import RECENT
 from serving.stages.live.content import Content
 from serving.stages.live.item_features import FOLDER as PLAN_FOLDER

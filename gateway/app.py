@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as PathParameter
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from gateway import schema
+from gateway.errors import handle_errors
 from gateway.events import MOST_EVENTS, Recorder
 from gateway.experiments import Experiments
 from gateway.explain import Explainer
@@ -42,8 +42,6 @@ from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from gateway.tracing import Tracing
 from live.exposures import ExposureLog
-from serving.contract.errors import RecommenderError as ServingError
-from serving.contract.errors import RequestError
 from serving.live.store import live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
@@ -73,10 +71,8 @@ def create_app(
     limiter = Limiter(settings.most_in_flight, settings.latency_factor, settings.latency_floor_ms / 1_000)
     store = live_folder(shop.repo, shop.published.info.live_folder)
     exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
-    experiments = Experiments(store)
-    explainer, reports = Explainer(shop), LogReports(shop.repo, "progress")
+    experiments, explainer, readiness = Experiments(store), Explainer(shop), Readiness(recommender)
     answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender, explainer)
-    recorder, readiness = Recorder(shop, recommender, metrics), Readiness(recommender)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -96,23 +92,35 @@ def create_app(
                 await client.close()
 
     app = FastAPI(title="Recommender gateway", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
-
-    async def answer_recommendations(scope: Scope) -> Response:
-        began_s = time.perf_counter()
-        try:
-            answer, timings_ms = await answering.answer(read_question(scope, settings))
-        except RecommenderError as error:
-            return error_response(STATUS.get(error.status, 503), error.status, str(error))
-        timings_ms["gateway"] = 1_000 * (time.perf_counter() - began_s) - sum(timings_ms.values())
-        timings = ", ".join(f"{part};dur={spent_ms:.2f}" for part, spent_ms in timings_ms.items())
-        return JsonResponse(answer, headers={REQUEST_ID: answer["request_id"], "server-timing": timings})
-
+    answer = partial(answer_recommendations, answering, settings)
     if traced:
         app.add_middleware(Tracing)
     # A shortcut would bypass the Tracing middleware, which runs after the Guard.
-    shortcuts = {} if traced else {"/v1/recommendations": answer_recommendations}
+    shortcuts = {} if traced else {"/v1/recommendations": answer}
     app.add_middleware(Guard, settings=settings, tokens=tokens or {}, metrics=metrics, shortcuts=shortcuts)
-    _handle_errors(app)
+    handle_errors(app)
+    _add_recommendations(app, answer)
+    _add_feedback(app, Recorder(shop, recommender, metrics))
+    _add_explanations(app, shop, explainer, LogReports(shop.repo, "progress"))
+    _add_health(app, readiness, metrics)
+    _add_console(app)
+    return app
+
+
+async def answer_recommendations(answering: Answering, settings: GatewaySettings, scope: Scope) -> Response:
+    """Answer one request for recommendations, with the time that each part of the work took in a header."""
+    began_s = time.perf_counter()
+    try:
+        answer, timings_ms = await answering.answer(read_question(scope, settings))
+    except RecommenderError as error:
+        return error_response(STATUS.get(error.status, 503), error.status, str(error))
+    timings_ms["gateway"] = 1_000 * (time.perf_counter() - began_s) - sum(timings_ms.values())
+    timings = ", ".join(f"{part};dur={spent_ms:.2f}" for part, spent_ms in timings_ms.items())
+    return JsonResponse(answer, headers={REQUEST_ID: answer["request_id"], "server-timing": timings})
+
+
+def _add_recommendations(app: FastAPI, answer: Callable[[Scope], Awaitable[Response]]) -> None:
+    """Add the route for people and documentation; most requests take the Guard's shortcut to `answer`."""
 
     @app.get("/v1/recommendations", response_model=schema.Recommendations, openapi_extra=PARAMETERS)
     async def recommend(request: Request) -> Response:
@@ -125,7 +133,11 @@ def create_app(
         When no server answers in time, the answer is popular items, with `gateway_fallback` in `degraded`. With `fallback=none`
         it is the error instead. When the servers are overloaded, requests of lower priority are shed first.
         """
-        return await answer_recommendations(request.scope)
+        return await answer(request.scope)
+
+
+def _add_feedback(app: FastAPI, recorder: Recorder) -> None:
+    """Add the routes that record events and change items and users."""
 
     @app.post("/v1/events", response_model=schema.Recorded, responses=schema.EVENT_FAILURES, openapi_extra=schema.EVENTS_BODY)
     async def record(request: Request) -> Response:
@@ -149,6 +161,10 @@ def create_app(
     async def change_user(user_id: PathId, request: Request) -> Response:
         """Add or change a user. Columns that are left out stay as they are."""
         return JsonResponse({"sequence": await recorder.change("user", user_id, await read_columns(request))})
+
+
+def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: LogReports) -> None:
+    """Add the routes that say what is known: of items, users, answers, the generation and its experiment."""
 
     @app.get("/v1/items/{item_id:path}/similar", response_model=schema.Similar)
     async def similar(item_id: PathId, k: Count = 10) -> Response:
@@ -184,6 +200,10 @@ def create_app(
         """Return the state of the latest experiment: feedback by arm, the interval over time, and the decision in words."""
         return Response(await reports.latest(), media_type="application/json")
 
+
+def _add_health(app: FastAPI, readiness: Readiness, metrics: Metrics) -> None:
+    """Add the routes for orchestrators and Prometheus."""
+
     @app.get("/healthz")
     async def healthz() -> Response:
         """Return that the gateway runs: it answers recommendations at least with popular items."""
@@ -209,23 +229,19 @@ def create_app(
     async def metrics_page() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/", include_in_schema=False)
-    async def console() -> Response:
-        return FileResponse(HERE / "console.html")
 
-    @app.get("/console.js", include_in_schema=False)
-    async def console_script() -> Response:
-        return FileResponse(HERE / "console.js", media_type="text/javascript")
+def _add_console(app: FastAPI) -> None:
+    """Add the page that shows the gateway's answers to people."""
 
-    @app.get("/experiment.js", include_in_schema=False)
-    async def experiment_script() -> Response:
-        return FileResponse(HERE / "experiment.js", media_type="text/javascript")
+    def add(path: str, name: str, media_type: str) -> None:
+        @app.get(path, include_in_schema=False)
+        async def send() -> Response:
+            return FileResponse(HERE / name, media_type=media_type)
 
-    @app.get("/console.css", include_in_schema=False)
-    async def console_style() -> Response:
-        return FileResponse(HERE / "console.css", media_type="text/css")
-
-    return app
+    add("/", "console.html", "text/html")
+    add("/console.js", "console.js", "text/javascript")
+    add("/experiment.js", "experiment.js", "text/javascript")
+    add("/console.css", "console.css", "text/css")
 
 
 def read_context(request: Request) -> dict[str, str]:
@@ -247,34 +263,3 @@ async def read_columns(request: Request) -> dict[str, Any]:
     if not isinstance(columns, dict):
         raise InvalidRequest('The body is not an object; expected column names and values, such as {"price": 9.5}.')
     return columns
-
-
-def _handle_errors(app: FastAPI) -> None:
-    """Make the app answer every error as JSON: {"error": {"code", "message"}}."""
-
-    @app.exception_handler(RecommenderError)
-    async def answer_client_error(_: Request, error: RecommenderError) -> JsonResponse:
-        return error_response(STATUS.get(error.status, 503), error.status, str(error))
-
-    @app.exception_handler(RequestError)
-    async def answer_malformed_request(_: Request, error: RequestError) -> JsonResponse:
-        return error_response(STATUS[error.status], error.status, str(error))
-
-    @app.exception_handler(ServingError)
-    async def answer_repository_error(_: Request, error: ServingError) -> JsonResponse:
-        return error_response(503, "UNAVAILABLE", str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def answer_invalid_request(_: Request, error: RequestValidationError) -> JsonResponse:
-        fault = error.errors()[0]
-        return error_response(400, "INVALID_ARGUMENT", f"{fault['loc'][-1]}: {fault['msg']}")
-
-    @app.exception_handler(HTTPException)
-    async def answer_http_error(_: Request, error: HTTPException) -> JsonResponse:
-        response = error_response(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
-        response.headers.update(error.headers or {})  # such as the methods that a path allows
-        return response
-
-    @app.exception_handler(Exception)
-    async def answer_unexpected_error(_: Request, error: Exception) -> JsonResponse:
-        return error_response(500, "INTERNAL", "The gateway failed on this request. Its log has the details.")

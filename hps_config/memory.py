@@ -11,7 +11,7 @@ from math import ceil
 
 from hps_config.tables import TableSpec
 from serving.tables.config import TableConfig
-from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, estimate_reader_bytes
+from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
 from serving.tables.store.table import l1_sections, l2_sections, ring_sections
 
 L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one set per table

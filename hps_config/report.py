@@ -8,7 +8,7 @@ from rich.table import Table
 from hps_config import memory
 from hps_config.hit_rate import WARM_UP_SHARE, HitRates
 from hps_config.planning import Plan
-from serving.tables.levels.rocks_store import (
+from serving.tables.levels.rocks_options import (
     BLOCK_BYTES,
     BLOCK_CACHE_BYTES,
     BLOOM_BITS_PER_KEY,

@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 
 from perf.load.open_loop import require_loopback
+from server.control import running_servers
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
 from server.health import is_ready, list_unready, model_states
-from server.launcher import TritonServer, running_servers
+from server.launcher import TritonServer
 from server.ports import Ports
 from server.processes import members
 from server.state import ServerState

@@ -9,12 +9,13 @@ import typer
 
 from repository.generations import published_generations
 from repository.models import content_of
-from server import experiment, gateway, launcher, rules, watch
+from server import control, experiment, gateway, rules, watch
 from server.condition import examine
+from server.control import clear_stale, running_servers, stop_server
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
 from server.health import wait_ready
-from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
+from server.launcher import READY_TIMEOUT_S, TritonServer
 from server.lock import hold_start_lock
 from server.log import explain, explain_end
 from server.ports import LOOPBACK, Ports, listens
@@ -193,7 +194,7 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
     states = [state for state in running_servers(RUN_DIR) if state.ports.grpc == grpc_port]
     if not states:
         raise ServerError(f"No server started here runs on gRPC port {grpc_port}. See `python -m server status`.")
-    before = launcher.activate(states[0], generation, RUN_DIR)
+    before = control.activate(states[0], generation, RUN_DIR)
     typer.echo(f"generation {generation} answers at {states[0].grpc_url} (before: {before})")
 
 
@@ -235,7 +236,7 @@ def _move_to_pinned(state: ServerState) -> bool:
     if gone or another or (state.settings.get("fixed") and served != wanted):
         stop_server(state, RUN_DIR)
         return False
-    launcher.activate(state, wanted, RUN_DIR)
+    control.activate(state, wanted, RUN_DIR)
     return True
 
 
@@ -246,7 +247,7 @@ def _describe(state: ServerState) -> str:
     opened = f", open to whoever reaches {host}" if host != LOOPBACK else ""
     url = state.settings.get("gateway_url")  # of a gateway that has started
     helpers = f", gateway {url}" if url and gateway.list_gateways(state.tag) else ""
-    helpers += ", supervised" if launcher.list_supervisors(state.tag) else ""
+    helpers += ", supervised" if control.list_supervisors(state.tag) else ""
     return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{helpers}{opened} (process {state.pid})"
 
 

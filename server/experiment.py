@@ -13,8 +13,8 @@ from repository.challenger import read_challengers
 from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
 from repository.generations import drop_challenger
 from server.challenger import load_challenger, unload_challenger
+from server.control import running_servers
 from server.environment import RUN_DIR
-from server.launcher import running_servers
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ServerError
 from serving.live.experiment import Experiment, Mode, read_experiment

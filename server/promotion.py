@@ -7,7 +7,7 @@ from pathlib import Path
 from repository.experiments import NOT_PROMOTED, follow_experiment, withdraw_promotion
 from repository.registry import read_acts, record_act
 from server.challenger import unload_challenger
-from server.launcher import activate
+from server.control import activate
 from server.state import ServerState, read_state, state_path
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.experiment import Experiment

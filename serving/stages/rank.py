@@ -31,7 +31,8 @@ from serving.loops.compiled import compiled
 from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import N_FEATURES, SCALE, SCORE, TOGETHER, ItemStatistics, pair_numbers, scale_strengths
+from serving.stages.features.item_statistics import ItemStatistics
+from serving.stages.features.ranking import N_FEATURES, SCALE, SCORE, TOGETHER, pair_numbers, scale_strengths
 from serving.stages.live.content import Content
 from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.live.item_features import ItemFeatures

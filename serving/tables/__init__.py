@@ -10,6 +10,7 @@ store/          rows in memory
   tables.py       the plain arrays, memory-mapped
   table.py        one table: L1 of the process, L2 and update ring of the machine
   slots.py        rows in slots, readable without a lock even while a writer writes or dies
+  complete_table.py, cached_table.py   slots of all rows, or of those in use
   hits.py         the compiled pass of a look-up (lanes.py: eight values at once)
   side_by_side.py one read for several tables that L2 holds completely
   memory.py       private memory, and locked files in shared memory
@@ -21,6 +22,7 @@ levels/         the levels below L1
   lower.py        L2, then one wave of L3 reads, then the default vector
   level.py, breaker.py        a store behind a circuit breaker
   rocks_store.py, redis_store.py, source.py   RocksDB and Redis in HPS's layouts; the exported tables
+  rocks_options.py, rocks_failures.py   RocksDB's settings and their memory; its errors, and which of them mean damage
   following.py    a RocksDB secondary that never returns to older rows
   loading.py      the first fill of RocksDB, and its replacement when it is damaged
   background.py   insertions (write-behind)

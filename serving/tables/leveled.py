@@ -49,16 +49,16 @@ class _Miss:
 class LeveledTables:
     """The levels of one model's tables. Any number of processes may share an arena.
 
-    Threads may look up at the same time, but only one in a table with an L1.
+    Threads may look up at the same time, but only one in a table with an L1. tables: the levels in memory, by table
     """
 
     def __init__(self, config: LevelsConfig, warm: bool = True) -> None:
         self.config = config
-        self._tables = {table.name: LeveledTable(table) for table in config.tables}
-        self.lower = LowerLevels(config, self._tables)
+        self.tables = {table.name: LeveledTable(table) for table in config.tables}
+        self.lower = LowerLevels(config, self.tables)
         self._side_by_side: dict[tuple[str, ...], SideBySide] = {}
         self._misses = MissCounts()
-        self.filler = Filler(self.lower, self._tables, self._misses)
+        self.filler = Filler(self.lower, self.tables, self._misses)
         if warm:
             for table in config.tables:
                 self.filler.warm(table)
@@ -75,7 +75,7 @@ class LeveledTables:
         rows: int [...] keys; out: C-contiguous float32 [..., D] to write into
         Raises RequestError for an unknown table, and for an `out` of another shape or dtype.
         """
-        table = self._tables.get(name) or self._find_table(name)
+        table = self.tables.get(name) or self._find_table(name)
         keys = asarray(rows, INT64, "C")
         if out is not None or keys.ndim != 1:
             vectors, miss = self._read_top(name, rows, out)
@@ -131,7 +131,7 @@ class LeveledTables:
 
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
         """Return the rows of the first level, float32 [..., D], and the misses, None if there are none."""
-        table = self._tables.get(name) or self._find_table(name)
+        table = self.tables.get(name) or self._find_table(name)
         keys = asarray(rows, INT64, "C")
         if out is not None:
             self._check_out(out, (*rows.shape, table.config.width))
@@ -157,10 +157,10 @@ class LeveledTables:
 
     def _find_table(self, name: str) -> LeveledTable:
         try:
-            return self._tables[name]
+            return self.tables[name]
         except KeyError:
             raise RequestError(
-                f"there is no embedding table {name!r}. Expected one of {', '.join(self._tables)}. Export the repository again."
+                f"there is no embedding table {name!r}. Expected one of {', '.join(self.tables)}. Export the repository again."
             ) from None
 
     @staticmethod
@@ -229,12 +229,12 @@ class LeveledTables:
     def metrics(self) -> Metrics:
         """Return a snapshot of all metrics. It is cheap enough for every few seconds."""
         levels = self.lower.levels
-        at_once = dict.fromkeys(self._tables, 0)
+        at_once = dict.fromkeys(self.tables, 0)
         for names, reader in list(self._side_by_side.items()):  # a copy: metrics are published from another thread
             for name in names:
                 at_once[name] += reader.reads
         return Metrics(
-            tables={name: self._table_metrics(table, at_once[name]) for name, table in self._tables.items()},
+            tables={name: self._table_metrics(table, at_once[name]) for name, table in self.tables.items()},
             misses=replace(self._misses, buckets=list(self._misses.buckets)),
             failures={level.name: level.breaker.failures for level in levels},
             down={level.name: str(level.breaker.last_error) for level in levels if level.breaker.last_error is not None},

@@ -40,7 +40,7 @@ from experiments import (
     row_formats,
     row_widths,
     sequence_latency,
-    simulated_shop,
+    shop_decisions,
     tables_large,
     tables_lookups,
     tables_updates,
@@ -262,8 +262,8 @@ def smoke_simulated_shop(context: Context) -> list[Figure]:
     world.change_tastes(1.0)
     assert not np.isclose(before, world.takes).all(axis=1).any()
     lists = np.argsort(-world.takes, axis=1)[:, :10] + 1  # the best ones since the change
-    alarms = simulated_shop.count_false_alarms(simulated_shop.compute_clicked(world, lists), 2, context.rng)
-    return [alarms, *simulated_shop.compare_ways(world, "old tastes", best, lists, context.rng)]
+    alarms = shop_decisions.count_false_alarms(shop_decisions.compute_clicked(world, lists), 2, context.rng)
+    return [alarms, *shop_decisions.compare_ways(world, "old tastes", best, lists, context.rng)]
 
 
 SMOKE: dict[str, Callable[[Context], list[Figure]]] = {

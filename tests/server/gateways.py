@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 
 from server import gateway
-from server.launcher import TritonServer, stop_server
+from server.control import stop_server
+from server.launcher import TritonServer
 from server.ports import find_free_port, is_free
 from server.processes import members
 from server.tls import ServerTls

@@ -13,7 +13,8 @@ import psutil
 
 from server import gateway, watch
 from server.condition import examine
-from server.launcher import TritonServer, stop_server
+from server.control import stop_server
+from server.launcher import TritonServer
 from server.ports import find_free_port
 from server.processes import SHM_DIR, members, server_members
 from server.state import ServerState, read_state, state_path

@@ -17,8 +17,8 @@ from repository.generations import pin
 from server import __main__ as commands
 from server import watch
 from server.condition import QUESTION_TIMEOUT_S
+from server.control import running_servers, stop_server
 from server.health import is_ready, local_client, wait_ready
-from server.launcher import running_servers, stop_server
 from server.ports import find_free_ports
 from server.processes import count_dead_stubs, is_running, members
 from serving.contract.errors import ServerError, run_program

@@ -9,13 +9,14 @@ from collections import Counter
 import pytest
 import tritonclient.grpc as grpcclient
 
-from repository.generations import pin, published_generations
-from server import generations
+from repository.generations import pin, published_generations, write_pins
+from repository.models import read_config
+from server.control import held_generations
 from server.generations import activate, served_generation
 from server.health import model_states
-from server.launcher import held_generations
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
+from tests.interrupting import called_on_return
 from tests.server import toys
 from tests.server.load import Load
 
@@ -71,20 +72,19 @@ def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch
     assert {key for key, (state, _) in states.items() if state == "READY"} == {("first", 1), ("second", 1), ("recommend", 1)}
 
 
-def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch, monkeypatch):
+def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch):
     """The last step of a move fails: the new generation answers already, and goes on doing so."""
     server = launch(repo)
     toys.publish(repo, 2)
-    second, sound = repo / "second" / "2" / "model.py", generations.write_pins
+    second = repo / "second" / "2" / "model.py"
 
-    def break_at_the_end(repo, generation, keep=()):
-        sound(repo, generation, keep)
-        if (generation, keep) == (2, ()):
+    def break_at_the_end() -> None:
+        if list(read_config(repo / "second" / "config.pbtxt").version_policy.specific.versions) == [2]:
             second.write_text("raise RuntimeError('no memory left')")
 
-    monkeypatch.setattr(generations, "write_pins", break_at_the_end)
     with (
         Questions(server.grpc_url) as load,
+        called_on_return(break_at_the_end, write_pins),
         pytest.raises(ServerError, match=r"answers with generation 2, but did not unload .*Try again.*no memory left"),
     ):
         activate(server.grpc_url, repo, 2)
@@ -92,7 +92,6 @@ def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch, monkey
     assert set(load.generations) <= {(1, 1), (2, 2)}
     assert served_generation(server.grpc_url) == pinned_generation(repo) == 2
     assert held_generations(repo, server.run_dir) == {1, 2}
-    monkeypatch.undo()
     second.write_text((repo / "second" / "1" / "model.py").read_text())
     assert activate(server.grpc_url, repo, 2) == 2  # trying again is the remedy
     deadline = time.monotonic() + 10

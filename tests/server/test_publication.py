@@ -20,9 +20,10 @@ from export.reserve import insert_rows
 from repository.generations import published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
+from server.control import held_generations
 from server.environment import PROJECT
 from server.generations import activate, served_generation
-from server.launcher import TritonServer, held_generations
+from server.launcher import TritonServer
 from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE

@@ -13,7 +13,7 @@ from export.follow import challenge
 from export.relayout import relayout
 from repository.experiments import change_share, end_experiment, start_experiment
 from repository.registry import read_acts
-from server import gateway, guard, launcher, watch
+from server import control, gateway, guard, watch
 from server.condition import examine
 from serving.contract.artifacts import stage_folder
 from serving.contract.generations import pinned_generation
@@ -90,7 +90,7 @@ def test_a_changed_artifact_is_not_served(shop):
     assert shop.ask()["degraded"] == ["gateway_fallback"]
     path.write_bytes(published)
     shop.recover()
-    launcher.activate(shop.state, shop.state.generation, shop.run_dir)
+    control.activate(shop.state, shop.state.generation, shop.run_dir)
 
 
 def test_a_challenger_that_is_promoted_answers_everybody(shop, tmp_path):
@@ -107,7 +107,7 @@ def test_a_challenger_that_is_promoted_answers_everybody(shop, tmp_path):
 def test_a_server_that_dies_on_damaged_files_comes_back_with_another_generation(shop):
     """Both happen before the supervisor looks. The generation that it leaves stays as it is, for somebody to find out why."""
     damaged = shop.state.generation
-    (supervisor,) = launcher.list_supervisors(shop.state.tag)
+    (supervisor,) = control.list_supervisors(shop.state.tag)
     supervisor.suspend()
     path = stage_folder(shop.repo, "rank", damaged) / "stage.json"
     path.chmod(0o644)

@@ -68,6 +68,12 @@ def publish(repo: Path, generation: int, model: str = MODEL) -> Path:
     return repo
 
 
+def add_stage(repo: Path, generation: int, stage: str) -> Path:
+    """Give a generation the empty folder of a stage, as the fused layout has it. Return the repository."""
+    (repo / ENSEMBLE / str(generation) / stage).mkdir()
+    return repo
+
+
 def remove(repo: Path, generation: int) -> None:
     for name in (*STEPS, ENSEMBLE):
         shutil.rmtree(repo / name / str(generation))

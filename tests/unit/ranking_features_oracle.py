@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from serving.stages.features.ranking import SCALE, SMALLEST_DEVIATION, SMALLEST_WEIGHT, VIEWS, ItemStatistics
+from serving.stages.features.item_statistics import VIEWS, ItemStatistics
+from serving.stages.features.ranking import SCALE, SMALLEST_DEVIATION, SMALLEST_WEIGHT
 from tests.unit.search_oracle import recency_weights_slowly
 
 

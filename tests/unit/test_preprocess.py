@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,10 +200,11 @@ def test_a_broken_store_is_refused(exported, tmp_path, name, change, said):
         UserStore(tmp_path / "store")
 
 
-def test_store_arrays_are_mapped_not_copied(exported):
-    store = UserStore(exported[1] / "store")
-    assert isinstance(store._events.ids.base, np.memmap)
+def test_store_arrays_are_mapped_not_copied(exported, tmp_path):
+    exported[0].save_preprocess(tmp_path)
+    store = UserStore(tmp_path / "store")
     assert isinstance(store.user_ids.base, np.memmap)
+    assert f"{tmp_path}/store/event_ids.npy" in Path("/proc/self/maps").read_text()
 
 
 def test_empty_state_is_that_of_an_unknown_user(exported):

@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import ArtifactError
-from serving.stages.features.ranking import (
-    HORIZONS_DAYS,
-    SCALE,
-    VIEWS,
-    ItemStatistics,
-    cross_features,
-    feature_names,
-    pair_numbers,
-)
+from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, ItemStatistics
+from serving.stages.features.ranking import SCALE, cross_features, feature_names, pair_numbers
 from tests.unit.ranking_features_oracle import cross_features_slowly
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics, view_matrices, visits
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from export.build import find_cluster, ranking_settings, sequence_settings
 from export.settings import Settings, read_exported_settings, read_settings
 from export.settings_doc import DOCUMENT, settings_doc
+from export.training_settings import find_cluster, ranking_settings, sequence_settings
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.features.cluster import Cluster

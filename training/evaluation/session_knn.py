@@ -70,89 +70,143 @@ def answer_events(visits: Visits, queries: np.ndarray, n_items: int, settings: K
     popular = np.argsort(-np.bincount(visits.items[learned & before], minlength=n_items), kind="stable")
     rows = np.flatnonzero(learned)
     answers = np.full((len(queries), n_answers), n_items)
-    _answer(
-        *visits, queries, *_group(visits.items, rows, n_items), *_group(visits.visits, rows, int(visits.visits.max()) + 1),
-        *_group(visits.users, np.arange(len(learned)), int(visits.users.max()) + 1), popular, settings, answers,
-    )  # fmt: skip
+    by_item, by_visit = _group(visits.items, rows, n_items), _group(visits.visits, rows, int(visits.visits.max()) + 1)
+    by_user = _group(visits.users, np.arange(len(learned)), int(visits.users.max()) + 1)
+    _answer(visits, queries, by_item, by_visit, by_user, popular, settings, answers)
     return answers
 
 
-def _group(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows grouped by key, ascending, and where each key's rows begin, int64 [n_keys + 1]."""
+class Grouped(NamedTuple):
+    """Rows of a log by a key: those of key k are rows[starts[k] : starts[k + 1]], ascending.
+
+    rows: int64 [N]; starts: int64 [n_keys + 1]
+    """
+
+    rows: np.ndarray
+    starts: np.ndarray
+
+
+class Workspace(NamedTuple):
+    """Arrays that every query uses again.
+
+    similarity, place_of: float64 [n_visits], to the user's items, and the place of the item found last
+    scores: float64 [n_items]; seen_by: int64 [n_items], the last query whose user had seen this item
+    latest_items: int64 [own_items], the user's newest items, newest first
+    """
+
+    similarity: np.ndarray
+    place_of: np.ndarray
+    scores: np.ndarray
+    seen_by: np.ndarray
+    latest_items: np.ndarray
+
+
+def _group(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> Grouped:
+    """Group rows by their key."""
     order = rows[np.argsort(keys[rows], kind="stable")]
-    return order, np.searchsorted(keys[order], np.arange(n_keys + 1))
+    return Grouped(order, np.searchsorted(keys[order], np.arange(n_keys + 1)))
 
 
 @njit(error_model="numpy")
-def _answer(
-    users, items, visits, queries, by_item, item_starts, by_visit, visit_starts, by_user, user_starts, popular, settings,
-    answers,
-):  # fmt: skip
-    n_items, n_visits = len(item_starts) - 1, len(visit_starts) - 1
-    n_of_item, n_of_user = np.zeros(n_items, np.int64), np.zeros(len(user_starts) - 1, np.int64)  # events that are known
-    similarity, place_of, scores = np.zeros(n_visits), np.zeros(n_visits), np.zeros(n_items)
-    seen_by = np.full(n_items, -1)  # the last query whose user had seen this item
-    latest_items = np.empty(settings.own_items, np.int64)
+def _answer(log, queries, by_item, by_visit, by_user, popular, settings, answers):
+    """Fill `answers`, going through the log once. log: Visits; by_item, by_visit, by_user: Grouped"""
+    n_items, n_visits = len(by_item.starts) - 1, len(by_visit.starts) - 1
+    n_of_item, n_of_user = np.zeros(n_items, np.int64), np.zeros(len(by_user.starts) - 1, np.int64)  # events that are known
+    work = Workspace(
+        np.zeros(n_visits),
+        np.zeros(n_visits),
+        np.zeros(n_items),
+        np.full(n_items, -1),
+        np.empty(settings.own_items, np.int64),
+    )
     query = 0
-    for event in range(len(users)):
-        user = users[event]
+    for event in range(len(log.users)):
+        user = log.users[event]
         if query < len(queries) and queries[query] == event:
-            n_latest = 0
-            for place in range(n_of_user[user] - 1, -1, -1):
-                earlier = by_user[user_starts[user] + place]
-                if n_latest < len(latest_items) and visits[earlier] >= 0 and seen_by[items[earlier]] != query:
-                    latest_items[n_latest] = items[earlier]
-                    n_latest += 1
-                seen_by[items[earlier]] = query
-            neighbours = [np.int64(0) for _ in range(0)]
-            for place in range(n_latest):
-                item = latest_items[place]
-                first = max(0, n_of_item[item] - settings.latest)
-                for other in by_item[item_starts[item] + first : item_starts[item] + n_of_item[item]]:
-                    visit = visits[other]
-                    if visit == visits[event]:
-                        continue
-                    if similarity[visit] == 0:
-                        neighbours.append(visit)
-                        place_of[visit] = place
-                    similarity[visit] += (n_latest - place) / n_latest
-            strengths = np.empty(len(neighbours))
-            for index, visit in enumerate(neighbours):
-                strengths[index] = similarity[visit]
-                if settings.normalise:
-                    strengths[index] /= np.sqrt(visit_starts[visit + 1] - visit_starts[visit])
-            candidates = [np.int64(0) for _ in range(0)]
-            for index in np.argsort(-strengths)[: settings.neighbours]:
-                visit = neighbours[index]
-                for other in by_visit[visit_starts[visit] : visit_starts[visit + 1]]:
-                    item = items[other]
-                    if other >= event:
-                        break
-                    if seen_by[item] == query:
-                        continue
-                    if scores[item] == 0:
-                        candidates.append(item)
-                    rarity = np.log(event / n_of_item[item]) if settings.idf else 1.0
-                    scores[item] += strengths[index] / (1.0 + place_of[visit]) * rarity
-            totals = np.empty(len(candidates))
-            for index, item in enumerate(candidates):
-                totals[index] = scores[item]
-            filled = 0
-            for index in np.argsort(-totals)[: answers.shape[1]]:
-                answers[query, filled] = candidates[index]
-                seen_by[candidates[index]] = query
-                filled += 1
-            for item in popular:
-                if filled == answers.shape[1]:
-                    break
-                if seen_by[item] != query:
-                    answers[query, filled] = item
-                    filled += 1
+            n_latest = _take_latest(log, query, user, n_of_user[user], by_user, work)
+            neighbours = _find_neighbours(log, event, n_latest, n_of_item, by_item, settings, work)
+            candidates = _score_items(log, query, event, neighbours, n_of_item, by_visit, settings, work)
+            _write_answer(answers[query], query, candidates, popular, work)
             for visit in neighbours:
-                similarity[visit] = 0.0
+                work.similarity[visit] = 0.0
             for item in candidates:
-                scores[item] = 0.0
+                work.scores[item] = 0.0
             query += 1
         n_of_user[user] += 1
-        if visits[event] >= 0:
-            n_of_item[items[event]] += 1
+        if log.visits[event] >= 0:
+            n_of_item[log.items[event]] += 1
+
+
+@njit(error_model="numpy")
+def _take_latest(log, query, user, n_known, by_user, work):
+    """Put the user's newest items into the workspace, and mark all as seen. Return how many are used."""
+    n_latest = 0
+    for place in range(n_known - 1, -1, -1):
+        earlier = by_user.rows[by_user.starts[user] + place]
+        item = log.items[earlier]
+        if n_latest < len(work.latest_items) and log.visits[earlier] >= 0 and work.seen_by[item] != query:
+            work.latest_items[n_latest] = item
+            n_latest += 1
+        work.seen_by[item] = query
+    return n_latest
+
+
+@njit(error_model="numpy")
+def _find_neighbours(log, event, n_latest, n_of_item, by_item, settings, work):
+    """Return the visits that share items with the user, and add up their similarity; newer items weigh more."""
+    neighbours = [np.int64(0) for _ in range(0)]
+    for place in range(n_latest):
+        item = work.latest_items[place]
+        first = max(0, n_of_item[item] - settings.latest)
+        for other in by_item.rows[by_item.starts[item] + first : by_item.starts[item] + n_of_item[item]]:
+            visit = log.visits[other]
+            if visit == log.visits[event]:
+                continue
+            if work.similarity[visit] == 0:
+                neighbours.append(visit)
+                work.place_of[visit] = place
+            work.similarity[visit] += (n_latest - place) / n_latest
+    return neighbours
+
+
+@njit(error_model="numpy")
+def _score_items(log, query, event, neighbours, n_of_item, by_visit, settings, work):
+    """Return the unseen items of the most similar visits, and add up their scores."""
+    strengths = np.empty(len(neighbours))
+    for index, visit in enumerate(neighbours):
+        strengths[index] = work.similarity[visit]
+        if settings.normalise:
+            strengths[index] /= np.sqrt(by_visit.starts[visit + 1] - by_visit.starts[visit])
+    candidates = [np.int64(0) for _ in range(0)]
+    for index in np.argsort(-strengths)[: settings.neighbours]:
+        visit = neighbours[index]
+        for other in by_visit.rows[by_visit.starts[visit] : by_visit.starts[visit + 1]]:
+            item = log.items[other]
+            if other >= event:
+                break
+            if work.seen_by[item] == query:
+                continue
+            if work.scores[item] == 0:
+                candidates.append(item)
+            rarity = np.log(event / n_of_item[item]) if settings.idf else 1.0
+            work.scores[item] += strengths[index] / (1.0 + work.place_of[visit]) * rarity
+    return candidates
+
+
+@njit(error_model="numpy")
+def _write_answer(answer, query, candidates, popular, work):
+    """Fill one answer with the best candidates, then with popular items that the user has not seen."""
+    totals = np.empty(len(candidates))
+    for index, item in enumerate(candidates):
+        totals[index] = work.scores[item]
+    filled = 0
+    for index in np.argsort(-totals)[: len(answer)]:
+        answer[filled] = candidates[index]
+        work.seen_by[candidates[index]] = query
+        filled += 1
+    for item in popular:
+        if filled == len(answer):
+            break
+        if work.seen_by[item] != query:
+            answer[filled] = item
+            filled += 1

@@ -1,4 +1,4 @@
-"""Fit the ranker's item statistics (serving/stages/features/ranking.py) on a training log."""
+"""Fit the ranker's item statistics (serving/stages/features/item_statistics.py) on a training log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from serving.stages.features.ranking import HORIZONS_DAYS, SCALE, VIEWS, Clock, ItemStatistics
+from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics
+from serving.stages.features.ranking import SCALE
 from training.models.strongest import strongest_per_row
 
 SECONDS_PER_DAY = 86_400.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from serving.stages.features.ranking import ItemStatistics
+from serving.stages.features.item_statistics import ItemStatistics
 from training.dataset import Dataset
 from training.features.build import Features
 from training.models.compress import compress

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from serving.stages.features.ranking import N_FEATURES, TOGETHER, ItemStatistics, cross_features, scale_strengths
+from serving.stages.features.item_statistics import ItemStatistics
+from serving.stages.features.ranking import N_FEATURES, TOGETHER, cross_features, scale_strengths
 from training.dataset import Dataset, split_by_time
 from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays, encode_items, item_columns, item_statistics

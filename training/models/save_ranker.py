@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import ItemStatistics
+from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.rank import NETWORK, TABLES_FOLDER, RankSettings
 from serving.tables.store.mixed_widths import PROJECTIONS_FILE, cold_table
 from training.models.dlrm import DLRM, MixedTable, Table

@@ -10,7 +10,8 @@ import numpy as np
 
 from serving.contract.artifacts import writable
 from serving.contract.tensors import OOV_ROW
-from serving.stages.features.ranking import SCALE, ItemStatistics
+from serving.stages.features.item_statistics import ItemStatistics
+from serving.stages.features.ranking import SCALE
 from serving.stages.features.user_state import NO_CATEGORY
 from serving.stages.live.content import GROUPS, Content, get_text
 from serving.stages.live.item_features import ItemFeatures

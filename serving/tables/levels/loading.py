@@ -25,7 +25,8 @@ from typing import IO
 
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.tables.config import LevelsConfig
-from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
+from serving.tables.levels.rocks_failures import DamagedError
+from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, RocksStore
 from serving.tables.levels.source import Source, list_tables_in
 
 LOADED_MARK = "tables.loaded"  # in the database's folder: names of the loaded tables

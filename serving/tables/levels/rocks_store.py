@@ -9,16 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rocksdict import AccessType, BlockBasedOptions, Cache, MemtableFactory, Options, Rdict, SstFileWriter, WriteBatch
+from rocksdict import AccessType, Cache, Options, Rdict, SstFileWriter, WriteBatch
 
-from serving.contract.errors import DataError, DependencyError
+from serving.contract.errors import DependencyError
 from serving.tables.config import RocksConfig
 from serving.tables.formats.names import check_keys, tag_name
 from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, log_key
@@ -26,40 +24,18 @@ from serving.tables.formats.rocksdb_log import find_damage
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
 from serving.tables.levels.following import Following
 from serving.tables.levels.level import Found
+from serving.tables.levels.rocks_failures import DamagedError, Failures, is_damage
+from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, SST_ROWS, make_options
 from serving.tables.store.batch import Batch
 from serving.tables.store.log_position import LogPosition
 from serving.tables.store.wave import Wave
 
-BLOCK_CACHE_BYTES = 8 << 20  # of one store, all tables, without index and filters; hot rows are in L1 and L2
-BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read (false positives)
-BLOCK_BYTES = 4096
-INDEX_BYTES_PER_BLOCK = 15  # measured
-FILE_BYTES = 2048  # measured, per file of a table: its properties, and rounding
-BLOCK_ROW_BYTES = 16  # overhead of a row in a block: key, sequence number, lengths
-FULL_SHARE = 0.9  # fill of a block: rows are not split over blocks
 KEYS_PER_READ = 2  # per thread: waking a thread for fewer does not pay
-MEMTABLE_BYTES = 4 << 20  # bounds what a secondary replays while it holds the interpreter: 0.6 us per row
-MERGED_BYTES_PER_S = 160 << 20  # at most; the limiter starts from a twentieth, enough for 80,000 updated rows a second
-REPORT_BYTES = 1 << 20  # limit of RocksDB's own LOG, of which it keeps two: otherwise it grows by 40 MB a day
-REFILL_US = 10_000  # how often the rate limiter allows further writes
-WRITE_BYTES = 128 << 10  # of one write to a file: small, so that a request seldom waits for it
-SST_ROWS = 1_000_000  # rows per file, to bound the memory of loading
 LOADING_PREFIX = "loading-files-"  # folders of such files, in the database's folder; leftovers come from killed loaders
 DAMAGED_MARK = "tables.damaged"  # in the database's folder: it is damaged; the next process that opens it moves it aside
 SYNCED_FILE = "tables.synced"  # sequence number of a write known to be on disk: RocksDB does not notice a truncated log
 
 log = logging.getLogger(__name__)
-
-
-def estimate_reader_bytes(rows: int, width: int) -> int:
-    """Return the bytes that every process with the database open needs for a table: filters, and the index of blocks."""
-    rows_per_block = ceil(FULL_SHARE * BLOCK_BYTES / (BLOCK_ROW_BYTES + 4 * width))
-    index_bytes = INDEX_BYTES_PER_BLOCK * ceil(rows / rows_per_block)
-    return ceil(rows * BLOOM_BITS_PER_KEY / 8) + index_bytes + FILE_BYTES * ceil(rows / SST_ROWS)
-
-
-class DamagedError(DependencyError):
-    """The database on disk is damaged. Waiting does not help."""
 
 
 class RocksStore:
@@ -68,6 +44,7 @@ class RocksStore:
     writable: open as the one writer, creating it when absent; otherwise as a secondary. held: contexts to close with the store.
     complete: {table: N} whose keys 0 … N - 1 must exist; None where a damaged database cannot be refilled. Where it can be,
     damage is marked in its folder and soon raises DamagedError; otherwise only the rows of damaged blocks are missing.
+    column_families: RocksDB's own handle of each table, to flush it or read its statistics
     """
 
     def __init__(
@@ -90,7 +67,7 @@ class RocksStore:
             try:
                 self._open()
             except Exception as error:
-                if writable or not _is_damage(error):
+                if writable or not is_damage(error):
                     raise
                 self._open()  # the writer may have been changing files
             self._held = on_failure.pop_all()
@@ -128,35 +105,16 @@ class RocksStore:
         names = {*existing, *self._families.values()} if self.writable else existing
         families = {name: self._options() for name in names}
         self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
-        self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
+        self.column_families = {
+            table: self._db.get_column_family(name) for table, name in self._families.items() if name in families
+        }
         return self._db
 
     def _options(self) -> Options:
-        options = Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.create_missing_column_families(True)
-        options.set_use_direct_reads(self._config.direct_reads)
-        options.set_advise_random_on_open(True)
-        options.set_keep_log_file_num(2)
-        options.set_max_file_opening_threads(1)  # the default of 16 per table costs 4 ms per catch-up of 10 tables
-        options.set_write_buffer_size(MEMTABLE_BYTES)
-        if self.writable:  # sorts rows once, when full: a quarter of the time, and the writer never reads
-            options.set_memtable_factory(MemtableFactory.vector())
-            options.set_allow_concurrent_memtable_write(False)
-            # Not for a secondary, whose log folder is temporary: if it is removed, RocksDB crashes at the next file.
-            options.set_max_log_file_size(REPORT_BYTES)
-            # Flush and compact through a rate limiter: otherwise they take a core from the requests for up to 0.2 s.
-            options.set_auto_tuned_ratelimiter(MERGED_BYTES_PER_S, REFILL_US, fairness=10)
-            options.set_writable_file_max_buffer_size(WRITE_BYTES)
-        blocks = BlockBasedOptions()
-        blocks.set_block_size(BLOCK_BYTES)
-        blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
-        blocks.set_block_cache(self._cache)
-        options.set_block_based_table_factory(blocks)
-        return options
+        return make_options(self._cache, self._config.direct_reads, self.writable)
 
-    def _failures(self, doing: str) -> _Failures:
-        return _Failures(f"RocksDB at {self._config.path} failed to {doing}", self.mark_damaged)
+    def _failures(self, doing: str) -> Failures:
+        return Failures(f"RocksDB at {self._config.path} failed to {doing}", self.mark_damaged)
 
     # --- damage -------------------------------------------------------------------------------------------------------------
     def mark_damaged(self, what: str) -> DamagedError:
@@ -258,7 +216,7 @@ class RocksStore:
 
     def _get(self, table: str, keys: list[bytes]) -> tuple[list[bytes | None], bool]:
         """Return the values of the keys and whether all were readable. A damaged block costs only its own rows."""
-        family: Any = self._tables[table]
+        family: Any = self.column_families[table]
         try:
             return [family.get(keys[0])] if len(keys) == 1 else family.get(keys), True
         except Exception:
@@ -271,7 +229,7 @@ class RocksStore:
                     last_error = error
             if last_error is not None and not any(values):
                 raise last_error from None
-            if last_error is not None and self._complete is not None and not self._damage and _is_damage(last_error):
+            if last_error is not None and self._complete is not None and not self._damage and is_damage(last_error):
                 log.warning("%s", self.mark_damaged(str(last_error)))  # the next call raises it
             return values, last_error is None
 
@@ -287,7 +245,7 @@ class RocksStore:
     def has_rows(self, table: str) -> bool:
         """Return whether the table has rows."""
         with self._failures("read"):
-            family = self._tables.get(table)
+            family = self.column_families.get(table)
             return family is not None and next(iter(family.keys()), None) is not None
 
     # --- writing ------------------------------------------------------------------------------------------------------------
@@ -345,7 +303,7 @@ class RocksStore:
                 for key, value in zip(encode_keys(keys[rows]), encode_vectors(vectors[rows]), strict=True):
                     writer[key] = value
                 writer.finish()
-            self._tables[table].ingest_external_file(files)
+            self.column_families[table].ingest_external_file(files)
 
     def close(self) -> None:
         self._wave.close()
@@ -354,39 +312,8 @@ class RocksStore:
         self._held.close()
 
     def _close_database(self) -> None:
-        self._tables.clear()
+        self.column_families.clear()
         try:
             self._db.close()
         except Exception as error:  # acknowledged writes are in its log, which the next opening reads
             log.warning("RocksDB at %s closed with an error: %s", self._config.path, error)
-
-
-def _is_damage(error: Exception) -> bool:
-    """Return whether an error of RocksDB (mostly a bare Exception) means damage, not a full or inaccessible disk."""
-    text = str(error)
-    lacks = "No such file or directory" in text and (
-        "/MANIFEST" in text or "/CURRENT" in text
-    )  # of other files: the writer has just replaced them
-    return text.startswith("Corruption") or lacks
-
-
-class _Failures:
-    """Turns any error of RocksDB inside a `with` block into a DependencyError."""
-
-    def __init__(self, doing: str, damaged: Callable[[str], DamagedError]) -> None:
-        self._doing, self._damaged = doing, damaged
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, DependencyError):
-            return
-        if _is_damage(error):
-            raise self._damaged(str(error)) from error
-        remedy = (
-            str(error)
-            if isinstance(error, DataError)
-            else "Expected a database that can be read, with room to write. Check the disk and the permissions."
-        )
-        raise DependencyError(f"{self._doing}: {error!r}. {remedy}") from error

@@ -17,9 +17,10 @@ import numpy as np
 
 from serving.loops.compiled import compiled
 from serving.tables.store import hits
+from serving.tables.store.complete_table import CompleteTable
+from serving.tables.store.hits import EPOCH, HOLES
 from serving.tables.store.memory import SharedBlock
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.store.slots import EPOCH, HOLES, CompleteTable
 
 
 class SharedRows:

@@ -23,15 +23,13 @@ from numpy import empty
 
 from serving.loops.compiled import machine_code
 from serving.tables.store import hits
-from serving.tables.store.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES, MIX, NO_KEY, THIRTY_TWO, WAYS
+from serving.tables.store.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES
 from serving.tables.store.marks import Marks
 from serving.tables.store.memory import PrivateBlock, Sections, SharedBlock
-from serving.tables.store.placing import choose_slots
 from serving.tables.store.row_formats import RowCodec
 
 READ_ATTEMPTS = 40  # for rows that are being written
 READ_PAUSE_S = 0.0002  # between attempts: a write takes 50 us, or longer if the writer lost its core
-HALVE_EVERY = 32  # one insertion in HALVE_EVERY halves the use counts of its set
 FLOAT32 = np.dtype(np.float32)  # faster than the type's name
 
 Rows = tuple[np.ndarray, np.ndarray | None]  # float32 [N, D]; bool [N] missing, None when none is
@@ -73,7 +71,7 @@ class SlotTable:
         self._words[hits.READS] = 0  # that read does not count
 
     # --- slots of keys ------------------------------------------------------------------------------------------------------
-    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return slots [N], undefined where missing, and bool [N] missing or None. Valid only while nobody writes."""
         raise NotImplementedError
 
@@ -99,7 +97,7 @@ class SlotTable:
         """Finish a `read` into `vectors` where rows are missing or a writer is active."""
         epoch = self.header[EPOCH]
         if not epoch & 1:
-            slots, missing = self._find(keys)
+            slots, missing = self.find(keys)
             hits.decode_rows(self._plain, slots, vectors)
             if self.header[EPOCH] == epoch:
                 return vectors, missing
@@ -108,7 +106,7 @@ class SlotTable:
     def _read_checked(self, keys: np.ndarray, out: np.ndarray | None) -> Rows:
         """Read rows and check each slot's mark; rows that stay unsettled count as missing."""
         for _ in range(READ_ATTEMPTS):
-            slots, absent = self._find(keys)
+            slots, absent = self.find(keys)
             before = self._marks.read_words(slots)
             has_row, stored = (
                 self._owned(slots, keys) & ~self._marks.is_empty(slots),
@@ -169,7 +167,7 @@ class SlotTable:
 
         between: called while neither the old rows nor the new ones are readable
         """
-        slots, missing = self._find(keys)
+        slots, missing = self.find(keys)
         if missing is not None:
             slots, stored = slots[~missing], stored[~missing]
         self._begin(slots)
@@ -186,174 +184,3 @@ class SlotTable:
     @property
     def rows_resident(self) -> int:
         return self.capacity - self.header[HOLES]
-
-
-class CompleteTable(SlotTable):
-    """A complete table: keys are 0 … n_rows - 1, and a key is its slot."""
-
-    def __init__(
-        self,
-        block: PrivateBlock | SharedBlock,
-        sections: Sections,
-        codec: RowCodec,
-        base: memoryview,
-        rows: np.ndarray | None = None,
-    ) -> None:
-        super().__init__(block, sections, codec, base, rows)
-        self._set_reader(hits.read_complete_at)
-
-    @staticmethod
-    def sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
-        specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]] = {
-            "header": (np.int64, (HEADER_WORDS,)),
-            **Marks.specs(n_rows),
-            "rows": (codec.dtype, (n_rows, codec.columns)),
-        }
-        if rows_elsewhere:
-            del specs["rows"]
-        return Sections(specs)
-
-    @staticmethod
-    def initialise(base: memoryview, n_rows: int, codec: RowCodec) -> None:
-        """Turn zeroed memory into an empty table."""
-        Marks(CompleteTable.sections(n_rows, codec, rows_elsewhere=True), base, n_rows).clear()
-        base[: HEADER_WORDS * 8].cast("q")[HOLES] = n_rows
-
-    @property
-    def whole(self) -> bool:
-        """Whether every row exists."""
-        return self.header[HOLES] == 0
-
-    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        outside = keys.view(np.uint64) >= self.capacity
-        slots = np.where(outside, -1, keys)
-        missing = outside | self._marks.is_empty(slots)
-        return slots, missing if missing.any() else None
-
-    def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return slots == keys
-
-    def _remove_references(self, emptied: np.ndarray) -> None:
-        pass  # a key is its slot, so there is no reference to remove
-
-    def insert(self, keys: np.ndarray, stored: np.ndarray) -> int:
-        """Insert absent rows into holes. Return how many were inserted. Needs `writing()`."""
-        slots, missing = self._find(keys)
-        if missing is None:
-            return 0
-        wanted = missing & (keys.view(np.uint64) < self.capacity)
-        slots = slots[wanted]
-        self._begin(slots)
-        self._rows[slots] = stored[wanted]
-        self._end(slots)
-        return len(slots)
-
-
-class CachedTable(SlotTable):
-    """A set-associative LFU cache of any int64 keys: sets of 8 slots, in which a new row evicts the least used.
-
-    A key's set is a hash of it; in the set it is compared with the 8 owners, which fill one cache line. A table of dense keys
-    (0 … direct_rows - 1) may instead use an array with each key's slot: 4 bytes per key.
-
-    Use counts are halved now and then, so that formerly popular rows are evicted eventually.
-    """
-
-    def __init__(self, block: PrivateBlock | SharedBlock, sections: Sections, codec: RowCodec, base: memoryview) -> None:
-        super().__init__(block, sections, codec, base)
-        self._owner = sections.array(base, "owner")
-        self._uses = sections.array(base, "uses")
-        self._n_sets = np.uint64(self.capacity // WAYS)
-        self._slot_of_key = sections.array(base, "slot_of_key") if "slot_of_key" in sections.specs else None
-        if self._slot_of_key is None:
-            self._places, read_hits, self._find_slots = self._owner, hits.read_hashed_at, hits.find_hashed
-        else:
-            self._places, read_hits, self._find_slots = self._slot_of_key, hits.read_indexed_at, hits.find_indexed
-        self._set_reader(read_hits, self._places, self._uses)
-        self._insertions = 0  # rows
-        nothing = np.empty(0, np.int64)
-        self._choose(nothing, nothing)  # compile now, not under the lock of the first insertion
-
-    @staticmethod
-    def sections(capacity: int, codec: RowCodec, direct_rows: int = 0) -> Sections:
-        """Return sections for about `capacity` slots, at least one set. direct_rows > 0: an index of that many keys."""
-        capacity = max(capacity // WAYS, 1) * WAYS
-        specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]] = {
-            "header": (np.int64, (HEADER_WORDS,)),
-            **Marks.specs(capacity),
-            "rows": (codec.dtype, (capacity, codec.columns)),
-            "owner": (np.int64, (capacity,)),
-            "uses": (np.uint8, (capacity,)),
-        }
-        if direct_rows:
-            specs["slot_of_key"] = (np.int32, (direct_rows,))
-        return Sections(specs)
-
-    @staticmethod
-    def initialise(base: memoryview, sections: Sections) -> None:
-        """Turn zeroed memory into an empty table."""
-        owner = sections.array(base, "owner")
-        owner[:] = NO_KEY
-        Marks(sections, base, len(owner)).clear()
-        if "slot_of_key" in sections.specs:
-            sections.array(base, "slot_of_key")[:] = -1
-        base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(owner)
-
-    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        slots = np.empty(len(keys), np.int64)
-        n_missing = self._find_slots(self._places, self._plain, keys, slots)
-        return slots, slots < 0 if n_missing else None
-
-    def _hash_to_sets(self, keys: np.ndarray) -> np.ndarray:
-        mixed = keys.view(np.uint64) * MIX
-        mixed >>= THIRTY_TWO
-        mixed *= self._n_sets
-        mixed >>= THIRTY_TWO
-        return mixed.view(np.int64)
-
-    def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return self._owner.take(slots, mode="clip") == keys
-
-    def _remove_references(self, emptied: np.ndarray) -> None:
-        self._owner[emptied] = NO_KEY
-        self._uses[emptied] = 0
-        if self._slot_of_key is not None:
-            self._slot_of_key[:] = -1
-            owned = np.flatnonzero(self._owner != NO_KEY)
-            self._slot_of_key[self._owner[owned]] = owned
-
-    def insert(self, keys: np.ndarray, stored: np.ndarray) -> int:
-        """Insert absent rows, evicting the least used. Return how many were inserted. Needs `writing()`.
-
-        At most 8 new rows per set are inserted, and no keys beyond `direct_rows`.
-        """
-        _, missing = self._find(keys)
-        if missing is None:
-            return 0
-        if self._slot_of_key is not None:
-            missing &= keys.view(np.uint64) < len(self._slot_of_key)
-        chosen, slots = self._choose(keys, np.flatnonzero(missing))
-        self._replace(slots, keys[chosen], stored[chosen])
-        return len(slots)
-
-    def _choose(self, keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which of the absent keys get a slot, and the slots. Halves use counts now and then."""
-        sets = self._hash_to_sets(keys[wanted])
-        order = np.argsort(sets, kind="stable")
-        placed, slots = np.empty_like(order), np.empty_like(order)
-        count = choose_slots(sets[order], self._uses, self._marks.empty, placed, slots)
-        slots = slots[:count]
-        self._uses.reshape(-1, WAYS)[slots[-self._insertions % HALVE_EVERY :: HALVE_EVERY] // WAYS] >>= 1
-        self._insertions += count
-        return wanted[order[placed[:count]]], slots
-
-    def _replace(self, slots: np.ndarray, keys: np.ndarray, stored: np.ndarray) -> None:
-        self._begin(slots)
-        if self._slot_of_key is not None:
-            evicted = self._owner[slots]
-            self._slot_of_key[evicted[evicted != NO_KEY]] = -1
-        self._owner[slots] = keys
-        self._uses[slots] = 0
-        self._rows[slots] = stored
-        if self._slot_of_key is not None:
-            self._slot_of_key[keys] = slots
-        self._end(slots)

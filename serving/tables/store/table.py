@@ -18,12 +18,13 @@ import numpy as np
 from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.metrics import TableCounts
 from serving.tables.store.batch import Batch
+from serving.tables.store.cached_table import CachedTable
+from serving.tables.store.complete_table import CompleteTable
 from serving.tables.store.log_position import LogPosition
 from serving.tables.store.memory import ARENA_PREFIX, PrivateBlock, Sections, SharedBlock
 from serving.tables.store.ring import APPLIED, HEAD, UpdateRing
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.side_by_side import SharedRows
-from serving.tables.store.slots import CachedTable, CompleteTable
 
 INDEX_SHARE = 0.25  # most memory for a shared index of slots by key, relative to L2's rows
 L1_INDEX_SHARE = 1.0  # the same for L1, which may take more memory for speed

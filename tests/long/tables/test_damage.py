@@ -21,7 +21,8 @@ from serving.tables.leveled import LeveledTables
 from serving.tables.levels import rocks_store
 from serving.tables.levels.level import Level
 from serving.tables.levels.loading import is_never_updated, load_l3, mark_updated, open_l3
-from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
+from serving.tables.levels.rocks_failures import DamagedError
+from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, RocksStore
 from serving.tables.store.log_position import LogPosition
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher

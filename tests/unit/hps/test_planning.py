@@ -13,7 +13,8 @@ from hps_config.report import format_bytes, print_plan
 from hps_config.tables import ROW_FORMATS, TableSpec
 from serving.contract.errors import ConfigError
 from serving.tables.config import RocksConfig
-from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, RocksStore, estimate_reader_bytes
+from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
+from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.row_formats import RowCodec
 from tests.unit.hps.oracle import simulate
 
@@ -222,9 +223,9 @@ def test_planned_memory_of_rocksdb_is_what_it_reports(tmp_path, width, step):
     store.close()
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"item": width, "user": width})
     assert store.read({"item": np.array([step])})[1]
-    said = int(store._tables["item"].property_value("rocksdb.estimate-table-readers-mem"))
-    of_both = [store._tables[table].property_value("rocksdb.block-cache-usage") for table in ("item", "user")]
-    cache = int(store._tables["item"].property_value("rocksdb.block-cache-capacity"))
+    said = int(store.column_families["item"].property_value("rocksdb.estimate-table-readers-mem"))
+    of_both = [store.column_families[table].property_value("rocksdb.block-cache-usage") for table in ("item", "user")]
+    cache = int(store.column_families["item"].property_value("rocksdb.block-cache-capacity"))
     store.close()
     assert estimate_reader_bytes(rows, width) == pytest.approx(said, rel=0.15)
     assert cache == BLOCK_CACHE_BYTES

@@ -7,7 +7,7 @@ import pytest
 
 from repository.rules import compile_rules
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import HORIZONS_DAYS, Clock, ItemStatistics
+from serving.stages.features.item_statistics import HORIZONS_DAYS, Clock, ItemStatistics
 from serving.stages.features.user_state import NO_CATEGORY
 from serving.stages.live.categories import ItemCategories
 from serving.stages.live.content import Content

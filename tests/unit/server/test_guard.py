@@ -9,7 +9,7 @@ import pytest
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, experiment_folder, start_experiment
 from repository.registry import read_acts
-from server import guard, launcher
+from server import control, guard
 from server.guard import ExperimentGuard
 from server.ports import Ports
 from server.state import ServerState
@@ -26,7 +26,7 @@ def state(tmp_path) -> Iterator[ServerState]:
     repo = copy_small_repository(tmp_path / "repo")
     state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
-    launcher.stop_server(state, tmp_path)
+    control.stop_server(state, tmp_path)
     assert guard.list_guards(state.tag) == []
 
 
@@ -39,7 +39,7 @@ def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, t
     until(lambda: log.exists() and "guards experiment spring: generation 2 beside 1" in log.read_text())
     running = guard.list_guards(state.tag)
     assert len(running) == 2  # with its supervisor
-    launcher.end_server(state)  # as a restart does
+    control.end_server(state)  # as a restart does
     assert ExperimentGuard(state, tmp_path).look() == ""  # of the restarted server: it has a guard
     assert guard.list_guards(state.tag) == running
     exposures = ExposureLog(experiment_folder(state.repo), 1.0, keep_days=1, keep_bytes=1 << 30)
@@ -59,7 +59,7 @@ def test_the_guard_ends_with_its_server(state, tmp_path):
     start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
     ExperimentGuard(state, tmp_path).look()
     until(lambda: guard.list_guards(state.tag))  # a process that was just started has no command line for a moment
-    launcher.stop_server(state, tmp_path)
+    control.stop_server(state, tmp_path)
     assert guard.list_guards(state.tag) == []
 
 

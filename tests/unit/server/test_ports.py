@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from server.ports import Ports, check_free, find_free_ports, is_free, listens
+from server.ports import FIRST_OPEN_PORT, Ports, check_free, find_free_ports, is_free, listens
 from serving.contract.errors import ConfigError, ServerError
 
 
@@ -27,7 +27,14 @@ def test_every_taken_port_is_named():
 
 
 def test_a_port_that_only_root_may_open_is_explained(monkeypatch):
-    monkeypatch.setattr("server.ports.is_free", lambda port: port > 1000)
+    bind = socket.socket.bind
+
+    def bind_as_user(sock: socket.socket, address: tuple[str, int]) -> None:
+        if address[1] < FIRST_OPEN_PORT:
+            raise PermissionError(13, "Permission denied")
+        bind(sock, address)
+
+    monkeypatch.setattr(socket.socket, "bind", bind_as_user)
     with pytest.raises(ServerError, match="http port 2 is taken by a process of another user, or reserved for root"):
         check_free(Ports(http=2))
 

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from repository.experiments import end_experiment, experiment_folder, start_experiment
 from repository.registry import read_acts, record_act
-from server import generations, live_helpers, promotion, updaters
-from server.ports import Ports
+from repository.tables import tables_settings
+from server import processes
+from server.ports import Ports, find_free_ports
 from server.promotion import Promotion, awaits_move
 from server.state import ServerState, read_state, state_path
-from serving.contract.errors import ServerError
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import Experiment, read_experiment
 from tests.repositories import copy_small_repository
+from tests.triton_double import TritonDouble, accept
 
 
 @pytest.fixture
 def state(tmp_path) -> ServerState:
     """The state of a server that does not run, and answered with generation 1."""
     repo = copy_small_repository(tmp_path / "repo")
-    return ServerState(1, "triton_test_", repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
+    return ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
+
+
+@pytest.fixture
+def served(state) -> Iterator[tuple[ServerState, TritonDouble]]:
+    """The same of a double of a server, whose repository has a second generation."""
+    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
+        shutil.copytree(state.repo / model / "1", state.repo / model / "2")
+    served = replace(state, ports=find_free_ports())
+    double = TritonDouble(state.repo, served.ports.grpc)
+    yield served, double
+    double.stop()
+    processes.terminate(processes.helpers(state.tag))
 
 
 def promote(state: ServerState) -> Experiment:
@@ -62,34 +79,37 @@ def test_a_move_that_fails_is_tried_once_and_recorded(state, tmp_path):
     assert (stopped.state, stopped.reason) == ("stopped", f"not promoted: {reason_of(state)}")
 
 
-def test_a_move_that_fails_while_another_experiment_begins_leaves_that_one_alone(state, tmp_path, monkeypatch):
+def test_a_move_that_fails_while_another_experiment_begins_leaves_that_one_alone(served, tmp_path):
+    state, double = served
     promote(state)
 
-    def start_another(*_: object) -> None:
+    def start_another(_: str) -> str:
+        double.before_index = accept
         start_experiment(state.repo, Experiment("summer", 1, 3, 0.5))
-        raise ServerError("The server does not answer")
+        return "it is too busy"
 
-    monkeypatch.setattr(promotion, "unload_challenger", start_another)
+    double.before_index = start_another
     assert "generation 1 stays" in Promotion(state, tmp_path).look()
     assert read_experiment(experiment_folder(state.repo)).name == "summer"
-    assert reason_of(state) == "The server does not answer"
+    assert "No server answers" in reason_of(state)
 
 
 @pytest.mark.parametrize("failing", ["unload", "updater"])
-def test_a_move_whose_rest_fails_is_a_promotion(state, tmp_path, monkeypatch, failing):
+def test_a_move_whose_rest_fails_is_a_promotion(served, tmp_path, failing):
     """The server answers with the challenger; what it served before is not unloaded, or the updater does not start."""
+    state, double = served
     experiment = promote(state)
     state.save(tmp_path)
-
-    def fail(*_: object) -> None:
-        raise ServerError("It failed")
-
-    monkeypatch.setattr(promotion, "unload_challenger", lambda *_: 2)
-    monkeypatch.setattr(generations, "activate", fail if failing == "unload" else lambda *_: 1)
-    monkeypatch.setattr(generations, "served_generation", lambda _: 2)
-    monkeypatch.setattr(live_helpers, "follow", lambda *_: None)
-    monkeypatch.setattr(updaters, "follow", fail if failing == "updater" else lambda *_: None)
-    assert Promotion(state, tmp_path).look().endswith("is promoted, because more clicks and answers, but: It failed")
+    if failing == "unload":
+        double.before_load = lambda model: "it failed" if double.states.get((ENSEMBLE, 2)) == "READY" else ""
+        reason = "did not unload what it served before"
+    else:
+        tables = tables_settings(state.repo, 2)
+        tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
+        reason = "The updater of generation 2 did not start"
+    done = Promotion(state, tmp_path).look()
+    assert "is promoted, because more clicks and answers, but: " in done
+    assert reason in done
     saved = read_state(state_path(tmp_path, state.ports.grpc))
     assert saved.generation == 2
     promoted, replaced, activated = read_acts(state.repo)[-3:]

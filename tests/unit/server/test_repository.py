@@ -1,6 +1,9 @@
 """Reading a repository, the memory it will need, and which generation it serves: all without a server."""
 
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,16 +12,17 @@ import pytest
 from repository.generations import pin, published_generations, write_pins
 from repository.lock import LOCK_FILE, publication_lock
 from repository.models import check_backends, read_config, read_repository
-from server import generations, health, launcher
+from server import generations, launcher
+from server.control import held_generations
 from server.generations import activate, pinned_to
-from server.launcher import held_generations
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
-from server.ports import Ports
+from server.ports import Ports, find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from tests.clocks import PatientClock
 from tests.server import toys
+from tests.triton_double import TritonDouble
 
 
 @pytest.fixture
@@ -215,21 +219,22 @@ def test_a_lock_that_cannot_be_written_says_so(tmp_path):
         pass
 
 
-def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_path, monkeypatch):
-    states = [
-        ServerState(11, "mine", repo, Path("/log"), Ports(grpc=9, http=8, metrics=7)),
-        ServerState(12, "ended", repo, Path("/log"), Ports(grpc=6, http=5, metrics=4)),
-        ServerState(13, "another", tmp_path / "other", Path("/log"), Ports(grpc=3, http=2, metrics=1)),
-    ]
-    for state in states:
-        state.save(tmp_path)
-    monkeypatch.setattr(launcher.processes, "is_running", lambda pid, tag: tag != "ended")
-    answers = {"localhost:9": {("first", 1): ("READY", ""), ("first", 2): ("LOADING", ""), ("first", 3): ("UNAVAILABLE", "")}}
-    monkeypatch.setattr(health, "model_states", answers.get)
-    assert held_generations(repo, tmp_path) == {1, 2}
-    assert held_generations(tmp_path / "third", tmp_path) == set()
-    answers.clear()
-    assert held_generations(repo, tmp_path) is None  # it does not say
+def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_path):
+    ports, tag = find_free_ports(), f"triton_test_{tmp_path.name}_"
+    double = TritonDouble(repo, ports.grpc)
+    double.states = {("first", 1): "READY", ("first", 2): "LOADING", ("first", 3): "UNAVAILABLE"}
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tag]) as process:
+        running = ServerState(process.pid, tag, repo, Path("/log"), ports)
+        running.save(tmp_path)
+        replace(running, tag="ended", ports=Ports(grpc=6, http=5, metrics=4)).save(tmp_path)
+        replace(running, repo=tmp_path / "other", ports=Ports(grpc=3, http=2, metrics=1)).save(tmp_path)
+        try:
+            assert held_generations(repo, tmp_path) == {1, 2}
+            assert held_generations(tmp_path / "third", tmp_path) == set()
+            double.stop()
+            assert held_generations(repo, tmp_path) is None  # it does not say
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("generation", [1, 2])

@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from types import SimpleNamespace
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import grpc
 import pytest
-from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
 from repository.challenger import write_challenger
+from repository.experiments import experiment_folder
 from server import __main__ as commands
 from server import experiment, health
-from server.ports import Ports
-from server.state import ServerState
-from serving.contract.errors import ConfigError, ServerError
+from server.control import stop_server
+from server.ports import find_free_ports
+from server.processes import STUB_PROGRAM, is_running
+from server.state import ServerState, read_state, state_path
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
+from tests.repositories import copy_small_repository
 from tests.server import toys
+from tests.triton_double import TritonDouble, write_wheel
 
-PORTS = Ports(1, 2, 3)
+# A server whose stubs have ended, and which never asks what became of them.
+PARENT = """
+import subprocess, sys, time
+stubs = [subprocess.Popen([sys.argv[2]]) for _ in range(int(sys.argv[3]))]
+print("started", flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.fixture
-def repo(tmp_path, monkeypatch):
+def repo(tmp_path, monkeypatch, sleeping) -> Iterator[Path]:
     """A repository of two generations with a running server that holds a challenger; no experiment was ever started."""
-    repo = toys.publish(tmp_path / "repo", 1)
-    toys.publish(repo, 2)
+    repo = copy_small_repository(tmp_path / "repo")
+    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
+        shutil.copytree(repo / model / "1", repo / model / "2")
     write_challenger(repo, 2)
-    (tmp_path / "live").mkdir()
-    monkeypatch.setattr(experiment, "experiment_folder", lambda repo: tmp_path / "live")
-    monkeypatch.setattr(experiment, "running_servers", lambda *_: [SimpleNamespace(grpc_url="localhost:1", repo=repo)])
-    monkeypatch.setattr(experiment, "unload_challenger", lambda *_: 2)
-    return repo
+    monkeypatch.setattr(experiment, "RUN_DIR", tmp_path)
+    state = replace(sleeping, repo=repo, generation=1)
+    state.save(tmp_path)
+    double = TritonDouble(repo, state.ports.grpc)
+    yield repo
+    double.stop()
+
+
+@pytest.fixture
+def sleeping(tmp_path) -> Iterator[ServerState]:
+    """The state of a process that does nothing in the place of a server."""
+    tag = f"triton_test_{tmp_path.name}_"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tag]) as server:
+        yield ServerState(server.pid, tag, tmp_path, tmp_path / "log", find_free_ports())
+        server.kill()
 
 
 def stop(repo) -> str:
@@ -42,8 +69,9 @@ def test_the_challenger_of_an_interrupted_start_is_unloaded(repo):
     assert stop(repo) == "no experiment began: generation 2 is unloaded\n"
 
 
-def test_the_challenger_of_an_interrupted_start_is_unloaded_also_after_a_promotion(repo, tmp_path):
-    (tmp_path / "live" / EXPERIMENT_FILE).write_text(Experiment("spring", 3, 1, 0.0, state="promoted").text())
+def test_the_challenger_of_an_interrupted_start_is_unloaded_also_after_a_promotion(repo):
+    experiment_folder(repo).mkdir()
+    (experiment_folder(repo) / EXPERIMENT_FILE).write_text(Experiment("spring", 3, 1, 0.0, state="promoted").text())
     assert stop(repo) == "experiment spring is over: generation 2 is unloaded\n"
 
 
@@ -53,39 +81,44 @@ def test_there_is_nothing_to_stop_without_experiment_and_challenger(repo):
         stop(repo)
 
 
-def test_a_server_started_elsewhere_that_is_too_slow_is_not_ready_yet(monkeypatch):
-    class SlowClient(nullcontext):
-        def __enter__(self):
-            return self
+def test_a_server_started_elsewhere_that_is_too_slow_is_not_ready_yet(tmp_path):
+    """It lists its models only to callers with its key."""
 
-        def is_server_ready(self, client_timeout: float) -> bool:
-            raise InferenceServerException("Deadline Exceeded")
+    class Slow(TritonDouble):
+        def ServerReady(self, request, context):
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
-    def refuse(grpc_url: str) -> None:
-        raise ServerError("it lists its models only to callers with its key")
-
-    monkeypatch.setattr(health, "model_states", refuse)
-    monkeypatch.setattr(health, "local_client", SlowClient)
-    assert not health.is_ready("elsewhere:8001")
+    port = find_free_ports().grpc
+    double = Slow(toys.publish(tmp_path / "repo", 1), port)
+    double.before_index = lambda _: "This protocol is restricted"
+    try:
+        assert not health.is_ready(f"localhost:{port}")
+    finally:
+        double.stop()
 
 
 @pytest.mark.parametrize(("fault", "lost"), [("its files are damaged", 0), ("", 2)])
-def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, tmp_path, monkeypatch):
-    running = ServerState(1, "triton_of_nobody", tmp_path, tmp_path / "log", PORTS, {"threads": 4, "tls": "/keys"}, fault=fault)
-    started: list[dict] = []
-
-    def with_settings(repo, ports, settings, **_):
-        started.append(settings)
-        return SimpleNamespace(start=lambda: SimpleNamespace(state=running))
-
-    monkeypatch.setattr(commands, "_find_running", lambda *_: running)
-    monkeypatch.setattr(commands, "count_lost_stubs", lambda pid: lost)
-    monkeypatch.setattr(commands, "stop_server", lambda *_: None)
-    monkeypatch.setattr(commands, "known_servers", lambda run_dir: [])
-    monkeypatch.setattr(commands, "TritonServer", SimpleNamespace(with_settings=with_settings))
+def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sleeping, tmp_path, monkeypatch):
+    repo = toys.publish(tmp_path / "repo", 1)
+    own = {"threads": 4, "cache_mib": 0, "fixed": True, "host": "127.0.0.1", "no_http": True, "tls": ""}
+    stub = shutil.copy(shutil.which("true"), tmp_path / STUB_PROGRAM)
+    parent = [sys.executable, "-c", PARENT, sleeping.tag, str(stub), str(lost)]
+    write_wheel(tmp_path / "wheel")
+    monkeypatch.syspath_prepend(tmp_path / "wheel")
     monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
-    ports = ["--grpc-port", "1", "--http-port", "2", "--metrics-port", "3"]
-    CliRunner().invoke(
-        commands.app, ["start", "--repo", str(tmp_path), *ports, "--cache-mib", "8", "--unsupervised"], catch_exceptions=False
-    )
-    assert started == [{"threads": 4, "tls": "/keys", "cache_mib": 8}]
+    ports = sleeping.ports
+    with subprocess.Popen(parent, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == "started\n"
+        broken = replace(sleeping, pid=server.pid, repo=repo, settings=own, fault=fault)
+        broken.save(tmp_path)
+        numbers = ["--grpc-port", str(ports.grpc), "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
+        arguments = ["start", "--repo", str(repo), *numbers, "--cache-mib", "8", "--unsupervised"]
+        said = CliRunner().invoke(commands.app, arguments, catch_exceptions=False).output
+    started = read_state(state_path(tmp_path, ports.grpc))
+    try:
+        assert said.startswith(f"starting again: {fault or '2 of its Python model process(es) died'}")
+        assert is_running(started.pid, started.tag)
+        assert started.tag != broken.tag
+        assert started.settings == own | {"cache_mib": 8}
+    finally:
+        stop_server(started, tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,24 +12,26 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from repository.registry import read_acts
-from server import watch
+from repository.tables import tables_settings
+from server.control import stop_server
+from server.observer import HANGS_S, Observer
 from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, read_state, state_path
-from server.watch import HANGS_S, Observer, Watch, build_command
+from server.watch import Watch, build_command
 from serving.contract.artifacts import MANIFEST_FILE
-from serving.contract.errors import ServerError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.repositories import copy_small_repository
+from tests.triton_double import write_wheel
 from tests.waiting import until
 
 # A parent that never asks what became of its child, as tritonserver does not.
@@ -39,6 +43,7 @@ print("killed", flush=True)
 time.sleep(600)
 """
 SLEEPS = "import time; time.sleep(600)"
+SETTINGS = {"threads": 1, "fixed": False, "cache_mib": 0, "host": "127.0.0.1", "no_http": False}
 
 
 @pytest.fixture
@@ -101,38 +106,59 @@ def test_a_server_that_accepts_calls_and_answers_none_does_not_hold_up_its_super
     assert time.monotonic() - begun_s < HANGS_S
 
 
-def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(state, tmp_path, monkeypatch, capsys):
-    def start() -> None:
-        raise ServerError("The updater of generation 1 did not start")
-
-    restarted = replace(state, pid=state.pid + 1, log=tmp_path / "new log")
-    server = SimpleNamespace(start=start, process=SimpleNamespace(poll=lambda: None), state=restarted)
-    monkeypatch.setattr(watch, "end_server", lambda state: None)
-    monkeypatch.setattr(watch, "TritonServer", SimpleNamespace(with_settings=lambda *_, **__: server))
-    Watch(tmp_path, state.ports.grpc)._restart(state, "it crashed")
-    assert read_state(state_path(tmp_path, state.ports.grpc)) == restarted
-    printed = capsys.readouterr().out
-    assert "The updater of generation 1 did not start" in printed
-    assert "answers again" in printed
+@contextmanager
+def watched(state: ServerState, run_dir: Path) -> Iterator[None]:
+    """Supervise a server in a thread; what was started in its place is stopped in the end."""
+    supervisor = threading.Thread(target=Watch(run_dir, state.ports.grpc).run)
+    supervisor.start()
+    try:
+        yield
+    finally:
+        state.forget(run_dir)
+        supervisor.join()
+        stop_server(state, run_dir)
 
 
-def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_path, monkeypatch):
+@pytest.fixture
+def installed_double(tmp_path, monkeypatch) -> None:
+    """Make a server that is started here a double of tritonserver."""
+    write_wheel(tmp_path / "wheel")
+    monkeypatch.syspath_prepend(tmp_path / "wheel")
+
+
+@pytest.mark.usefixtures("installed_double")
+def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(state, tmp_path, capsys):
+    repo = copy_small_repository(tmp_path / "shop")
+    state = replace(state, repo=repo, generation=1, settings=SETTINGS)
+    tables = tables_settings(repo, 1)
+    tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
+    state.save(tmp_path)
+    os.kill(state.pid, signal.SIGKILL)
+    printed = []
+
+    def said() -> str:
+        printed.append(capsys.readouterr().out)
+        return "".join(printed)
+
+    with watched(state, tmp_path):
+        until(lambda: "answers again" in said())
+        restarted = read_state(state_path(tmp_path, state.ports.grpc))
+        assert is_running(restarted.pid, state.tag)
+        assert restarted == replace(state, pid=restarted.pid, log=restarted.log, content=restarted.content)
+    assert "The updater of generation 1 did not start" in said()
+    assert said().count("answers again") == 1
+
+
+@pytest.mark.usefixtures("installed_double")
+def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_path):
     repo = copy_small_repository(tmp_path / "shop")
     for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
         shutil.copytree(repo / model / "1", repo / model / "2")
-    moved = replace(state, repo=repo, generation=1)
-    server = SimpleNamespace(start=lambda: None, process=SimpleNamespace(poll=lambda: None), state=moved)
-    monkeypatch.setattr(watch, "end_server", lambda state: None)
-    monkeypatch.setattr(watch, "TritonServer", SimpleNamespace(with_settings=lambda *_, **__: server))
-    replace(moved, generation=2).save(tmp_path)
+    state = replace(state, repo=repo, generation=2, settings=SETTINGS)
+    state.save(tmp_path)
     (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
-    supervisor = threading.Thread(target=Watch(tmp_path, state.ports.grpc).run)
-    supervisor.start()
-    try:
+    with watched(state, tmp_path):
         until(lambda: read_acts(repo))
-    finally:
-        state.forget(tmp_path)
-        supervisor.join()
     act = read_acts(repo)[0]
     assert (act.action, act.generation, pinned_generation(repo)) == ("pinned", 1, 1)
     assert MANIFEST_FILE in act.reason

@@ -12,6 +12,8 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +22,46 @@ import pytest
 
 from serving.contract.errors import DependencyError
 from serving.tables.config import RocksConfig
+from serving.tables.formats.rows import decode_vectors
 from serving.tables.levels.following import MOST_TRIES, Following
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch
 from serving.tables.store.log_position import LogPosition
+from tests.interrupting import called_on_return
 from tests.unit.tables.updating import PROCESSES
 
 KEYS = np.arange(4)
 
 
-class Watched:
-    """A secondary's database, whose writer replaces a file just when somebody catches up with it and then misses all that is
-    new."""
+class Replacements:
+    """A writer that replaces a file between the two looks at the folder of an opening or catch-up, `times` times in a row.
 
-    def __init__(self, of: RocksStore, folder: Path, replaced: int, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """replaced: how many times; meanwhile: called in the middle of each of them."""
-        self._folder, self._replaced, self._meanwhile, self.times = folder, replaced, meanwhile, 0
-        self._database, of._following._database = of._following._database, self
+    meanwhile: called in the middle of each of them; afterwards: when the last one has read everything, but not its second look
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        times: int,
+        meanwhile: Callable[[], None] = lambda: None,
+        afterwards: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder, self.times, self.meanwhile, self.afterwards, self.looks = folder, times, meanwhile, afterwards, 0
         (folder / "90000.sst").touch()
 
-    def __getattr__(self, name: str):
-        return getattr(self._database, name)
+    def watching(self) -> AbstractContextManager[None]:
+        """Replace files while this thread opens a secondary, or catches up."""
+        return called_on_return(self.follow_look, Following.files)
 
-    def live_files(self) -> list[dict[str, Any]]:
-        return self._database.live_files()
-
-    def try_catch_up_with_primary(self) -> None:
-        self.times += 1
-        if self.times <= self._replaced:
-            (self._folder / f"{90000 + self.times}.sst").touch()
-            (self._folder / f"{90000 + self.times - 1}.sst").unlink()
-            self._meanwhile()
-        else:
-            self._database.try_catch_up_with_primary()
+    def follow_look(self) -> None:
+        turn, is_second = divmod(self.looks, 2)
+        self.looks += 1
+        if not is_second and turn < self.times:
+            (self.folder / f"{90001 + turn}.sst").touch()
+            (self.folder / f"{90000 + turn}.sst").unlink()
+            self.meanwhile()
+        elif is_second and turn + 1 == self.times:
+            self.afterwards()
 
 
 @pytest.fixture
@@ -81,30 +90,42 @@ def version_in(store: RocksStore) -> float:
     return vectors[0, 0] if found is None else np.nan
 
 
-@pytest.mark.parametrize("replaced", [0, 1, 3])
-def test_it_catches_up_again_until_no_file_went_away(stores, folder, replaced):
+def test_a_catch_up_during_which_no_file_goes_away_is_enough(stores, folder):
     writer, secondary = stores
-    database = Watched(secondary, folder, replaced)
     update(writer, 7)
-    secondary.catch_up()
-    assert database.times == replaced + 1
+    replacements = Replacements(folder, 0)
+    with replacements.watching():
+        secondary.catch_up()
+    assert replacements.looks == 2
+    assert version_in(secondary) == 7
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_it_catches_up_again_until_no_file_went_away(stores, folder, times):
+    """What the last one that was disturbed has skipped is then seen."""
+    writer, secondary = stores
+    replacements = Replacements(folder, times, afterwards=lambda: update(writer, 7))
+    with replacements.watching():
+        secondary.catch_up()
+    assert replacements.looks == 2 * (times + 1)
     assert version_in(secondary) == 7
 
 
 def test_new_files_are_no_reason_to_do_it_again(stores, folder):
     _, secondary = stores
-    database = Watched(secondary, folder, 0)
-    before = secondary._following.files()
-    secondary._following.files = iter([before, before | {"90001.sst"}]).__next__
-    secondary.catch_up()
-    assert database.times == 1
+    looks = count(1)
+    with called_on_return(lambda: (folder / f"{90000 + next(looks)}.sst").touch(), Following.files):
+        secondary.catch_up()
+    assert next(looks) == 3
 
 
 def test_files_that_go_away_every_time_are_said(stores, folder):
     _, secondary = stores
-    Watched(secondary, folder, MOST_TRIES)
-    with pytest.raises(
-        DependencyError, match=rf"RocksDB at {folder} failed to .*disappeared {MOST_TRIES} times.* check the disk"
+    with (
+        Replacements(folder, MOST_TRIES).watching(),
+        pytest.raises(
+            DependencyError, match=rf"RocksDB at {folder} failed to .*disappeared {MOST_TRIES} times.* check the disk"
+        ),
     ):
         secondary.catch_up()
 
@@ -116,25 +137,18 @@ def test_what_is_read_in_the_middle_is_read_again(stores, folder):
 
     def read() -> None:
         begun.wait(10)
-        versions.append(version_in(secondary))
+        with called_on_return(reading.set, decode_vectors):
+            versions.append(version_in(secondary))
 
     def meanwhile() -> None:
         begun.set()
         assert reading.wait(10)
 
-    read_rows = secondary._read
-
-    def watched_read(wanted):
-        rows = read_rows(wanted)
-        reading.set()
-        return rows
-
-    secondary._read = watched_read
-    Watched(secondary, folder, 1, meanwhile)
     update(writer, 5)
     reader = threading.Thread(target=read)
     reader.start()
-    secondary.catch_up()
+    with Replacements(folder, 1, meanwhile).watching():
+        secondary.catch_up()
     reader.join(10)
     assert versions == [5]
 
@@ -143,28 +157,28 @@ def test_nothing_is_read_where_catching_up_failed(stores, folder):
     """Rows may be behind what was read before."""
     writer, secondary = stores
     begun, reading = threading.Event(), threading.Event()
-    Watched(secondary, folder, MOST_TRIES, lambda: (begun.set(), reading.wait(10)))
-    read_rows = secondary._read
-    secondary._read = lambda wanted: (read_rows(wanted), reading.set())[0]
+
+    def read() -> float:
+        begun.wait(10)
+        with called_on_return(reading.set, decode_vectors):
+            return version_in(secondary)
+
     update(writer, 5)
     with ThreadPoolExecutor(1) as thread:
-        version = thread.submit(lambda: begun.wait(10) and version_in(secondary))
-        with pytest.raises(DependencyError):
+        version = thread.submit(read)
+        failing = Replacements(folder, MOST_TRIES, lambda: (begun.set(), reading.wait(10)))
+        with failing.watching(), pytest.raises(DependencyError):
             secondary.catch_up()
         with pytest.raises(DependencyError, match="opened again"):
             version.result()
 
 
-def test_a_secondary_is_opened_again_until_no_file_went_away(stores, folder, monkeypatch):
-    opened = []
-    open_database = RocksStore._open_database
-    monkeypatch.setattr(RocksStore, "_open_database", lambda self: (opened.append(self), open_database(self))[1])
-    listed = iter([{"90001.sst"}, {"90001.sst", "90002.log"}, {"90001.sst"}, {"90002.log"}, {"90002.log"}, {"90002.log"}])
-    monkeypatch.setattr(Following, "files", lambda self: next(listed))
-    RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
-    assert len(opened) == 1
-    RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
-    assert len(opened) == 3
+def test_a_secondary_is_opened_again_until_no_file_went_away(stores, folder):
+    for times, n_looks in ((0, 2), (1, 4)):
+        replacements = Replacements(folder, times)
+        with replacements.watching():
+            RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
+        assert replacements.looks == n_looks
 
 
 # --- rows in a file, of a log that was not read to its end ------------------------------------------------------------------
@@ -224,7 +238,7 @@ def test_a_row_is_not_hidden_where_another_table_keeps_the_log(folder):
     secondary.catch_up()
     assert version_in(secondary) == 2
     update(writer, 3)
-    writer._tables["items"].flush()
+    writer.column_families["items"].flush()
     assert len(list(folder.glob("*.log"))) == 2
     secondary.catch_up()
     assert version_in(secondary) == 3

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from numba import TypingError
 
 from serving.tables.store import hits
+from serving.tables.store.cached_table import CachedTable
+from serving.tables.store.complete_table import CompleteTable
 from serving.tables.store.memory import PrivateBlock
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.store.slots import CachedTable, CompleteTable
 from tests.unit.tables import hits_oracle
 
 FORMATS = ("fp32", "fp16", "int8", "int4")

@@ -11,9 +11,12 @@ from serving.tables.store.marks import COUNT, GROUP, Marks
 from serving.tables.store.memory import Sections
 
 
-def marks_of(capacity: int) -> Marks:
+def marks_of(capacity: int, count: int = 0) -> Marks:
+    """count: the write count of all words"""
     sections = Sections(Marks.specs(capacity))
-    marks = Marks(sections, memoryview(bytearray(sections.nbytes)), capacity)
+    memory = memoryview(bytearray(sections.nbytes))
+    sections.array(memory, "words")[:] = count
+    marks = Marks(sections, memory, capacity)
     marks.clear()
     return marks
 
@@ -56,8 +59,7 @@ def test_only_what_is_written_may_not_be_read_and_neighbours_see_that_somebody_w
 
 
 def test_the_count_of_writes_wraps_without_marking_anything():
-    marks, slot = marks_of(8), np.array([5])
-    marks._words[:] = COUNT
+    marks, slot = marks_of(8, int(COUNT)), np.array([5])
     marks.begin(slot)
     assert marks.find_torn().tolist() == [5]
     marks.end(slot)

@@ -15,7 +15,7 @@ from rocksdict import Options, Rdict
 
 from serving.contract.errors import DependencyError
 from serving.tables.config import RocksConfig
-from serving.tables.levels import rocks_store
+from serving.tables.levels import rocks_options, rocks_store
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.log_position import LogPosition
 from tests.unit.tables.updating import Log
@@ -82,11 +82,11 @@ def test_what_is_written_is_hps_layout_byte_for_byte(tmp_path, monkeypatch):
 
 
 def test_what_rocksdb_reports_of_itself_does_not_grow_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(rocks_store, "REPORT_BYTES", 60_000)  # each begins with 42,000 bytes of settings
+    monkeypatch.setattr(rocks_options, "REPORT_BYTES", 60_000)  # each begins with 42,000 bytes of settings
     store, log = RocksStore(RocksConfig(str(tmp_path)), "rank", WIDTHS, writable=True), Log()
     for _ in range(100):  # each reports 2,000 bytes
         store.update("items", log.batch(*arrays(ITEMS)), LogPosition.at({}))
-        store._tables["items"].flush()
+        store.column_families["items"].flush()
     store.close()
     reports = [report.stat().st_size for report in tmp_path.glob("LOG*")]
     assert len(reports) == 2

@@ -11,10 +11,12 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from serving.contract.errors import DataError, DependencyError
 from serving.tables.config import LevelsConfig, TableConfig, UpdateConfig
@@ -34,7 +36,6 @@ from tests.unit.tables.updating import (
     WIDTH,
     applied,
     committed,
-    full,
     held_by_another_writer,
     updating,
     versions,
@@ -191,7 +192,7 @@ def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, config, in
     assert "the topic was created again" in caplog.text
 
 
-def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker, config, instances, monkeypatch):
+def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker, config, instances, tmp_path, monkeypatch):
     monkeypatch.setattr(updater_module, "BACKLOG_ROWS", 10)
     config, tiers, keys = replace(config, updates=UpdateConfig(broker.address)), instances(), np.arange(ROWS)
     publisher = Publisher(broker.address, "rank", {"items": WIDTH})
@@ -199,33 +200,36 @@ def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker
         publisher.publish("items", keys, versions(keys, 1))
         publisher.flush()
         until(lambda: committed(config) == [1, 1, 1, 1])
-        level = updater.applier.rocksdb.level
-        level._open_store, opening = full, level._open_store
-        level.close()
-        shutil.rmtree(config.rocksdb.path)
+        database = Path(config.rocksdb.path)
+        database.rename(tmp_path / "lost")
+        database.touch()  # where a file is, none can be opened
+        updater.applier.rocksdb.level.close()
         publisher.publish("items", keys, versions(keys, 2))
         publisher.flush()
         until(lambda: updater.applier.behind > 10)
-        level._open_store = opening
+        database.unlink()
         until(lambda: is_current(tiers.lookup("items", keys), versions(keys, 2)))
         until(lambda: committed(config) == [2, 2, 2, 2])
 
 
-def test_a_broker_that_is_back_counts_as_such_without_any_message(broker, config, instances):
+def test_a_broker_that_is_back_counts_as_such_without_any_message(config, instances):
     tiers = instances()
 
     def is_down() -> bool:
         return tiers.metrics().tables["items"].updater.broker_down
 
-    with updating(replace(config, updates=UpdateConfig(broker.address))) as updater:
-
-        def is_seen_down() -> bool:
-            """The updater may find the broker back before we look."""
-            updater._on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
-            return is_down()
-
-        until(is_seen_down)
-        until(lambda: not is_down())
+    code = "from tests.unit.tables.kafka_broker import MockBroker as B; b = B(); print(b.address, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as broker:
+        try:
+            with updating(replace(config, updates=UpdateConfig(broker.stdout.readline().strip()))):
+                until(lambda: tiers.metrics().tables["items"].updater.heartbeat_unix_ms > 0)
+                assert not is_down()
+                broker.send_signal(signal.SIGSTOP)
+                until(is_down)
+                broker.send_signal(signal.SIGCONT)
+                until(lambda: not is_down())
+        finally:
+            broker.kill()
 
 
 def test_what_was_applied_is_committed_while_it_runs(broker, config, instances):

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
-from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.formats.kafka import consumer_group
 from serving.tables.leveled import LeveledTables
@@ -87,10 +86,6 @@ def rocksdb_rows(config: LevelsConfig, keys: np.ndarray) -> np.ndarray:
         store.close()
     assert intact
     return rows
-
-
-def full(*_) -> None:
-    raise DependencyError("disk full")
 
 
 def committed(config: LevelsConfig) -> list[int]:

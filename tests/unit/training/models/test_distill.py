@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from export.build import ranking_settings
 from export.settings import Settings
+from export.training_settings import ranking_settings
 from tests.unit.training.models.conftest import QUIET, order_agreement
 from training.models.compress import LEAST_KEPT, measure_kept_quality
 from training.models.distill import STUDENT, agreement, distil, macs, student_of

@@ -1,0 +1,43 @@
+"""Answer every error of the gateway's routes as JSON: {"error": {"code", "message"}}."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from gateway.questions import STATUS, JsonResponse, error_response
+from serving.contract.errors import RecommenderError as ServingError
+from serving.contract.errors import RequestError
+from triton_recommender import RecommenderError
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Make the app answer every error as JSON: {"error": {"code", "message"}}."""
+
+    @app.exception_handler(RecommenderError)
+    async def answer_client_error(_: Request, error: RecommenderError) -> JsonResponse:
+        return error_response(STATUS.get(error.status, 503), error.status, str(error))
+
+    @app.exception_handler(RequestError)
+    async def answer_malformed_request(_: Request, error: RequestError) -> JsonResponse:
+        return error_response(STATUS[error.status], error.status, str(error))
+
+    @app.exception_handler(ServingError)
+    async def answer_repository_error(_: Request, error: ServingError) -> JsonResponse:
+        return error_response(503, "UNAVAILABLE", str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def answer_invalid_request(_: Request, error: RequestValidationError) -> JsonResponse:
+        fault = error.errors()[0]
+        return error_response(400, "INVALID_ARGUMENT", f"{fault['loc'][-1]}: {fault['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def answer_http_error(_: Request, error: HTTPException) -> JsonResponse:
+        response = error_response(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
+        response.headers.update(error.headers or {})  # such as the methods that a path allows
+        return response
+
+    @app.exception_handler(Exception)
+    async def answer_unexpected_error(_: Request, error: Exception) -> JsonResponse:
+        return error_response(500, "INTERNAL", "The gateway failed on this request. Its log has the details.")

@@ -1,0 +1,100 @@
+"""List, move and stop the servers that were started here, also those that were killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from repository.models import content_of
+from repository.registry import record_act
+from server import generations, keys, live_helpers, processes, updaters
+from server.drift import describe_drift
+from server.health import held_versions
+from server.state import ServerState, known_servers
+from serving.contract.errors import ServerError
+
+STOP_TIMEOUT_S = 30.0
+WATCH_MODULE = "server.watch"
+
+
+def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """Stop a server with its stubs and helpers, and remove its shared memory and state file; also after it was killed."""
+    processes.terminate(list_supervisors(state.tag))  # first, because a supervisor would restart the server
+    processes.terminate(processes.helpers(state.tag))
+    processes.stop_processes(state.pid, state.tag, timeout_s)
+    keys.forget_key(state.grpc_url, state.tag)
+    state.forget(run_dir)
+
+
+def end_server(state: ServerState, timeout_s: float = 0.0) -> None:
+    """Stop tritonserver and its stubs, but leave its gateway, supervisor and updaters running for the next start."""
+    processes.stop_processes(state.pid, state.tag, timeout_s, processes.server_members)
+
+
+def list_supervisors(tag: str) -> list[psutil.Process]:
+    """Return the supervisor of a server (server/watch.py), if it has one."""
+    return [process for process in processes.members(tag) if processes.runs_module(process, WATCH_MODULE)]
+
+
+def running_servers(run_dir: Path, repo: Path | None = None) -> list[ServerState]:
+    """Return the running servers that `run_dir` records: those of one repository, or all."""
+    states = (state for state in known_servers(run_dir) if repo is None or state.repo == repo.resolve())
+    return [state for state in states if processes.is_running(state.pid, state.tag)]
+
+
+def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
+    """Return the generations of `repo` that running servers have loaded; None when one of the servers does not answer."""
+    held: set[int] = set()
+    for state in running_servers(run_dir, repo):
+        versions = held_versions(state.grpc_url)
+        if not versions:
+            return None
+        held |= versions
+    return held
+
+
+def clear_stale(run_dir: Path) -> list[ServerState]:
+    """Clean up after servers that were killed, and stop servers whose owner has ended. Return the stopped ones.
+
+    A killed server with a supervisor is left to it. For all others, stubs, shared memory and state files are removed.
+    """
+    states = known_servers(run_dir)
+    orphans = [state for state in states if state.owner and not processes.lives(state.owner)]
+    for state in states:
+        if state in orphans:
+            stop_server(state, run_dir, timeout_s=0)  # without waiting: it may be suspended, and nobody needs its answers
+        elif not processes.is_running(state.pid, state.tag) and not list_supervisors(state.tag):
+            stop_server(state, run_dir)
+    return orphans
+
+
+def activate(state: ServerState, generation: int, run_dir: Path) -> int:
+    """Move a running server and its helpers to another generation. Return the previous generation. Raises ServerError.
+
+    It also raises when the server has moved, and only what follows failed; the saved state then names the new generation.
+    """
+    failure: ServerError | None = None
+    drift = describe_drift(f"http://{state.host}:{state.ports.metrics}/metrics", state.generation)
+    try:
+        before = generations.activate(state.grpc_url, state.repo, generation)
+    except ServerError as error:
+        if not _answers_with(state.grpc_url, generation):
+            raise
+        before, failure = state.generation, error  # only the memory of the previous generation is not freed
+    state.change(run_dir, content=content_of(state.repo), generation=generation, fault="")
+    if before != generation:
+        record_act(state.repo, "replaced", before, reason=f"by {generation}: {drift}")
+        record_act(state.repo, "activated", generation, reason=f"in place of {before}")
+    live_helpers.follow(state, run_dir)
+    updaters.follow(state, run_dir)
+    if failure is not None:
+        raise failure
+    return before
+
+
+def _answers_with(grpc_url: str, generation: int) -> bool:
+    try:
+        return generations.served_generation(grpc_url) == generation
+    except ServerError:
+        return False
