@@ -51,11 +51,12 @@ def insert_newest(
     places = arrivals - np.searchsorted(owner_of[events], np.arange(len(owners)))[owner_of[events]]
     events, places = events[places < length], places[places < length]
     owner_of, n_new = owner_of[events], int(places.max()) + 1
+    changed = slice(None) if len(owners) == len(users) else owners
 
     def merge(field: str, values: np.ndarray, padding: int) -> np.ndarray:
         merged = np.full((len(owners), n_new + length), padding, users[field].dtype)
         merged[owner_of, places] = values[events]
-        merged[:, n_new:] = users[field][owners]
+        merged[:, n_new:] = users[field][changed]
         return merged
 
     merged_ids = merge(ids_field, item_ids, PAD_ID)
@@ -66,7 +67,7 @@ def insert_newest(
     else:
         newest = np.argsort(-moments, axis=1, kind="stable")[:, :length]
     for name, merged in {ids_field: merged_ids, **columns}.items():
-        users[name][owners] = merged[:, newest] if isinstance(newest, slice) else np.take_along_axis(merged, newest, axis=1)
+        users[name][changed] = merged[:, newest] if isinstance(newest, slice) else np.take_along_axis(merged, newest, axis=1)
 
 
 def add_totals(users: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:

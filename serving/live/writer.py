@@ -195,12 +195,16 @@ class Writer:
         erased = (events["flags"] & Flags.ERASED) != 0
         events = events[~erased] if erased.any() else events
         user_ids, rows = distinct(events["user_id"])
-        keys, users = ids_as_keys(user_ids), self.layout.empty_users(len(user_ids))
+        keys = ids_as_keys(user_ids)
         known_rows, known = read_records(txn, self.store.users, keys, self.layout.user)
-        if self.seeds and len(known_rows) < len(users):
-            unknown = np.delete(np.arange(len(users)), known_rows)
-            users[unknown] = self._create_seeds(txn, self.seeds, user_ids[unknown])
-        users[known_rows] = known
+        if len(known_rows) == len(user_ids):  # as most often
+            users = known.copy()
+        else:
+            users = self.layout.empty_users(len(user_ids))
+            if self.seeds:
+                unknown = np.delete(np.arange(len(users)), known_rows)
+                users[unknown] = self._create_seeds(txn, self.seeds, user_ids[unknown])
+            users[known_rows] = known
         apply_to_users(users, rows, events)
         write_records(txn, self.store.users, keys, users)
         seen = events[(events["flags"] & Flags.SEEN) != 0]
