@@ -2,7 +2,7 @@
 
 The functions here are the only code that changes a record. The writer runs them as events come in, and a replay runs them again
 over the log: both end with the same bytes, however the events were divided into batches. They use numpy alone, because the
-compiler of the stages' loops would take 60 MB in the process that writes.
+compiler of the stages' loops would take 50 MB in the process that writes.
 """
 
 from __future__ import annotations
