@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serving.live.events import HEADER, OBSERVED, EventBatch, Flags, unpack
-from serving.live.reader import Reader
+from serving.live.reader import Reader, Snapshot
 from serving.live.store import ARCHIVE
 from serving.live.writer import Writer
 
@@ -186,11 +186,9 @@ def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
             writer.remove_events(archived)  # a crash may have left them in both places
             with reader.snapshot() as snapshot:
                 names = snapshot.event_names()
-                rows = [(sequence, bytes(packed)) for sequence, packed in islice(snapshot.events(), EVENTS_PER_SEGMENT)]
-            if not rows:
-                return moved, written
+                rows = read_before(snapshot, older_than_ms, writer.now_ms())
             batch = unpack(packed for _, packed in rows)
-            count = count_older(batch.headers["received_ms"], older_than_ms, writer.now_ms())
+            count = count_older(batch.headers["received_ms"], older_than_ms)
             if not count:
                 return moved, written
             sequences = np.array([sequence for sequence, _ in rows[:count]])
@@ -198,15 +196,26 @@ def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
             moved += count
 
 
-def count_older(received_ms: np.ndarray, older_than_ms: int, now_ms: int) -> int:
-    """Return how many of the log's first events arrived before `older_than_ms`. received_ms: int64 [N] in the log's order
+def read_before(snapshot: Snapshot, older_than_ms: int, now_ms: int) -> list[tuple[int, bytes]]:
+    """Return (sequence, packed event) of the log's first events, up to one that arrived in `older_than_ms` … `now_ms`.
+
+    The log is read no further, because a long read keeps LMDB from reusing old pages, and its file grows.
+    """
+    rows: list[tuple[int, bytes]] = []
+    for sequence, packed in islice(snapshot.events(), EVENTS_PER_SEGMENT):
+        if older_than_ms <= np.frombuffer(packed, HEADER, 1)["received_ms"][0] <= now_ms:
+            break
+        rows.append((sequence, bytes(packed)))
+    return rows
+
+
+def count_older(received_ms: np.ndarray, older_than_ms: int) -> int:
+    """Return how many of the events of `read_before` to archive. received_ms: int64 [N] in the log's order
 
     The clock may have been wrong when they arrived. Where it was behind, an event waits for those before it. Where it was so
     far ahead that it stamped a time still to come, the event goes with the next one behind it whose time can be right.
     """
-    in_time = np.flatnonzero((received_ms >= older_than_ms) & (received_ms <= now_ms))
-    first = received_ms[: in_time[0]] if len(in_time) else received_ms
-    older = np.flatnonzero(first < older_than_ms)
+    older = np.flatnonzero(received_ms < older_than_ms)
     return int(older[-1]) + 1 if len(older) else 0
 
 

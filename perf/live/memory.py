@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from perf.figures import Figure
-from perf.live.after import read_last_sequence
 from perf.live.exchange import connect
-from perf.live.shop import Shop, open_shop, read_sequences
+from perf.live.shop import Shop, open_shop
 from perf.load.workload import draw, serialise
 from perf.observe import read_memory, total_mib
 from serving.contract.tensors import ENSEMBLE
-from serving.live.reader import Reader
 
 MORE_MB = 150.0  # bound
 MB_PER_MIB = 2**20 / 1e6
 EVENTS_PER_REQUEST = 256
+ASK_EVERY = 16  # requests of events: answers follow the log, as in a shop, and none has to read all of it at once
 
 
 def measure(repo: Path, events: int, requests: int, rng: np.random.Generator, progress) -> list[Figure]:
@@ -40,12 +38,13 @@ def measure(repo: Path, events: int, requests: int, rng: np.random.Generator, pr
 
 
 def observe_many(shop: Shop, count: int, rng: np.random.Generator) -> None:
-    """Post at least `count` events of random users and items."""
-    with connect(shop.site.grpc_url) as exchange, closing(Reader(shop.live_folder)) as reader:
-        before = read_last_sequence(reader)
-        while read_last_sequence(reader) - before < count:
+    """Post at least `count` events of random users and items, with requests in between."""
+    with connect(shop.site.grpc_url) as exchange:
+        for number in range(-(-count // EVENTS_PER_REQUEST)):
             users, items = (rng.choice(ids, EVENTS_PER_REQUEST).tolist() for ids in (shop.user_ids, shop.item_ids))
-            read_sequences(exchange.ask(shop.observe(users, items)))
+            exchange.ask(shop.observe(users, items))
+            if number % ASK_EVERY == 0:
+                exchange.ask(shop.recommend(users[0]))
 
 
 def ask_many(shop: Shop, count: int, rng: np.random.Generator) -> None:

@@ -1,112 +1,107 @@
 """State transitions: how an event changes the records of its user and its item.
 
-The loops here are the only code that changes a record. The writer runs them as events come in, and a replay runs them again
-over the log: both end with the same bytes.
+The functions here are the only code that changes a record. The writer runs them as events come in, and a replay runs them again
+over the log: both end with the same bytes, however the events were divided into batches. They use numpy alone, because the
+compiler of the stages' loops would take 50 MB in the process that writes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from math import exp
 
 import numpy as np
 
 from serving.contract.tensors import PAD_ID
 from serving.live.events import Flags
 from serving.live.layout import HORIZONS_DAYS
-from serving.loops.compiled import compiled
 
 MS_PER_DAY = 86_400_000.0
-HORIZONS_MS = np.array(HORIZONS_DAYS) * MS_PER_DAY
-POSITIVE, COUNTED = int(Flags.POSITIVE), int(Flags.COUNTED)
-
-USER_FIELDS = (
-    *("history_ids", "history_s", "session_ids", "session_ms", "session_values", "session_kinds"),
-    *("event_count", "sum_weight", "sum_label", "first_ms", "last_ms", "received_ms"),
-)
-ITEM_FIELDS = ("event_count", "positive_count", "first_ms", "last_ms", "decayed")
-EVENT_FIELDS = ("item_id", "time_ms", "received_ms", "kind", "flags", "value", "weight", "label")
+HORIZONS_MS = [days * MS_PER_DAY for days in HORIZONS_DAYS]
+LATEST_MS = np.iinfo(np.int64).max
 
 
 def apply_to_users(users: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:
     """Apply events in order. users: records [U], changed; rows: int64 [N] record of each event; events: HEADER [N]"""
-    _apply_to_users(*(users[name] for name in USER_FIELDS), rows, *split_columns(events))
+    if not len(rows):
+        return
+    session = {"session_ms": "time_ms", "session_values": "value", "session_kinds": "kind"}
+    insert_newest(users, "session_ids", {name: events[given] for name, given in session.items()}, rows, events["item_id"])
+    users["received_ms"][rows] = events["received_ms"]  # of several events, the last one's
+    positive, counted = ((events["flags"] & flag) != 0 for flag in (Flags.POSITIVE, Flags.COUNTED))
+    if positive.any():
+        seconds = (events["time_ms"][positive] // 1000).astype(np.uint32)
+        insert_newest(users, "history_ids", {"history_s": seconds}, rows[positive], events["item_id"][positive])
+    if counted.any():
+        add_totals(users, rows[counted], events[counted])
+
+
+def insert_newest(
+    users: np.ndarray, ids_field: str, times_and_more: Mapping[str, np.ndarray], rows: np.ndarray, item_ids: np.ndarray
+) -> None:
+    """Insert N events into lists with the newest first, from which the oldest drop out.
+
+    Of equal times, the later arrival is the newer one. ids_field: the field of the items, padded with PAD_ID
+    times_and_more: field -> its values [N]; the first field is the one of the times
+    """
+    owners, owner_of = np.unique(rows, return_inverse=True)
+    times, length = next(iter(times_and_more.values())).astype(np.int64), users[ids_field].shape[1]
+    arrivals = np.arange(len(rows))
+    events = np.lexsort((-arrivals, -times, owner_of))  # by owner, the newest first
+    places = arrivals - np.searchsorted(owner_of[events], np.arange(len(owners)))[owner_of[events]]
+    events, places = events[places < length], places[places < length]
+    owner_of, n_new = owner_of[events], int(places.max()) + 1
+    changed = slice(None) if len(owners) == len(users) else owners
+
+    def merge(field: str, values: np.ndarray, padding: int) -> np.ndarray:
+        merged = np.full((len(owners), n_new + length), padding, users[field].dtype)
+        merged[owner_of, places] = values[events]
+        merged[:, n_new:] = users[field][changed]
+        return merged
+
+    merged_ids = merge(ids_field, item_ids, PAD_ID)
+    columns = {name: merge(name, values, 0) for name, values in times_and_more.items()}
+    moments = np.where(merged_ids == PAD_ID, -1, next(iter(columns.values())).astype(np.int64))
+    if (moments[:, 1:] <= moments[:, :-1]).all():
+        newest: slice | np.ndarray = slice(length)
+    else:
+        newest = np.argsort(-moments, axis=1, kind="stable")[:, :length]
+    for name, merged in {ids_field: merged_ids, **columns}.items():
+        users[name][changed] = merged[:, newest] if isinstance(newest, slice) else np.take_along_axis(merged, newest, axis=1)
+
+
+def add_totals(users: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:
+    """Add events, HEADER [N], to the totals of their users."""
+    begun = rows[users["event_count"][rows] == 0]
+    users["first_ms"][begun], users["last_ms"][begun] = LATEST_MS, -LATEST_MS
+    np.minimum.at(users["first_ms"], rows, events["time_ms"])
+    np.maximum.at(users["last_ms"], rows, events["time_ms"])
+    np.add.at(users["event_count"], rows, 1)
+    np.add.at(users["sum_weight"], rows, events["weight"].astype(np.float64))
+    labelled = ~np.isnan(events["label"])
+    np.add.at(users["sum_label"], rows[labelled], events["label"][labelled].astype(np.float64))
 
 
 def apply_to_items(items: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:
-    """Apply events in order. items: records [I], changed; rows: int64 [N] record of each event; events: HEADER [N]"""
-    _, times_ms, _, _, flags, *_ = split_columns(events)
-    _apply_to_items(*(items[name] for name in ITEM_FIELDS), rows, times_ms, flags)
+    """Apply events in order. items: records [I], changed; rows: int64 [N] record of each event; events: HEADER [N]
 
-
-def split_columns(events: np.ndarray) -> list[np.ndarray]:
-    """Return EVENT_FIELDS of HEADER [N], each contiguous [N]."""
-    return [np.ascontiguousarray(events[name]) for name in EVENT_FIELDS]
-
-
-@compiled
-def _apply_to_users(
-    history_ids, history_s, session_ids, session_ms, session_values, session_kinds,
-    event_count, sum_weight, sum_label, first_ms, last_ms, received_ms,
-    rows, item_ids, times_ms, arrivals_ms, kinds, flags, values, weights, labels,
-):  # fmt: skip
-    for event in range(len(rows)):
-        user, time_ms = rows[event], times_ms[event]
-        place = find_place(session_ids[user], session_ms[user], time_ms)
-        if place < session_ids.shape[1]:
-            insert(session_ids[user], place, item_ids[event])
-            insert(session_ms[user], place, time_ms)
-            insert(session_values[user], place, values[event])
-            insert(session_kinds[user], place, kinds[event])
-        if flags[event] & POSITIVE:
-            second = np.uint32(time_ms // 1000)
-            place = find_place(history_ids[user], history_s[user], second)
-            if place < history_ids.shape[1]:
-                insert(history_ids[user], place, item_ids[event])
-                insert(history_s[user], place, second)
-        received_ms[user] = arrivals_ms[event]
-        if not flags[event] & COUNTED:
-            continue
-        if event_count[user] == 0 or time_ms < first_ms[user]:
-            first_ms[user] = time_ms
-        if event_count[user] == 0 or time_ms > last_ms[user]:
-            last_ms[user] = time_ms
-        event_count[user] += 1
-        sum_weight[user] += weights[event]
-        if not np.isnan(labels[event]):
-            sum_label[user] += labels[event]
-
-
-@compiled
-def find_place(ids, times, time):
-    """Return the place of an event in a list with the newest first. Of equal times, the later arrival is the newer one."""
-    for place in range(len(ids)):
-        if ids[place] == PAD_ID or times[place] <= time:
-            return place
-    return len(ids)
-
-
-@compiled
-def insert(values, place, value):
-    """Insert a value at a place. Later values move back by one, and the last one drops out."""
-    for i in range(len(values) - 1, place, -1):
-        values[i] = values[i - 1]
-    values[place] = value
-
-
-@compiled
-def _apply_to_items(event_count, positive_count, first_ms, last_ms, decayed, rows, times_ms, flags):
-    for event in range(len(rows)):
-        item, time_ms = rows[event], times_ms[event]
-        event_count[item] += 1
-        if not flags[event] & POSITIVE:
-            continue
-        is_first = positive_count[item] == 0
-        positive_count[item] += 1
-        for horizon in range(decayed.shape[1]):
-            if is_first or time_ms >= last_ms[item]:
-                age_ms = 0 if is_first else time_ms - last_ms[item]
-                decayed[item, horizon] = decayed[item, horizon] * np.exp(-age_ms / HORIZONS_MS[horizon]) + 1.0
-            else:
-                decayed[item, horizon] += np.exp(-(last_ms[item] - time_ms) / HORIZONS_MS[horizon])
-        if is_first or time_ms < first_ms[item]:
-            first_ms[item] = time_ms
-        if is_first or time_ms > last_ms[item]:
-            last_ms[item] = time_ms
+    Decayed counts are added one by one: sums in another order would differ in their last bits.
+    """
+    np.add.at(items["event_count"], rows, 1)
+    positive = (events["flags"] & Flags.POSITIVE) != 0
+    if not positive.any():
+        return
+    sold, places = np.unique(rows[positive], return_inverse=True)
+    counts, first_ms, last_ms, decayed = (
+        items[name][sold].tolist() for name in ("positive_count", "first_ms", "last_ms", "decayed")
+    )
+    for item, time_ms in zip(places.tolist(), events["time_ms"][positive].tolist(), strict=True):
+        if counts[item] == 0:
+            first_ms[item] = last_ms[item] = time_ms
+        age_ms = time_ms - last_ms[item]
+        terms = zip(decayed[item], [exp(-abs(age_ms) / horizon) for horizon in HORIZONS_MS], strict=True)
+        decayed[item] = [count * fading + 1.0 if age_ms >= 0 else count + fading for count, fading in terms]
+        counts[item] += 1
+        first_ms[item], last_ms[item] = min(first_ms[item], time_ms), max(last_ms[item], time_ms)
+    items["positive_count"][sold], items["first_ms"][sold] = counts, first_ms
+    items["last_ms"][sold], items["decayed"][sold] = last_ms, decayed

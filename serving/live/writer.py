@@ -14,10 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol
 
 import lmdb
@@ -47,6 +45,7 @@ from serving.live.store import (
     write_records,
 )
 from serving.live.timeline import PAUSE_MS
+from serving.live.transitions import apply_to_items, apply_to_users
 
 KEY_BYTES = 16  # of the digest that stands for an event id
 KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
@@ -85,13 +84,11 @@ class Writer:
         settings: WriterSettings | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
         shop: str = "",
-        observes: bool = True,
     ) -> None:
         """Open the store, or create it. Raises ConfigError when it was made with another layout, or belongs to another shop.
 
         kinds: names of events by code; names the store does not know yet take the next codes
         shop: name of the data set whose events these are, kept with them
-        observes: load the compiled loops for events now, and not at the first event
         """
         self.settings, self.now_ms = settings or WriterSettings(), now_ms
         self.layout, self.seeds = layout, seeds
@@ -102,8 +99,6 @@ class Writer:
                 self._check_shop(txn, shop)
                 self._check_layout(txn)
                 self.codes = self._register_kinds(txn, list(kinds))
-            if observes:
-                self._load_loops()
         except BaseException:
             self.store.close()
             raise
@@ -200,13 +195,17 @@ class Writer:
         erased = (events["flags"] & Flags.ERASED) != 0
         events = events[~erased] if erased.any() else events
         user_ids, rows = distinct(events["user_id"])
-        keys, users = ids_as_keys(user_ids), self.layout.empty_users(len(user_ids))
+        keys = ids_as_keys(user_ids)
         known_rows, known = read_records(txn, self.store.users, keys, self.layout.user)
-        if self.seeds and len(known_rows) < len(users):
-            unknown = np.delete(np.arange(len(users)), known_rows)
-            users[unknown] = self._create_seeds(txn, self.seeds, user_ids[unknown])
-        users[known_rows] = known
-        self._transitions.apply_to_users(users, rows, events)
+        if len(known_rows) == len(user_ids):  # as most often
+            users = known.copy()
+        else:
+            users = self.layout.empty_users(len(user_ids))
+            if self.seeds:
+                unknown = np.delete(np.arange(len(users)), known_rows)
+                users[unknown] = self._create_seeds(txn, self.seeds, user_ids[unknown])
+            users[known_rows] = known
+        apply_to_users(users, rows, events)
         write_records(txn, self.store.users, keys, users)
         seen = events[(events["flags"] & Flags.SEEN) != 0]
         pairs = list(zip(ids_as_keys(seen["user_id"]), ids_as_keys(seen["item_id"]), strict=True))
@@ -218,7 +217,7 @@ class Writer:
         keys, items = ids_as_keys(item_ids), self.layout.empty_items(len(item_ids))
         known_rows, known = read_records(txn, self.store.items, keys, self.layout.item)
         items[known_rows] = known
-        self._transitions.apply_to_items(items, rows, events)
+        apply_to_items(items, rows, events)
         write_records(txn, self.store.items, keys, items)
 
     def _create_seeds(self, txn: lmdb.Transaction[bytes], seeds: Seeds, user_ids: np.ndarray) -> np.ndarray:
@@ -295,23 +294,6 @@ class Writer:
                 txn.delete(digest_of(event_id), db=self.store.keys)
             done, most = int.from_bytes(key, "big"), most - 1
         return done
-
-    def _load_loops(self) -> None:
-        """Run the compiled loops once, so that no event waits for them to be loaded or compiled.
-
-        The fields of one record are contiguous, those of several are strided: numba compiles both.
-        """
-        for count in (1, 2):
-            rows, events = np.zeros(count, np.int64), np.zeros(count, HEADER)
-            self._transitions.apply_to_users(self.layout.empty_users(count), rows, events)
-            self._transitions.apply_to_items(self.layout.empty_items(count), rows, events)
-
-    @cached_property
-    def _transitions(self) -> ModuleType:
-        """The loops, imported on demand: the compiler takes 50 MB, which a process that only writes changes does not need."""
-        from serving.live import transitions
-
-        return transitions
 
     def _note_pause(self, txn: lmdb.Transaction[bytes], latest_ms: int, times_ms: np.ndarray) -> int:
         """Record long times without events before or between these events. Return how many there are."""

@@ -150,6 +150,15 @@ def test_loading_the_pipeline_loads_no_training_library():
     assert not set(loaded) & OFFLINE_LIBRARIES
 
 
+def test_the_models_that_write_events_do_without_the_compiler():
+    code = "import sys, serving.stages.live.models; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "lmdb" in loaded
+    assert not {"numba", "llvmlite"} & set(loaded)
+
+
 def test_gateway_supervisor_and_guard_do_without_what_only_trains():
     """An installation of requirements/serve.txt has neither scipy nor pandas."""
     blocked = "import sys; sys.modules |= dict.fromkeys(['scipy', 'pandas'])"

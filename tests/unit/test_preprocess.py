@@ -11,6 +11,7 @@ import pytest
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.tensors import FROM_STORE, MISSING_INT, OOV_ROW, PAD_ID, Axes, Degraded
+from serving.stages.features.user_files import UserFiles
 from serving.stages.features.user_store import UserStore
 from serving.stages.preprocess import MAX_STRING_BYTES, Preprocess
 from training.dataset import load_dataset, split_by_time
@@ -217,6 +218,15 @@ def test_empty_state_is_that_of_an_unknown_user(exported):
             assert wanted.keys() == got.keys()
             continue
         np.testing.assert_array_equal(wanted, got, err_msg=field.name)
+
+
+def test_the_files_alone_give_the_state_of_the_store(exported):
+    store, files = UserStore(exported[1] / "store"), UserFiles.open(exported[1] / "store")
+    user_ids = np.concatenate([store.user_ids[::-1], [-5, store.user_ids[-1] + 1], store.user_ids[:1]])
+    wanted, got = store.lookup(user_ids), files.lookup(user_ids)
+    assert got.event_count.any()
+    for name, values in got._asdict().items():
+        np.testing.assert_array_equal(values, getattr(wanted, name), err_msg=name)
 
 
 def test_serving_needs_neither_pandas_nor_nvtabular():

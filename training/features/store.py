@@ -14,7 +14,8 @@ from serving.live.aggregations import entity_keys
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import USER
 from serving.stages.features.encode import save_strings
-from serving.stages.features.user_store import STORE_FILE, ProfileColumn, Profiles, SeenItems
+from serving.stages.features.user_files import STORE_FILE
+from serving.stages.features.user_store import ProfileColumn, Profiles, SeenItems
 from training.features.columns import raw_values
 from training.features.point_in_time import EventLog
 

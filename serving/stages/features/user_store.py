@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,9 +18,8 @@ from serving.live.aggregations import Aggregation, EntityPlan, compile_aggregati
 from serving.loops.compiled import compiled
 from serving.stages.features.encode import load_strings
 from serving.stages.features.ids import place_in, places_in
+from serving.stages.features.user_files import STORE_FILE, TOTALS, UserFiles, check_ascending
 from serving.stages.features.user_state import Events, UserState, build_state
-
-STORE_FILE = "store.json"
 
 
 class FeatureStore(Protocol):
@@ -96,35 +95,20 @@ class UserStore:
     prices.npy              float32 [n_items] of the catalogue; only where one of these aggregations reads prices
     """
 
-    TOTALS: ClassVar = {
-        **{"event_count": "int64", "sum_weight": "float64", "sum_label": "float64"},
-        **{"first_time": "int64", "last_time": "int64"},
-    }
-
     def __init__(self, folder: Path):
         """Open the files. Raises ArtifactError when one is missing or broken, or when they disagree."""
         settings = read_json(folder, STORE_FILE)
-        self.history_length: int = settings["history_length"]
+        self._files = files = UserFiles.open(folder)
+        self.history_length: int = files.history_length
         self.as_of_s: int = settings["as_of_s"]
-        user_ids = open_checked_array(folder, "user_ids", "int64", None)
-        _check_ascending(folder / "user_ids.npy", user_ids)
-        n_rows = len(user_ids) + 1
-        self._offsets = open_checked_array(folder, "event_offsets", "int64", n_rows)
-        ids = open_checked_array(folder, "event_ids", "int64", None)
-        times = open_checked_array(folder, "event_times", "int64", len(ids))
-        categories = open_checked_array(folder, "event_categories", "int32", len(ids))
-        if (np.diff(self._offsets) < 0).any() or not 0 <= self._offsets[0] <= self._offsets[-1] < len(ids):
-            raise ArtifactError(
-                f"{folder / 'event_offsets.npy'} does not divide the {len(ids) - 1} events among the {len(user_ids)} users; "
-                f"expected int64 [users + 1], ascending, from 0 to at most {len(ids) - 1}. {REMEDY}"
-            )
-        self._events = Events(ids, times, categories if settings["has_categories"] else None)
-        self._totals = [open_checked_array(folder, name, kind, n_rows) for name, kind in self.TOTALS.items()]
+        n_rows = len(files.user_ids) + 1
+        categories = open_checked_array(folder, "event_categories", "int32", len(files.event_ids))
+        self._events = Events(files.event_ids, files.event_times, categories if settings["has_categories"] else None)
         profile = {
             column["name"]: _open_profile(folder, f"profile.{number}", column["kind"], n_rows)
             for number, column in enumerate(settings["profile"])
         }
-        self._profiles = Profiles(user_ids, profile)
+        self._profiles = Profiles(files.user_ids, profile)
         self.aggregates = _open_aggregates(folder, settings, n_rows)
 
     @property
@@ -142,8 +126,8 @@ class UserStore:
 
     def _state(self, user_ids: np.ndarray, users: np.ndarray) -> UserState:
         """Return the state of users. users: int64 [B] positions, U for an unknown user, who has no events"""
-        starts, ends, *totals = _read_totals(users, self._offsets, *self._totals)
-        totals = dict(zip(self.TOTALS, totals, strict=True))
+        starts, ends, *totals = _read_totals(users, self._files.offsets, *self._files.totals.values())
+        totals = dict(zip(TOTALS, totals, strict=True))
         state = build_state(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
         if self.aggregates is None:
             return state
@@ -198,12 +182,6 @@ def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileCol
     return ProfileColumn(values, texts)
 
 
-def _check_ascending(path: Path, ids: np.ndarray) -> None:
-    """Raise ArtifactError unless int64 [U] ids ascend, as binary search needs."""
-    if (ids[1:] <= ids[:-1]).any():
-        raise ArtifactError(f"{path} is not ascending; expected ids in ascending order, each once. {REMEDY}")
-
-
 class SeenItems:
     """All items that each user had any event with.
 
@@ -223,7 +201,7 @@ class SeenItems:
     def load(cls, folder: Path) -> SeenItems:
         """Open `seen.*.npy`, memory-mapped. Raises ArtifactError when one is missing or they disagree."""
         seen = cls(*(open_checked_array(folder, f"seen.{name}", "int64", None) for name in ("user_ids", "offsets", "item_ids")))
-        _check_ascending(folder / "seen.user_ids.npy", seen.user_ids)
+        check_ascending(folder / "seen.user_ids.npy", seen.user_ids)
         rises = len(seen.offsets) == len(seen.user_ids) + 1 and (np.diff(seen.offsets) >= 0).all()
         if not rises or seen.offsets[0] != 0 or seen.offsets[-1] != len(seen.item_ids):
             raise ArtifactError(

@@ -25,6 +25,7 @@ from serving.live.seeds import GenerationSeeds
 from serving.live.sequences import mark_sequences
 from serving.live.store import DEFAULT_BYTES, live_folder, set_aside
 from serving.live.writer import Writer, WriterSettings, wall_clock_ms
+from serving.stages.features.user_files import UserFiles
 from serving.stages.live.measurements import RecentTimes, measure_model, measure_store
 
 Arrays = dict[str, np.ndarray]
@@ -98,7 +99,6 @@ class LiveModel:
             seeds,
             settings=WriterSettings(settings.lateness_s, settings.key_days, settings.store_bytes),
             shop=info.shop,
-            observes=seeds is not None,
         )
         return cls(info, writer, settings, machine=writer.name_machine() if info.live_redis else "")
 
@@ -136,10 +136,7 @@ class Observe(LiveModel):
 
     @classmethod
     def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds:
-        # Imported here, because it loads the compiler: 50 MB that `upsert` does not need.
-        from serving.stages.features.user_store import UserStore
-
-        return GenerationSeeds(UserStore(stage_folder(repository, STAGES[0], generation) / "store"))
+        return GenerationSeeds(UserFiles.open(stage_folder(repository, STAGES[0], generation) / "store"))
 
     @cached_property
     def admission(self) -> EventAdmission:
