@@ -255,7 +255,7 @@ class Rank:
         # Before `refresh`, which adds live sales to the popularity.
         novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE)) if sales else None
         live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored, trends)
-        live_items.refresh()  # here, so that no request waits for it
+        live_items.catch_up()  # here, so that no request waits for it
         if trends:
             trends.sweep(inputs.items.n_items)
         return replace(self, inputs=replace(inputs, stored=stored, novelty=novelty), live_items=live_items)

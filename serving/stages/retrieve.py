@@ -235,7 +235,7 @@ class Retrieve:
         sales = LiveSales(self.items, self.as_of_s, self.learned) if self.as_of_s else None
         pairs = StoredPairs.for_generation(self.items, self.learned) if sales else None
         live_items = LiveItems(reader, self.items, self.content, arrays, sales, pairs)
-        live_items.refresh()  # here, so that no request waits for it
+        live_items.catch_up()  # here, so that no request waits for it
         return replace(self, outputs=self.outputs.with_live(reader, live_items))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:

@@ -12,12 +12,13 @@ from live.archive import read_log
 from serving.contract.tensors import PAD_ID
 from serving.live.events import HEADER, EventBatch, Flags
 from serving.live.layout import Layout
-from serving.live.reader import Reader
+from serving.live.reader import MOST_READ_EVENTS, Reader
 from serving.live.writer import Writer, WriterSettings
 from serving.stages.features.ids import ItemIndex
+from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.live.candidates import lift_popular
 from serving.stages.live.content import Content
-from serving.stages.live.items import LiveItems
+from serving.stages.live.items import BLOCKS_AT_ONCE, LiveItems
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LiveSales
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
@@ -67,6 +68,33 @@ def test_live_statistics_equal_those_of_training_on_the_whole_log(tmp_path, at_o
     np.testing.assert_allclose(statistics.popularity, expected.popularity, atol=2e-6)
     np.testing.assert_allclose(statistics.sold_days, expected.sold_days, atol=1e-4)
     assert statistics.clock.log_days + statistics.elapsed_days[0] == pytest.approx(expected.clock.log_days)
+    reader.close()
+
+
+def test_a_long_backlog_is_read_in_parts_of_bounded_size_until_nothing_is_left(tmp_path):
+    part = BLOCKS_AT_ONCE * MOST_READ_EVENTS
+    log = log_of(1_600 + 2 * part + 100)
+    early, late = ([column[rows] for column in log] for rows in (slice(None, 1_600), slice(1_600, None)))
+    expected, items = statistics_of(*log), ItemIndex(np.arange(N_ITEMS) * 10)
+    reader = Reader(tmp_path / "live")
+    write(reader.folder, *late)
+
+    def follow() -> tuple[LiveItems, ItemStatistics]:
+        statistics = statistics_of(*early)
+        ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), statistics)
+        return LiveItems(reader, items, ranked.content, ranked, LiveSales(items, int(early[2].max()))), statistics
+
+    asked, statistics = follow()
+    left = []
+    for _ in range(3):
+        assert asked.refresh()
+        left.append(asked.n_behind)
+    assert left == [part + 100, 100, 0]
+    loaded, others = follow()
+    loaded.catch_up()
+    for found in (statistics, others):
+        np.testing.assert_allclose(found.popularity, expected.popularity, atol=2e-6)
+        np.testing.assert_allclose(found.sold_days, expected.sold_days, atol=1e-4)
     reader.close()
 
 
