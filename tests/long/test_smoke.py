@@ -253,7 +253,7 @@ def smoke_simulated_shop(context: Context) -> list[Figure]:
     assert (len(dataset.interactions), len(dataset.items)) == (500, 50)
     rules = [RulesConfig.from_dict(fault(dataset)) for fault in FAULTS.values()]
     assert len(set(map(str, rules))) == len(rules) >= 3
-    assert all(25 <= len(own.blocked_items) < 50 or own.exploration for own in rules)
+    assert all(25 <= len(own.blocked_items) < 50 for own in rules)
     best = np.argsort(-world.takes, axis=1)[:, :10] + 1
     worst = np.argsort(world.takes, axis=1)[:, :10] + 1
     had = np.zeros(world.takes.shape, bool)
