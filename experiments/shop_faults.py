@@ -14,7 +14,7 @@ import numpy as np
 from training.dataset import Dataset
 
 SOLD_OUT = 0.8  # of the items, those that sell most
-KINDS_LEFT, ITEMS_LEFT = 4, 20
+KINDS_LEFT, ITEMS_LEFT = 1, 20
 
 Broken = dict[str, Any]  # the rules of a broken generation
 
@@ -25,7 +25,7 @@ def sell_out(dataset: Dataset) -> Broken:
 
 
 def lose_kinds(dataset: Dataset) -> Broken:
-    """Leave only a few kinds of items, as a stale catalogue feed does."""
+    """Leave one kind of items, as a stale catalogue feed does."""
     kinds = dataset.items["category"]
     left = kinds.drop_duplicates()[:KINDS_LEFT]
     return block(dataset.items["item_id"].to_numpy()[~kinds.isin(left).to_numpy()])
@@ -38,7 +38,7 @@ def cut_catalogue_off(dataset: Dataset) -> Broken:
 
 FAULTS: Mapping[str, Callable[[Dataset], Broken]] = {
     "best sellers reported as sold out": sell_out,
-    "most kinds of items missing": lose_kinds,
+    "all kinds of items but one missing": lose_kinds,
     "a catalogue that was cut off": cut_catalogue_off,
 }
 
