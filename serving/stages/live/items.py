@@ -86,8 +86,8 @@ class LiveItems(Generic[StageArrays]):
                 for change in changes:
                     self._apply(change.id, change.columns)
                 self.changed_sequence = progress.changed_sequence
-                for _ in range(BLOCKS_AT_ONCE if self.sales else 0):
-                    if progress.last_sequence == self.read_sequence:
+                for _ in range(BLOCKS_AT_ONCE):
+                    if not self.sales or progress.last_sequence == self.read_sequence:
                         break
                     headers = snapshot.headers_since(self.read_sequence)
                     found = self.pairs.find(snapshot, progress, headers) if self.pairs else NO_PAIRS
