@@ -39,7 +39,7 @@ BINS, RESAMPLES = 10, 10_000
 
 @dataclass(frozen=True)
 class ScoreReference:
-    """What the scores of a generation promise.
+    """The click rates that a generation's scores promise.
 
     until_ms: time of its last answer, unix milliseconds; edges: [bins - 1], between the bins; rates: [bins], clicks of a shown
     item; bound: the largest calibration error that chance explains
@@ -53,7 +53,7 @@ class ScoreReference:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a window of a generation's answers compares with its reference. Rates: clicks of a shown item."""
+    """A window of a generation's answers beside its reference. Rates: clicks of a shown item."""
 
     generation: int
     error: float

@@ -141,22 +141,23 @@ def test_what_serves_imports_no_training_library():
         assert not {name.split(".")[0] for name in imported(path)} & OFFLINE_LIBRARIES, path
 
 
+def libraries_loaded_by(module: str) -> set[str]:
+    """Return the top-level packages that a new process has after it imported a module."""
+    code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
 def test_loading_the_pipeline_loads_no_training_library():
-    code = "import sys, serving.pipeline; print(*{name.split('.')[0] for name in sys.modules})"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = libraries_loaded_by("serving.pipeline")
     assert "numpy" in loaded
-    assert not set(loaded) & OFFLINE_LIBRARIES
+    assert not loaded & OFFLINE_LIBRARIES
 
 
 def test_the_models_that_write_events_do_without_the_compiler():
-    code = "import sys, serving.stages.live.models; print(*{name.split('.')[0] for name in sys.modules})"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = libraries_loaded_by("serving.stages.live.models")
     assert "lmdb" in loaded
-    assert not {"numba", "llvmlite"} & set(loaded)
+    assert not {"numba", "llvmlite"} & loaded
 
 
 def test_gateway_supervisor_and_guard_do_without_what_only_trains():

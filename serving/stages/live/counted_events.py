@@ -50,7 +50,7 @@ class CountedEvents:
         if headers is not None:
             blocks = iter([(after + len(headers), headers)])
         else:
-            # What arrived long before the generation's clock is not later than it: a process that starts need not read it.
+            # Events that arrived long before the generation's clock do not count: a process that starts need not read them.
             start = max(after, self.read_sequence) or snapshot.last_before(1_000 * self.as_of_s - MOST_AHEAD_MS)
             blocks = snapshot.held_headers(start)
         for last, block in blocks:

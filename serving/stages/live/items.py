@@ -76,6 +76,7 @@ class LiveItems(Generic[StageArrays]):
         Return whether the live store could be read.
         """
         if not self.reader.exists():
+            self.n_behind = 0
             return True
         changes, sold = list[Change](), list[np.ndarray | None]()
         try:

@@ -1,4 +1,4 @@
-"""What the record says of the drift of a generation that another one replaces."""
+"""The record states the drift of a generation that another one replaces."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_a_catch_up_during_which_no_file_goes_away_is_enough(stores, folder):
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_it_catches_up_again_until_no_file_went_away(stores, folder, times):
-    """What the last one that was disturbed has skipped is then seen."""
+    """The next pass sees the changes that the last, disturbed one skipped."""
     writer, secondary = stores
     replacements = Replacements(folder, times, afterwards=lambda: update(writer, 7))
     with replacements.watching():
