@@ -13,12 +13,10 @@ from typer.testing import CliRunner
 
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import experiment_folder
-from serving.contract.tensors import OBSERVE
 from serving.stages.live.listed_items import explore_newcomers
-from serving.stages.live.models import Observe
 from serving.stages.rules.rules import hashed_seed
 from tests.unit.live.shops import repository_with_kinds
-from tests.unit.trials.logs import events, exposures
+from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import app
 from trials.interleaving import draft_teams
 from trials.off_policy import TrialError
@@ -252,18 +250,9 @@ def repo(tmp_path) -> Path:
     """A shop that showed items 1, 2, 3 to 400 users, half of whom bought item 1; the shadow had 2 and 3 the other way."""
     repo = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
     users = np.arange(0, 400, 2)
-    observe = Observe.load(repo / OBSERVE / "1")
     given = {"user_id": users, "item_id": np.ones(200), "request_id": [f"r{user}".encode() for user in users]}
     given |= {"value": np.full(200, 3.0)}
-    observe(
-        {
-            tensor.name: np.array(given[tensor.name], tensor.numpy_dtype)[:, None]
-            if tensor.name in given
-            else tensor.filled(len(users))
-            for tensor in observe.info.spec.inputs
-        }
-    )
-    observe.close()
+    observe(repo, given)
     log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
     for user in range(400):
         log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [1.0] * 3, [], "e", "champion", propensities=[1.0] * 3))

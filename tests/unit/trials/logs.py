@@ -1,10 +1,17 @@
 """Small logs of answers and events, written down by tests."""
 
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
 from live.exposures import SCHEMA
+from serving.contract.tensors import OBSERVE
 from serving.live.events import HEADER, EventBatch, Flags
+from serving.stages.live.models import Observe
 
 NOW_MS = 1_000_000
 
@@ -23,3 +30,17 @@ def events(*rows):
         header["flags"] = Flags.POSITIVE if positive else 0
     blanks = [b""] * len(rows)
     return [(np.arange(1, len(rows) + 1), EventBatch(headers, blanks, [row[0].encode() for row in rows], blanks))]
+
+
+def observe(repo: Path, given: Mapping[str, Any]) -> None:
+    """Post events to generation 1 of a repository. given: inputs of `observe` by name, [N] each; all others are left out"""
+    with closing(Observe.load(repo / OBSERVE / "1")) as model:
+        count = len(given["user_id"])
+        model(
+            {
+                tensor.name: np.array(given[tensor.name], tensor.numpy_dtype)[:, None]
+                if tensor.name in given
+                else tensor.filled(count)
+                for tensor in model.info.spec.inputs
+            }
+        )

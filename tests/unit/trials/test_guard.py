@@ -13,11 +13,9 @@ from typer.testing import CliRunner
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import experiment_folder, start_experiment
 from repository.registry import read_acts
-from serving.contract.tensors import OBSERVE
 from serving.live.experiment import Experiment, read_experiment
-from serving.stages.live.models import Observe
 from tests.repositories import copy_small_repository
-from tests.unit.trials.logs import events, exposures
+from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import app
 from trials.feedback import join_feedback
 from trials.guard import find_lost_answers, guard_once
@@ -57,17 +55,8 @@ def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
 def click(repo: Path, arm: str, share: float) -> None:
     """Let the first item of a share of an arm's answers be bought. arm: "a" or "b", as request ids begin"""
     numbers = np.arange(int(share * ANSWERS))
-    observe = Observe.load(repo / OBSERVE / "1")
     given = {"user_id": numbers, "item_id": 1 + numbers % 30, "request_id": [f"{arm}{number}".encode() for number in numbers]}
-    observe(
-        {
-            tensor.name: np.array(given[tensor.name], tensor.numpy_dtype)[:, None]
-            if tensor.name in given
-            else tensor.filled(len(numbers))
-            for tensor in observe.info.spec.inputs
-        }
-    )
-    observe.close()
+    observe(repo, given)
 
 
 @pytest.mark.parametrize(
