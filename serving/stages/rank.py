@@ -120,20 +120,22 @@ class RankInputs:
         history = self.items.positions(inputs["history_ids"])
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
         numbers = pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
-        if self.stored:
+        if self.stored and self.stored.pairs.n_slots:
             strengths = self.stored.pairs.strengths(history, candidates)
             numbers[..., self.item_numbers.shape[1] + TOGETHER] = scale_strengths(strengths)
         return numbers
 
-    def lift_together(self, candidates: np.ndarray, pair_numbers: np.ndarray) -> np.ndarray:
-        """Return what live pairs add to the scores, float32 [B, C]: log(1 + LIFT * strength / (1 + sales before the export)).
+    def lift_together(self, rank_scores: np.ndarray, logits: np.ndarray, candidates: np.ndarray, together: np.ndarray) -> None:
+        """Add to rank_scores what live pairs are worth: log(1 + LIFT * strength / (1 + sales before the export)).
 
-        candidates: int [B, C] positions; pair_numbers: [B, C, Gp]
+        Requests with a non-finite logit keep their scores. together: `together_part`; all float32 [B, C], candidates int [B, C]
         """
-        if self.novelty is None:
-            return np.zeros(candidates.shape, np.float32)
-        logarithms = pair_numbers[..., self.item_numbers.shape[1] + TOGETHER] / np.float32(SCALE)
-        return np.log1p(np.float32(LIFT) * np.expm1(logarithms) * self.novelty.take(candidates))
+        if self.novelty is not None:
+            add_lifts(rank_scores, logits, candidates, together, self.novelty)
+
+    def together_part(self, pair_numbers: np.ndarray) -> np.ndarray:
+        """Return one of the cross features, float32 [B, C]: how often live baskets held both. pair_numbers: [B, C, Gp]"""
+        return pair_numbers[..., self.item_numbers.shape[1] + TOGETHER]
 
     def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
         """Return one of the cross features, float32 [B, C]: the standardised retrieval score. pair_numbers: [B, C, Gp]"""
@@ -287,15 +289,15 @@ class Rank:
         try:
             rows, degraded = self.rows.read(*self.inputs.row_keys(inputs, candidates))
         except DependencyError:  # the tables cannot be read: non-finite logits leave the order of retrieval
-            logits = retrieval_part = np.full(candidates.shape, np.nan, np.float32)
-            lifts, degraded = np.zeros(candidates.shape, np.float32), True
+            logits = retrieval_part = together = np.full(candidates.shape, np.nan, np.float32)
+            degraded = True
         else:
-            logits, retrieval_part, lifts = self._compute_logits(inputs, candidates, rows)
+            logits, retrieval_part, together = self._compute_logits(inputs, candidates, rows)
         outputs = self.outputs.scores(inputs, logits, retrieval_part)
         if self.drift:
             self.drift.add(np.empty((len(logits), 0), np.int64), find_best_scores(outputs["rank_scores"]))
-        # Lifts come after the drift window, which watches the model's own scores. Broken requests keep their retrieval scores.
-        outputs["rank_scores"] += np.where(np.isfinite(logits).all(axis=1, keepdims=True), lifts, 0.0)
+        # After the drift window, which watches the model's own scores.
+        self.inputs.lift_together(outputs["rank_scores"], logits, candidates, together)
         if degraded:
             outputs["lineage"] = mark_all_degraded(outputs["lineage"])
         return outputs
@@ -303,14 +305,14 @@ class Rank:
     def _compute_logits(
         self, inputs: Arrays, candidates: np.ndarray, rows: Arrays
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (logits, retrieval_part, lifts of live pairs), float32 [B, C]. candidates: int [B, C] positions.
+        """Return (logits, retrieval_part, together_part), float32 [B, C]. candidates: int [B, C] positions.
 
         rows: of the whole batch, as `EmbeddingRows.read` returns them, so that a slow level is read once. The network runs on
         as many requests at a time as fit the processor's caches.
         """
         tensors = {name: inputs[name] for name in OF_REQUESTS} | rows
         at_once = choose_chunk_size(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
-        logits, retrieval_part, lifts = (np.zeros(candidates.shape, np.float32) for _ in range(3))
+        logits, retrieval_part, together = (np.empty(candidates.shape, np.float32) for _ in range(3))
         for first in range(0, len(candidates), at_once):
             part = slice(first, first + at_once)
             chunk = {name: values[part] for name, values in tensors.items()}
@@ -319,8 +321,8 @@ class Rank:
             feeds |= {name: chunk[name] for name in ("user_rows", "item_rows")}
             logits[part] = self.network.run(["logits"], feeds)[0]
             retrieval_part[part] = self.inputs.retrieval_part(pairs)
-            lifts[part] = self.inputs.lift_together(candidates[part], pairs)
-        return logits, retrieval_part, lifts
+            together[part] = self.inputs.together_part(pairs)
+        return logits, retrieval_part, together
 
 
 def mark_all_degraded(lineage: np.ndarray) -> np.ndarray:
@@ -337,6 +339,18 @@ def choose_chunk_size(count: int, most: int) -> int:
     """Return the size, 1 … `most`, of chunks of `count` rows, such that the last chunk is not much smaller than the others."""
     n_parts = max(1, -(-count // most))
     return max(1, -(-count // n_parts))
+
+
+@compiled
+def add_lifts(rank_scores, logits, candidates, together, novelty):
+    """Compute `RankInputs.lift_together`. novelty: float32 [n_items + 1], 1 / (1 + sales before the export)"""
+    for row in range(len(logits)):
+        if not np.isfinite(logits[row]).all():
+            continue
+        for place in range(logits.shape[1]):
+            if together[row, place] != 0.0:
+                strength = np.expm1(together[row, place] / np.float32(SCALE))
+                rank_scores[row, place] += np.log1p(np.float32(LIFT) * strength * novelty[candidates[row, place]])
 
 
 @compiled

@@ -222,12 +222,22 @@ def replace_non_finite(scores: np.ndarray, best: BestCandidates) -> np.ndarray:
     The earlier stages never send such scores. They come from forged records, or from rows that changed after they were read.
     scores: float32 [B, M], -inf where not valid
     """
-    broken = (best.valid & ~np.isfinite(scores)).any(axis=1)
+    broken = find_non_finite(scores, best.valid)
     for row in np.flatnonzero(broken):
         valid, retrieval_scores = best.valid[row], best.retrieval_scores[row]
         is_finite = np.isfinite(retrieval_scores[valid]).all()
         fallback = retrieval_scores if is_finite else -np.arange(len(valid), dtype=np.float32)
         scores[row] = np.where(valid, fallback, np.float32(-np.inf))
+    return broken
+
+
+@compiled
+def find_non_finite(scores: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Return the rows with a valid score that is no finite number, bool [B]. scores: float32 [B, M]; valid: bool [B, M]"""
+    broken = np.zeros(len(scores), np.bool_)
+    for row in range(len(scores)):
+        for place in range(scores.shape[1]):
+            broken[row] |= valid[row, place] and not np.isfinite(scores[row, place])
     return broken
 
 

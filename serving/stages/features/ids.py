@@ -119,11 +119,9 @@ def places_in(sorted_ids, ids, places):
 @compiled
 def place_in(sorted_ids, wanted):
     """Return the index of an id in an ascending int64 [U]; U when it is not there."""
-    low, high = 0, len(sorted_ids)
-    while low < high:
-        middle = (low + high) >> 1
-        if sorted_ids[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < len(sorted_ids) and sorted_ids[low] == wanted else len(sorted_ids)
+    first, count = 0, len(sorted_ids)
+    while count > 1:  # without a branch on the comparison, which no processor predicts
+        half = count >> 1
+        first += half * (sorted_ids[first + half - 1] < wanted)
+        count -= half
+    return first if count and sorted_ids[first] == wanted else len(sorted_ids)

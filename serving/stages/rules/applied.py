@@ -10,6 +10,7 @@ A generation for which the current version was not compiled uses the rules that 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,16 +47,19 @@ class AppliedRules:
     generation: int
     exported: Rules
     _stamp: tuple[int, int] = field(default=(0, 0), init=False)
+    _current: str = field(default="", init=False)  # a text, because every answer looks at it
+
+    def __post_init__(self) -> None:
+        self._current = str(self.folder / CURRENT_FILE)
 
     def read_if_new(self) -> Rules | None:
         """Return the rules to use from now on, None when they have not changed since the last call. Raises ArtifactError."""
-        path = self.folder / CURRENT_FILE
         try:
-            facts = path.stat()
+            facts = os.stat(self._current)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise make_unreadable(path, error) from error
+            raise make_unreadable(Path(self._current), error) from error
         stamp = (facts.st_ino, facts.st_mtime_ns)
         if stamp == self._stamp:
             return None
