@@ -4,59 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
+from gateway.event_shapes import EventBody, read_event
 from gateway.metrics import Metrics
 from gateway.shop import Shop
 from triton_recommender import AsyncRecommender, Event, InvalidRequest, RecommenderError
 
 MOST_EVENTS = 1_000
-MOST_SESSION_CHARACTERS = 256
 CHUNK = 32  # events sent in one request
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 Result = dict[str, Any]
-
-
-class EventBody(BaseModel):
-    """One event as a shop sends it. It has a user, or the session of a visitor without a user id.
-
-    timestamp: ISO 8601 (UTC if it names no zone), or milliseconds since 1970
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    user: str | int | None = None
-    session: str | None = Field(None, min_length=1, max_length=MOST_SESSION_CHARACTERS)
-    item: str | int
-    event: str | None = None
-    timestamp: int | None = None
-    id: str | None = Field(None, max_length=256)
-    value: float | None = None
-    request_id: str | None = None
-    context: dict[str, str | int | float | None] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _require_one_sender(self) -> EventBody:
-        if (self.user is None) == (self.session is None):
-            raise ValueError("expected one of user and session")
-        return self
-
-    @field_validator("timestamp", mode="before")
-    @classmethod
-    def _convert_timestamp(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            raise ValueError("expected ISO 8601, such as 2026-03-01T12:00:00Z, or milliseconds since 1970") from None
-        since_epoch = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH
-        return since_epoch // timedelta(milliseconds=1)  # exact: float seconds may lose a millisecond
 
 
 class Recorder:
@@ -75,7 +35,7 @@ class Recorder:
         events: dict[int, Event] = {}
         for row, body in enumerate(bodies):
             try:
-                event = EventBody.model_validate(body)
+                event = read_event(body)
             except ValidationError as error:
                 fault = error.errors()[0]
                 field = ".".join(map(str, fault["loc"])) or "event"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 from starlette.types import Scope
 
-from gateway.events import MOST_SESSION_CHARACTERS
+from gateway.event_shapes import MOST_SESSION_CHARACTERS
 from gateway.recommendations import Question
 from gateway.settings import GatewaySettings
 from triton_recommender import InvalidRequest

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway.events import EventBody
+from gateway.event_shapes import EventBody, GorseFeedback, MetarankEvent
 from serving.live.experiment import Mode, State
 
 Id = int | str
@@ -211,7 +211,7 @@ def _describe_json_body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-_EVENT = EventBody.model_json_schema()
+_EVENT = {"anyOf": [shape.model_json_schema() for shape in (EventBody, MetarankEvent, GorseFeedback)]}
 EVENTS_BODY = _describe_json_body({"anyOf": [_EVENT, {"type": "array", "items": _EVENT}]})
 EVENT_FAILURES: dict[int | str, dict[str, Any]] = {
     207: {"model": Results, "description": "The events of a list have different outcomes"},

@@ -1,0 +1,135 @@
+"""Read an event in the shape of this gateway, of Metarank or of Gorse, so that a shop that comes from these need not change.
+
+here      {"user": 7, "item": 3, "event": "click", "timestamp": "2026-03-01T12:00:00Z", "request_id": "r-1"}
+Metarank  {"event": "interaction", "type": "click", "user": "7", "session": "s1", "item": "3", "timestamp": "1772366400000",
+           "id": "e-1", "ranking": "r-1", "fields": [{"name": "device", "value": "phone"}]}
+Gorse     {"FeedbackType": "click", "UserId": "7", "ItemId": "3", "Timestamp": "2026-03-01T12:00:00Z", "Value": 1}
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+
+MOST_SESSION_CHARACTERS = 256
+MOST_TIME_CHARACTERS = 64
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Value = str | int | float | None
+
+
+class EventBody(BaseModel):
+    """One event as a shop sends it. It has a user, or the session of a visitor without a user id.
+
+    timestamp: ISO 8601 (UTC if it names no zone), or milliseconds since 1970
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    user: str | int | None = None
+    session: str | None = Field(None, min_length=1, max_length=MOST_SESSION_CHARACTERS)
+    item: str | int
+    event: str | None = None
+    timestamp: int | None = None
+    id: str | None = Field(None, max_length=256)
+    value: float | None = None
+    request_id: str | None = None
+    context: dict[str, Value] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _require_one_sender(self) -> EventBody:
+        if (self.user is None) == (self.session is None):
+            raise ValueError("expected one of user and session")
+        return self
+
+    @field_validator("timestamp", mode="before")
+    @classmethod
+    def _convert_timestamp(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError("expected ISO 8601, such as 2026-03-01T12:00:00Z, or milliseconds since 1970") from None
+        since_epoch = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH
+        return since_epoch // timedelta(milliseconds=1)  # exact: float seconds may lose a millisecond
+
+
+class MetarankField(BaseModel):
+    """A context column of an event."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    value: Value
+
+
+InlineField = Annotated[
+    MetarankField, WithJsonSchema({"type": "object", "required": ["name", "value"]})
+]  # OpenAPI has no $defs
+
+
+class MetarankEvent(BaseModel):
+    """An interaction of Metarank. Of user and session, the user counts. ranking: the request_id of the answer it is about
+
+    fields: context columns. Metarank's events of items and users are changes here: `PUT /v1/items/{id}`, `PUT /v1/users/{id}`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    event: Literal["interaction"]
+    type: str
+    item: str | int
+    timestamp: Annotated[str, Field(max_length=MOST_TIME_CHARACTERS)] | int | None = None
+    user: str | int | None = None
+    session: str | None = None
+    id: str | None = None
+    ranking: str | None = None
+    fields: list[InlineField] = Field(default_factory=list)
+
+    def read(self) -> EventBody:
+        """Return the event in this gateway's shape. Raises ValidationError."""
+        timestamp = self.timestamp
+        if isinstance(timestamp, str) and timestamp.isdecimal():
+            timestamp = int(timestamp)
+        return EventBody.model_validate(
+            {
+                "user": self.user,
+                "session": self.session if self.user is None else None,
+                "item": self.item,
+                "event": self.type,
+                "timestamp": timestamp,
+                "id": self.id,
+                "request_id": self.ranking,
+                "context": {column.name: column.value for column in self.fields},
+            }
+        )
+
+
+class GorseFeedback(BaseModel):
+    """Feedback of Gorse. Its Comment is not kept."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    FeedbackType: str
+    UserId: str
+    ItemId: str
+    Timestamp: str | None = None
+    Value: float | None = None
+    Comment: str | None = None
+
+    def read(self) -> EventBody:
+        """Return the event in this gateway's shape. Raises ValidationError."""
+        event = {"user": self.UserId, "item": self.ItemId, "event": self.FeedbackType, "value": self.Value}
+        return EventBody.model_validate(event | {"timestamp": self.Timestamp or None})
+
+
+def read_event(body: Any) -> EventBody:
+    """Read a JSON value in any of the three shapes. Raises ValidationError."""
+    if isinstance(body, dict) and "type" in body:
+        return MetarankEvent.model_validate(body).read()
+    if isinstance(body, dict) and "FeedbackType" in body:
+        return GorseFeedback.model_validate(body).read()
+    return EventBody.model_validate(body)

@@ -1,0 +1,76 @@
+"""Events in the shapes of Metarank and Gorse over REST."""
+
+from __future__ import annotations
+
+import pytest
+
+from triton_recommender import Event
+from triton_recommender.ids import session_id
+
+METARANK = {
+    "event": "interaction",
+    "type": "purchase",
+    "user": "7",
+    "session": "s1",
+    "item": "3",
+    "timestamp": "1772366400000",
+    "id": "e-1",
+    "ranking": "r-1",
+    "fields": [{"name": "device", "value": "phone"}],
+}
+GORSE = {
+    "FeedbackType": "purchase",
+    "UserId": "7",
+    "ItemId": "3",
+    "Timestamp": "2026-03-01T12:00:00Z",
+    "Value": 2,
+    "Comment": "",
+}
+
+
+def test_an_interaction_of_metarank_is_the_event_that_it_says(gateway):
+    door = gateway()
+    assert door.ask("POST", "/v1/events", json=METARANK).json() == {"sequence": 1, "id": "e-1"}
+    assert door.shop.events == [Event(7, 3, "purchase", 1_772_366_400_000, None, "e-1", "r-1", {"device": "phone"})]
+
+
+def test_an_interaction_of_metarank_without_a_user_is_one_of_its_session(gateway):
+    door = gateway()
+    body = {name: value for name, value in METARANK.items() if name != "user"}
+    assert door.ask("POST", "/v1/events", json=body).status_code == 200
+    assert door.shop.events[-1].user_id == session_id("s1")
+
+
+def test_feedback_of_gorse_is_the_event_that_it_says(gateway):
+    door = gateway()
+    [result] = door.ask("POST", "/v1/events", json=[GORSE]).json()["results"]
+    assert door.shop.events == [Event(7, 3, "purchase", 1_772_366_400_000, 2.0, result["id"])]
+
+
+def test_a_list_may_mix_the_shapes(gateway):
+    door = gateway()
+    results = door.ask("POST", "/v1/events", json=[METARANK, GORSE, {"user": 7, "item": 4}]).json()["results"]
+    assert [result["sequence"] for result in results] == [1, 2, 3]
+    assert [event.item_id for event in door.shop.events] == [3, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (METARANK | {"event": "item"}, "event"),
+        (METARANK | {"timestamp": "yesterday"}, "timestamp"),
+        (METARANK | {"timestamp": "9" * 5_000}, "timestamp"),
+        (METARANK | {"user": None, "session": None}, "user and session"),
+        (METARANK | {"fields": [{"value": 1}]}, "fields.0.name"),
+        (METARANK | {"label": 1}, "label"),
+        ({name: value for name, value in GORSE.items() if name != "ItemId"}, "ItemId"),
+        (GORSE | {"Timestamp": "yesterday"}, "timestamp"),
+        (GORSE | {"Labels": []}, "Labels"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(gateway, body, field):
+    door = gateway()
+    response = door.ask("POST", "/v1/events", json=body)
+    assert response.status_code == 400
+    assert field in response.json()["error"]["message"]
+    assert door.shop.events == []
