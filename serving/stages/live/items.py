@@ -91,13 +91,15 @@ class LiveItems(Generic[StageArrays]):
                     if not self.sales or progress.last_sequence == self.read_sequence:
                         break
                     headers = snapshot.headers_since(self.read_sequence)
-                    found = self.pairs.find(snapshot, progress, headers) if self.pairs else NO_PAIRS
+                    read_to = progress.last_sequence if headers is None else self.read_sequence + len(headers)
+                    n_unread = progress.last_sequence - read_to
+                    found = self.pairs.find(snapshot, progress, headers, n_unread) if self.pairs else NO_PAIRS
                     sold.append(self.sales.read(snapshot, progress, headers, [change.id for change in changes]))
                     if self.trends:
                         self.trends.follow(snapshot, progress, headers, self.read_sequence)
                     if self.pairs:  # after everything was read, so that no pair counts twice if that fails
                         self.pairs.pairs.add(found)
-                    self.read_sequence = progress.last_sequence if headers is None else self.read_sequence + len(headers)
+                    self.read_sequence = read_to
                 self.n_behind = progress.last_sequence - self.read_sequence if self.sales else 0
         except DependencyError:
             return False

@@ -70,10 +70,8 @@ class LivePairs:
         history, nothing = np.full((1, 1), self.n_items), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
         times_s, is_new, none = np.zeros((1, 1), np.uint32), np.zeros((1, 1), np.bool_), np.empty(0, np.int64)
         mark_new(history, times_s, none, none, none, is_new)
-        count_pairs(
-            collect_pairs(history, self.n_items, times_s, is_new, 0), self.slot_of, self.n_items, self.companions, self.counts
-        )
         arrays, scores = (self.slot_of, self.n_items, self.companions, self.counts), np.zeros((1, 1), np.float32)
+        count_pairs(collect_pairs(history, self.n_items, times_s, is_new, 0, False), *arrays)
         write_strengths(history, history, *arrays, scores)
         put_companions(history, *nothing, np.zeros(self.n_items + 1, np.bool_), *arrays, 0, history.copy(), scores)
         return self
@@ -126,17 +124,19 @@ class StoredPairs:
         """Return a StoredPairs without counts. learned: LEARNED_SALE [L], the live sales that the generation learned from"""
         return cls(items, int(learned["last_ms"].max()) // 1_000 if len(learned) else 0)
 
-    def find(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None) -> np.ndarray:
-        """Return the pairs of events, int64 [P, 2], for `pairs.add`. headers: HEADER [N] of the events
+    def find(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, n_unread: int = 0) -> np.ndarray:
+        """Return the pairs of events, int64 [P, 2], for `pairs.add`.
 
-        None: count the pairs in the histories of all users anew, and return none.
+        headers: HEADER [N] of the events; None: count the pairs in the histories of all users anew, and return none
+        n_unread: events after these. Histories hold them already, so a pair counts when its newer event is read: a late event
+        then forms no pair with newer ones.
         """
         since_s = max(progress.first_ms // 1_000, self.learned_until_s + 1)
         if headers is None:
             counted = LivePairs(self.items.n_items)
             for records in snapshot.all_user_records(USERS_AT_ONCE):
                 ids, times_s = (np.array(records[name]) for name in HISTORY_FIELDS)
-                counted.add(self._collect(ids, times_s, np.ones(ids.shape, np.bool_), since_s))
+                counted.add(self._collect(ids, times_s, np.ones(ids.shape, np.bool_), since_s, False))
             self.pairs = counted
             return NO_PAIRS
         is_taken = (headers["flags"] & (Flags.POSITIVE | Flags.ERASED)) == Flags.POSITIVE
@@ -150,10 +150,12 @@ class StoredPairs:
         ids, times_s = (np.array(records[name]) for name in HISTORY_FIELDS)
         is_new = np.zeros(ids.shape, np.bool_)
         mark_new(ids, times_s, row_of[places], taken["item_id"].copy(), taken["time_ms"] // 1_000, is_new)
-        return self._collect(ids, times_s, is_new, since_s)
+        return self._collect(ids, times_s, is_new, since_s, n_unread > 0)
 
-    def _collect(self, ids: np.ndarray, times_s: np.ndarray, is_new: np.ndarray, since_s: int) -> np.ndarray:
-        return collect_pairs(self.items.positions(ids), self.items.n_items, times_s, is_new, since_s)
+    def _collect(
+        self, ids: np.ndarray, times_s: np.ndarray, is_new: np.ndarray, since_s: int, only_new_first: bool
+    ) -> np.ndarray:
+        return collect_pairs(self.items.positions(ids), self.items.n_items, times_s, is_new, since_s, only_new_first)
 
 
 @compiled
@@ -175,10 +177,11 @@ def mark_new(ids, times_s, rows, item_ids, event_times_s, is_new):
 
 
 @compiled
-def collect_pairs(positions, n_items, times_s, is_new, since_s):
+def collect_pairs(positions, n_items, times_s, is_new, since_s, only_new_first):
     """Return the pairs in histories, int64 [P, 2]: different items within VISIT_S, one of them new, the newer from since_s on.
 
     positions: int64 [U, H] of items, newest first; times_s: uint32 [U, H]; is_new: bool [U, H]
+    only_new_first: the newer event must be the new one
     """
     pairs = np.empty((64, 2), np.int64)
     count = 0
@@ -196,7 +199,7 @@ def collect_pairs(positions, n_items, times_s, is_new, since_s):
                 companion = positions[row, other]
                 if companion == n_items or is_among(companion, positions[row, place + 1 : other]):
                     continue
-                if not is_new[row, place] and not is_new[row, other]:
+                if not is_new[row, place] and (only_new_first or not is_new[row, other]):
                     continue
                 if count == len(pairs):
                     more = np.empty((2 * count, 2), np.int64)

@@ -107,6 +107,21 @@ def test_batches_of_events_and_the_whole_store_give_the_counts_of_the_reference(
     np.testing.assert_allclose(read_strengths(anew.pairs), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 100])
+def test_pairs_of_a_backlog_that_is_read_in_parts_count_once(log_reader, at_once):
+    """Every history holds the events of all parts from the first part on."""
+    log = draw_log(600)
+    write(log_reader.folder, log)
+    stored = StoredPairs(ITEMS)
+    with log_reader.snapshot() as snapshot:
+        headers = snapshot.headers_since(0)
+        for start in range(0, len(log), at_once):
+            part = headers[start : start + at_once]
+            n_unread = len(log) - start - len(part)
+            stored.pairs.add(stored.find(snapshot, snapshot.progress(), part, n_unread))
+    np.testing.assert_allclose(read_strengths(stored.pairs), make_matrix(count_slowly(log)), rtol=1e-6)
+
+
 def test_pairs_that_the_generation_learned_from_do_not_count_again(log_reader):
     log = draw_log(600)
     write(log_reader.folder, log)
