@@ -40,10 +40,8 @@ def serve(
 ) -> None:
     """Answer requests until SIGTERM or SIGINT."""
     configure_logging(logging.WARNING)
-    settings = read_settings(config)
     files = {"server_authorities": server_authorities, "server_certificate": server_certificate, "server_key": server_key}
-    settings = settings.model_copy(update={name: file for name, file in files.items() if getattr(settings, name) is None})
-    uvloop.run(run(repo.resolve(), server, port, settings))
+    uvloop.run(run(repo.resolve(), server, port, read_settings(config, **files)))
 
 
 async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> None:

@@ -72,8 +72,17 @@ class GatewaySettings(BaseModel):
         return self
 
 
-def read_settings(path: Path | None) -> GatewaySettings:
-    """Return the settings in a file, or the defaults. Raises ConfigError."""
+def read_settings(path: Path | None, **server_files: Path | None) -> GatewaySettings:
+    """Return the settings in a file, or the defaults. Raises ConfigError.
+
+    server_files: server_authorities, server_certificate and server_key, where the file does not set them
+    """
+    settings = _read_file(path)
+    left_out = {name: file for name, file in server_files.items() if getattr(settings, name) is None}
+    return settings.model_copy(update=left_out)
+
+
+def _read_file(path: Path | None) -> GatewaySettings:
     if path is None:
         return GatewaySettings()
     try:

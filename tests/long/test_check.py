@@ -101,12 +101,18 @@ def test_rows_that_are_updated_may_change_answers(repository):
     assert [finding.level for finding in check_repository(repository) if "answered differently" in finding.fact] == ["warning"]
 
 
-def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(repository, monkeypatch):
-    monkeypatch.setattr(check, "replay", lambda *_: pytest.fail("nothing may run from a damaged generation"))
-    with (repository / "rank" / "1" / "stage.json").open("a") as file:
-        file.write(" ")
+def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(repository, tmp_path):
+    """Nothing runs from a damaged generation: here, its code would leave a file."""
+    code = repository / ENSEMBLE / "1" / "serving" / "pipeline.py"
+    text = code.read_text()
+    code.unlink()  # a link to the file of the shared repository
+    code.write_text(f"{text}\nopen({str(tmp_path / 'ran')!r}, 'w').close()\n")
     (message,) = errors(repository)
-    assert "rank/1/stage.json is not the file that was published" in message
+    assert "recommend/1/serving/pipeline.py is not the file that was published" in message
+    assert not (tmp_path / "ran").exists()
+    reseal(repository)
+    errors(repository)
+    assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

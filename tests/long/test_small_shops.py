@@ -1,16 +1,21 @@
 """The whole export on the edges of what a log can be: it rehearses, publishes, and answers with what there is."""
 
+from io import StringIO
+
 import numpy as np
 import pytest
+from rich.console import Console
 
+from export.build import build_repository
 from export.check import check_repository
+from export.settings import Settings
 from repository.config import WARMUP_ROWS, warmup_file
 from repository.generations import pin
 from serving.contract.artifacts import read_json
 from serving.contract.errors import ConfigError, RequestError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, Degraded, unpack_records
 from serving.pipeline import Pipeline
-from tests.unit.small_shops import CONTEXT, PRICE, export, shop
+from tests.unit.small_shops import CONTEXT, PRICE, SETTINGS, export, shop
 
 STRANGER = 999_999
 
@@ -82,11 +87,14 @@ def test_a_price_rule_speaks_of_the_column_that_is_named(tmp_path):
     assert dear == [False] * 12 + [True] * 8  # item i costs i: what is dearer comes after all others
 
 
-def test_a_price_rule_without_a_price_is_refused_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr("export.build.fit_served_retriever", lambda *_: pytest.fail("it trained"))
-    dataset = shop(tmp_path / "data", users=12, items=30, events=60)
+def test_a_price_rule_without_a_price_is_refused_before_training(tmp_path):
+    dataset, shown = shop(tmp_path / "data", users=12, items=30, events=60), StringIO()
+    settings = Settings.model_validate(SETTINGS | {"rules": {"price_cap": 12.0}})
     with pytest.raises(ConfigError, match=r"the items have no price\. Name its column in dataset\.toml"):
-        export(tmp_path, dataset, rules={"price_cap": 12.0})
+        build_repository(dataset, tmp_path / "repository", settings, Console(file=shown))
+    assert "retriever" not in shown.getvalue()
+    build_repository(dataset, tmp_path / "repository", Settings.model_validate(SETTINGS), Console(file=shown))
+    assert "retriever" in shown.getvalue()
 
 
 def test_a_later_generation_with_fewer_users_loads_with_the_first_ones_warm_up(tmp_path):

@@ -1,6 +1,7 @@
-"""Tests speak to public behaviour: no test reads, replaces or imports a private name of another module or object."""
+"""Tests speak to public behaviour: no test uses a private name of another module or object, or replaces a function of ours."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,11 @@ OWN = ("self", "cls")  # what a test double keeps to itself
 REPLACED_BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 # Public parts of other libraries whose names begin with an underscore
 PUBLIC = {"_replace", "_asdict", "_fields", "_make"}  # of every NamedTuple
+
+# What tests may replace: the edges of a process. All other faults happen for real, or by tests/interrupting.py.
+EDGES = {*sys.stdlib_module_names, "psutil", "faiss"}  # clock, files, sockets, environment; processes; GPUs
+OUR_EDGES = {"time", "Producer"}  # in our modules: the clock, and the client of Kafka, whose class is immutable
+OUR_LIMITS = {"cold"}  # a limit of settings, which tests make small as they do constants
 
 
 def is_private(name: str) -> bool:
@@ -39,6 +45,36 @@ def find_private(source: str) -> Iterator[str]:
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
+def find_replaced(source: str) -> Iterator[str]:
+    """Yield each replacement of what is neither an edge nor a constant (a limit or a folder), as "line: code"."""
+    tree = ast.parse(source)
+    origins = dict(list_imports(tree))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                own = [getattr(node, "module", None) or "", *(alias.name for alias in names)]
+                if any(part == "mock" for name in own for part in name.split(".")):
+                    yield f"{node.lineno}: {ast.unparse(node)}"
+                continue
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Constant(value=str(path)), _]):
+                root, name = path.split(".")[0], path.split(".")[-1]
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=[target, ast.Constant(value=str(name)), _]):
+                root = origins.get(ast.unparse(target).split(".")[0], "")
+            case _:
+                continue
+        if root not in EDGES and name not in OUR_EDGES | OUR_LIMITS and not name.isupper():
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def list_imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield each name that is imported, with the top-level package that it comes from."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                package = alias.name if isinstance(node, ast.Import) else node.module or ""
+                yield (alias.asname or alias.name).split(".")[0], package.split(".")[0]
+
+
 @pytest.mark.parametrize(
     ("code", "found"),
     [
@@ -64,6 +100,32 @@ def test_private_names_are_found(code, found):
 def test_no_test_uses_a_private_name(folder):
     found = {str(path.relative_to(TESTS)): list(find_private(path.read_text())) for path in (TESTS / folder).rglob("*.py")}
     assert {path: uses for path, uses in found.items() if uses} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("from live import archive; monkeypatch.setattr(archive, 'list_segments', fail)", True),
+        ("monkeypatch.setattr('live.archive.list_segments', fail)", True),
+        ("from serving.tables import Table; patch.setattr(Table, 'read', fail)", True),
+        ("monkeypatch.setattr(store.level, 'catch_up', fail)", True),
+        ("from unittest import mock", True),
+        ("from unittest.mock import patch", True),
+        ("import os; monkeypatch.setattr(os, 'link', refuse)", False),
+        ("import socket; monkeypatch.setattr(socket.socket, 'bind', refuse)", False),
+        ("from pathlib import Path; monkeypatch.setattr(Path, 'rename', refuse)", False),
+        ("monkeypatch.setattr('sys.argv', [])", False),
+        ("monkeypatch.setattr('repository.lock.time', PatientClock())", False),
+        ("from live import consumer; monkeypatch.setattr(consumer, 'FIRST_EVERY_S', 0.05)", False),
+    ],
+)
+def test_replaced_functions_are_found(code, found):
+    assert bool(list(find_replaced(code))) == found
+
+
+def test_no_test_replaces_a_function_of_ours():
+    found = {str(path.relative_to(TESTS)): list(find_replaced(path.read_text())) for path in TESTS.rglob("*.py")}
+    assert {path: replaced for path, replaced in found.items() if replaced} == {}
 
 
 def test_no_helper_of_tests_uses_a_private_name():

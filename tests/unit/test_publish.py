@@ -7,17 +7,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 
-from repository import publish
 from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
 from repository.generations import pin
 from repository.lock import publication_lock
 from repository.models import read_config, read_repository
 from repository.publish import Staging, find_served_generation, hold_nothing, list_versions, write_warmup
-from serving.contract import artifacts
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     StageInfo,
@@ -135,11 +134,14 @@ def test_a_file_that_may_not_be_read_is_named_with_a_remedy(tmp_path, monkeypatc
     """Root may read every file, so the refusal is made up here."""
     (tmp_path / "array.npy").write_bytes(b"x")
     write_manifest(tmp_path)
+    open_file = Path.open
 
-    def refuse(path: Path) -> str:
-        raise PermissionError(13, "Permission denied", str(path))
+    def refuse(path: Path, *args: str, **options: str) -> IO:
+        if path.name == "array.npy":
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_file(path, *args, **options)
 
-    monkeypatch.setattr(artifacts, "sha256_of", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ArtifactError, match=r"array\.npy cannot be read: Permission denied.*`chmod -R a\+rX .*`"):
         verify_manifest(tmp_path)
 
@@ -233,15 +235,14 @@ def test_going_back_and_publishing_again_keeps_the_generation_that_answers(publi
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_failure_before_the_last_rename_changes_nothing_that_answers(published, layout, monkeypatch):
-    repository = published(layout)
-    write_config = publish.write_config
+    repository, replace_file = published(layout), Path.replace
 
-    def disk_full(path, config):
-        if path.parent.name == ENSEMBLE:
+    def disk_full(draft, target):
+        if target == repository / ENSEMBLE / CONFIG_FILE:
             raise OSError("No space left on device")
-        write_config(path, config)
+        return replace_file(draft, target)
 
-    monkeypatch.setattr(publish, "write_config", disk_full)
+    monkeypatch.setattr(Path, "replace", disk_full)
     with pytest.raises(OSError, match="No space"):
         publish_once(repository, layout=layout)
     assert find_served_generation(repository) == 1

@@ -13,6 +13,7 @@ from serving.loops.inner_product import inner_product
 from serving.stages.retrieve import RetrieveSettings, load_search
 from serving.stages.search.loops import select_smallest
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
+from tests.interrupting import called_on_return
 from tests.unit.search_oracle import inner_product_slowly, recency_weights_slowly, search_slowly
 from training.retrieval.index import index_vectors
 
@@ -108,11 +109,10 @@ def test_rows_left_short_by_the_filters_are_searched_exactly(monkeypatch):
     monkeypatch.setattr("serving.stages.search.search.MOST_ANN_RESULTS", 25)
     search = Search(*catalogue, index=flat_index(catalogue[0], catalogue[2]))
     widened = []
-    exact = search.exact
-    monkeypatch.setattr(search, "exact", lambda *request: widened.append(len(request[0])) or exact(*request))
-    positions, _ = search(users, history, blocked, 20)
+    with called_on_return(lambda: widened.append(1), Search.exact):
+        positions, _ = search(users, history, blocked, 20)
     np.testing.assert_array_equal(positions, search_item_by_item(*catalogue, users, history, blocked, 20)[0])
-    assert widened == [1]
+    assert len(widened) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -63,13 +63,12 @@ def test_the_index_moves_where_faiss_has_a_gpu(fake_gpus):
 
 
 @pytest.mark.parametrize(("kind", "device", "expected"), [("GPU", "2", 2), ("CPU", "0", 3)])
-def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, monkeypatch, kind, device, expected):
+def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, fake_gpus, monkeypatch, kind, device, expected):
     """As exported the instances are KIND_CPU, so that a server without a GPU starts: then [merlin] gpu counts."""
     publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"gpu": 3}))
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
     from serving.stages.parts.triton import part_model
 
-    monkeypatch.setattr("serving.stages.parts.models.on_gpu", lambda index, gpu: f"index on GPU {gpu}")
     folder = tmp_path / "repository" / "retrieve_search"
     model = part_model(RetrieveSearch)()
     model.initialize(
@@ -83,7 +82,7 @@ def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, mon
             "model_config": MessageToJson(read_config(folder / "config.pbtxt"), preserving_proto_field_name=True),
         }
     )
-    assert model.first.stage.outputs.search.index == f"index on GPU {expected}"
+    assert model.first.stage.outputs.search.index.gpu == expected
     model.finalize()
 
 

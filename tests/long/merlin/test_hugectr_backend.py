@@ -119,8 +119,9 @@ def test_what_it_compares(entry, config, change, fault):
 
 
 def test_faults_stop_the_export(cpu, tmp_path, monkeypatch):
-    monkeypatch.setattr("export.nvidia.hugectr_backend.find_entry_faults", lambda entry: iter(["it lacks a key"]))
-    with pytest.raises(ExportError, match=r"would not serve rank_hugectr: it lacks a key"):
+    """Those of a backend that requires a key more."""
+    monkeypatch.setattr("export.nvidia.hugectr_backend.REQUIRED", (*REQUIRED, "new_key"))
+    with pytest.raises(ExportError, match=r"would not serve rank_hugectr: ps\.json lacks new_key"):
         write_hugectr_repository(source_of(cpu), tmp_path / "hugectr", Settings())
 
 

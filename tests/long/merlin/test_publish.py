@@ -38,6 +38,7 @@ from serving.stages.parts.models import (
 from serving.stages.parts.specs import RANK_SCORES, RERANK_RULES, RETRIEVE_SEARCH
 from serving.tables.formats.sparse_folder import read_sparse_folder
 from tests.contract import fake_backend
+from tests.interrupting import called_on_return
 from tests.long.merlin.conftest import source_of
 
 
@@ -151,16 +152,16 @@ class TestSteps:
         assert (sent["KEYS"].tolist(), sent["NUMKEYS"].tolist()) == ([[0, 1, 2, 3, 4, 5]], [[6]])
         assert sent["NUMKEYS"].dtype == np.int32
 
-    def test_tables_that_cannot_be_read_degrade_the_answer(self, exported, recorded, monkeypatch):
+    def test_tables_that_cannot_be_read_degrade_the_answer(self, exported, recorded):
         """Without them `rank_scores` keeps retrieval's order and says so."""
         given = MerlinPipeline(exported["modern"], 1, "/models").trace(recorded.inputs)["rank_rows"]
         step = RankRows.load(exported["modern"] / "rank_rows" / "1")
 
-        def down(*_):
+        def fail():
             raise DependencyError("the tables are down")
 
-        monkeypatch.setattr(type(step.rows), "read", down)
-        rows = step(given)
+        with called_on_return(fail, type(step.rows).read):
+            rows = step(given)
         assert np.isnan(rows["user_rows"]).all()
         assert np.isnan(rows["item_rows"]).all()
         logits = np.full(given["retrieval_scores"].shape, np.nan, np.float32)

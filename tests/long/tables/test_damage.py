@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import DependencyError
+from serving.tables import filling
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
-from serving.tables.filling import Filler
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels import rocks_store
 from serving.tables.levels.level import Level
@@ -268,7 +268,7 @@ def test_an_instance_opens_what_took_the_place_of_its_database(config, instance)
 
 def test_rows_of_a_database_that_was_put_aside_are_not_given_when_they_were_updated_since(config, instance, monkeypatch):
     """Also by an instance whose upkeep does not come to look."""
-    monkeypatch.setattr(Filler, "catch_up", lambda _: None)
+    monkeypatch.setattr(filling, "UPKEEP_EVERY_S", 3_600.0)
     tiers = instance(config)
     recovers(tiers, random_rows(ROWS, WIDTH))
     (Path(config.rocksdb.path) / DAMAGED_MARK).touch()

@@ -202,7 +202,7 @@ def test_no_room_in_shared_memory(open_tiers, settings, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory.os, "posix_fallocate", full)
+        patch.setattr(os, "posix_fallocate", full)
         tiers = open_tiers(PARTIAL, **settings)
         own, degraded = own_or_default(tiers)
         assert own.all()

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from gateway import __main__ as command
 from gateway.settings import GatewaySettings, read_settings
 from serving.contract.errors import ConfigError
 from tests.unit.gateway.sockets import listening
@@ -80,17 +78,9 @@ def test_half_a_certificate_is_refused(certificates, text, said):
         ("authorities", ["authorities"], {"authorities": "file"}),
     ],
 )
-def test_options_name_the_tls_files_that_the_settings_leave_out(tmp_path, monkeypatch, text, given, expected):
-    settings_seen = []
-
-    async def keep_settings(repo, server, port, settings):
-        settings_seen.append(settings)
-
-    monkeypatch.setattr(command, "run", keep_settings)
+def test_options_name_the_tls_files_that_the_settings_leave_out(tmp_path, text, given, expected):
     (tmp_path / "file.pem").touch()
     (tmp_path / "gateway.toml").write_text("".join(f"server_{name} = 'file.pem'\n" for name in text.split()))
-    options = [part for name in given for part in (f"--server-{name}", str(tmp_path / "option.pem"))]
-    result = CliRunner().invoke(command.app, ["serve", "--config", str(tmp_path / "gateway.toml"), *options])
-    assert result.exit_code == 0, result.output
-    files = {name: getattr(settings_seen[0], f"server_{name}") for name in ("authorities", "certificate", "key")}
+    settings = read_settings(tmp_path / "gateway.toml", **{f"server_{name}": tmp_path / "option.pem" for name in given})
+    files = {name: getattr(settings, f"server_{name}") for name in ("authorities", "certificate", "key")}
     assert {name: path.stem for name, path in files.items() if path} == expected

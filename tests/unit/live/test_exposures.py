@@ -9,6 +9,7 @@ import pytest
 from live import exposures
 from live.exposures import Exposure, ExposureLog, count_exposures, erase_exposures, list_exposure_files, read_exposures
 from serving.contract.errors import ArtifactError
+from tests.interrupting import called_on_return
 
 NOW_MS = 10_000
 ANSWER = Exposure("r0", 1_000, 7, 3, [10, 11], [0.5, None], ["ranker"])
@@ -103,20 +104,17 @@ def test_files_written_before_a_moment_are_not_read(tmp_path):
     assert [len(read_exposures(tmp_path, from_ms)) for from_ms in (50_000_000, 50_000_001, 60_000_001)] == [30, 20, 0]
 
 
-def test_files_that_another_gateway_removes_meanwhile_are_left_out(tmp_path, monkeypatch):
+def test_files_that_another_gateway_removes_meanwhile_are_left_out(tmp_path):
     for second in range(1_000, 1_004):
         write(tmp_path, [replace(ANSWER, request_id=f"r{second}")], now=float(second))
 
-    def list_then_remove_the_oldest(folder):
-        files = list_exposure_files(folder)
-        for path in files[:1]:
-            path.unlink()
-        return files
+    def remove_the_oldest():
+        list_exposure_files(tmp_path / "exposures")[0].unlink()
 
-    monkeypatch.setattr(exposures, "list_exposure_files", list_then_remove_the_oldest)
-    assert read_exposures(tmp_path)["request_id"].to_pylist() == ["r1001", "r1002", "r1003"]
-    assert erase_exposures(tmp_path, 7, NOW_MS) == 2
-    assert len(exposures.remove_old(tmp_path / "exposures", oldest_s=2_000.0, most_bytes=1 << 30)) == 1
+    with called_on_return(remove_the_oldest, list_exposure_files):
+        assert read_exposures(tmp_path)["request_id"].to_pylist() == ["r1001", "r1002", "r1003"]
+        assert erase_exposures(tmp_path, 7, NOW_MS) == 2
+        assert len(exposures.remove_old(tmp_path / "exposures", oldest_s=2_000.0, most_bytes=1 << 30)) == 1
     assert list_exposure_files(tmp_path / "exposures") == []
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import closing
 
 import lmdb
 import numpy as np
@@ -186,13 +185,12 @@ def test_the_store_of_another_shop_is_set_aside_and_kept(folder):
 def test_of_two_processes_that_set_a_store_aside_the_slower_one_leaves_the_new_store_alone(folder, monkeypatch):
     Writer(folder, Layout(), ("rating",), shop="another").close()
 
-    @contextmanager
-    def wait_for_the_faster_one(path: Path) -> Iterator[None]:
+    def wait_for_the_faster_one(*_: object) -> None:
+        monkeypatch.undo()
         folder.rename(folder.with_name("repository.live.another"))
         Writer(folder, Layout(), ("rating",), shop="shop").close()
-        yield
 
-    monkeypatch.setattr(store, "hold_lock", wait_for_the_faster_one)
+    monkeypatch.setattr(fcntl, "flock", wait_for_the_faster_one)
     assert set_aside(folder, "shop") is None
     assert folder.exists()
 

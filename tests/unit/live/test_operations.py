@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 from contextlib import closing
 from typing import Any
 
@@ -12,17 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from live import archive
 from live.__main__ import app
 from live.archive import compact, drop_segments, find_start, from_table, list_segments, read_log, to_table
 from live.erase import erase_user, search_user
-from live.replay import replay
+from live.exposures import erase_exposures
+from live.replay import count_differences, replay
 from serving.contract.errors import RecommenderError
 from serving.live.events import HEADER, USER_CHANGED, EventBatch, pack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import LEARNED
 from serving.live.writer import Writer
+from tests.interrupting import called_on_return
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
@@ -73,32 +75,21 @@ def test_a_log_that_is_compacted_while_it_is_read_is_read_whole(writer, folder, 
     assert sequences == list(range(1, 301))
 
 
-def test_a_log_that_is_compacted_before_it_is_first_read_is_read_whole(writer, folder, clock, monkeypatch):
+def test_a_log_that_is_compacted_before_it_is_first_read_is_read_whole(writer, folder, clock):
     fill(writer, clock, days=6)
-
-    def list_then_compact(folder):
-        segments = list_segments(folder)
-        monkeypatch.undo()
-        compact(writer, older_than_ms=START_MS + 4 * DAY_MS)
-        return segments
-
-    monkeypatch.setattr(archive, "list_segments", list_then_compact)
-    assert whole_log(folder)[0] == list(range(1, 301))
+    with called_on_return(lambda: compact(writer, older_than_ms=START_MS + 4 * DAY_MS), list_segments):
+        sequences, _ = whole_log(folder)
+    assert list_segments(folder)
+    assert sequences == list(range(1, 301))
 
 
-def test_a_segment_that_retention_removes_before_it_is_read_is_left_out(writer, folder, clock, monkeypatch):
+def test_a_segment_that_retention_removes_before_it_is_read_is_left_out(writer, folder, clock):
     fill(writer, clock, days=4)
     for day in (1, 2, 3):
         compact(writer, older_than_ms=START_MS + day * DAY_MS)
-
-    def list_then_drop(folder):
-        segments = list_segments(folder)
-        monkeypatch.undo()
-        drop_segments(folder, START_MS + DAY_MS, None)
-        return segments
-
-    monkeypatch.setattr(archive, "list_segments", list_then_drop)
-    assert whole_log(folder)[0] == list(range(51, 201))
+    with called_on_return(lambda: drop_segments(folder, START_MS + DAY_MS, None), list_segments):
+        sequences, _ = whole_log(folder)
+    assert sequences == list(range(51, 201))
 
 
 def test_a_segment_whose_file_cannot_be_found_is_an_error_and_not_left_out(writer, folder, clock):
@@ -285,15 +276,10 @@ def test_an_erasure_leaves_an_event_id_that_a_later_event_of_another_user_has(wr
     assert writer.append(purchase(8, 3, event_id=b"order-1"))[0] == later
 
 
-def test_an_event_that_arrives_during_an_erasure_is_reported(writer, folder, clock, monkeypatch):
+def test_an_event_that_arrives_during_an_erasure_is_reported(writer, folder, clock):
     fill(writer, clock, days=1)
-
-    def search_after_an_event(*_):
-        writer.append(purchase(7, 3))
-        return {"record": 1}
-
-    monkeypatch.setattr("live.erase.search_user", search_after_an_event)
-    with pytest.raises(RecommenderError, match="arrived meanwhile"):
+    arrival = called_on_return(lambda: writer.append(purchase(7, 3)), erase_exposures)
+    with arrival, pytest.raises(RecommenderError, match=r"'record': 1.*arrived meanwhile"):
         erase_user(writer, 7)
 
 
@@ -337,31 +323,25 @@ def test_a_replay_refuses_a_log_without_its_beginning(writer, folder, clock):
         np.testing.assert_array_equal(snapshot.all_users(), before)
 
 
-def test_a_repair_refuses_a_store_in_which_events_arrived_meanwhile(writer, folder, clock, monkeypatch):
+def test_a_repair_refuses_a_store_in_which_events_arrived_meanwhile(writer, folder, clock):
     fill(writer, clock, days=1)
-
-    def read_before_an_event(path):
-        yield from read_log(path)
-        writer.append(purchase(7_000, 3))
-
-    monkeypatch.setattr("live.replay.read_log", read_before_an_event)
-    with pytest.raises(RecommenderError, match="arrived during the replay"):
+    arrival = called_on_return(lambda: writer.append(purchase(7_000, 3)), count_differences)
+    with arrival, pytest.raises(RecommenderError, match="arrived during the replay"):
         replay(folder, repair=True)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         assert 7_000 in snapshot.all_users()
 
 
-def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(writer, folder, clock, tmp_path, monkeypatch):
+def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(writer, folder, clock, tmp_path):
     fill(writer, clock, days=1)
     target, repo = tmp_path / "log.parquet", ("--repo", str(tmp_path / "model_repository"))
     call("export", target, *repo)
     before = target.read_bytes()
-
-    def read_until_the_disk_fails(*_):
-        yield next(read_log(folder))
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("live.__main__.read_log", read_until_the_disk_fails)
-    failed = CliRunner().invoke(app, ["export", str(target), *repo])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))  # which stands for a full disk
+    try:
+        failed = CliRunner().invoke(app, ["export", str(target), *repo])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "log.parquet cannot be written" in str(failed.exception)
     assert (target.read_bytes(), list(tmp_path.glob(".log*"))) == (before, [])

@@ -21,6 +21,7 @@ from live.sharing import Sharer
 from serving.contract.errors import DependencyError, RecommenderError
 from serving.contract.tensors import NO_SEQUENCE, OBSERVE, UPSERT, Degraded
 from serving.live.events import EventBatch
+from serving.live.feast_layout import entity_key
 from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW
 from serving.live.layout import Layout
 from serving.live.opening import open_reader
@@ -32,6 +33,7 @@ from serving.live.store import live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
+from tests.interrupting import called_on_return
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.test_consumer import Message, consumer_of
 from tests.unit.live.test_live_answers import answer, event_inputs, upserted
@@ -200,20 +202,18 @@ def test_an_event_from_kafka_that_all_machines_read_counts_once(tmp_path, state,
         assert entity.values["seen_ids"] == [0, 1, 2, 3, 4, 50]
 
 
-def test_what_feast_writes_meanwhile_is_not_overwritten(tmp_path, state, redis, monkeypatch):
+def test_what_feast_writes_meanwhile_is_not_overwritten(tmp_path, state, redis):
     view = USERS_VIEW
+    key = entity_key(PROJECT, view.join_key, 1)
+
+    def write_as_feast() -> None:
+        if not redis.client.exists(key):
+            redis.client.hset(key, mapping=dict(view.encode(FROM_FEAST)) | {view.time_field: b"\x08\x01"})
+
     with machine(tmp_path / "a", redis.address) as host:
         host.writer.append(purchase(1, 7))
-        change = RedisState.change
-
-        def change_after_feast(self, *args):
-            monkeypatch.setattr(RedisState, "change", change)
-            key = self._key(view, 1)
-            redis.client.hset(key, mapping=dict(view.encode(FROM_FEAST)) | {view.time_field: b"\x08\x01"})
-            return self.change(*args)
-
-        monkeypatch.setattr(RedisState, "change", change_after_feast)
-        host.share_all()
+        with called_on_return(write_as_feast, RedisState.read):
+            host.share_all()
         (entity,) = state.read(view, np.array([1]))
         assert entity.values["event_count"] == 11
         assert entity.values["history_ids"] == [7, 3]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from export.check import check_repository
-from export.nvidia import hugectr_backend
 from export.nvidia.check import check_hps
 from export.nvidia.hugectr_backend import write_hugectr_repository
 from export.nvidia.source import Source
@@ -81,10 +81,10 @@ def test_a_hugectr_repository_that_cannot_be_written_leaves_the_old_one(source, 
     write_hugectr_repository(source, target, Settings())
     before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
 
-    def disk_full(path, config):
+    def disk_full(descriptor):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(hugectr_backend, "write_config", disk_full)
+    monkeypatch.setattr(os, "fsync", disk_full)
     with pytest.raises(OSError, match="No space left"):
         write_hugectr_repository(source, target, Settings())
     assert {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()} == before

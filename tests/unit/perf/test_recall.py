@@ -7,31 +7,10 @@ import numpy as np
 import pytest
 
 from perf.recall import compute_recall
-from serving.contract.errors import ExportError
 from serving.contract.tensors import FROM_STORE
-from serving.stages.search.search import INDEX_FILE
-from tests.unit.perf.conftest import AXES, N_ITEMS
-from training.retrieval import effort
-from training.retrieval.effort import try_wider, widen_search
+from tests.unit.perf.conftest import N_ITEMS
+from training.retrieval.effort import split_half, try_wider
 from training.retrieval.index import WANTED_RECALL
-
-REQUESTS = {"user_id": np.zeros((64, 1), np.int64), "history": np.full((64, 3), FROM_STORE)}
-
-
-class FakePipeline:
-    """Retrieval with the item vectors themselves as users."""
-
-    def __init__(self, vectors, choice):
-        index = choice.index and faiss.clone_index(choice.index)
-        self.info = SimpleNamespace(generation=1, axes=AXES)
-        self.stages = {
-            "preprocess": lambda inputs: {"history_ids": np.zeros((len(inputs["user_id"]), 1), np.int64)},
-            "retrieve": SimpleNamespace(
-                search=SimpleNamespace(index=index, item_vectors=vectors, servable=np.append(np.ones(N_ITEMS, bool), False)),
-                items=SimpleNamespace(positions=lambda ids: ids),
-                user_vectors=lambda inputs, history: vectors[: len(history)],
-            ),
-        }
 
 
 def naive_recall(vectors, index, queries, count):
@@ -43,12 +22,14 @@ def naive_recall(vectors, index, queries, count):
 
 
 @pytest.fixture
-def pipeline(vectors, choice):
-    return FakePipeline(vectors, choice)
+def search(vectors, choice):
+    """A searcher, as far as its recall is measured, with an index of its own."""
+    return SimpleNamespace(
+        index=faiss.clone_index(choice.index), item_vectors=vectors, servable=np.append(np.ones(N_ITEMS, bool), False)
+    )
 
 
-def test_recall_is_the_share_of_the_best_that_the_index_names(pipeline, vectors):
-    search = pipeline.stages["retrieve"].search
+def test_recall_is_the_share_of_the_best_that_the_index_names(search, vectors):
     faiss.downcast_index(search.index).nprobe = 1
     for count in (5, 20, 100):
         expected = naive_recall(vectors, search.index, vectors[:64], count)
@@ -56,8 +37,7 @@ def test_recall_is_the_share_of_the_best_that_the_index_names(pipeline, vectors)
         assert compute_recall(search, vectors[:64], count) == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_larger_c_is_searched_more_widely(pipeline, vectors):
-    search = pipeline.stages["retrieve"].search
+def test_a_larger_c_is_searched_more_widely(search, vectors):
     trials = try_wider(search, vectors[:64], 1_000)
     assert [trial.recall_lower_bound >= WANTED_RECALL for trial in trials] == [False] * (len(trials) - 1) + [True]
     assert len(trials) > 1
@@ -66,51 +46,22 @@ def test_a_larger_c_is_searched_more_widely(pipeline, vectors):
     assert len(try_wider(search, vectors[:64], 1_000)) == 1
 
 
-def test_an_effort_that_was_set_is_the_only_one(pipeline, vectors):
-    search = pipeline.stages["retrieve"].search
+def test_an_effort_that_was_set_is_the_only_one(search, vectors):
     faiss.downcast_index(search.index).nprobe = 1
     [only] = try_wider(search, vectors[:64], 20, fixed=True)
     assert (only.effort, only.recall < WANTED_RECALL) == (1, True)
-
-
-@pytest.fixture
-def folder(monkeypatch, tmp_path, pipeline):
-    """A staged retrieve stage whose index searches one list."""
-    stage = pipeline.stages["retrieve"]
-    stage.info = pipeline.info
-    faiss.downcast_index(stage.search.index).nprobe = 1
-    faiss.write_index(stage.search.index, str(tmp_path / INDEX_FILE))
-    monkeypatch.setattr(effort, "Retrieve", SimpleNamespace(load=lambda folder: stage))
-    monkeypatch.setattr(effort, "Preprocess", SimpleNamespace(load=lambda folder: pipeline.stages["preprocess"]))
-    return tmp_path
-
-
-def test_a_staged_index_is_widened_until_requests_find_enough(folder):
-    trials = widen_search(folder, folder, REQUESTS, fixed=False)
-    assert trials[-1].recall_lower_bound >= WANTED_RECALL > trials[0].recall
-    assert faiss.downcast_index(faiss.read_index(str(folder / INDEX_FILE))).nprobe == trials[-1].effort
-
-
-def test_a_set_effort_that_finds_too_little_is_refused(folder):
-    with pytest.raises(ExportError, match=r"lower bound 0\.\d+.*at effort 1\. Expected 0\.98\. Set a larger compute"):
-        widen_search(folder, folder, REQUESTS, fixed=True)
-
-
-def test_a_catalogue_without_an_index_needs_no_effort(folder, pipeline):
-    pipeline.stages["retrieve"].search.index = None
-    assert widen_search(folder, folder, REQUESTS, fixed=False) == []
 
 
 def test_what_the_search_is_widened_by_and_what_it_is_judged_by_have_nothing_in_common():
     history = np.full((7, 3), FROM_STORE)
     history[[0, 2, 3, 4], 0] = 12  # sessions: each half gets two of them, wherever they stand
     requests = {"user_id": np.arange(7), "history": history}
-    widened, judged = (effort.split_half(requests, first)["user_id"].tolist() for first in (0, 1))
+    widened, judged = (split_half(requests, first)["user_id"].tolist() for first in (0, 1))
     assert sorted(widened + judged) == list(range(7))
     assert widened == sorted(widened)
     assert len({0, 2, 3, 4} & set(widened)) == len({0, 2, 3, 4} & set(judged)) == 2
 
 
-def test_without_an_index_everything_is_found(pipeline, vectors):
-    pipeline.stages["retrieve"].search.index = None
-    assert compute_recall(pipeline.stages["retrieve"].search, vectors[:64], 20) == 1.0
+def test_without_an_index_everything_is_found(search, vectors):
+    search.index = None
+    assert compute_recall(search, vectors[:64], 20) == 1.0

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -58,7 +59,8 @@ def test_perf_analyzer_runs():
 
 
 def test_missing_packages_are_named(monkeypatch):
-    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    for name in ("pytriton", "nvidia.cuda_runtime"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     with pytest.raises(ServerError, match=r"nvidia-pytriton, which carries tritonserver, is not installed. Run `make setup`"):
         environment.find_wheel()
     with pytest.raises(ServerError, match="nvidia-cuda-runtime-cu12, which perf_analyzer needs, is missing"):
@@ -67,8 +69,9 @@ def test_missing_packages_are_named(monkeypatch):
 
 def test_a_wheel_without_a_stub_for_this_python(monkeypatch, tmp_path):
     (tmp_path / "tritonserver" / "python_backend_stubs" / "3.8").mkdir(parents=True)
-    spec = ModuleSpec("pytriton", None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(environment, "find_spec", lambda name: spec)
+    package = ModuleType("pytriton")
+    package.__spec__ = ModuleSpec("pytriton", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setitem(sys.modules, "pytriton", package)
     with pytest.raises(ServerError, match=rf"no stub for Python {environment.PYTHON_VERSION}; it carries 3\.8"):
         environment.find_wheel()
 

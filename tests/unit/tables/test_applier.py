@@ -13,7 +13,8 @@ import pytest
 from serving.contract.errors import DataError
 from serving.tables.config import LevelsConfig
 from serving.tables.leveled import LeveledTables
-from serving.tables.levels import loading, rocks_store
+from serving.tables.levels import rocks_store
+from serving.tables.levels.loading import is_as_exported
 from serving.tables.levels.rocks_store import DAMAGED_MARK, RocksStore
 from serving.tables.store import cached_table, marks, ring, slots, table
 from serving.tables.store.log_position import LogPosition
@@ -21,7 +22,7 @@ from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates import applier as applier_module
 from serving.tables.updates import backlog
 from serving.tables.updates.applier import Applier
-from tests.interrupting import Killed, free, interrupted_at, kill
+from tests.interrupting import Killed, called_on_return, free, interrupted_at, kill
 from tests.unit.tables.conftest import assert_answer, random_rows
 from tests.unit.tables.updating import (
     ROWS,
@@ -360,15 +361,19 @@ def test_new_memory_knows_what_the_database_had(config, instances):
     applier.close()
 
 
-def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config, monkeypatch):
-    tiers, applier, keys = LeveledTables(config, warm=False), Applier(config), np.arange(ROWS)  # more than L2 has room for
+def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config):
+    tiers, keys = LeveledTables(config, warm=False), np.arange(ROWS)  # more than L2 has room for
+    appliers = list[Applier]()
 
-    def never_updated_until_now(_: LevelsConfig) -> bool:
-        applier.apply("items", Log().batch(keys, versions(keys, 1)))
-        return True
+    def apply_the_first_update() -> None:
+        if not appliers:
+            appliers.append(Applier(config))
+            appliers[0].apply("items", Log().batch(keys, versions(keys, 1)))
 
-    monkeypatch.setattr(loading, "is_as_exported", never_updated_until_now)
-    tiers.filler.warm(config.tables[0])
+    assert is_as_exported(config)
+    with called_on_return(apply_the_first_update, is_as_exported):
+        tiers.filler.warm(config.tables[0])
+    (applier,) = appliers
     np.testing.assert_array_equal(tiers.lookup("items", keys).values, versions(keys, 1))
     applier.close()
     tiers.close()

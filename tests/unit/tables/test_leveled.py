@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,8 +15,11 @@ from serving.contract.errors import RequestError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.formats.sparse_folder import write_sparse_folder
 from serving.tables.leveled import CONFIG_FILE, LeveledTables
+from serving.tables.levels.level import Level
+from serving.tables.levels.lower import LowerLevels
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.row_formats import RowCodec
+from tests.interrupting import called_on_return
 from tests.unit.tables.conftest import assert_answer, random_rows
 
 ROWS, WIDTH = 400, 6
@@ -108,14 +110,13 @@ def test_one_wave_serves_all_tables(source, open_tiers, tmp_path):
     tables = {"items": random_rows(ROWS, WIDTH), "users": random_rows(50, 3, seed=1)}
     configs = (TableConfig("items", ROWS, WIDTH, l1_rows=16), TableConfig("users", 50, 3, l1_rows=16))
     tiers = open_tiers(configs, source=source(**tables), rocksdb=RocksConfig(str(tmp_path / "db")), warm=False)
-    threads = []
-    level = tiers.lower.l3
-    level.use = lambda action, use=level.use: threads.append(threading.get_ident()) or use(action)
+    waves = []
     wanted = {"items": np.array([1, 2, 1, 399]), "users": np.array([0, 49, 50])}
-    answers = tiers.lookup_many(wanted).values
+    with called_on_return(lambda: waves.append(1), Level.use):
+        answers = tiers.lookup_many(wanted).values
     np.testing.assert_array_equal(answers["items"], tables["items"][wanted["items"]])
     np.testing.assert_array_equal(answers["users"], [*tables["users"][[0, 49]], np.zeros(3)])
-    assert threads.count(threading.get_ident()) == 1  # another thread catches up with the level now and then
+    assert len(waves) == 1
 
 
 def with_l1_of(keys: np.ndarray, threshold: float, open_tiers, source) -> tuple[LeveledTables, np.ndarray]:
@@ -283,12 +284,12 @@ def test_an_instance_that_finds_l2_filled_fills_nothing(open_tiers, source):
 
 
 @pytest.mark.parametrize(("l2_rows", "catches_up"), [(1000, False), (100, True)])
-def test_only_tables_that_ask_l3_keep_it_current(source, open_tiers, tmp_path, monkeypatch, l2_rows, catches_up):
+def test_only_tables_that_ask_l3_keep_it_current(source, open_tiers, tmp_path, l2_rows, catches_up):
     table = TableConfig("items", 1000, 4, l2_rows=l2_rows)
     rocksdb = RocksConfig(str(tmp_path / "rocksdb"))
     tiers = open_tiers(table, source=source(items=random_rows(1000, 4)), rocksdb=rocksdb)
     assert tiers.lower.l3.store is not None
     caught_up = []
-    monkeypatch.setattr(tiers.lower, "catch_up", lambda: caught_up.append(True))
-    tiers.filler.catch_up()
+    with called_on_return(lambda: caught_up.append(True), LowerLevels.catch_up):
+        tiers.filler.catch_up()
     assert bool(caught_up) == catches_up

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from pathlib import Path
 
 import pytest
 
-from serving.tables.store import memory
 from serving.tables.store.memory import REMOVED_PREFIX, USERS_FILE, SharedBlock, SharedFolder, remove_unused
 
 
@@ -33,7 +33,7 @@ def test_who_enters_an_arena_while_it_is_removed_keeps_the_files_that_he_maps(ar
             SharedBlock(entered[0].path / "rows", 64, lambda view: None)
         delete(folder, **options)
 
-    monkeypatch.setattr(memory.shutil, "rmtree", delete_slowly)
+    monkeypatch.setattr(shutil, "rmtree", delete_slowly)
     remove_unused(arena)
     monkeypatch.undo()
     assert sorted(file.name for file in entered[0].path.iterdir()) == ["rows", "rows.lock", USERS_FILE]
@@ -43,15 +43,15 @@ def test_who_enters_an_arena_while_it_is_removed_keeps_the_files_that_he_maps(ar
 
 def test_an_arena_that_took_the_place_of_the_unused_one_is_kept(arena, tmp_path, monkeypatch):
     """Between the look at `users` and its lock, another process removes the arena and a third one makes it anew."""
-    lock, entered = memory.fcntl.flock, list[SharedFolder]()
+    lock, entered = fcntl.flock, list[SharedFolder]()
 
     def lock_late(file, kind: int) -> None:
-        if not entered and kind & memory.fcntl.LOCK_EX:
+        if not entered and kind & fcntl.LOCK_EX:
             shutil.rmtree(arena)
             entered.append(SharedFolder(tmp_path, "items"))
         lock(file, kind)
 
-    monkeypatch.setattr(memory.fcntl, "flock", lock_late)
+    monkeypatch.setattr(fcntl, "flock", lock_late)
     remove_unused(arena)
     monkeypatch.undo()
     assert (arena / USERS_FILE).exists()

@@ -17,7 +17,6 @@ from serving.contract.errors import ArtifactError
 from serving.contract.locks import hold_lock
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
-from serving.tables.levels import loading
 from serving.tables.levels.loading import REMOVED_PREFIX, SOURCE_FILE, USERS_FILE, remove_unused_databases
 from serving.tables.opening import open_tables, plan_in_memory
 from serving.tables.store import table as table_module
@@ -96,7 +95,7 @@ def test_another_export_gets_rows_of_its_own(source, shared):
 def test_small_shared_memory_is_left_alone(source, shared, monkeypatch):
     config = plan_in_memory(Path(source(items=random_rows(50, 4))), "rank")
     assert shared_root(config) == shared
-    monkeypatch.setattr(table_module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     assert shared_root(config) == Path(tempfile.gettempdir())
     (shared / f"{ARENA_PREFIX}{config.arena}").mkdir()  # by an instance that came before
     assert shared_root(config) == shared
@@ -153,7 +152,7 @@ def test_a_database_that_nobody_needs_has_another_name_before_its_first_file_is_
         deleted.append(folder)
         delete(folder, **options)
 
-    monkeypatch.setattr(loading.shutil, "rmtree", open_meanwhile)
+    monkeypatch.setattr(shutil, "rmtree", open_meanwhile)
     remove_unused_databases(tmp_path / "db")
     assert [path.name for path in (tmp_path / "db").iterdir()] == ["kept"]
     assert len(deleted) == 2

@@ -21,7 +21,6 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from serving.contract.errors import DataError, DependencyError
 from serving.tables.config import LevelsConfig, TableConfig, UpdateConfig
 from serving.tables.formats.kafka import encode_message
-from serving.tables.store import memory
 from serving.tables.store.tables import Rows
 from serving.tables.updates import publisher as publisher_module
 from serving.tables.updates import updater as updater_module
@@ -161,7 +160,7 @@ def test_updates_wait_in_the_log_while_shared_memory_has_no_room(broker, config,
     publisher.publish("items", keys, versions(keys, 1))
     publisher.flush()
     with monkeypatch.context() as patch:
-        patch.setattr(memory.os, "posix_fallocate", no_room)
+        patch.setattr(os, "posix_fallocate", no_room)
         tiers = instances(config)
         with pytest.raises(DependencyError, match="no room for"):
             Updater(config)

@@ -1,6 +1,7 @@
 """The engine builder against TensorRT 8.6, 10 and 11 as their packages really are (api.json), and where nothing is there."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -227,7 +228,7 @@ def test_a_copy_that_fails_leaves_no_half_file(version, monkeypatch):
         raise OSError("No space left on device")
 
     before = sorted(version.parents[1].iterdir())
-    monkeypatch.setattr(build_engines.shutil, "copyfile", fill_the_disk)
+    monkeypatch.setattr(shutil, "copyfile", fill_the_disk)
     with pytest.raises(OSError, match="No space left"):
         build_engines.place(version / "model.onnx", version / "model.plan")
     assert sorted(version.parents[1].iterdir()) == before

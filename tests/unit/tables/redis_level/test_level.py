@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 
@@ -12,7 +13,6 @@ from serving.contract.errors import DependencyError
 from serving.tables.config import RedisConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.redis_store import RedisStore
-from serving.tables.store import memory
 from serving.tables.store.log_position import LogPosition
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
@@ -83,7 +83,7 @@ def test_without_room_for_the_update_ring_rows_from_redis_may_lack_updates(confi
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(memory.os, "posix_fallocate", refuse)
+        full.setattr(os, "posix_fallocate", refuse)
         tiers = LeveledTables(config)
         assert right(tiers, degraded=True)
         assert tiers.metrics().down.keys() == {"shared memory"}

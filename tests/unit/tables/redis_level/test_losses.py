@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.redis_store import RedisStore
@@ -14,6 +13,7 @@ from serving.tables.store.batch import Batch
 from serving.tables.store.log_position import LogPosition
 from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates.applier import Applier
+from tests.interrupting import called_on_return
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.redis_level.rows import ROWS, WIDTH, redis_rows, right, version
 from tests.unit.tables.updating import Log
@@ -140,7 +140,7 @@ def test_a_new_updater_detects_lost_writes_that_were_not_yet_committed(config):
     tiers.close()
 
 
-def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, source, monkeypatch):
+def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, source, server):
     source(users=random_rows(ROWS, WIDTH))
     config = replace(config, tables=(*config.tables, TableConfig("users", ROWS, WIDTH)))
     log, keys, applier = Log(), np.arange(ROWS), Applier(config)
@@ -149,20 +149,13 @@ def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, 
         for batch in batches:
             applier.apply(table, batch)
     lose_all_but(batches[0], config, "items", "users")
-    read_position = RedisStore.read_position
-    reads = iter(["items", "items", "gone"])  # one read detects the loss; then the offsets of all tables are read
-
-    def fail_at_third_read(store: RedisStore, table: str) -> np.ndarray:
-        if next(reads) == "gone":
-            raise DependencyError("gone")
-        return read_position(store, table)
-
-    monkeypatch.setattr(RedisStore, "read_position", fail_at_third_read)
-    applier.check_redis()
-    assert list(reads) == []
+    after_each_read = iter([lambda: None, server.freeze, lambda: None])  # one detects the loss, the others are of each table
+    with called_on_return(lambda: next(after_each_read)(), RedisStore.read_position):
+        applier.check_redis()
+    server.thaw()
+    assert list(after_each_read) == []
     assert not applier.lost_rows
     assert [int(positions[0]) for positions in applier.redis.reached.values()] == [2, 2]
-    monkeypatch.undo()
     until(lambda: applier.check_redis() or applier.lost_rows)
     assert [int(positions[0]) for positions in applier.redis.reached.values()] == [1, 1]
     applier.close()

@@ -1,15 +1,18 @@
 """The retriever end to end on a small synthetic log: fitted, retrieved from in process, saved, served by the stage."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 from serving.contract.artifacts import StageInfo
+from serving.contract.errors import ExportError
 from serving.contract.tensors import PAD_ID, Axes, new_lineage
 from serving.stages.retrieve import Retrieve
-from serving.stages.search.search import Neighbours
+from serving.stages.search.search import INDEX_FILE, Neighbours
 from training.dataset import load_dataset, split_by_time
 from training.evaluation.metrics import has_test_items, ndcg_at, recall_at
 from training.evaluation.problem import Problem, make_problem
@@ -17,6 +20,7 @@ from training.features.build import Examples, Features, build_features
 from training.models import retriever as module
 from training.models.graph import GraphSettings, fit_graph
 from training.models.item_item import ItemItemSettings
+from training.models.parity import Parity
 from training.models.retriever import (
     Retriever,
     RetrieverData,
@@ -29,7 +33,8 @@ from training.models.retriever import (
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings, cut_windows, train_sequence
 from training.models.train_two_tower import TowerSettings
-from training.retrieval.index import Sizes
+from training.retrieval.effort import widen_search
+from training.retrieval.index import WANTED_RECALL, Choice, Sizes
 from training.retrieval.save import save_retriever
 
 SETTINGS = RetrieverSettings(ItemItemSettings(neighbours=20), TowerSettings(width=16, epochs=3, batch=128, negatives=100))
@@ -140,19 +145,30 @@ def with_graph(with_sequence) -> Fitted:
     return replace(with_sequence, retriever=replace(with_sequence.retriever, graph=graph, graph_weight=0.3))
 
 
+def info_of(stage: str, fitted: Fitted, **settings: object) -> StageInfo:
+    plan = fitted.features.user_plan
+    axes = Axes(candidates=COUNT, user_categorical=len(fitted.features.user_rows), user_continuous=len(plan.continuous))
+    return StageInfo(stage, 1, axes, fitted.features.context, settings)
+
+
+def save_stage(folder: Path, fitted: Fitted, exact_up_to: int) -> tuple[list[Parity], Choice]:
+    """Write the retrieve stage of a retriever. exact_up_to: items of a catalogue that needs no index"""
+    available, (_, examples) = np.ones(fitted.features.items.n_items, bool), served(fitted)
+    fit, sizes = (fitted.retriever, fitted.features), Sizes(exact_up_to)
+    settings, parities, choice = save_retriever(folder, *fit, available, examples, COUNT, sizes=sizes)
+    info_of("retrieve", fitted, **settings).write(folder)
+    return parities, choice
+
+
 @pytest.mark.parametrize("exact_up_to", [20_000, 50])
 @pytest.mark.parametrize("of", ["fitted", "with_sequence", "with_graph"])
 def test_the_published_stage_retrieves_the_same(of, request, tmp_path, exact_up_to):
     fitted = request.getfixturevalue(of)
     users, examples = served(fitted)
-    available = np.ones(fitted.features.items.n_items, bool)
-    fit, sizes = (fitted.retriever, fitted.features), Sizes(exact_up_to)
-    settings, parities, choice = save_retriever(tmp_path, *fit, available, examples, COUNT, sizes=sizes)
+    parities, choice = save_stage(tmp_path, fitted, exact_up_to)
     assert len(parities) == (1 if of == "fitted" else 2)
     assert max(parity.max_rel for parity in parities) < 1e-5
     assert (choice.kind == "exact") == (exact_up_to > 300)
-    fu, gu = examples.user_categorical.shape[1], examples.user_continuous.shape[1]
-    StageInfo("retrieve", 1, Axes(candidates=COUNT, user_categorical=fu, user_continuous=gu), (), settings).write(tmp_path)
     batch = len(users)
     inputs = {
         "user_id": fitted.problem.user_ids[users][:, None],
@@ -168,3 +184,38 @@ def test_the_published_stage_retrieves_the_same(of, request, tmp_path, exact_up_
     same = got["candidate_ids"] == fitted.features.items.ids_at(found)
     assert same.mean() > (0.999 if choice.kind == "exact" else 0.95)
     np.testing.assert_allclose(got["retrieval_scores"][same], scores[same], atol=1e-4)
+
+
+@pytest.fixture
+def staged(fitted, tmp_path) -> tuple[Path, Path]:
+    """The folders of preprocess and retrieve, whose index searches one list."""
+    preprocess, retrieve = tmp_path / "preprocess", tmp_path / "retrieve"
+    fitted.features.save_preprocess(preprocess)
+    info_of("preprocess", fitted).write(preprocess)
+    save_stage(retrieve, fitted, exact_up_to=50)
+    index = faiss.read_index(str(retrieve / INDEX_FILE))
+    faiss.downcast_index(index).nprobe = 1
+    faiss.write_index(index, str(retrieve / INDEX_FILE))
+    return preprocess, retrieve
+
+
+def requests_of(fitted: Fitted) -> dict[str, np.ndarray]:
+    user_ids = fitted.problem.user_ids[fitted.problem.test_users]
+    optional = [tensor for tensor in info_of("preprocess", fitted).spec.inputs if tensor.optional]
+    return {tensor.name: tensor.filled(len(user_ids)) for tensor in optional} | {"user_id": user_ids[:, None]}
+
+
+def test_a_staged_index_is_widened_until_requests_find_enough(fitted, staged):
+    trials = widen_search(*staged, requests_of(fitted), fixed=False)
+    assert trials[-1].recall_lower_bound >= WANTED_RECALL > trials[0].recall
+    assert faiss.downcast_index(faiss.read_index(str(staged[1] / INDEX_FILE))).nprobe == trials[-1].effort
+
+
+def test_a_set_effort_that_finds_too_little_is_refused(fitted, staged):
+    with pytest.raises(ExportError, match=r"lower bound 0\.\d+.*at effort 1\. Expected 0\.98\. Set a larger compute"):
+        widen_search(*staged, requests_of(fitted), fixed=True)
+
+
+def test_a_catalogue_without_an_index_needs_no_effort(fitted, staged):
+    save_stage(staged[1], fitted, exact_up_to=20_000)
+    assert widen_search(*staged, requests_of(fitted), fixed=False) == []

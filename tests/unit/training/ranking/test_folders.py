@@ -15,6 +15,7 @@ from serving.stages.rules.config import ITEMS_FILE
 from serving.tables.store import table as table_module
 from serving.tables.store.mixed_widths import MixedWidths, cold_table
 from serving.tables.store.tables import EmbeddingTables
+from tests.interrupting import called_on_return
 
 
 def rewritten(folder, name, tmp_path, **changes):
@@ -90,13 +91,12 @@ def shared(tmp_path, monkeypatch):
     return tmp_path / "shared"
 
 
-def test_whatever_stops_a_load_the_tables_are_closed(trained, tmp_path, shared, monkeypatch):
-    def fail(*_):
+def test_whatever_stops_a_load_the_tables_are_closed(trained, tmp_path, shared):
+    def fail():
         raise MemoryError
 
-    monkeypatch.setattr(MixedWidths, "count_keys", fail)
     folder, before = rewritten(trained.folder, "rank", tmp_path), set(threading.enumerate())
-    with pytest.raises(MemoryError):
+    with called_on_return(fail, MixedWidths.count_keys), pytest.raises(MemoryError):
         Rank.load(folder)
     assert set(threading.enumerate()) <= before
     assert list(shared.iterdir()) == []

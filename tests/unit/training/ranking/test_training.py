@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 
 from serving.contract.tensors import PAD_ID
+from tests.unit.training.models.conftest import lesson_of
 from tests.unit.training.ranking.conftest import HISTORY, SETTINGS, C, fit_ranking, popularity_retrieve
 from training.dataset import load_dataset
 from training.features.build import build_features
@@ -35,10 +36,10 @@ def test_training_twice_gives_the_same_models(trained):
     np.testing.assert_allclose(rank_scores_of(again, requests), expected, atol=1e-5)
 
 
-def test_a_student_is_the_same_whenever_it_is_taught(trained, monkeypatch):
-    monkeypatch.setattr("training.models.ranking.compress", partial(compress, least_kept=0.0))  # it is taught for a moment only
-    settings = replace(SETTINGS, compression="distilled", student=replace(STUDENT, epochs=2))
-    once, again = (fitted(trained, settings).ranker for _ in range(2))
+def test_a_student_is_the_same_whenever_it_is_taught(trained):
+    lesson = lesson_of(trained.ranking.ranker, [trained.requests], trained.requests)
+    taught_for_a_moment = {"settings": replace(STUDENT, epochs=2), "report": lambda _: None, "least_kept": 0.0}
+    once, again = (compress(lesson, "distilled", **taught_for_a_moment) for _ in range(2))
     assert once.model.shape.width == STUDENT.width
     np.testing.assert_allclose(rank_scores_of(again, trained.requests), rank_scores_of(once, trained.requests), atol=1e-5)
 
