@@ -8,6 +8,7 @@
 Command line: `python -m triton_recommender --help`. Doubles for tests: triton_recommender.testing.
 """
 
+from triton_recommender.async_recommender import AsyncRecommender
 from triton_recommender.cache import Cache, Counts, MemoryCache, RedisCache
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.errors import (
@@ -39,7 +40,7 @@ from triton_recommender.models import (
     Timeouts,
     Tls,
 )
-from triton_recommender.recommender import AsyncRecommender, Recommender
+from triton_recommender.recommender import Recommender
 from triton_recommender.tensors import Degraded, Sources
 from triton_recommender.version import __version__
 

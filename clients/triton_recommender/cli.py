@@ -9,26 +9,32 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from triton_recommender.cache.commands import follow, forget
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.client import DEFAULT_URL
+from triton_recommender.display import (
+    compare_lists,
+    describe_answer,
+    describe_health,
+    describe_item,
+    err,
+    list_fallbacks,
+    out,
+    print_answer,
+    warn_of_foreign_items,
+)
 from triton_recommender.errors import CatalogueMissing, InvalidRequest, RecommenderError
 from triton_recommender.folder import list_users
-from triton_recommender.models import Health, Query, Recommendations, Timeouts, Tls
+from triton_recommender.models import Query, Timeouts, Tls
 from triton_recommender.recommender import Recommender
 from triton_recommender.terminal import dump_json, escape_text
 
 app = typer.Typer(help="Ask a served repository for recommendations.", no_args_is_help=True, add_completion=False)
-out = Console()
-err = Console(stderr=True, highlight=False)
 
 N_USERS = 3  # how many `users` prints
 
@@ -253,88 +259,3 @@ def parse_pairs(pairs: list[str], option: str) -> dict[str, str]:
         if not pair.partition("=")[0] or "=" not in pair:
             raise InvalidRequest(f"{option} is {pair!r}; expected a name and its value, such as store=3.")
     return dict(pair.split("=", 1) for pair in pairs)
-
-
-def list_fallbacks(answer: Recommendations | Health) -> list[str]:
-    return [str(flag.name).lower() for flag in answer.degraded]
-
-
-def describe_answer(user_id: str | None, answer: Recommendations, names: Catalogue | None) -> dict:
-    items = [
-        {"rank": rank, "item_id": item_id, **describe_item(item_id, names), "score": score}
-        for rank, (item_id, score) in enumerate(answer, start=1)
-    ]
-    return {
-        "user_id": parse_user_id(user_id),
-        "generation": answer.generation,
-        "degraded": list_fallbacks(answer),
-        "request_id": answer.request_id,
-        "items": items,
-    }
-
-
-def parse_user_id(user_id: str | None) -> int | str | None:
-    """Return an int for a whole number in its usual spelling, such as "17850"; "007", "--5" and "anna" stay text."""
-    try:
-        return int(user_id) if user_id is not None and str(int(user_id)) == user_id else user_id
-    except ValueError:
-        return user_id
-
-
-def describe_item(item_id: int, names: Catalogue | None) -> dict[str, str]:
-    """Return the title and the name that are published for an item."""
-    title, name = (names.title(item_id), names.item_name(item_id)) if names else (None, None)
-    return ({"name": name} if name is not None else {}) | ({"title": title} if title is not None else {})
-
-
-def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue | None, source: str) -> None:
-    who = f"user {escape_text(user_id)}" if user_id is not None else "an anonymous visitor"
-    out.print(f"Recommendations for {who} (generation {answer.generation})", markup=False)
-    table = Table()
-    table.add_column("#", justify="right")
-    table.add_column("item id", justify="right", no_wrap=True)
-    if names:
-        table.add_column("title", overflow="fold")
-    table.add_column("score", justify="right")
-    for rank, (item_id, score) in enumerate(answer, start=1):
-        described = {name: escape_text(text) for name, text in describe_item(item_id, names).items()}
-        title = [described.get("title", "")] if names else []
-        table.add_row(str(rank), described.get("name", str(item_id)), *title, f"{score:.3f}")
-    out.print(table, markup=False)
-    if answer.degraded:
-        err.print(f"note: answered by the fallback of {', '.join(list_fallbacks(answer))}.", markup=False, soft_wrap=True)
-    if not names:
-        note = f"note: no titles, as {source} lacks generation {answer.generation}. Name the repository with --repo."
-        err.print(escape_text(note), markup=False, soft_wrap=True)
-
-
-def compare_lists(before: Recommendations, changed: Recommendations, names: Catalogue) -> Table:
-    """Return a table of two lists, rank by rank."""
-    table = Table()
-    table.add_column("#", justify="right")
-    for title in ("before", "after"):
-        table.add_column(title, overflow="fold")
-    for place, pair in enumerate(zip_longest(before.item_ids, changed.item_ids), start=1):
-        described = ({} if item_id is None else describe_item(item_id, names) for item_id in pair)
-        shown = [escape_text(one.get("title", one.get("name", ""))) for one in described]
-        table.add_row(str(place), *(text or str(item_id or "") for text, item_id in zip(shown, pair, strict=True)))
-    return table
-
-
-def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str, url: str) -> None:
-    """Warn when the catalogue may be another shop's, where names have other ids."""
-    if foreign := names.foreign_items(answer):
-        err.print(
-            f"warning: {len(foreign)} of the {len(answer)} items, such as {foreign[0]}, are not in the catalogue of "
-            f"{source}: the server at {url} serves another repository; users and items given by name were not understood. "
-            "Name the server's own repository with --repo.",
-            markup=False,
-            soft_wrap=True,
-        )
-
-
-def describe_health(endpoint: Health) -> str:
-    if not endpoint.ready:
-        return f"{endpoint.url} is not ready: {escape_text(endpoint.reason)}"
-    fallbacks = f", by the fallback of {', '.join(list_fallbacks(endpoint))}" if endpoint.degraded else ""
-    return f"{endpoint.url} is ready: generation {endpoint.generation} answered{fallbacks}"

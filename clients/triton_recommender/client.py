@@ -161,6 +161,11 @@ def refuse_reserved(user_id: int | str | None) -> None:
         raise InvalidRequest(f"user_id is {user_id}; ids below {FIRST_USER_ID} are reserved for sessions. Use another id.")
 
 
+def list_urls(url: str | Sequence[str]) -> list[str]:
+    """Return the addresses of equal servers, in the order of preference."""
+    return [url] if isinstance(url, str) else list(url)
+
+
 def judge_health(url: str, outputs: Mapping[str, np.ndarray]) -> Health:
     """Return the health of the server that gave an answer; an answer without items counts as a failure."""
     [answer] = decode(outputs, [Query(None)], None, exclusions=0)

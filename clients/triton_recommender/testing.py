@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from triton_recommender.async_recommender import AsyncRecommender
 from triton_recommender.errors import ModelNotFound
 from triton_recommender.models import Call, Event, ModelDescription, Query, Recommendations
-from triton_recommender.recommender import AsyncRecommender, Recommender
+from triton_recommender.recommender import Recommender
 from triton_recommender.tensors import ANONYMOUS, CHALLENGER, FROM_STORE, MISSING_INT, OBSERVE, PAD_ID, RECOMMEND, UPSERT
 
 Handler = Callable[[Query], Sequence[int] | Recommendations]

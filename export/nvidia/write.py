@@ -34,8 +34,8 @@ from export.settings import Settings
 from hps_config.reader import read_ps_json
 from repository.code import copy_serving_code
 from repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, stage_config
+from repository.model_files import forbid_caches, write_warmup
 from repository.models import write_config
-from repository.publish import forbid_caches, write_warmup
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
 from serving.contract.errors import ConfigError

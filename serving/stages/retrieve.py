@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 
 from serving.contract.artifacts import (
     REMEDY,
     StageInfo,
-    check_range,
     open_checked_array,
     open_network,
     read_stage,
@@ -41,7 +39,8 @@ from serving.stages.live.measurements import measure_free_rows
 from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.stages.live.users import LiveSeen, SeenSince
-from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weights
+from serving.stages.search.loading import load_search
+from serving.stages.search.search import Blocked, Search, recency_weights
 from serving.tables.store.tables import EmbeddingTables
 
 Arrays = dict[str, np.ndarray]
@@ -49,7 +48,6 @@ LOWEST = np.float32(PAD_SCORE)
 
 TABLES_FOLDER, NETWORK, HISTORY_TABLE = "tables", "user_tower", "history"
 POPULARITY = "recent_popularity"
-NO_BLAS = 2**31 - 1  # disables Faiss's BLAS path, so that results do not depend on batch size
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class RetrieveOutputs:
     @classmethod
     def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveOutputs:
         """Load the searcher. Raises ArtifactError when it is broken or belongs to another catalogue."""
-        search = load_search(folder, settings)
+        search = load_search(folder, settings.index)
         check_lengths(folder, items, search)
         columns = map_source_columns(settings, search.item_vectors.shape[1])
         return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen, columns)
@@ -358,39 +356,6 @@ def load_sequence(folder: Path, settings: RetrieveSettings, search: Search) -> S
     network = open_network(folder, SEQUENCE_NETWORK, settings.threads)
     vectors = search.item_vectors[:, : settings.sequence_width]
     return SequenceSource(network, vectors, settings.sequence_weight, settings.sequence_length)
-
-
-def load_search(folder: Path, settings: RetrieveSettings) -> Search:
-    """Load the searcher of a version folder. Raises ArtifactError when a file is missing or broken."""
-    vectors = open_checked_array(folder, "item_vectors", "float32", None, None)
-    available = open_checked_array(folder, "available", "bool", len(vectors))
-    index = None
-    if settings.index != "exact":
-        path = folder / INDEX_FILE
-        faiss.cvar.distance_compute_blas_threshold = NO_BLAS
-        try:
-            index = faiss.read_index(str(path))
-        except RuntimeError as error:
-            raise ArtifactError(f"{path} cannot be read by Faiss {faiss.__version__}: {error}. {REMEDY}") from error
-        if index.d != vectors.shape[1] + 1 or index.ntotal != available.sum():
-            raise ArtifactError(
-                f"{path} holds {index.ntotal} vectors of width {index.d}; expected {available.sum()} of width "
-                f"{vectors.shape[1] + 1}. {REMEDY}"
-            )
-        for positions in listed_positions(index):
-            check_range(path, positions, len(vectors) - 1)
-    return Search(vectors, Neighbours.load(folder), available, index)
-
-
-def listed_positions(index: Any) -> Iterator[np.ndarray]:
-    """Yield the item positions in a Faiss index, one inverted list at a time: int64 views of its memory."""
-    if isinstance(index, faiss.IndexIDMap):
-        yield faiss.vector_to_array(index.id_map)
-    elif inverted := faiss.try_extract_index_ivf(index):
-        lists: Any = inverted
-        for number in range(lists.nlist):
-            if size := lists.invlists.list_size(number):
-                yield faiss.rev_swig_ptr(lists.invlists.get_ids(number), size)
 
 
 def check_lengths(folder: Path, items: ItemIndex, search: Search) -> None:

@@ -15,8 +15,9 @@ import pytest
 from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
 from repository.generations import pin
 from repository.lock import publication_lock
+from repository.model_files import write_warmup
 from repository.models import read_config, read_repository
-from repository.publish import Staging, find_served_generation, hold_nothing, list_versions, write_warmup
+from repository.publish import Staging, find_served_generation, hold_nothing, list_versions
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     StageInfo,

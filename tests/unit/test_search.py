@@ -10,7 +10,7 @@ from numba import TypingError
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import Sources
 from serving.loops.inner_product import inner_product
-from serving.stages.retrieve import RetrieveSettings, load_search
+from serving.stages.search.loading import load_search
 from serving.stages.search.loops import select_smallest
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
 from tests.interrupting import called_on_return
@@ -143,7 +143,7 @@ def test_a_user_is_shown_the_same_lists_alone_and_among_many(tmp_path):
     neighbours.save(tmp_path)
     np.save(tmp_path / "available.npy", available)
     np.save(tmp_path / "item_vectors.npy", vectors)
-    search = load_search(tmp_path, RetrieveSettings((), filter_seen=False, index="lists"))
+    search = load_search(tmp_path, "lists")
     asked = index_queries(rng.normal(size=(4_000, WIDTH)).astype(np.float32))
     together = search.index.quantizer.search(asked, 30)[0]
     alone = np.concatenate([search.index.quantizer.search(query[None], 30)[0] for query in asked])

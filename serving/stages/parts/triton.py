@@ -10,7 +10,8 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import pack_records
-from serving.stages.adapter.triton import Link, Metrics, StageModel, read_degraded, respond, with_live
+from serving.stages.adapter.metrics import Metrics
+from serving.stages.adapter.triton import Link, StageModel, read_degraded, respond, with_live
 from serving.stages.parts.models import RankFeatures, RetrieveSearch
 
 Arrays = dict[str, np.ndarray]

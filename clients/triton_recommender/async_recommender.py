@@ -1,0 +1,162 @@
+"""The asyncio client. `recommender.py` has the blocking one; both share the rest (`client.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from triton_recommender.cache.base import Cache
+from triton_recommender.cache.transport import AsyncCachedTransport
+from triton_recommender.catalogue import Catalogue
+from triton_recommender.client import DEFAULT_URL, Deadline, SharedClient, judge_health, list_urls
+from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Policy
+from triton_recommender.errors import CacheUnavailable, InvalidRequest, ModelNotFound, RecommenderError
+from triton_recommender.live import decode_sequences
+from triton_recommender.models import (
+    DEFAULT_TIMEOUTS,
+    Call,
+    ContextValue,
+    Event,
+    Health,
+    ModelDescription,
+    Query,
+    Recommendations,
+    Timeouts,
+    Tls,
+)
+from triton_recommender.tensors import OBSERVE, RECOMMEND, UPSERT
+from triton_recommender.tracing import client_span
+from triton_recommender.transports import open_async_transport
+from triton_recommender.wire import Signature, decode
+
+
+class AsyncRecommender(SharedClient):
+    """asyncio client: the same arguments, answers and errors as Recommender. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        url: str | Sequence[str] = DEFAULT_URL,
+        *,
+        timeouts: Timeouts | float = DEFAULT_TIMEOUTS,
+        priority: int = 0,
+        retries: int = 2,
+        hedge_after_s: float | None = None,
+        tls: Tls | None = None,
+        headers: Mapping[str, str] | None = None,
+        catalogue: Catalogue | None = None,
+        strict: bool = False,
+        cache: Cache | None = None,
+        transport=None,
+    ) -> None:
+        super().__init__(timeouts, priority, catalogue, strict, cache)
+        transports = (
+            [transport]
+            if transport is not None
+            else [open_async_transport(address, tls, headers or {}) for address in list_urls(url)]
+        )
+        endpoints = [Endpoint(transport) for transport in transports]
+        self._endpoints = AsyncEndpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
+        self._transport = AsyncCachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
+
+    async def recommend(
+        self,
+        user_id: int | str | None = None,
+        *,
+        history: Sequence[int | str] | None = None,
+        exclude: Sequence[int | str] = (),
+        context: Mapping[str, ContextValue] | None = None,
+        after: int | None = None,
+        session: str | None = None,
+        k: int | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        generation: int | None = None,
+    ) -> Recommendations:
+        """See Recommender.recommend."""
+        query = Query(user_id, history, exclude, context or {}, after, session)
+        return (await self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s, generation=generation))[0]
+
+    async def recommend_many(
+        self,
+        queries: Sequence[Query | int | str],
+        *,
+        k: int | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        generation: int | None = None,
+    ) -> list[Recommendations]:
+        """See Recommender.recommend_many."""
+        resolved, notices = self.resolve(queries)
+        signature, deadline = await self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
+        answers: list[Recommendations] = []
+        for part, call in self.make_recommend_calls(resolved, signature, k, request_id, generation):
+            answers += decode(await self._infer(call, deadline), part, k, signature.exclusions)
+        return self.complete(answers, notices, call.request_id)
+
+    async def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
+        """See Recommender.observe."""
+        return (await self.observe_many([Event(user_id, item_id, event, **details)]))[0]
+
+    async def observe_many(self, events: Sequence[Event]) -> list[int]:
+        """See Recommender.observe_many."""
+        identified = [self.identify(event) for event in events]
+        model, deadline = await self._describe(OBSERVE), Deadline(self.timeouts.request)
+        sequences: list[int] = []
+        try:
+            for call in self.make_observe_calls(identified, model):
+                sequences += decode_sequences(await self._infer(call, deadline))
+        finally:
+            await self._forget([event.user_id for event in identified if isinstance(event.user_id, int)])
+        return sequences
+
+    async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
+        """See Recommender.upsert."""
+        call = self.make_upsert_call(kind, record_id, columns, await self._describe(UPSERT))
+        return decode_sequences(await self._infer(call, Deadline(self.timeouts.request)))[0]
+
+    async def signature(self) -> Signature:
+        """See Recommender.signature."""
+        return Signature.of(await self._describe(RECOMMEND))
+
+    async def health(self) -> list[Health]:
+        """See Recommender.health."""
+        return [await self._health(endpoint.transport) for endpoint in self._endpoints.endpoints]
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _describe(self, model: str) -> ModelDescription:
+        if model not in self.models:
+            self.models[model] = await self._transport.describe(model, self.timeouts.connect)
+        return self.models[model]
+
+    async def _infer(self, call: Call, deadline: Deadline) -> dict:
+        with client_span(call.model, self.describe_span(call)) as headers:
+            try:
+                return await self._transport.infer(deadline.limit(call, headers))
+            except (InvalidRequest, ModelNotFound):
+                self.models.pop(call.model, None)
+                raise
+
+    async def _health(self, transport) -> Health:
+        try:
+            if not await transport.is_ready(RECOMMEND, self.timeouts.connect):
+                return Health(transport.url, False, "`recommend` is not ready: it is loading, unloaded or broken")
+            signature = Signature.of(await transport.describe(RECOMMEND, self.timeouts.connect))
+            return judge_health(transport.url, await transport.infer(self.make_health_call(signature)))
+        except RecommenderError as error:
+            return Health(transport.url, False, str(error))
+
+    async def _forget(self, user_ids: list[int]) -> None:
+        if self.cache is None:
+            return
+        try:
+            await self.cache.forget_async(user_ids)
+        except CacheUnavailable as error:
+            self.warn_of_stale_answers(error)
