@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,15 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__") and name not in PUBLIC
 
 
-def find_private(source: str) -> Iterator[str]:
-    """Yield each access to a private name in a file's text, as "line: code"."""
-    for node in ast.walk(ast.parse(source)):
+@cache
+def parse_tests() -> dict[str, ast.Module]:
+    """Return the syntax tree of each file below tests/, by its path there."""
+    return {str(path.relative_to(TESTS)): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+
+
+def find_private(tree: ast.Module) -> Iterator[str]:
+    """Yield each access to a private name in a file, as "line: code"."""
+    for node in ast.walk(tree):
         if not isinstance(node, ast.stmt | ast.expr):
             continue
         match node:
@@ -45,9 +52,8 @@ def find_private(source: str) -> Iterator[str]:
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
-def find_replaced(source: str) -> Iterator[str]:
+def find_replaced(tree: ast.Module) -> Iterator[str]:
     """Yield each replacement of what is neither an edge nor a constant (a limit or a folder), as "line: code"."""
-    tree = ast.parse(source)
     origins = dict(list_imports(tree))
     for node in ast.walk(tree):
         match node:
@@ -93,12 +99,11 @@ def list_imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
     ],
 )
 def test_private_names_are_found(code, found):
-    assert bool(list(find_private(code))) == found
+    assert bool(list(find_private(ast.parse(code)))) == found
 
 
-@pytest.mark.parametrize("folder", sorted(path.name for path in TESTS.iterdir() if path.is_dir() and any(path.rglob("*.py"))))
-def test_no_test_uses_a_private_name(folder):
-    found = {str(path.relative_to(TESTS)): list(find_private(path.read_text())) for path in (TESTS / folder).rglob("*.py")}
+def test_no_test_uses_a_private_name():
+    found = {path: list(find_private(tree)) for path, tree in parse_tests().items()}
     assert {path: uses for path, uses in found.items() if uses} == {}
 
 
@@ -120,13 +125,9 @@ def test_no_test_uses_a_private_name(folder):
     ],
 )
 def test_replaced_functions_are_found(code, found):
-    assert bool(list(find_replaced(code))) == found
+    assert bool(list(find_replaced(ast.parse(code)))) == found
 
 
 def test_no_test_replaces_a_function_of_ours():
-    found = {str(path.relative_to(TESTS)): list(find_replaced(path.read_text())) for path in TESTS.rglob("*.py")}
+    found = {path: list(find_replaced(tree)) for path, tree in parse_tests().items()}
     assert {path: replaced for path, replaced in found.items() if replaced} == {}
-
-
-def test_no_helper_of_tests_uses_a_private_name():
-    assert {path.name: uses for path in TESTS.glob("*.py") if (uses := list(find_private(path.read_text())))} == {}

@@ -212,7 +212,7 @@ def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config,
 
 def test_what_an_updater_showed_before_it_died_stays(config, instances):
     """Rows half written are emptied: they come from the ring, if it had told of them, and not from a RocksDB without them,
-    until the next updater has stored them. It dies at each of its lines, every seventh of them here."""
+    until the next updater has stored them. It dies at each of its lines, every eleventh of them here."""
     tiers, log, keys, shown = instances(), Log(), np.arange(0, ROWS, 2), []
     for turn in count():
         before, after, dead = versions(keys, 2 * turn), versions(keys, 2 * turn + 1), Applier(config)
@@ -220,7 +220,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances):
         dead.apply("items", log.batch(keys, before))
         batch = log.batch(keys, after)
         try:
-            with interrupted_at({1 + 7 * turn: kill}, applier_module, *MODULES):
+            with interrupted_at({1 + 11 * turn: kill}, applier_module, *MODULES):
                 dead.apply("items", batch)
         except Killed:
             free(dead.shared["items"].slots.lock)
@@ -367,10 +367,10 @@ def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config
 
     def apply_the_first_update() -> None:
         if not appliers:
+            assert is_as_exported(config)
             appliers.append(Applier(config))
             appliers[0].apply("items", Log().batch(keys, versions(keys, 1)))
 
-    assert is_as_exported(config)
     with called_on_return(apply_the_first_update, is_as_exported):
         tiers.filler.warm(config.tables[0])
     (applier,) = appliers
