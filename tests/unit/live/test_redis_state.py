@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -322,7 +322,8 @@ def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, 
     with machine(tmp_path / "a", redis.address, TIMEOUT_S) as host:
         host.writer.append(purchase(1, 7))
         stop = threading.Event()
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, ExitStack() as ending:
+            ending.callback(stop.set)  # also where the test fails: the pool waits for the sharer
             running = pool.submit(host.sharer.run, stop)
             until(lambda: host.writer.store.read_counters().get("redis_down") == 1)
             with pytest.raises(DependencyError, match="did not answer"):
@@ -330,12 +331,7 @@ def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, 
             redis.thaw()
             until(lambda: host.writer.store.read_counters().get("redis_down") == 0)
             host.writer.append(purchase(1, 8))
-
-            def is_shared() -> bool:
-                with host.reader.users.snapshot() as snapshot:
-                    return snapshot.progress().last_sequence == 2
-
-            until(is_shared)
+            until(lambda: state.positions()[host.sharer.machine].shared_sequence == 2)
             stop.set()
             running.result()
     (entity,) = state.read(USERS_VIEW, np.array([1]))
