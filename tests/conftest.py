@@ -15,6 +15,8 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 from xdist import is_xdist_worker
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.lanes import LANES, OUTCOMES, RUNS, LaneResult
 from tests.unit.tables.kafka_broker import MockBroker
@@ -22,6 +24,9 @@ from tests.unit.tables.redis_server import RedisServer
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a first example may compile; speed is for perf/ to say
 hypothesis.settings.load_profile("untimed")
+
+# Folders whose files share models that a fixture trains: one worker runs them all, so that it trains once
+TRAINED_ONCE = ("tests/unit/training/models/", "tests/unit/training/ranking/")
 
 _RESULTS = pytest.StashKey[list[LaneResult]]()
 
@@ -33,6 +38,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--lane") == "server":
         config.option.loadscopereorder = False  # tests/server/conftest.py has put the files in order
+
+
+class FilesByFixture(LoadFileScheduling):
+    """Gives the tests of a file to one worker, and all files of a folder of TRAINED_ONCE."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return next((folder for folder in TRAINED_ONCE if file.startswith(folder)), file)
+
+
+@pytest.hookimpl(optionalhook=True)  # a run may leave pytest-xdist out
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesByFixture | None:
+    return FilesByFixture(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,6 +22,7 @@ CACHE = PROJECT / ".run" / "test-repositories"
 SOURCES = ("serving", "repository", "training", "export", "hps_config", "server")
 TEST_SOURCES = (Path(__file__), PROJECT / "tests" / "unit" / "small_shops.py")
 KEPT_DIGESTS = 2
+CODE = "serving"  # folder in a model's version
 SERVED_DATA = "synthetic:users=300,items=300,events=5000,context=1"
 # A student takes as long to teach as everything else together, and each publication answers the recorded requests twice.
 SERVED_SETTINGS = {"ranker": {"compression": "none"}, "pipeline": {"recorded_requests": 200}}
@@ -75,6 +76,11 @@ def copy_small_repository(folder: Path) -> Path:
     return shutil.copytree(small_repository(), folder)
 
 
+def link_small_repository(folder: Path) -> Path:
+    """Return a copy of `small_repository` in `folder` as `link_code` makes it."""
+    return link_code(small_repository(), folder)
+
+
 def small_merlin_repository(triton: str) -> Path:
     """Return the models of `small_repository`, published for NVIDIA's containers of one Triton."""
 
@@ -102,6 +108,14 @@ def copy_to_change(repository: Path, target: Path) -> Path:
             shutil.copy2(source, copied)
 
     return Path(shutil.copytree(repository, target, copy_function=link_code))
+
+
+def link_code(repository: Path, target: Path) -> Path:
+    """Copy a repository, but link its folders of code, which hold most of its files. No manifest of it is valid."""
+    shutil.copytree(repository, target, ignore=lambda _, names: {CODE} & set(names), copy_function=shutil.copy)
+    for code in repository.glob(f"*/*/{CODE}"):
+        (target / code.relative_to(repository)).symlink_to(code)
+    return target
 
 
 def restore_copy(copy: Path, repository: Path) -> None:

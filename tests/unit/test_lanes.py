@@ -74,7 +74,7 @@ def test_the_outcomes_of_all_workers_are_counted_once_for_their_lane(tmp_path):
         (tmp_path / "tests" / "unit" / f"test_{name}.py").write_text(content)
     (tmp_path / "tests" / "long" / "test_right.py").write_text("def test_right(): pass")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--continue-on-collection-errors"]
-    command += ["--lane", "unit+long", "tests/unit", "tests/long"]
+    command += ["--lane", "unit+long", "tests/unit", "tests/long", "--basetemp", str(tmp_path / "temporary")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == FAILED, done.stdout + done.stderr
     assert "lane unit     ran    4  failed   5  skipped   2" in done.stdout

@@ -15,7 +15,7 @@ from gateway.experiments import interleave
 from live.exposures import read_exposures
 from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
 from serving.live.experiment import Experiment
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_small_repository, link_small_repository
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import InvalidRequest, Recommendations, ServerFault, Sources, StageDied, Unavailable
 
@@ -56,7 +56,7 @@ class Tried:
 
 @pytest.fixture
 def tried(tmp_path) -> Tried:
-    return Tried(copy_small_repository(tmp_path / "shop"))
+    return Tried(link_small_repository(tmp_path / "shop"))
 
 
 def ids(answer: dict) -> list[int]:
@@ -130,7 +130,7 @@ def test_a_challenger_that_fails_is_replaced_by_the_champion_and_the_log_keeps_i
     def fail(query):
         raise fault
 
-    tried = Tried(copy_small_repository(tmp_path / "shop"), fail)
+    tried = Tried(link_small_repository(tmp_path / "shop"), fail)
     tried.start(share=1.0)
     answers = tried.ask()
     assert {tuple(ids(answer)) for answer in answers.values()} == {tuple(CHAMPIONS)}
@@ -180,7 +180,7 @@ def test_a_shadow_that_fails_or_hangs_is_not_noticed(tmp_path):
     def fail(query):
         raise ServerFault("broken")
 
-    tried = Tried(copy_small_repository(tmp_path / "shop"), fail)
+    tried = Tried(link_small_repository(tmp_path / "shop"), fail)
     tried.start(share=1.0, mode="shadow")
     assert {tuple(answer["degraded"]) for answer in tried.ask().values()} == {()}
     assert {tuple(row["degraded"]) for row in tried.log if row["arm"] == "shadow"} == {("challenger",)}
@@ -190,7 +190,7 @@ def test_a_request_that_a_shadow_refuses_does_not_count_against_it(tmp_path, cap
     def refuse(query):
         raise InvalidRequest("no such column")
 
-    tried = Tried(copy_small_repository(tmp_path / "shop"), refuse)
+    tried = Tried(link_small_repository(tmp_path / "shop"), refuse)
     tried.start(share=1.0, mode="shadow")
     tried.ask()
     gc.collect()  # an exception that nobody handled is logged when its task goes
@@ -239,7 +239,7 @@ def test_an_interleaved_answer_is_the_champions_where_the_challenger_fails(tmp_p
     def fail(query):
         raise ServerFault("broken")
 
-    tried = Tried(copy_small_repository(tmp_path / "shop"), fail)
+    tried = Tried(link_small_repository(tmp_path / "shop"), fail)
     tried.start(share=1.0, mode="interleave")
     [answer] = tried.ask(["7"]).values()
     assert (ids(answer), answer["degraded"]) == (CHAMPIONS, ["challenger"])

@@ -10,7 +10,7 @@ from repository.experiments import change_share, end_experiment, experiment_fold
 from repository.registry import read_acts
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, hash_share, read_experiment
-from tests.repositories import copy_small_repository
+from tests.repositories import link_small_repository
 
 USERS = range(20_000)
 PLACES = {7: 0.7489131948, 17850: 0.6972319672, -5: 0.4027470453}  # of experiment "spring": vectors for other languages
@@ -69,7 +69,7 @@ def test_what_is_no_experiment_is_refused(wrong):
 
 
 def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_path):
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = link_small_repository(tmp_path / "shop")
     followed = FollowedExperiment(experiment_folder(repo))
     assert followed.current() is None
     begun = start_experiment(repo, spring(share=0.1))
@@ -88,7 +88,7 @@ def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_
 
 
 def test_what_was_changed_while_it_was_judged_goes_on(tmp_path):
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = link_small_repository(tmp_path / "shop")
     judged = start_experiment(repo, spring(share=0.1))
     changed = change_share(repo, 0.2)
     with pytest.raises(ConfigError, match="was changed while it was judged"):
@@ -98,14 +98,14 @@ def test_what_was_changed_while_it_was_judged_goes_on(tmp_path):
 
 
 def test_a_file_of_a_newer_version_is_read(tmp_path):
-    folder = experiment_folder(copy_small_repository(tmp_path / "shop"))
+    folder = experiment_folder(link_small_repository(tmp_path / "shop"))
     folder.mkdir(parents=True)
     (folder / EXPERIMENT_FILE).write_text(spring().text().replace("{", '{"colour": "red",', 1))
     assert read_experiment(folder) == spring()
 
 
 def test_two_experiments_do_not_run_at_once(tmp_path):
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = link_small_repository(tmp_path / "shop")
     begun = start_experiment(repo, spring())
     for other in (spring(name="autumn"), spring(mode="interleave"), spring()):
         with pytest.raises(ConfigError, match="'spring' runs already"):

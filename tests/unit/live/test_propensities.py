@@ -14,7 +14,7 @@ from serving.pipeline import Pipeline
 from serving.stages.rules.propensities import UNKNOWN
 from tests.unit.live.test_live_answers import answer, upserted
 
-USERS, BATCH = 3_000, 500  # frequencies are compared over all users; what holds for every list is seen in one batch
+USERS, BATCH = 1_500, 500  # frequencies are compared over all users; what holds for every list is seen in one batch
 LENGTH, PLACE, SHARE = Axes().items_returned, 9, 0.4
 NEW = (901, 902, 903)
 DEVIATIONS = 4.5  # standard errors that chance may explain: of a thousand comparisons, one in 150 runs is beyond

@@ -14,12 +14,12 @@ from server.__main__ import app
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from serving.live.experiment import Experiment, read_experiment
-from tests.repositories import copy_small_repository
+from tests.repositories import link_small_repository
 
 
 @pytest.fixture
 def repo(tmp_path) -> Path:
-    return copy_small_repository(tmp_path / "shop")
+    return link_small_repository(tmp_path / "shop")
 
 
 def run(repo: Path, *words: str) -> str:

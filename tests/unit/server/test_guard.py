@@ -15,7 +15,7 @@ from server.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.live.experiment import Experiment, read_experiment
-from tests.repositories import copy_small_repository
+from tests.repositories import link_small_repository
 from tests.waiting import until
 
 FAILED = 30  # answers, of the challenger
@@ -23,7 +23,7 @@ FAILED = 30  # answers, of the challenger
 
 @pytest.fixture
 def state(tmp_path) -> Iterator[ServerState]:
-    repo = copy_small_repository(tmp_path / "repo")
+    repo = link_small_repository(tmp_path / "repo")
     state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
     control.stop_server(state, tmp_path)

@@ -18,6 +18,7 @@ from serving.contract.tensors import OBSERVE
 from serving.live.reader import Reader
 from serving.live.store import live_folder
 from serving.stages.live.models import Observe
+from tests.repositories import link_code
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.waiting import until
@@ -27,7 +28,7 @@ TOPIC = "shop-events"
 
 @pytest.fixture
 def state(tmp_path) -> Iterator[ServerState]:
-    repo = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repo"))
+    repo = link_code(repository_with_kinds(), tmp_path / "repo")
     Observe.load(stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
     state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
     yield state

@@ -18,14 +18,14 @@ from server.promotion import Promotion, awaits_move
 from server.state import ServerState, read_state, state_path
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import Experiment, read_experiment
-from tests.repositories import copy_small_repository
+from tests.repositories import link_small_repository
 from tests.triton_double import TritonDouble, accept
 
 
 @pytest.fixture
 def state(tmp_path) -> ServerState:
     """The state of a server that does not run, and answered with generation 1."""
-    repo = copy_small_repository(tmp_path / "repo")
+    repo = link_small_repository(tmp_path / "repo")
     return ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
 
 

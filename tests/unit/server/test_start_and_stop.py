@@ -24,7 +24,7 @@ from server.state import ServerState, read_state, state_path
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
-from tests.repositories import copy_small_repository
+from tests.repositories import link_small_repository
 from tests.server import toys
 from tests.triton_double import TritonDouble, write_wheel
 
@@ -40,7 +40,7 @@ time.sleep(600)
 @pytest.fixture
 def repo(tmp_path, monkeypatch, sleeping) -> Iterator[Path]:
     """A repository of two generations with a running server that holds a challenger; no experiment was ever started."""
-    repo = copy_small_repository(tmp_path / "repo")
+    repo = link_small_repository(tmp_path / "repo")
     for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
         shutil.copytree(repo / model / "1", repo / model / "2")
     write_challenger(repo, 2)

@@ -14,7 +14,7 @@ from live.exposures import Exposure, ExposureLog
 from repository.experiments import experiment_folder, start_experiment
 from repository.registry import read_acts
 from serving.live.experiment import Experiment, read_experiment
-from tests.repositories import copy_small_repository
+from tests.repositories import link_small_repository
 from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import app
 from trials.feedback import join_feedback
@@ -26,7 +26,7 @@ ANSWERS = 400  # of each arm
 
 @pytest.fixture
 def repo(tmp_path) -> Path:
-    return copy_small_repository(tmp_path / "shop")
+    return link_small_repository(tmp_path / "shop")
 
 
 def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
@@ -134,7 +134,7 @@ def test_an_interleaved_challenger_whose_items_are_clicked_less_is_rolled_back(r
 
 @pytest.mark.parametrize(("lost", "said"), [(0.525, ""), (0.6, "20.0% more of the answers are lost")])
 def test_few_more_lost_than_won_answers_are_borne_though_they_are_significant(lost, said):
-    count = 20_000
+    count = 10_000
     rows = [{"request_id": f"b{number}", "arm": "interleaved", "item_ids": [1, 2], "teams": [0, 1]} for number in range(count)]
     clicks = [(f"b{number}", 1 if number < lost * count else 2, False, 0.0, 1) for number in range(count)]
     feedback = join_feedback(exposures(*rows), events(*clicks))

@@ -43,9 +43,14 @@ def test_the_score_of_the_best_candidate_is_described(pipeline):
     assert sum(reference.shares) == pytest.approx(1.0)
 
 
+@pytest.fixture(scope="module")
+def trace(pipeline) -> dict[str, np.ndarray]:
+    """All tensors of a window of requests."""
+    return draw_requests(pipeline, 1, WINDOW_ROWS)[0]
+
+
 @pytest.mark.parametrize(("moved_by", "alarms"), [(0.0, False), (100.0, True)])
-def test_the_rank_stage_tells_when_scores_have_moved(pipeline, moved_by, alarms):
-    (trace,) = draw_requests(pipeline, 1, WINDOW_ROWS)
+def test_the_rank_stage_tells_when_scores_have_moved(trace, moved_by, alarms):
     with closing(Rank.load(stage_folder(small_repository(), "rank", 1))) as rank:
         rank(trace | {"user_continuous": trace["user_continuous"] + np.float32(moved_by)})
         found = {measured.name: measured.value for measured in rank.measurements()}
