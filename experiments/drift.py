@@ -1,10 +1,10 @@
-"""Drift alarms on the features and scores of requests: false alarms, found shifts, and agreement with the package `evidently`.
+"""Drift alarms on requests and their best items: false alarms, found shifts, and agreement with the package `evidently`.
 
     python -m experiments.drift --repo model_repository --data online-retail
 
 The published stages answer requests drawn anew from the log that was exported, as the export drew those of its references:
-windows of them are stationary and must not alarm. Shifts are injected into one feature each, or into the score, and must alarm
-within one window of 2,000 requests.
+windows of them are stationary and must not alarm. Shifts are injected into one feature of the users, the requests or the best
+items each, or into the score, and must alarm within one window of 2,000 requests.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def shift_feature(window: Columns, reference: Reference, generator: np.random.Ge
 
 
 def can_move(reference: Reference) -> bool:
-    """Return whether a feature has more than one value, so that it can move."""
-    return sum(share > 0.01 for share in reference.shares) > 1
+    """Return whether a feature has more than one value, so that it can move, and a bound."""
+    return sum(share > 0.01 for share in reference.shares) > 1 and np.isfinite(reference.psi_bound)
 
 
 def compare_with_evidently(columns: Columns, window: Columns) -> float:

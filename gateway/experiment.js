@@ -15,6 +15,9 @@ async function showExperiment() {
   byId("settings").textContent = experiment ? describe(experiment) : "No experiment runs.";
   byId("decision").textContent = sentence(answer.decision);
   byId("decision").className = { "rolled back": "bad", promoted: "good" }[experiment?.state] ?? VERDICTS[answer.verdict];
+  const isTold = !answer.split || answer.decision.includes(answer.split);
+  byId("split").textContent = isTold ? "" : `${sentence(answer.split)}.`;
+  byId("split").className = answer.wrong_split ? "bad" : "quiet";
   byId("arms").replaceChildren(...(arms.length ? tableOf(arms) : []));
   byId("interval").replaceChildren(...(experiment && experiment.mode !== "shadow" ? drawLooks(experiment, looks) : []));
   for (const side of ["champion", "challenger"]) {

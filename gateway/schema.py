@@ -198,11 +198,16 @@ class Look(Strict):
 
 
 class ExperimentReport(Strict):
-    """experiment: null if none was ever started; decision: the verdict, or how the experiment ended, in words."""
+    """experiment: null if none was ever started; decision: the verdict, or how the experiment ended, in words.
+
+    split: how many users met each arm of an A/B test, in words; wrong_split: whether its share does not explain them.
+    """
 
     experiment: ExperimentFacts | None
     arms: list[ArmCounts]
     looks: list[Look]
+    split: str
+    wrong_split: bool
     verdict: Literal["better", "worse", "undecided"]
     decision: str
 

@@ -6,6 +6,7 @@
     every 5 s    its gateway gone or paused    ─▶ restart the gateway
                  an experiment without a guard ─▶ start the guard, which rolls back a harmful challenger
                  a challenger promoted         ─▶ activate it
+                 an experiment ended otherwise ─▶ unload its challenger
 
 While the server is down, the gateway answers with popular items. A server that keeps dying is restarted after a pause that
 doubles from 0.2 s to 30 s. Every line of the log says what was found and what was done.
@@ -41,6 +42,7 @@ from server.launcher import TritonServer
 from server.lock import hold_start_lock
 from server.observer import SCAN_EVERY_S, Observer, read_status
 from server.promotion import Promotion
+from server.release import Release
 from server.signals import name_signal
 from server.state import ServerState, read_state, state_path
 from server.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S
@@ -76,7 +78,7 @@ class Watch:
     def _look(self, state: ServerState) -> None:
         if self._observed is None or (state.pid, state.generation) != (self._observed.pid, self._observed.generation):
             self._observer, self._check = Observer(state), ArtifactCheck(state.repo, state.generation)
-            self._followers = ExperimentGuard(state, self._run_dir), Promotion(state, self._run_dir)
+            self._followers = ExperimentGuard(state, self._run_dir), Promotion(state, self._run_dir), Release(state)
         self._observed = state
         if state.fault:
             self._return_to_service(state)

@@ -26,6 +26,20 @@ CODE = "serving"  # folder in a model's version
 SERVED_DATA = "synthetic:users=300,items=300,events=5000,context=1"
 # A student takes as long to teach as everything else together, and each publication answers the recorded requests twice.
 SERVED_SETTINGS = {"ranker": {"compression": "none"}, "pipeline": {"recorded_requests": 200}}
+FOLLOWED_DATA, FOLLOWED_EVENTS = "synthetic:users=150,items=150,events=4500", 3_000  # of the log; the others are live
+FOLLOWED_TOML = """
+name = "followed"
+[interactions]
+path = "events.csv"
+user_id = "user_id"
+item_id = "item_id"
+timestamp = "timestamp"
+[items]
+path = "items.csv"
+item_id = "item_id"
+categorical = ["department"]
+continuous = ["price"]
+"""
 
 
 # The imports of an export take seconds: tests that find everything built do without them.
@@ -69,6 +83,25 @@ def small_repository() -> Path:
         export(folder, shop(folder / "data", users=12, items=30, events=60, more=CONTEXT))
 
     return shared_folder("small", build) / "repository"
+
+
+def followed_shop() -> Path:
+    """Return a folder with a data set (data), an export of it (repository), and what users did afterwards (later.csv)."""
+
+    def build(folder: Path) -> None:
+        from tests.unit.small_shops import export
+        from training.dataset import load_dataset
+
+        generated, data = load_dataset(FOLLOWED_DATA), folder / "data"
+        log = generated.interactions[["user_id", "item_id", "timestamp"]]
+        data.mkdir()
+        log[:FOLLOWED_EVENTS].to_csv(data / "events.csv", index=False)
+        log[FOLLOWED_EVENTS:].to_csv(folder / "later.csv", index=False)
+        generated.items[["item_id", "department", "price"]].to_csv(data / "items.csv", index=False)
+        (data / "dataset.toml").write_text(FOLLOWED_TOML)
+        export(folder, load_dataset(data), ranker={"compression": "none"})
+
+    return shared_folder("followed", build)
 
 
 def copy_small_repository(folder: Path) -> Path:

@@ -31,6 +31,7 @@ from trials.off_policy import Estimate, SlateKind, TrialError
 from trials.progress import tell_progress
 from trials.report import AnswerSummary, By, Summary, summarise
 from trials.sequential import compare_arms, has_wrong_split
+from trials.split import Split, measure_split
 from trials.unseen import Reward, pair_answers, read_lists, shadow_lists
 
 METRICS = ("ctr", "conversion", "revenue", "degraded")
@@ -48,8 +49,13 @@ def report(
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:
-    """Show click rate, conversions and revenue per answer, or per shown item. Answers of shadows are left out."""
+    """Show click rate, conversions and revenue per answer, or per shown item. Answers of shadows are left out.
+
+    Of an A/B test, a line says whether its arms have the share of the users that they should.
+    """
     summaries = summarise(read_shown(repo, experiment), by, repo)
+    if experiment and (split := find_split(repo, experiment)):
+        typer.echo(f"{experiment}: {split.text}.", err=as_json)
     if as_json:
         typer.echo(json.dumps({group: asdict(summary) for group, summary in summaries.items()}))
         return
@@ -59,6 +65,18 @@ def report(
     for group, summary in summaries.items():
         table.add_row(group, *cells_of(summary))
     Console().print(table)
+
+
+def find_split(repo: Path, experiment: str) -> Split | None:
+    """Return the split of an A/B test since its last change, or, once it is over, under its last share; None of others."""
+    exposures, folder = read_answers(repo)
+    own, latest = exposures.filter(pc.equal(exposures["experiment"], experiment)), read_experiment(folder)
+    if latest is None or latest.name != experiment:
+        return measure_split(own)
+    if latest.mode != "ab":
+        return None
+    since_ms = latest.changed_ms if latest.runs else latest.started_ms
+    return measure_split(own.filter(pc.greater_equal(own["time_ms"], since_ms)), latest.share if latest.runs else None)
 
 
 def cells_of(summary: Summary) -> list[str]:

@@ -145,7 +145,7 @@ class Preprocess:
         found = (len(plan.categorical), len(plan.continuous), inputs.embedded.history_length)
         if stated != found:
             raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {stated}, plan and store have {found}. {REMEDY}")
-        return cls(info, inputs, plan, DriftWindow.load(folder, len(plan.categorical)))
+        return cls(info, inputs, plan, DriftWindow.load(folder, plan.names, len(plan.categorical)))
 
     def with_live(self, reader: Reader) -> Preprocess:
         """Return the stage with a live store attached."""

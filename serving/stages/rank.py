@@ -28,11 +28,13 @@ from serving.contract.measurements import Measurement
 from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
+from serving.stages.features.best_items import BestItems
 from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import N_FEATURES, SCALE, SCORE, TOGETHER, pair_numbers, scale_strengths
+from serving.stages.features.user_state import raw_name
 from serving.stages.live.content import Content
 from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.live.item_features import ItemFeatures
@@ -213,11 +215,12 @@ class Rank:
     rows: EmbeddingRows
     network: Any
     outputs: RankOutputs
+    best_items: BestItems
     content: Content | None = None
     item_plan: Plan | None = None
     trends: ItemTrends | None = None  # declared aggregations of items
     learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
-    drift: DriftWindow | None = None  # watches the best score of each request
+    drift: DriftWindow | None = None  # watches the best item of each request
     live_items: LiveItems | None = None
 
     @classmethod
@@ -236,11 +239,14 @@ class Rank:
                 f"{folder / NETWORK}.onnx takes {n_taken} numbers per candidate; expected the {n_computed} that this version "
                 f"computes. {REMEDY}"
             )
-        content, learned, drift = Content.load(folder), load_learned_sales(folder), DriftWindow.load(folder, 0, "scores")
+        content, learned = Content.load(folder), load_learned_sales(folder)
         plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
         trends = ItemTrends.load(folder, inputs.items, inputs.item_numbers, settings.as_of_s)
+        best_items = choose_watched(inputs, plan, trends)
+        drift = DriftWindow.load(folder, best_items.names, len(best_items.categorical), "best_items")
         rows = EmbeddingRows.load(folder, info, inputs, as_exported)  # last, because nothing would close it after an error
-        return cls(info, inputs, rows, network, RankOutputs(settings.blend), content, plan, trends, learned, drift)
+        outputs = RankOutputs(settings.blend)
+        return cls(info, inputs, rows, network, outputs, best_items, content, plan, trends, learned, drift)
 
     def with_live(self, reader: Reader) -> Rank:
         """Return the stage with a live store attached, whose new and changed items it ranks."""
@@ -272,7 +278,7 @@ class Rank:
         self.tables.close()
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the counters of the tables' levels, and the drift of scores since the export."""
+        """Yield the counters of the tables' levels, and the drift of the best items since the export."""
         yield from measurements(self.tables.metrics())
         if self.drift:
             yield from self.drift.measurements()
@@ -294,8 +300,8 @@ class Rank:
         else:
             logits, retrieval_part, together = self._compute_logits(inputs, candidates, rows)
         outputs = self.outputs.scores(inputs, logits, retrieval_part)
-        if self.drift:
-            self.drift.add(np.empty((len(logits), 0), np.int64), find_best_scores(outputs["rank_scores"]))
+        if self.drift and not self.drift.is_full:
+            self.drift.add(*self.best_items.describe(candidates, outputs["rank_scores"]))
         # After the drift window, which watches the model's own scores.
         self.inputs.lift_together(outputs["rank_scores"], logits, candidates, together)
         if degraded:
@@ -330,9 +336,13 @@ def mark_all_degraded(lineage: np.ndarray) -> np.ndarray:
     return mark_degraded(lineage, np.ones(len(lineage), bool), Degraded.RANK)
 
 
-def find_best_scores(rank_scores: np.ndarray) -> np.ndarray:
-    """Return the score of each request's best candidate, float32 [B, 1]. rank_scores: float32 [B, C]"""
-    return rank_scores.max(axis=1, keepdims=True)
+def choose_watched(inputs: RankInputs, plan: Plan | None, trends: ItemTrends | None) -> BestItems:
+    """Return the features of items that are watched: all but lists, whose rows are one an item. plan: of the catalogue"""
+    columns = plan or Plan((), ())
+    categorical, continuous = (tuple(column.name for column in part) for part in (columns.categorical, columns.continuous))
+    live = tuple(raw_name("aggregate", name) for name in trends.names) if trends else ()
+    numbers = inputs.item_numbers[:, : len(continuous) + len(live)]
+    return BestItems(inputs.item_rows[:, : len(categorical)], numbers, categorical, (*continuous, *live), live)
 
 
 def choose_chunk_size(count: int, most: int) -> int:

@@ -193,6 +193,7 @@ def test_an_experiment_shows_both_lists_the_interval_and_the_decision(page, serv
     assert "spring: mode ab, generation 2 beside 1, 50.0 % of the users, since 20" in page.text("settings")
     assert page.text("decision") == "The challenger is better beyond doubt"
     assert "champion 200 20 (10.00 %) 20 (10.00 %)" in page.text("arms")
+    assert page.text("split") == "200 users met the champion and 200 the challenger, which a share of 0.5 explains."
     assert page.browser.find_elements(By.CSS_SELECTOR, "#interval svg polygon")
     assert ": now 29.19 to 70.81 percentage points" in page.text("interval")
 
@@ -230,7 +231,8 @@ def answer_and_click(served: Served, experiment: Experiment, **click_rates: floa
         for number in range(200):
             request_id = f"{arm}{number}"
             time_ms = experiment.started_ms + number
-            log.add(Exposure(request_id, time_ms, number, 1, [1, 2], [1.0] * 2, [], experiment.name, arm))
+            facts, share = (experiment.name, arm), experiment.assignment_of(arm)
+            log.add(Exposure(request_id, time_ms, number, 1, [1, 2], [1.0] * 2, [], *facts, assignment=share))
             if number % 10 < 10 * click_rate:
                 clicks.append({"user": 1_000 + number, "item": 1, "request_id": request_id})
     log.close()

@@ -1,4 +1,4 @@
-"""Measure how far the features and scores of requests have drifted from their distribution at the export.
+"""Measure how far the features of requests, and of the items that win them, have drifted from their distribution at the export.
 
 A request only costs a copy of its row into a window. The thread that reports metrics compares a full window with the references
 and empties it; requests that arrive after the window is full are not counted.
@@ -21,7 +21,7 @@ class DriftWindow:
     """The latest values in one process.
 
     references: those of the categorical columns, then those of the numeric columns; categorical: number of categorical columns
-    watched: label of the metrics, "features" or "scores"
+    watched: label of the number of windows, "features" or "best_items"
     """
 
     def __init__(self, references: list[Reference], categorical: int, watched: str = "features") -> None:
@@ -33,10 +33,18 @@ class DriftWindow:
         self._divergences: list[tuple[float, float]] = []
 
     @classmethod
-    def load(cls, folder: Path, categorical: int, watched: str = "features") -> DriftWindow | None:
-        """Return a window with the references of a version folder; None if it has none. Raises ArtifactError."""
+    def load(cls, folder: Path, names: tuple[str, ...], categorical: int, watched: str = "features") -> DriftWindow | None:
+        """Return a window with the references of a version folder. Raises ArtifactError.
+
+        None if it has none, or those of other columns, which an older version exported. names: of the columns
+        """
         references = read_references(folder)
-        return cls(references, categorical, watched) if references else None
+        return cls(references, categorical, watched) if tuple(own.name for own in references) == names else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `add` leaves requests out until the next report."""
+        return self._rows == WINDOW_ROWS
 
     def add(self, categories: np.ndarray, numbers: np.ndarray) -> None:
         """Add the values of a batch, int64 [B, categorical] and float32 [B, numbers], until the window is full."""

@@ -161,6 +161,11 @@ class Plan:
         return {c.name: (*_limits(c), np.array(c.boundaries, np.float64)) for c in columns}
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoded columns: categories, then numbers. Lists have none."""
+        return tuple(column.name for column in (*self.categorical, *self.continuous))
+
+    @property
     def rows(self) -> dict[str, int]:
         """Return the number of table rows of each categorical and list column, by name."""
         return {column.name: column.n_rows for column in (*self.categorical, *self.lists)}

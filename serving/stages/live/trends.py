@@ -124,6 +124,11 @@ class ItemTrends:
     def __post_init__(self) -> None:
         self.clock_ms, self.n_free = 1_000 * self.counted.as_of_s, self.items.n_free
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features, in the order of the ranker's numbers."""
+        return tuple(name for entity in self.entities for name in entity.plan.names)
+
     @classmethod
     def load(cls, folder: Path, items: ItemIndex, item_numbers: np.ndarray, as_of_s: int) -> ItemTrends | None:
         """Open a stage's trends; None where it was published without any. Raises ArtifactError.

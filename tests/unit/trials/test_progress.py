@@ -77,7 +77,21 @@ def test_a_wrong_split_leaves_everything_undecided(champions, verdict, words):
     progress = measure(SPRING, rows, make_clicks("a", 10) + make_clicks("b", 2))
     assert progress.looks[-1][1].verdict == "better"
     assert progress.verdict == progress.as_json()["verdict"] == verdict
-    assert words in progress.as_json()["decision"]
+    facts = progress.as_json()
+    assert words in facts["decision"]
+    assert facts["wrong_split"] == (champions < ANSWERS)
+    assert f"{champions:,} users met the champion and 1,000 the challenger, which a share of 0.5" in facts["split"]
+
+
+def test_the_split_of_a_test_that_is_over_is_that_of_its_last_share():
+    rows = make_answers("champion", "a", assignment=0.9)[:800] + make_answers("challenger", "b", assignment=0.1)[:100]
+    later = make_answers("champion", "c", assignment=0.7)[:100] + make_answers("challenger", "d", assignment=0.3)[:100]
+    rows += [row | {"time_ms": row["time_ms"] + 10_000_000} for row in later]
+    rows = [row | {"user_id": number} for number, row in enumerate(rows)]
+    progress = measure(replace(SPRING, state="stopped", share=0.0), rows, make_clicks("a", 10))
+    assert progress.as_json()["wrong_split"]
+    assert "100 users met the champion and 100 the challenger, which a share of 0.3" in progress.as_json()["split"]
+    assert progress.decision == "stopped"  # by a person
 
 
 @pytest.mark.parametrize(("item", "verdict"), [(2, "better"), (1, "worse")])
@@ -95,6 +109,7 @@ def test_a_shadow_is_in_no_arm_and_decides_nothing():
     progress = measure(replace(SPRING, mode="shadow"), rows, make_clicks("a", 4))
     assert list(progress.arms) == ["champion"]
     assert progress.looks == []
+    assert progress.as_json()["split"] == ""
     assert "no clicks to compare" in progress.decision
 
 

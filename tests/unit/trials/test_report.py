@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
@@ -163,6 +163,27 @@ def test_the_split_is_compared_with_the_logged_share_or_a_named_one(repo):
         "1": True,
     }
     assert not compare()["wrong_split"]
+
+
+@pytest.mark.parametrize(("challengers", "words"), [(100, "which a share of 0.1 explains"), (20, "does not explain. Look for")])
+def test_a_report_of_an_ab_test_says_whether_its_users_are_those_of_its_share(repo, challengers, words):
+    log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    for arm, assignment, count in (("champion", 0.9, 900), ("challenger", 0.1, challengers)):
+        for number in range(count):
+            exposure = Exposure(f"{arm}{number}", now_ms, number, 1, [BOOK], [1.0], [], "autumn", arm, assignment=assignment)
+            log.add(exposure)
+    log.close()
+
+    def tell(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["report", *arguments, "--repo", str(repo)], catch_exceptions=False)
+
+    users = f"900 users met the champion and {challengers} the challenger"
+    assert users in tell("autumn").stdout
+    assert words in tell("autumn").stdout
+    told = tell("autumn", "--json")
+    assert users in told.stderr
+    assert json.loads(told.stdout)["1"]["count"] == 900 + challengers
+    assert "users met" not in tell("spring").output + tell().output  # a shadow, and all answers
 
 
 @pytest.mark.parametrize(("by", "heads"), [("arm", ["answers", "degraded"]), ("position", ["items", "revenue an item"])])

@@ -1,0 +1,41 @@
+"""Unload the challenger of an experiment that is over: the guard (trials/guard.py) only ends the experiment."""
+
+from __future__ import annotations
+
+from repository.challenger import read_challengers
+from repository.experiments import follow_experiment
+from server.challenger import loaded_challengers, unload_challenger
+from server.state import ServerState
+from serving.contract.errors import RecommenderError
+from serving.contract.generations import pinned_generation
+
+
+class Release:
+    """Follows the experiment of one server's repository."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._followed = follow_experiment(state.repo)
+        self._released = 0  # version of the experiment whose challenger was looked for
+
+    def look(self) -> str:
+        """Unload the challenger of an experiment that ended without a promotion. Return what was done, "" for nothing.
+
+        This is tried once an experiment: later, the same generation may be loaded for another one, which has not begun yet. It
+        stays loaded where the repository is pinned to a generation that is not served, because unloading pins the served one.
+        """
+        experiment = self._followed.current() if self._followed else None
+        if experiment is None or experiment.state in ("running", "promoted") or experiment.version == self._released:
+            return ""
+        self._released = experiment.version
+        repo, url = self._state.repo, self._state.grpc_url
+        if experiment.challenger not in (read_challengers(repo) or loaded_challengers(url)):
+            return ""
+        over = f"experiment {experiment.name} is over: generation {experiment.challenger}"
+        if (pinned := pinned_generation(repo)) != self._state.generation:
+            return f"{over} stays loaded, because the repository is pinned to generation {pinned}"
+        try:
+            unload_challenger(url, repo)
+        except RecommenderError as error:
+            return f"{over} stays loaded, because {error}"
+        return f"{over} is unloaded"

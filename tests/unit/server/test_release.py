@@ -1,0 +1,84 @@
+"""The challenger of an experiment that was rolled back is unloaded, and what a person needs loaded stays."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from repository.challenger import read_challengers
+from repository.experiments import end_experiment, start_experiment
+from repository.generations import pin
+from server.challenger import load_challenger
+from server.ports import find_free_ports
+from server.release import Release
+from server.state import ServerState
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS, STAGES
+from serving.live.experiment import Experiment
+from tests.repositories import copy_small_repository
+from tests.triton_double import TritonDouble
+
+
+@pytest.fixture
+def served(tmp_path) -> Iterator[tuple[ServerState, TritonDouble]]:
+    """A double of a server that serves generation 1, and 2 as the challenger of an experiment."""
+    repo = copy_small_repository(tmp_path / "repo")
+    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
+        shutil.copytree(repo / model / "1", repo / model / "2")
+    state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", find_free_ports(), generation=1)
+    double = TritonDouble(repo, state.ports.grpc)
+    load_challenger(state.grpc_url, repo, 2)
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    yield state, double
+    double.stop()
+
+
+def is_loaded(double: TritonDouble) -> bool:
+    """Return whether the challenger is loaded, which its stages must agree with."""
+    (loaded,) = {double.states[name, 2] == "READY" for name in (CHALLENGER, *STAGES)}
+    return loaded
+
+
+@pytest.mark.parametrize("ended", ["rolled back", "stopped"])
+def test_the_challenger_is_unloaded_once_its_experiment_is_over(served, ended):
+    state, double = served
+    release = Release(state)
+    assert release.look() == ""
+    assert is_loaded(double)
+    end_experiment(state.repo, "its p99 is 90 ms", state=ended)
+    assert release.look() == "experiment spring is over: generation 2 is unloaded"
+    assert not is_loaded(double)
+    assert (read_challengers(state.repo), pinned_generation(state.repo)) == ((), 1)
+    load_challenger(state.grpc_url, state.repo, 2)  # a person begins another experiment
+    assert release.look() == ""
+    assert is_loaded(double)
+
+
+def test_a_promoted_challenger_and_one_of_another_experiment_stay(served):
+    state, double = served
+    end_experiment(state.repo, "enough", state="promoted")
+    assert Release(state).look() == ""
+    start_experiment(state.repo, Experiment("summer", 1, 3, 0.5))
+    end_experiment(state.repo, "it failed", state="rolled back")
+    assert Release(state).look() == ""
+    assert is_loaded(double)
+
+
+def test_a_pin_for_the_next_start_is_kept(served):
+    state, double = served
+    end_experiment(state.repo, "it failed", state="rolled back")
+    pin(state.repo, 2)
+    assert Release(state).look().endswith("generation 2 stays loaded, because the repository is pinned to generation 2")
+    assert is_loaded(double)
+    assert pinned_generation(state.repo) == 2
+
+
+def test_a_server_that_does_not_unload_it_is_named_once(served):
+    state, double = served
+    end_experiment(state.repo, "it failed", state="rolled back")
+    double.before_unload = lambda model: "it is busy"
+    release = Release(state)
+    assert "generation 2 stays loaded, because The challenger, generation 2, is not unloaded" in release.look()
+    assert release.look() == ""
