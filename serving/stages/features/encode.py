@@ -163,7 +163,7 @@ class Plan:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the encoded columns: categories, then numbers. Lists have none."""
-        return tuple(column.name for column in (*self.categorical, *self.continuous))
+        return (*(column.name for column in self.categorical), *(column.name for column in self.continuous))
 
     @property
     def rows(self) -> dict[str, int]:
