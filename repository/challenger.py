@@ -25,6 +25,12 @@ def read_challengers(repo: Path) -> tuple[int, ...]:
     return tuple(read_config(path).version_policy.specific.versions) if path.is_file() else ()
 
 
+def read_added_ms(repo: Path) -> int:
+    """Return when the model `challenger` was added, unix milliseconds; 0 without that model."""
+    path = repo / CHALLENGER / "config.pbtxt"
+    return path.stat().st_mtime_ns // 1_000_000 if path.is_file() else 0
+
+
 def write_challenger(repo: Path, generation: int) -> None:
     """Add the model `challenger` by one rename. This loads nothing. The caller must hold the publication lock."""
     config = model_config_pb2.ModelConfig()

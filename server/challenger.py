@@ -13,7 +13,7 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from repository.challenger import read_challengers, remove_challenger, write_challenger
+from repository.challenger import read_added_ms, read_challengers, remove_challenger, write_challenger
 from repository.generations import pipeline_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import Model, read_repository
@@ -57,14 +57,15 @@ def load_challenger(grpc_url: str, repo: Path, generation: int) -> int:
     return champion
 
 
-def unload_challenger(grpc_url: str, repo: Path) -> int | None:
+def unload_challenger(grpc_url: str, repo: Path, until_ms: int | None = None) -> int | None:
     """Unload the challenger once it has answered its requests. Return its generation, None where there was none.
 
-    Raises ServerError when the server does not answer or cannot unload it.
+    until_ms: leave one that was added later than this, in unix milliseconds. Raises ServerError when the server does not answer
+    or cannot unload it.
     """
     with publication_lock(repo):
         champion, loaded = served_generation(grpc_url), read_challengers(repo) or loaded_challengers(grpc_url)
-        if not loaded:
+        if not loaded or (until_ms is not None and read_added_ms(repo) > until_ms):
             return None
         with local_client(grpc_url) as client:
             try:

@@ -16,26 +16,26 @@ class Release:
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._followed = follow_experiment(state.repo)
-        self._released = 0  # version of the experiment whose challenger was looked for
+        self._tried = 0  # version of the experiment whose challenger was to be unloaded
 
     def look(self) -> str:
         """Unload the challenger of an experiment that ended without a promotion. Return what was done, "" for nothing.
 
-        This is tried once an experiment: later, the same generation may be loaded for another one, which has not begun yet. It
-        stays loaded where the repository is pinned to a generation that is not served, because unloading pins the served one.
+        This is tried once an experiment. A challenger that was loaded since is left to another, which may not have begun yet.
+        Where the repository is pinned to a generation that is not served, all stays, because unloading pins the served one.
         """
         experiment = self._followed.current() if self._followed else None
-        if experiment is None or experiment.state in ("running", "promoted") or experiment.version == self._released:
+        if experiment is None or experiment.state in ("running", "promoted") or experiment.version == self._tried:
             return ""
-        self._released = experiment.version
+        self._tried = experiment.version
         repo, url = self._state.repo, self._state.grpc_url
-        if experiment.challenger not in (read_challengers(repo) or loaded_challengers(url)):
-            return ""
         over = f"experiment {experiment.name} is over: generation {experiment.challenger}"
-        if (pinned := pinned_generation(repo)) != self._state.generation:
-            return f"{over} stays loaded, because the repository is pinned to generation {pinned}"
         try:
-            unload_challenger(url, repo)
+            if experiment.challenger not in (read_challengers(repo) or loaded_challengers(url)):
+                return ""
+            if (pinned := pinned_generation(repo)) != self._state.generation:
+                return f"{over} stays loaded, because the repository is pinned to generation {pinned}"
+            unloaded = unload_challenger(url, repo, experiment.changed_ms)
         except RecommenderError as error:
             return f"{over} stays loaded, because {error}"
-        return f"{over} is unloaded"
+        return f"{over} is unloaded" if unloaded else ""

@@ -51,8 +51,8 @@ def test_the_challenger_is_unloaded_once_its_experiment_is_over(served, ended):
     assert release.look() == "experiment spring is over: generation 2 is unloaded"
     assert not is_loaded(double)
     assert (read_challengers(state.repo), pinned_generation(state.repo)) == ((), 1)
-    load_challenger(state.grpc_url, state.repo, 2)  # a person begins another experiment
-    assert release.look() == ""
+    load_challenger(state.grpc_url, state.repo, 2)  # of another experiment, which begins next
+    assert release.look() == Release(state).look() == ""  # also that of a supervisor that has just been started
     assert is_loaded(double)
 
 
