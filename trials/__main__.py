@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import asdict
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -30,7 +31,7 @@ from trials.guard import guard_once
 from trials.off_policy import Estimate, SlateKind, TrialError
 from trials.progress import tell_progress
 from trials.report import AnswerSummary, By, Summary, summarise
-from trials.sequential import compare_arms, has_wrong_split
+from trials.sequential import Comparison, compare_arms, has_wrong_split
 from trials.split import Split, measure_split
 from trials.unseen import Reward, pair_answers, read_lists, shadow_lists
 
@@ -117,17 +118,22 @@ def compare(
     share = find_logged_share(feedback) if share is None else share
     wrong_split = has_wrong_split(users, (1 - share, share))
     if as_json:
-        found = {metric: asdict(comparison) | {"verdict": comparison.verdict} for metric, comparison in comparisons.items()}
+        found = {metric: describe_comparison(comparison) for metric, comparison in comparisons.items()}
         typer.echo(json.dumps({"answers": counts, "users": users, "wrong_split": wrong_split, "metrics": found}))
         return
     table = Table("metric", "challenger - champion", "interval", "verdict")
     for metric, comparison in comparisons.items():
-        table.add_row(
-            metric, f"{comparison.difference:+.4g}", f"{comparison.low:+.4g} … {comparison.high:+.4g}", comparison.verdict
-        )
+        told = [f"{comparison.difference:+.4g}", f"{comparison.low:+.4g} … {comparison.high:+.4g}"]
+        table.add_row(metric, *(told if isfinite(comparison.low) else ("not known yet", "")), comparison.verdict)
     Console().print(table)
     if wrong_split:
         typer.echo(f"The arms have {users[0]:,} and {users[1]:,} users, which a share of {share:g} does not explain.")
+
+
+def describe_comparison(comparison: Comparison) -> dict[str, float | str | None]:
+    """Return a comparison for JSON, with None for what is not known yet."""
+    numbers = {name: value if isfinite(value) else None for name, value in asdict(comparison).items()}
+    return numbers | {"verdict": comparison.verdict}
 
 
 def find_logged_share(feedback: Feedback) -> float:
