@@ -15,7 +15,7 @@ from serving.contract.distributions import OTHER, Reference, psi_of_rows
 
 BINS = 10
 LEAST_ROWS = 10  # of a category with a bin of its own
-FALSE_ALARMS = 0.001  # chance that a window without drift alarms, over all of its features together
+FALSE_ALARMS = 0.0001  # chance that a window without drift alarms, over all of its features together
 RESAMPLES = 25_000  # of the reference and of the window
 PAIRINGS = 10  # windows that each resampled reference is compared with: comparing costs less than drawing
 

@@ -300,8 +300,8 @@ class Rank:
         else:
             logits, retrieval_part, together = self._compute_logits(inputs, candidates, rows)
         outputs = self.outputs.scores(inputs, logits, retrieval_part)
-        if self.drift and not self.drift.is_full:
-            self.drift.add(*self.best_items.describe(candidates, outputs["rank_scores"]))
+        if self.drift:
+            self.best_items.watch(candidates, outputs["rank_scores"], self.drift)
         # After the drift window, which watches the model's own scores.
         self.inputs.lift_together(outputs["rank_scores"], logits, candidates, together)
         if degraded:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from serving.loops.compiled import compiled
+from serving.stages.features.drift import DriftWindow
+
 SCORE = "rank_score"  # of the best item, before live pairs
 
 
@@ -31,13 +34,35 @@ class BestItems:
         """Names of the columns of `describe`: categories, then numbers."""
         return (*self.categorical, *self.continuous, SCORE)
 
-    def describe(self, candidates: np.ndarray, rank_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return each request's best item: categories, int [B, Fi], and its numbers with the score, float32 [B, Gi + 1].
+    def watch(self, candidates: np.ndarray, rank_scores: np.ndarray, window: DriftWindow) -> None:
+        """Add each request's best item to a window, until it is full: its categories, and its numbers with the score.
 
-        candidates: int [B, C] item positions; rank_scores: float32 [B, C]
+        candidates: int64 [B, C] item positions; rank_scores: float32 [B, C]
         """
-        places = np.arange(len(candidates)), rank_scores.argmax(axis=1)
-        positions = candidates[places]
-        numbers = np.empty((len(positions), self.numbers.shape[1] + 1), np.float32)
-        numbers[:, :-1], numbers[:, -1] = self.numbers[positions], rank_scores[places]
-        return self.rows[positions], numbers
+        categories, numbers = window.next_rows(len(candidates))
+        if len(categories):
+            write_best(candidates, rank_scores, self.rows, self.numbers, categories, numbers)
+            window.keep(len(categories))
+
+    def describe(self, candidates: np.ndarray, rank_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `watch` adds: categories, int64 [B, Fi], and numbers with the score, float32 [B, Gi + 1]."""
+        categories = np.empty((len(candidates), len(self.categorical)), np.int64)
+        numbers = np.empty((len(candidates), len(self.continuous) + 1), np.float32)
+        write_best(candidates, rank_scores, self.rows, self.numbers, categories, numbers)
+        return categories, numbers
+
+
+@compiled
+def write_best(candidates, rank_scores, rows, item_numbers, categories, numbers):
+    """Write `BestItems.describe` of as many requests as there are rows to write."""
+    for request in range(len(categories)):
+        best = 0
+        for place in range(1, rank_scores.shape[1]):
+            if rank_scores[request, place] > rank_scores[request, best]:
+                best = place
+        item = candidates[request, best]
+        for column in range(rows.shape[1]):
+            categories[request, column] = rows[item, column]
+        for column in range(item_numbers.shape[1]):
+            numbers[request, column] = item_numbers[item, column]
+        numbers[request, item_numbers.shape[1]] = rank_scores[request, best]

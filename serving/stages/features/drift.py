@@ -41,19 +41,21 @@ class DriftWindow:
         references = read_references(folder)
         return cls(references, categorical, watched) if tuple(own.name for own in references) == names else None
 
-    @property
-    def is_full(self) -> bool:
-        """Whether `add` leaves requests out until the next report."""
-        return self._rows == WINDOW_ROWS
-
     def add(self, categories: np.ndarray, numbers: np.ndarray) -> None:
         """Add the values of a batch, int64 [B, categorical] and float32 [B, numbers], until the window is full."""
-        first = self._rows
-        last = min(first + len(categories), WINDOW_ROWS)
-        if first < last:
-            self._categories[first:last] = categories[: last - first]
-            self._numbers[first:last] = numbers[: last - first]
-            self._rows = last
+        own_categories, own_numbers = self.next_rows(len(categories))
+        if count := len(own_categories):
+            own_categories[:], own_numbers[:] = categories[:count], numbers[:count]
+            self.keep(count)
+
+    def next_rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows to write the values of `count` requests to, as `add` takes them; fewer where the window is full."""
+        rows = slice(self._rows, min(self._rows + count, WINDOW_ROWS))
+        return self._categories[rows], self._numbers[rows]
+
+    def keep(self, count: int) -> None:
+        """Count as many of `next_rows`, 1 or more, as values were written to."""
+        self._rows += count
 
     def measurements(self) -> Iterator[Measurement]:
         """Yield the number of windows and, of each feature in the last full one, PSI, KL divergence and the PSI's bound."""
