@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from scipy.special import chdtri
 
 from serving.contract.distributions import OTHER, Reference, psi_of_rows
 
@@ -17,6 +18,7 @@ BINS = 10
 LEAST_ROWS = 10  # of a category with a bin of its own
 FALSE_ALARMS = 0.0001  # chance that a window without drift alarms, over all of its features together
 RESAMPLES = 25_000  # of the reference and of the window
+RARE = 0.001  # chance of the rarest quantile that the resamples alone tell
 PAIRINGS = 10  # windows that each resampled reference is compared with: comparing costs less than drawing
 
 
@@ -49,7 +51,9 @@ def bound_psi(references: list[Reference], window_rows: int) -> list[Reference]:
 def psi_bound(shares: Sequence[float], reference_rows: int, rows: int, chance: float) -> float:
     """Return the PSI that two samples of one distribution, of reference_rows and of rows, exceed with probability `chance`.
 
-    It is a quantile of pairs of resamples. shares: of the reference's bins; infinite where they cannot differ
+    It is a quantile of pairs of resamples. Few of them are beyond that of a chance below RARE, so the bound is then at least
+    the quantile of RARE, extended by the tail of a chi-square, which PSI follows in large bins.
+    Infinite where shares cannot differ. shares: of the reference's bins
     """
     if len(shares) < 2 or not reference_rows:
         return float("inf")
@@ -58,7 +62,11 @@ def psi_bound(shares: Sequence[float], reference_rows: int, rows: int, chance: f
     generator = np.random.default_rng(0)
     expected, observed = (generator.multinomial(count, likely, RESAMPLES) / count for count in (reference_rows, rows))
     paired = [psi_of_rows(expected, np.roll(observed, shift, axis=0)) for shift in range(PAIRINGS)]
-    return float(np.quantile(paired, 1 - chance))
+    degrees = np.count_nonzero(shares) - 1
+    if chance >= RARE or degrees < 1:
+        return float(np.quantile(paired, 1 - chance))
+    rare, bound = np.quantile(paired, [1 - RARE, 1 - chance])
+    return float(max(bound, rare * chdtri(degrees, chance) / chdtri(degrees, RARE)))
 
 
 def _with_shares(reference: Reference, values: np.ndarray) -> Reference:

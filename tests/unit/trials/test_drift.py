@@ -67,11 +67,12 @@ def test_psi_and_kl_by_hand():
     assert psi(expected, expected) == kl(expected, expected) == 0
 
 
+@pytest.mark.parametrize("chance", [0.001, FALSE_ALARMS, FALSE_ALARMS / FEATURES])
 @pytest.mark.parametrize("rows", [500, 5_000])
-def test_the_bound_of_large_bins_is_that_of_theory(rows):
+def test_the_bound_of_large_bins_is_that_of_theory(rows, chance):
     """The PSI of two samples is then (1/n + 1/m) times a chi-square of bins - 1 degrees of freedom."""
-    expected = (1 / 10_000 + 1 / rows) * chi2.isf(FALSE_ALARMS, 9)
-    assert psi_bound([0.1] * 10, 10_000, rows, FALSE_ALARMS) == pytest.approx(expected, rel=0.05)
+    expected = (1 / 10_000 + 1 / rows) * chi2.isf(chance, 9)
+    assert psi_bound([0.1] * 10, 10_000, rows, chance) == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("shares", [[0.1] * 10, [0.955, *[0.005] * 9]], ids=["equal", "rare"])
