@@ -20,6 +20,7 @@ from training.models.ranking_data import (
     ItemSlots,
     Requests,
     Retrieve,
+    aggregates_before,
     items_before,
     make_requests,
     make_visit_requests,
@@ -185,10 +186,13 @@ def make_requests_by_moment(
             break  # no user has events on both sides
         items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
         retrieve = fit_training_retriever(earlier)
-        shared = (features, train, later, items, statistics, retrieve)
-        by_moment.append(make_requests(*shared, settings.most_requests, rng))
+        aggregates = aggregates_before(dataset, features, earlier)
+        by_moment.append(
+            make_requests(features, train, later, items, statistics, aggregates, retrieve, settings.most_requests, rng)
+        )
         if len(by_moment) == 1 and len(earlier) < len(before):
-            visit_requests = make_visit_requests(*shared, min(settings.most_visit_requests, len(by_moment[0])), rng)
+            most = min(settings.most_visit_requests, len(by_moment[0]))
+            visit_requests = make_visit_requests(features, train, later, items, statistics, retrieve, most, rng)
     return by_moment, visit_requests
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import N_FEATURES, TOGETHER, cross_features, scale_strengths
 from training.dataset import Dataset, split_by_time
+from training.features.aggregates import LogAggregates, ranker_aggregations
 from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays, encode_items, item_columns, item_statistics
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
@@ -113,6 +114,11 @@ def items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> 
     return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows))
 
 
+def aggregates_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> np.ndarray:
+    """Return the aggregations of `events` alone by item, float32 [n_items + 1, A], seen from the store's clock."""
+    return LogAggregates.of(dataset, events, ranker_aggregations(dataset)).of_catalogue(features.as_of_s)
+
+
 def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
     """Return the ranker's item statistics of a part of the training log, at the store's clock."""
     positives = events[events["positive"].to_numpy()]
@@ -128,14 +134,18 @@ def make_requests(
     later: pd.DataFrame,
     items: ItemSlots,
     statistics: ItemStatistics,
+    aggregates: np.ndarray,
     retrieve: Retrieve,
     max_requests: int,
     rng: np.random.Generator,
 ) -> Requests:
     """Return one request per user (at most `max_requests`, sampled) just before their first event of `later`.
 
+    All that they know of items is as an export of the earlier part would serve it, aggregations included: aggregations at the
+    time of the event would tell what sold when the user came back, which a request just after an export does not know.
+
     train: the frame `features` was built from; later: its rows after the split, with their row number in `train` as "row"
-    items, statistics, retrieve: fitted on what came before `later`
+    items, statistics, retrieve: fitted on what came before `later`; aggregates: its `aggregates_before`
     """
     first = later.drop_duplicates("user_id")
     takers = later.loc[later["positive"].to_numpy(), "user_id"].unique()
@@ -148,8 +158,7 @@ def make_requests(
         features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), take_context(first, features.context)
     )
     candidates, scores = retrieve(users, user_ids)
-    trends = features.log.aggregates.of_items(candidates, first["timestamp"].to_numpy(), rows)
-    cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
+    cross = np.concatenate([aggregates[candidates], in_blocks(statistics, users, candidates, scores)], axis=2)
     return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
 
 

@@ -15,6 +15,7 @@ from training.models.compress import compress
 from training.models.distill import STUDENT
 from training.models.ranking import make_requests_by_moment
 from training.models.ranking_data import (
+    aggregates_before,
     make_requests,
     make_visit_requests,
     served_requests,
@@ -66,9 +67,9 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
     earlier, later = split_again(train)
     rng = np.random.default_rng(0)
     statistics = trained.ranking.statistics
-    requests = make_requests(
-        features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier), 10**6, rng
-    )
+    aggregates = aggregates_before(trained.dataset, features, earlier)
+    known = (features, train, later, trained.ranking.items, statistics, aggregates)
+    requests = make_requests(*known, popularity_retrieve(features, earlier), 10**6, rng)
     firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
     assert len(requests) == len(firsts)
     ids = np.append(features.items.ids, PAD_ID)
@@ -79,6 +80,19 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
         taken = set(ids[requests.candidates[row][requests.taken[row]]])
         assert taken == coming & set(ids[requests.candidates[row]])
         assert not taken & set(earlier[earlier["user_id"] == user]["item_id"])
+
+
+def test_training_requests_know_sales_as_an_export_of_the_earlier_part_would(trained):
+    """Sales at the time of the predicted event would tell when the user came back, which a served request does not know."""
+    features, train, rng = trained.features, trained.train, np.random.default_rng(0)
+    earlier, later = split_again(train)
+    known = (features, train, later, trained.ranking.items, trained.ranking.statistics)
+    aggregates = aggregates_before(trained.dataset, features, earlier)
+    requests = make_requests(*known, aggregates, popularity_retrieve(features, earlier), 10**6, rng)
+    width = aggregates.shape[1]
+    assert width > 0
+    np.testing.assert_array_equal(requests.cross[..., :width], aggregates[requests.candidates])
+    assert (aggregates != features.item_aggregates).any()
 
 
 def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
