@@ -108,8 +108,7 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     fit_retrieve = partial(fit_training_retriever, dataset, features, chosen, lambda _: None)
     rng = np.random.default_rng(seed)
     say("requests of the training part, as a retriever of its time would have served them")
-    (latest, *older), of_visits = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
-    older += [of_visits] if of_visits else []
+    (latest, *older), more = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
     teaching, validation = parts(latest, settings.ranker.validation_share, rng)
     say("requests of the test users")
     users = problem.test_users
@@ -120,7 +119,7 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     others = train[~train["user_id"].isin(problem.user_ids[users])]
     unlabelled = unlabelled_requests(features, others, statistics, retrieve, settings.most_requests, rng)
     tables = (dict(features.user_rows), dict(features.item_rows))
-    return Workload((teaching, *older), unlabelled, validation, test, problem.test.relevant[users], tables)
+    return Workload((teaching, *older, *more), unlabelled, validation, test, problem.test.relevant[users], tables)
 
 
 def say_nothing(_: str) -> None:

@@ -129,8 +129,8 @@ def make_lessons(
 ) -> tuple[list[Requests], Requests]:
     """Return requests to learn from, by moment, and those of held-out users.."""
     rng, settings = np.random.default_rng(0), replace(RankingSettings(), most_moments=1)
-    (latest,), visits = make_requests_by_moment(dataset, part.log, features, lambda _: retriever, settings, rng)
-    parts = [latest] if visits is None else [latest, visits]
+    (latest,), more = make_requests_by_moment(dataset, part.log, features, lambda _: retriever, settings, rng)
+    parts = [latest, *more]
     held_out = [hash_integers(requests.users.user_categorical[:, 0]) % HASHES < HELD_OUT for requests in parts]
     teaching = [
         requests.take(np.flatnonzero(~own & requests.taken.any(axis=1))) for requests, own in zip(parts, held_out, strict=True)

@@ -31,9 +31,8 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster)
     rng = np.random.default_rng(pipeline.seed)
     of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
-    (latest, *older), of_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
-    older += [of_visits] if of_visits else []
+    (latest, *older), more = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
     teaching, validation = parts(latest, choices.ranker.validation_share, rng)
-    rows = write_training_data(folder, (teaching, *older), validation, list_inputs(features), choices.ranker, rng)
+    rows = write_training_data(folder, (teaching, *older, *more), validation, list_inputs(features), choices.ranker, rng)
     progress.note(f"{rows['train']:,} rows to train on and {rows['validation']:,} to validate, in {folder}")
     return rows

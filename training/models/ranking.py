@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from serving.stages.features.item_statistics import ItemStatistics
-from training.dataset import Dataset
+from training.dataset import Dataset, split_by_time
 from training.features.build import Features
 from training.models.compress import compress
 from training.models.distill import STUDENT, Lesson
@@ -34,6 +34,7 @@ from training.models.save_reranker import save_reranker
 from training.models.teachers import choose_teachers
 from training.models.train_ranker import Ranker, RankerSettings, parts, rank_scores_of, train_ranker
 
+HALFWAY = 0.5  # of a user's later events, after which a second request asks for the rest of them
 MOST_SAMPLES = 32  # requests for the parity reports
 
 FitTrainingRetriever = Callable[[pd.DataFrame], Retrieve]
@@ -60,14 +61,14 @@ class RankingSettings:
     most_requests: int = 8_192  # users sampled for training per moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
     most_moments: int = 2  # limit of moments, because each needs its own retriever
-    most_visit_requests: int = 4_096  # requests in the middle of visits; no more than requests of the latest moment
+    visit_share: float = 0.25  # requests in the middle of visits, times requests of the latest moment; with more, others lose
 
 
 @dataclass(frozen=True)
 class Lessons:
     """Training and validation requests of the ranking models.
 
-    teaching: past requests with labels, by moment, the latest first, and those in the middle of visits last
+    teaching: past requests with labels, by moment, the latest first; then more of the latest moment
     validation: of the latest moment
     unlabelled: requests as they will be served, for distillation; none without compression
     """
@@ -114,14 +115,12 @@ def collect_lessons(
 
     log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
     """
-    (latest, *older), visit_requests = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
+    (latest, *older), more = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
     teaching, validation = parts(latest, settings.ranker.validation_share, rng)
-    if visit_requests:
-        older.append(visit_requests)
     if settings.compression == "none":
-        return Lessons((teaching, *older), validation, ())
+        return Lessons((teaching, *older, *more), validation, ())
     unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
-    return Lessons((teaching, *older), validation, (unlabelled,))
+    return Lessons((teaching, *older, *more), validation, (unlabelled,))
 
 
 def fit_ranker(
@@ -134,7 +133,7 @@ def fit_ranker(
 ) -> Ranker:
     """Train the ranker, more teachers if they help, and a smaller ranker, which is returned if it keeps enough quality."""
     count = sum(map(len, lessons.teaching))
-    say(f"ranker: {count:,} training requests of {len(lessons.teaching)} moments, {len(lessons.validation):,} for validation")
+    say(f"ranker: {count:,} training requests of {len(lessons.teaching)} kinds, {len(lessons.validation):,} for validation")
     tables = (dict(features.user_rows), dict(features.item_rows))
     ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
     if not ranker.learned or settings.compression == "none":
@@ -171,29 +170,31 @@ def make_requests_by_moment(
     fit_training_retriever: FitTrainingRetriever,
     settings: RankingSettings,
     rng: np.random.Generator,
-) -> tuple[list[Requests], Requests | None]:
+) -> tuple[list[Requests], list[Requests]]:
     """Build requests before the last fifth of each user's events; on small logs repeat this on the rest.
 
     Each moment has its own retriever and statistics, fitted on the events before it.
-    -> (requests of each moment, the latest first; requests in the middle of visits, None where there are none)
+    -> (requests of each moment, the latest first; more requests of the latest one, later ones of the same users: those halfway
+    through the last fifth, then those in the middle of visits)
     """
     by_moment: list[Requests] = []
-    visit_requests = None
+    more: list[Requests] = []
     earlier = train
     while len(by_moment) < settings.most_moments and sum(map(len, by_moment)) < settings.enough_requests:
         before, (earlier, later) = earlier, split_again(earlier)
         if by_moment and len(earlier) == len(before):
             break  # no user has events on both sides
         items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
-        retrieve = fit_training_retriever(earlier)
-        aggregates = aggregates_before(dataset, features, earlier)
-        by_moment.append(
-            make_requests(features, train, later, items, statistics, aggregates, retrieve, settings.most_requests, rng)
-        )
+        known = (items, statistics, aggregates_before(dataset, features, earlier), fit_training_retriever(earlier))
+        by_moment.append(make_requests(features, train, later, *known, settings.most_requests, rng))
         if len(by_moment) == 1 and len(earlier) < len(before):
-            most = min(settings.most_visit_requests, len(by_moment[0]))
-            visit_requests = make_visit_requests(features, train, later, items, statistics, retrieve, most, rng)
-    return by_moment, visit_requests
+            _, rest = split_by_time(later, HALFWAY)
+            if rest["positive"].any():
+                more.append(make_requests(features, train, rest, *known, settings.most_requests, rng))
+            most = int(settings.visit_share * len(by_moment[0]))
+            visit_requests = make_visit_requests(features, train, later, items, statistics, known[-1], most, rng)
+            more += [visit_requests] if visit_requests else []
+    return by_moment, more
 
 
 def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[SavedStage, SavedStage]:
