@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 from live.exposures import read_latest
 from serving.contract.errors import ArtifactError
 from serving.live.experiment import CHAMPION_ARM
-from trials.drift import FALSE_ALARMS
 from trials.feedback import Feedback, join_feedback, pad_rows, read_events
 from trials.sequential import LEAST_USERS
 
@@ -35,6 +34,7 @@ WINDOW_ANSWERS, LEAST_CLICKS = 2_000, 100  # of a window; clicks that a referenc
 SETTLED_S = 3_600.0  # after an answer; only clicks until then count, in references and in windows alike
 OLDEST_S = 7 * 86_400.0  # a window that begins earlier says nothing of today
 BINS, RESAMPLES = 10, 10_000
+FALSE_ALARMS = 0.001  # chance that a window of a generation as calibrated as ever alarms
 
 
 @dataclass(frozen=True)

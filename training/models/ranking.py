@@ -61,7 +61,7 @@ class RankingSettings:
     most_requests: int = 8_192  # users sampled for training per moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
     most_moments: int = 2  # limit of moments, because each needs its own retriever
-    visit_share: float = 0.25  # requests in the middle of visits, times requests of the latest moment; with more, others lose
+    most_visit_requests: int = 4_096  # requests in the middle of visits; no more than requests of the latest moment
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def make_requests_by_moment(
             _, rest = split_by_time(later, HALFWAY)
             if rest["positive"].any():
                 more.append(make_requests(features, train, rest, *known, settings.most_requests, rng))
-            most = int(settings.visit_share * len(by_moment[0]))
+            most = min(settings.most_visit_requests, len(by_moment[0]))
             visit_requests = make_visit_requests(features, train, later, items, statistics, known[-1], most, rng)
             more += [visit_requests] if visit_requests else []
     return by_moment, more
