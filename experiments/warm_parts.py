@@ -131,7 +131,7 @@ def make_lessons(
     rng, settings = np.random.default_rng(0), replace(RankingSettings(), most_moments=1)
     (latest,), more = make_requests_by_moment(dataset, part.log, features, lambda _: retriever, settings, rng)
     parts = [latest, *more]
-    held_out = [hash_integers(requests.users.user_categorical[:, 0]) % HASHES < HELD_OUT for requests in parts]
+    held_out = [hash_integers(requests.user_ids) % HASHES < HELD_OUT for requests in parts]
     teaching = [
         requests.take(np.flatnonzero(~own & requests.taken.any(axis=1))) for requests, own in zip(parts, held_out, strict=True)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -115,12 +115,25 @@ def collect_lessons(
 
     log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
     """
-    (latest, *older), more = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
-    teaching, validation = parts(latest, settings.ranker.validation_share, rng)
+    by_moment, more = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
+    teaching, validation = hold_out(by_moment, more, settings.ranker.validation_share, rng)
     if settings.compression == "none":
-        return Lessons((teaching, *older, *more), validation, ())
+        return Lessons(teaching, validation, ())
     unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
-    return Lessons((teaching, *older, *more), validation, (unlabelled,))
+    return Lessons(teaching, validation, (unlabelled,))
+
+
+def hold_out(
+    by_moment: Sequence[Requests], more: Sequence[Requests], share: float, rng: np.random.Generator
+) -> tuple[tuple[Requests, ...], Requests]:
+    """Return the requests to learn from, the latest moment first, and those of the latest moment to validate with.
+
+    by_moment, more: from `make_requests_by_moment`. Nothing is learned from `more` requests of the held-out users: these ask
+    for the same items. What they took at earlier moments was known at the latest one.
+    """
+    teaching, validation = parts(by_moment[0], share, rng)
+    others = [part.take(np.flatnonzero(~np.isin(part.user_ids, validation.user_ids))) for part in more]
+    return (teaching, *by_moment[1:], *filter(len, others)), validation
 
 
 def fit_ranker(

@@ -60,12 +60,14 @@ class ItemSlots:
 class Requests:
     """N requests as the rank stage sees them, with labels.
 
-    users: the Examples of the N users; candidates int32 [N, C] positions, padded with n_items; retrieval_scores float32 [N, C]
+    user_ids: int64 [N]; users: their Examples
+    candidates: int32 [N, C] positions, padded with n_items; retrieval_scores float32 [N, C]
     cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `cross_features`
     taken: labels, bool [N, C], or float32 shares of a teacher
     items: the catalogue at that moment
     """
 
+    user_ids: np.ndarray
     users: Examples
     candidates: np.ndarray
     retrieval_scores: np.ndarray
@@ -83,6 +85,7 @@ class Requests:
 
     def take(self, rows: np.ndarray) -> Requests:
         return Requests(
+            self.user_ids[rows],
             Examples(*(values[rows] for values in self.users)),
             self.candidates[rows],
             self.retrieval_scores[rows],
@@ -159,7 +162,8 @@ def make_requests(
     )
     candidates, scores = retrieve(users, user_ids)
     cross = np.concatenate([aggregates[candidates], in_blocks(statistics, users, candidates, scores)], axis=2)
-    return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
+    taken = taken_of(features, later, user_ids, candidates)
+    return Requests(user_ids, users, candidates.astype(np.int32), scores, cross, taken, items)
 
 
 def make_visit_requests(
@@ -185,9 +189,9 @@ def make_visit_requests(
     if not len(rows):
         return None
     events, moments = train.iloc[rows], features.log.before_rows(train, rows)
-    times, item_ids = events["timestamp"].to_numpy(), events["item_id"].to_numpy()
+    times, user_ids, item_ids = (events[name].to_numpy() for name in ("timestamp", "user_id", "item_id"))
     users = features.encode_moments(moments, times, take_context(events, features.context))
-    retrieved = [np.array(values) for values in retrieve(users, events["user_id"].to_numpy())]
+    retrieved = [np.array(values) for values in retrieve(users, user_ids)]
     candidates, scores = (values.copy() for values in retrieved)
     history = users.history_positions.astype(np.int64)
     strengths = put_live_pairs(features.items, train, later, rows, history, candidates, scores)
@@ -199,7 +203,7 @@ def make_visit_requests(
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     taken = candidates == features.items.positions(item_ids)[:, None]
-    return Requests(users, candidates.astype(np.int32), scores, cross, taken, items)
+    return Requests(user_ids, users, candidates.astype(np.int32), scores, cross, taken, items)
 
 
 def served_requests(
@@ -218,7 +222,8 @@ def served_requests(
     items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
     trends = features.item_aggregates[candidates]
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
-    return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items)
+    untaken = np.zeros(candidates.shape, bool)
+    return Requests(user_ids, users, candidates.astype(np.int32), scores, cross, untaken, items)
 
 
 def unlabelled_requests(

@@ -13,7 +13,7 @@ from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.compress import compress
 from training.models.distill import STUDENT
-from training.models.ranking import make_requests_by_moment
+from training.models.ranking import hold_out, make_requests_by_moment
 from training.models.ranking_data import (
     aggregates_before,
     make_requests,
@@ -141,6 +141,20 @@ def test_small_logs_teach_with_requests_of_several_moments(trained):
     assert known[0] == len(split_again(trained.train)[0])
     assert (parts[0].items.numbers != parts[1].items.numbers).any()
     assert len(found(enough_requests=1)) == 1
+
+
+def test_nothing_is_learned_from_later_requests_of_the_users_that_validate(trained):
+    features, rng = trained.features, np.random.default_rng(0)
+    by_moment, more = make_requests_by_moment(
+        trained.dataset, trained.train, features, lambda events: popularity_retrieve(features, events), SETTINGS, rng
+    )
+    teaching, validation = hold_out(by_moment, more, 0.3, rng)
+    assert len(validation) == int(0.3 * len(by_moment[0]))
+    assert len(more) == 2
+    for part, kept in zip(more, teaching[len(by_moment) :], strict=True):
+        assert np.isin(part.user_ids, validation.user_ids).any()
+        assert kept.user_ids.tolist() == [user for user in part.user_ids.tolist() if user not in validation.user_ids]
+    assert not np.isin(teaching[0].user_ids, validation.user_ids).any()
 
 
 def test_a_number_that_was_constant_while_teaching_does_not_rule_what_is_served(trained):
