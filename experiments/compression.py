@@ -108,8 +108,8 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     fit_retrieve = partial(fit_training_retriever, dataset, features, chosen, lambda _: None)
     rng = np.random.default_rng(seed)
     say("requests of the training part, as a retriever of its time would have served them")
-    by_moment, more = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
-    teaching, validation = hold_out(by_moment, more, settings.ranker.validation_share, rng)
+    by_moment, in_visits = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
+    teaching, validation = hold_out(by_moment, in_visits, settings.ranker.validation_share, rng)
     say("requests of the test users")
     users = problem.test_users
     users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))

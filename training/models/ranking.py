@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from serving.stages.features.item_statistics import ItemStatistics
-from training.dataset import Dataset, split_by_time
+from training.dataset import Dataset
 from training.features.build import Features
 from training.models.compress import compress
 from training.models.distill import STUDENT, Lesson
@@ -34,7 +34,6 @@ from training.models.save_reranker import save_reranker
 from training.models.teachers import choose_teachers
 from training.models.train_ranker import Ranker, RankerSettings, parts, rank_scores_of, train_ranker
 
-HALFWAY = 0.5  # of a user's later events, after which a second request asks for the rest of them
 MOST_SAMPLES = 32  # requests for the parity reports
 
 FitTrainingRetriever = Callable[[pd.DataFrame], Retrieve]
@@ -68,7 +67,7 @@ class RankingSettings:
 class Lessons:
     """Training and validation requests of the ranking models.
 
-    teaching: past requests with labels, by moment, the latest first; then more of the latest moment
+    teaching: past requests with labels, by moment, the latest first, and those in the middle of visits last
     validation: of the latest moment
     unlabelled: requests as they will be served, for distillation; none without compression
     """
@@ -115,8 +114,8 @@ def collect_lessons(
 
     log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
     """
-    by_moment, more = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
-    teaching, validation = hold_out(by_moment, more, settings.ranker.validation_share, rng)
+    by_moment, in_visits = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
+    teaching, validation = hold_out(by_moment, in_visits, settings.ranker.validation_share, rng)
     if settings.compression == "none":
         return Lessons(teaching, validation, ())
     unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
@@ -124,16 +123,19 @@ def collect_lessons(
 
 
 def hold_out(
-    by_moment: Sequence[Requests], more: Sequence[Requests], share: float, rng: np.random.Generator
+    by_moment: Sequence[Requests], in_visits: Requests | None, share: float, rng: np.random.Generator
 ) -> tuple[tuple[Requests, ...], Requests]:
     """Return the requests to learn from, the latest moment first, and those of the latest moment to validate with.
 
-    by_moment, more: from `make_requests_by_moment`. Nothing is learned from `more` requests of the held-out users: these ask
-    for the same items. What they took at earlier moments was known at the latest one.
+    by_moment, in_visits: from `make_requests_by_moment`. Nothing is learned from the visits of the held-out users, which have
+    the same labels. What they took at earlier moments was known at the latest one.
     """
     teaching, validation = parts(by_moment[0], share, rng)
-    others = [part.take(np.flatnonzero(~np.isin(part.user_ids, validation.user_ids))) for part in more]
-    return (teaching, *by_moment[1:], *filter(len, others)), validation
+    lessons = [teaching, *by_moment[1:]]
+    if in_visits:
+        others = in_visits.take(np.flatnonzero(~np.isin(in_visits.user_ids, validation.user_ids)))
+        lessons += [others] if len(others) else []
+    return tuple(lessons), validation
 
 
 def fit_ranker(
@@ -183,15 +185,14 @@ def make_requests_by_moment(
     fit_training_retriever: FitTrainingRetriever,
     settings: RankingSettings,
     rng: np.random.Generator,
-) -> tuple[list[Requests], list[Requests]]:
+) -> tuple[list[Requests], Requests | None]:
     """Build requests before the last fifth of each user's events; on small logs repeat this on the rest.
 
     Each moment has its own retriever and statistics, fitted on the events before it.
-    -> (requests of each moment, the latest first; more requests of the latest one, later ones of the same users: those halfway
-    through the last fifth, then those in the middle of visits)
+    -> (requests of each moment, the latest first; requests in the middle of visits, None where there are none)
     """
     by_moment: list[Requests] = []
-    more: list[Requests] = []
+    visit_requests = None
     earlier = train
     while len(by_moment) < settings.most_moments and sum(map(len, by_moment)) < settings.enough_requests:
         before, (earlier, later) = earlier, split_again(earlier)
@@ -201,13 +202,9 @@ def make_requests_by_moment(
         known = (items, statistics, aggregates_before(dataset, features, earlier), fit_training_retriever(earlier))
         by_moment.append(make_requests(features, train, later, *known, settings.most_requests, rng))
         if len(by_moment) == 1 and len(earlier) < len(before):
-            _, rest = split_by_time(later, HALFWAY)
-            if rest["positive"].any():
-                more.append(make_requests(features, train, rest, *known, settings.most_requests, rng))
             most = min(settings.most_visit_requests, len(by_moment[0]))
             visit_requests = make_visit_requests(features, train, later, items, statistics, known[-1], most, rng)
-            more += [visit_requests] if visit_requests else []
-    return by_moment, more
+    return by_moment, visit_requests
 
 
 def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[SavedStage, SavedStage]:

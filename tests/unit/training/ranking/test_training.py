@@ -143,17 +143,16 @@ def test_small_logs_teach_with_requests_of_several_moments(trained):
     assert len(found(enough_requests=1)) == 1
 
 
-def test_nothing_is_learned_from_later_requests_of_the_users_that_validate(trained):
+def test_nothing_is_learned_from_the_visits_of_users_that_validate(trained):
     features, rng = trained.features, np.random.default_rng(0)
-    by_moment, more = make_requests_by_moment(
+    by_moment, in_visits = make_requests_by_moment(
         trained.dataset, trained.train, features, lambda events: popularity_retrieve(features, events), SETTINGS, rng
     )
-    teaching, validation = hold_out(by_moment, more, 0.3, rng)
+    teaching, validation = hold_out(by_moment, in_visits, 0.3, rng)
     assert len(validation) == int(0.3 * len(by_moment[0]))
-    assert len(more) == 2
-    for part, kept in zip(more, teaching[len(by_moment) :], strict=True):
-        assert np.isin(part.user_ids, validation.user_ids).any()
-        assert kept.user_ids.tolist() == [user for user in part.user_ids.tolist() if user not in validation.user_ids]
+    assert np.isin(in_visits.user_ids, validation.user_ids).any()
+    kept = teaching[len(by_moment)].user_ids.tolist()
+    assert kept == [user for user in in_visits.user_ids.tolist() if user not in validation.user_ids]
     assert not np.isin(teaching[0].user_ids, validation.user_ids).any()
 
 
