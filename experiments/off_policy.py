@@ -32,11 +32,11 @@ from trials.off_policy import (
     Estimate,
     SlateKind,
     TrialError,
+    compute_importance_weights,
     estimate_dr,
     estimate_ips,
     estimate_slate,
     estimate_snips,
-    importance_weights,
 )
 
 DATA = Path(__file__).parents[2] / "shared/data/open-bandit-men"
@@ -91,7 +91,7 @@ def estimate_all(
     target = policy[log["position"].to_numpy() - 1]
     rewards, propensities = log["click"].to_numpy(np.float64), log["propensity_score"].to_numpy(np.float64)
     chosen = np.arange(len(rows)), items
-    weights, expected = importance_weights(target[chosen], propensities), expected_rewards(frame, rows, policy.shape[1])
+    weights, expected = compute_importance_weights(target[chosen], propensities), expected_rewards(frame, rows, policy.shape[1])
     estimates = {
         "IPS": estimate_ips(rewards, weights),
         "SNIPS": estimate_snips(rewards, weights),
@@ -113,7 +113,7 @@ def estimate_slates(frame: pd.DataFrame, policy: np.ndarray) -> tuple[dict[str, 
         for column in ("item_id", "click", "propensity_score")
     )
     targets = policy[np.arange(len(positions)), items]
-    weights, rewards, estimates = importance_weights(targets, propensities), rewards.astype(np.float64), {}
+    weights, rewards, estimates = compute_importance_weights(targets, propensities), rewards.astype(np.float64), {}
     for kind in get_args(SlateKind):
         with suppress(TrialError):
             estimates[f"slates, {kind}"] = estimate_slate(rewards, weights, kind)
@@ -170,7 +170,7 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
         estimates, arrays = estimate_all(log, np.arange(len(log)), policy)
         slates, slate_arrays = estimate_slates(log, policy)
         holding, equal = judge_halves(log, policy, on_policy)
-        rate, effective = 100 * float(on_policy["click"].mean()), estimates["IPS"].effective_samples
+        rate, effective = 100 * float(on_policy["click"].mean()), estimates["IPS"].compute_effective_samples
         figures.append(Figure(name=f"{judged}: click rate as it was", values=[rate], unit="%"))
         figures.append(Figure(name=f"{judged}: effective decisions in the other log", values=[effective]))
         for name, estimate in estimates.items():

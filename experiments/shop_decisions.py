@@ -27,8 +27,8 @@ def count_false_alarms(clicked: np.ndarray, runs: int, rng: np.random.Generator)
 
 
 def compute_clicked(world: World, lists: np.ndarray) -> np.ndarray:
-    """Return the chance that each user clicks on his list, float64 [U]. lists: int64 [U, K]"""
-    return 1 - (1 - world.taking(world.user_ids, lists)).prod(1)
+    """Return the chance that each user clicks on their list, float64 [U]. lists: int64 [U, K]"""
+    return 1 - (1 - world.compute_chances(world.user_ids, lists)).prod(1)
 
 
 def compare_ways(
@@ -91,7 +91,10 @@ def count_until_decided(
 def count_until_drafted(
     world: World, champion: np.ndarray, challenger: np.ndarray, most: int, rng: np.random.Generator
 ) -> tuple[int, int]:
-    """Return the same of an interleaved experiment. champion, challenger: lists of all users, int64 [U, K]"""
+    """Return how many interleaved requests it takes to decide, and 1, -1 or 0 for the decision.
+
+    champion, challenger: lists of all users, int64 [U, K]
+    """
     credits: list[int] = []
     name, users = f"{rng.integers(1 << 60)}", rng.integers(len(champion), size=most)
     for count in list_looks(most):

@@ -74,9 +74,9 @@ class World:
 
     def react(self, user: int, items: np.ndarray) -> np.ndarray:
         """Return which items of a list a user takes, bool [K]; lower places are looked at more rarely."""
-        return self._rng.random(len(items)) < self.taking(np.array([user]), items[None])[0]
+        return self._rng.random(len(items)) < self.compute_chances(np.array([user]), items[None])[0]
 
-    def taking(self, users: np.ndarray, lists: np.ndarray) -> np.ndarray:
+    def compute_chances(self, users: np.ndarray, lists: np.ndarray) -> np.ndarray:
         """Return the chance that each item of each list is looked at and taken: float64 [N, K]. lists: int64 [N, K]"""
         return self.takes[users[:, None] - 1, lists - 1] * PATIENCE ** np.arange(lists.shape[1])
 
@@ -88,7 +88,7 @@ class World:
         length = lists.shape[1]
         best = np.argsort(np.where(had, -1.0, self.takes), axis=1)[:, ::-1][:, :length] + 1
         users = self.user_ids
-        return float(self.taking(users, lists).sum() / self.taking(users, best).sum())
+        return float(self.compute_chances(users, lists).sum() / self.compute_chances(users, best).sum())
 
     def write_log(self, folder: Path, events: int, days: int, end_s: int) -> Dataset:
         """Write a log of what users took from shelves in the days before `end_s`, and return it as a data set."""

@@ -239,7 +239,7 @@ def describe(ended: Experiment | None) -> str:
     return f"is {ended.state}, because {ended.reason}," if ended else "goes on"
 
 
-def thinned(dataset: Dataset, part: int) -> Dataset:
+def thin_log(dataset: Dataset, part: int) -> Dataset:
     """Return the data set with one event in `part`."""
     return replace(dataset, interactions=dataset.interactions.iloc[::part].reset_index(drop=True))
 
@@ -280,7 +280,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
                 front = Storefront(shop, http)
                 figures += try_broken(front, publish_broken, challengers, days, rng)
                 say("a weak generation")
-                weak = publish(thinned(dataset, 10), scratch, repo, "weak")
+                weak = publish(thin_log(dataset, 10), scratch, repo, "weak")
                 figures += try_better(front, weak, days, rng)
             good = shop.lists()
             figures.append(count_false_alarms(compute_clicked(world, good), RUNS, rng))
@@ -288,7 +288,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             some = np.where(rng.random(n_users)[:, None] < FAULTY_SHARE, shop.lists(), good)
             figures += compare_ways(world, "a fault of some users", some, good, rng, LEAST_SAVED)
             say("a generation that is nearly as good")  # published late, because a repository keeps few generations
-            near = publish(thinned(dataset, 2), scratch, repo, "near")
+            near = publish(thin_log(dataset, 2), scratch, repo, "near")
             control.activate(served.state, near, served.run_dir)
             figures += compare_ways(world, "half of the log is missing", shop.lists(), good, rng)
     return figures

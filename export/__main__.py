@@ -175,14 +175,14 @@ def hugectr_data(
 
 
 @app.command()
-def point(generation: int, repo: Repo = Path("model_repository")) -> None:
-    """Make the repository answer with another generation it holds (a running server: `python -m server activate`)."""
-    from repository.generations import pin
+def pin(generation: int, repo: Repo = Path("model_repository")) -> None:
+    """Pin a generation: servers that start serve it. A running server moves by `python -m server activate`."""
+    from repository import generations
     from repository.registry import record_act
 
-    pin(repo, generation)
+    generations.pin(repo, generation)
     record_act(repo, "pinned", generation)
-    console.print(f"{repo} now answers with generation {generation}.")
+    console.print(f"{repo}: generation {generation} is pinned.")
 
 
 @app.command()

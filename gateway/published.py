@@ -116,7 +116,7 @@ class Published:
         weights = open_array(self.retrieve_folder, "neighbour_weights")[position]
         strongest = [place for place in np.argsort(-weights, kind="stable") if weights[place] > 0]
         found = {int(neighbours[place]): (float(weights[place]), TOGETHER) for place in strongest}
-        for other, cosine in self._nearest(position, count + len(found) + 1):
+        for other, cosine in self._find_nearest(position, count + len(found) + 1):
             found.setdefault(other, (cosine, ALIKE))
         found.pop(position, None)
         served = [
@@ -126,7 +126,7 @@ class Published:
         ]
         return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served[:count]]
 
-    def _nearest(self, position: int, count: int) -> list[tuple[int, float]]:
+    def _find_nearest(self, position: int, count: int) -> list[tuple[int, float]]:
         """Return the positions of the items with the nearest vectors, and their cosines.
 
         The last dimension is left out: it is the item's popularity, which says nothing about what the item is like.

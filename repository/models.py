@@ -123,7 +123,7 @@ def read_repository(repo: Path) -> list[Model]:
     return models
 
 
-def content_of(repo: Path, generation: int | None = None) -> str:
+def hash_manifest(repo: Path, generation: int | None = None) -> str:
     """Return the SHA-256 of the manifest of a generation, by default of the pinned one; "" where there is no manifest."""
     with contextlib.suppress(ArtifactError, FileNotFoundError):
         return sha256_of(repo / ENSEMBLE / str(generation or pinned_generation(repo)) / MANIFEST_FILE)

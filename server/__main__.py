@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from repository.generations import published_generations
-from repository.models import content_of
+from repository.models import hash_manifest
 from server import control, experiment, gateway, rules, watch
 from server.condition import examine
 from server.control import clear_stale, running_servers, stop_server
@@ -232,7 +232,7 @@ def _move_to_pinned(state: ServerState) -> bool:
     """Move a running server to the pinned generation. Return False when it cannot move, after stopping it."""
     served, wanted = served_generation(state.grpc_url), pinned_generation(state.repo)
     gone = served not in published_generations(state.repo)  # pruned, so the server cannot move
-    another = state.content != content_of(state.repo, served)  # the repository was replaced
+    another = state.content != hash_manifest(state.repo, served)  # the repository was replaced
     if gone or another or (state.settings.get("fixed") and served != wanted):
         stop_server(state, RUN_DIR)
         return False

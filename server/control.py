@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from repository.models import content_of
+from repository.models import hash_manifest
 from repository.registry import record_act
 from server import generations, keys, live_helpers, processes, updaters
 from server.drift import describe_drift
@@ -82,7 +82,7 @@ def activate(state: ServerState, generation: int, run_dir: Path) -> int:
         if not _answers_with(state.grpc_url, generation):
             raise
         before, failure = state.generation, error  # only the memory of the previous generation is not freed
-    state.change(run_dir, content=content_of(state.repo), generation=generation, fault="")
+    state.change(run_dir, content=hash_manifest(state.repo), generation=generation, fault="")
     if before != generation:
         record_act(state.repo, "replaced", before, reason=f"by {generation}: {drift}")
         record_act(state.repo, "activated", generation, reason=f"in place of {before}")

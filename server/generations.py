@@ -86,7 +86,7 @@ def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str]
             load_models(client, ENSEMBLE, *steps)
         raise ServerError(
             f"The server stays at generation {old}, generation {new} does not load: {error.message()}\nThe repository names "
-            f"{old} again. To serve {new} anyway: python -m export point {new} --repo {repo}, then start the server again."
+            f"{old} again. To serve {new} anyway: python -m export pin {new} --repo {repo}, then start the server again."
         ) from error
 
 

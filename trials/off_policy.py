@@ -39,16 +39,16 @@ class TrialError(RecommenderError):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A policy's value with its interval. effective_samples: decisions of an on-policy log that would say as much."""
+    """A policy's value with its interval. compute_effective_samples: decisions of an on-policy log that would say as much."""
 
     value: float
     low: float
     high: float
-    effective_samples: float
+    compute_effective_samples: float
     decisions: int
 
 
-def importance_weights(targets: np.ndarray, propensities: np.ndarray) -> np.ndarray:
+def compute_importance_weights(targets: np.ndarray, propensities: np.ndarray) -> np.ndarray:
     """Return target / propensity, float64, in the shape of both. Raises TrialError for values that are no probabilities."""
     targets, propensities = np.asarray(targets, np.float64), np.asarray(propensities, np.float64)
     if targets.shape != propensities.shape:
@@ -65,7 +65,7 @@ def importance_weights(targets: np.ndarray, propensities: np.ndarray) -> np.ndar
     return targets / propensities
 
 
-def effective_samples(weights: np.ndarray) -> float:
+def compute_effective_samples(weights: np.ndarray) -> float:
     """Return (sum w)^2 / sum w^2 (Kish), 0 without weights."""
     squares = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / squares if squares else 0.0
@@ -146,7 +146,7 @@ def _estimate_slate(numerators: np.ndarray, denominators: np.ndarray, weights: n
     if clusters is not None:
         numerators, denominators, weights = (_sum_clusters(array, clusters) for array in (numerators, denominators, weights))
         unit = "users"
-    return _estimate(numerators, denominators, min(weights.T, key=effective_samples), decisions, unit)
+    return _estimate(numerators, denominators, min(weights.T, key=compute_effective_samples), decisions, unit)
 
 
 def _sum_clusters(array: np.ndarray, clusters: np.ndarray) -> np.ndarray:
@@ -167,7 +167,7 @@ def _estimate(
     decisions: that the elements stand for; None: one each. unit: what an element is
     Raises TrialError when the log says too little: too few effective samples, or a weight that is no number.
     """
-    samples = effective_samples(weights)
+    samples = compute_effective_samples(weights)
     if not samples >= LEAST_EFFECTIVE_SAMPLES:
         raise TrialError(
             f"The log's {len(weights):,} {unit} are worth {samples:.0f} {unit} of the policy to judge (effective sample size); "

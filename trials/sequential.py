@@ -28,7 +28,7 @@ Verdict = Literal["better", "worse", "undecided"]
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm's rewards per answer. error: standard error of the mean, by which the answers of one user may be alike"""
+    """One arm's rewards per answer. error: cluster-robust standard error of the mean, over users"""
 
     count: int
     users: int
@@ -50,7 +50,7 @@ class Arm:
         return cls(count, n_users, mean, variance, float(np.sqrt(max(clustered, variance / count))))
 
     @property
-    def independent(self) -> float:
+    def independent_answers(self) -> float:
         """The number of independent answers that would tell as much."""
         return self.variance / self.error**2 if self.error else float(self.users)
 
@@ -95,13 +95,14 @@ def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA, tightest_
     if not (champion.is_enough and challenger.is_enough):
         return Comparison(float("nan"), -np.inf, np.inf, requests)
     difference = challenger.mean - champion.mean
-    error, independent = np.hypot(champion.error, challenger.error), champion.independent + challenger.independent
+    error = np.hypot(champion.error, challenger.error)
+    independent_answers = champion.independent_answers + challenger.independent_answers
     if error == 0:  # within an arm, all rewards are equal: the variance of both arms together bounds the error
         share = challenger.count / requests
         error = abs(difference) * np.sqrt(share * (1 - share) * (1 / champion.users + 1 / challenger.users))
     if error == 0:  # no reward differs from another: nothing was seen yet
         return Comparison(difference, -np.inf, np.inf, requests)
-    half_width = compute_boundary(independent, alpha, tightest_at) * error
+    half_width = compute_boundary(independent_answers, alpha, tightest_at) * error
     return Comparison(difference, difference - half_width, difference + half_width, requests)
 
 
@@ -112,11 +113,11 @@ def bound_mean(rewards: Arm, alpha: float = ALPHA, tightest_at: float = TIGHTEST
     """
     if not rewards.is_enough or rewards.error == 0:
         return -np.inf, np.inf
-    half_width = compute_boundary(rewards.independent, alpha, tightest_at) * rewards.error
+    half_width = compute_boundary(rewards.independent_answers, alpha, tightest_at) * rewards.error
     return rewards.mean - half_width, rewards.mean + half_width
 
 
-def sample_ratio_p_value(counts: tuple[int, int], shares: tuple[float, float]) -> float:
+def compute_sample_ratio_p_value(counts: tuple[int, int], shares: tuple[float, float]) -> float:
     """Return a p-value that holds at this look for "users come in these shares": a small one means a wrong split.
 
     The Bayes factor of a Beta mixture around the shares against the shares is a martingale, so 1 / factor is a p-value at any
@@ -137,5 +138,5 @@ def log_beta(a: float, b: float) -> float:
 
 
 def has_wrong_split(counts: tuple[int, int], shares: tuple[float, float], alpha: float = SRM_ALPHA) -> bool:
-    """Return whether the arms' users contradict the shares that they should have. counts: of what is independent: users"""
-    return sample_ratio_p_value(counts, shares) < alpha
+    """Return whether the arms' users contradict the shares that they should have. counts: of users, who are independent"""
+    return compute_sample_ratio_p_value(counts, shares) < alpha

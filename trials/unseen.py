@@ -26,10 +26,10 @@ from trials.off_policy import (
     Estimate,
     SlateKind,
     TrialError,
+    compute_importance_weights,
     estimate_slate,
     estimate_slate_dr,
     estimate_slate_snips,
-    importance_weights,
     weigh_positions,
 )
 
@@ -142,7 +142,9 @@ def pair_answers(
     logged = [row or [None] * width for row in shown["propensities"].to_pylist()]  # older versions logged none
     propensities = pad_rows([[propensity or np.nan for propensity in row] for row in logged], width, 1.0, np.float64)
     known = np.isfinite(propensities)
-    weights = importance_weights((known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0))
+    weights = compute_importance_weights(
+        (known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0)
+    )
     item_rewards = np.asarray(getattr(feedback, reward), np.float64)
     rewards = np.pad(item_rewards, ((0, 0), (0, width - item_rewards.shape[1])))
     expected = expect_rewards(shown_ids, judged_ids, rewards, users)

@@ -75,9 +75,9 @@ class Writer:
     def __init__(self, source: Source, target: Path, settings: Settings, report: Callable[[str], None] = print) -> None:
         self.source, self.target, self.settings, self.report = source, target, settings, report
         self.merlin, self.serving = settings.merlin, settings.serving_of()
-        self.behind_hps = self.merlin.triton == "24.03"
+        self.uses_hps = self.merlin.triton == "24.03"
         self.parts = list_parts(self.merlin)
-        self.specs = build_all_specs(source.info["rank"], source.sizes, self.behind_hps)
+        self.specs = build_all_specs(source.info["rank"], source.sizes, self.uses_hps)
         self.first_keys: dict[str, int] = {}
         self.columns = WorkflowColumns()
 
@@ -85,7 +85,7 @@ class Writer:
         """Write everything; no file is changed after it was written."""
         for name in list_models(self.merlin):
             self.version_folder(name).mkdir(parents=True)
-        if self.behind_hps:
+        if self.uses_hps:
             self._write_hps_model()
         if self.merlin.preprocess == "nvtabular":
             self._write_workflow_model()
@@ -105,7 +105,7 @@ class Writer:
 
     def max_batch_size(self, stage: str) -> int:
         """Return the max_batch_size of an ensemble or a network: 0 behind `hps`, which has no batch axis."""
-        return 0 if self.behind_hps and stage in ("rank", ENSEMBLE) else self.serving[stage].max_batch_size
+        return 0 if self.uses_hps and stage in ("rank", ENSEMBLE) else self.serving[stage].max_batch_size
 
     def _write_hps_model(self) -> None:
         """Write the table, ps.json and the model of the `hps` backend."""
@@ -194,7 +194,7 @@ class Writer:
         model = lowered.model
         fix_candidates(model, axes.candidates)
         onnx.save(model, str(target))
-        if self.behind_hps and part.name == RANK_DENSE:
+        if self.uses_hps and part.name == RANK_DENSE:
             sizes = self.source.sizes
             flatten_rows(target, target, axes.user_categorical, axes.candidates, sizes.item_tables, sizes.row_width)
         return lowered.precision, lowered.fp32_nodes
@@ -238,7 +238,7 @@ class Writer:
         TensorRT's contexts come on top: their need is known once the engines are built.
         """
         planned = {"search_index": read_index_bytes(self.version_folder(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
-        if self.behind_hps:
+        if self.uses_hps:
             params = read_ps_json(self.target / PS_FILE).model(RANK_EMBEDDINGS)
             rows = sum(map(len, self.source.load_tables().values()))
             planned["hps_cache"] = int(rows * params.gpucacheper) * self.source.sizes.row_width * 4

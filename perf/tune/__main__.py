@@ -17,7 +17,7 @@ from perf.bench import SEED
 from perf.command import run
 from perf.report.results import Machine, read_commit, to_json_line
 from perf.tune import report
-from perf.tune.lab import Lab, allowed_efforts
+from perf.tune.lab import Lab, measure_smaller_efforts
 from perf.tune.search import Outcome, describe_changes, draw_candidates, find_medians, search, search_space
 from serving.contract.errors import ConfigError
 
@@ -52,7 +52,7 @@ def tune(
     if others := ", ".join(sorted(stated.keys() - set(MEASURED))):
         console.print(f"Not measured during the search, so judge the winner by `make perf`: {others}", markup=False)
     rng, end_s = np.random.default_rng(SEED), time.monotonic() + 60 * minutes
-    evidence, efforts = out.with_suffix(".json"), allowed_efforts(repo)
+    evidence, efforts = out.with_suffix(".json"), measure_smaller_efforts(repo)
     lab = Lab(repo, clients, window_s, rng)
     bounds = {key: bound.for_layout(lab.layout) for key, bound in stated.items() if key in MEASURED}
     space = search_space(lab.settings, lab.layout, tuple(efforts), len(os.sched_getaffinity(0)))

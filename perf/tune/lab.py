@@ -34,7 +34,7 @@ from training.retrieval.index import inverted_file
 FACTORS = (0.7, 0.8, 0.9)  # of the export's effort, whose own steps are a third to a half apart
 
 
-def allowed_efforts(repository: Path) -> dict[int, float]:
+def measure_smaller_efforts(repository: Path) -> dict[int, float]:
     """Return recall against exact search by effort, for smaller efforts with enough recall; {} without an index."""
     recalls: dict[int, float] = {}
     with contextlib.closing(Pipeline.load(repository)) as pipeline:
@@ -91,7 +91,7 @@ class Lab:
         self.say("the current settings alone")
         try:
             with self._served(CURRENT) as served, served.turns.turn():
-                self.offered_rate = self._closed(served, self.clients).achieved_rate / 2
+                self.offered_rate = self._measure_closed_loop(served, self.clients).achieved_rate / 2
         except BaseException:
             self.__exit__()
             raise
@@ -126,7 +126,7 @@ class Lab:
         """
         due_s = schedule.draw_poisson(self.offered_rate, 2 * self.window_s, self.rng)
         rows = draw(self.recorded.inputs, len(due_s), self.rng)
-        many, one = self._closed(served, self.clients), self._closed(served, 1)
+        many, one = self._measure_closed_loop(served, self.clients), self._measure_closed_loop(served, 1)
         outcome = run_load(served.server.grpc_url, serialise(self.spec, rows), due_s)
         metrics = {
             "peak_rate": many.achieved_rate,
@@ -141,7 +141,7 @@ class Lab:
             self.say(f"none of {len(due_s)} requests was answered: {describe_changes(served.changes)}")
         return {key: round(float(value), 4) for key, value in metrics.items()}
 
-    def _closed(self, served: Served, clients: int):
+    def _measure_closed_loop(self, served: Served, clients: int):
         target = analyzer.Target(ENSEMBLE, served.server.grpc_url, served.server.http_url, self.folder / INPUT)
         return analyzer.measure(target, "concurrency", clients, self.window_s, self.folder / "raw.npz")
 
@@ -152,13 +152,13 @@ class Lab:
         make_variant(self.repository, folder, self.layout, Settings.model_validate(document))
         try:
             with TritonServer(folder, threads=changes.get(SERVER_THREADS, 1), run_dir=MEASURED_DIR) as server:
-                answers = self._differing_answers(server, changes)
+                answers = self._compare_answers(server, changes)
                 with take_turns(server.state.tag) as turns:
                     yield Served(changes, server, turns, answers)
         finally:
             shutil.rmtree(folder.parent)
 
-    def _differing_answers(self, server: TritonServer, changes: Changes) -> str:
+    def _compare_answers(self, server: TritonServer, changes: Changes) -> str:
         """Return "" when the answers are the recorded ones, else the difference.
 
         Also "", without a comparison, for another effort of the index, which changes answers and whose recall was measured

@@ -88,7 +88,7 @@ def stage_settings(folder: Path, info: StageInfo, kind: type) -> Any:
     try:
         return kind(**info.settings)
     except TypeError as error:
-        raise ArtifactError(f"{folder / STAGE_FILE} lacks a setting of {info.stage}: {error}. {REMEDY}") from error
+        raise ArtifactError(f"{folder / STAGE_FILE} has other settings than {info.stage} expects: {error}. {REMEDY}") from error
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def published_files(folder: Path) -> list[Path]:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Return what a manifest states of a file."""
+    """Return the manifest's entry of a file: its SHA-256 and its size."""
     return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
 
 

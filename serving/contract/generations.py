@@ -33,6 +33,6 @@ def pinned_generation(repository: Path) -> int:
     if len(pins) != 1:
         raise ArtifactError(
             f"{path} is pinned to versions {sorted(pins)}; expected one for the model and all its steps. "
-            f"Choose one with `python -m export point GENERATION --repo {repository}`."
+            f"Choose one with `python -m export pin GENERATION --repo {repository}`."
         )
     return pins.pop()

@@ -46,7 +46,7 @@ def test_an_export_is_read_only_and_every_move_of_the_pin_is_recorded(repo, conf
     assert files
     assert not [path for path in files if path.stat().st_mode & 0o222]
     run("relayout", small_repository(), repo, "--layout", "ensemble")
-    run("point", 2, "--repo", repo)
+    run("pin", 2, "--repo", repo)
     assert pinned_generation(repo) == 2
     acts = [(act.action, act.generation, act.reason) for act in read_acts(repo)]
     assert acts == [

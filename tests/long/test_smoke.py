@@ -56,7 +56,7 @@ from experiments.shop_world import World
 from experiments.tables_feed import Published, run_broker, run_publisher
 from perf.load.open_loop import Outcome
 from perf.recall import measure_served_recall
-from perf.tune.lab import allowed_efforts
+from perf.tune.lab import measure_smaller_efforts
 from repository.config import LAYOUTS
 from repository.models import read_repository
 from serving.contract.artifacts import stage_folder, verify_manifest
@@ -323,4 +323,4 @@ def test_every_command_has_help(name):
 
 
 def test_without_an_index_no_search_effort_is_tuned(context):
-    assert allowed_efforts(context.repo) == {}
+    assert measure_smaller_efforts(context.repo) == {}

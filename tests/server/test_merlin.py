@@ -191,14 +191,14 @@ def keys_per_sample(repository, info) -> int:
     return len(settings["user_tables"]) + info.axes.candidates * len(settings["item_tables"])
 
 
-behind_hps = pytest.mark.parametrize("served", ["24.03"], indirect=True)
+uses_hps = pytest.mark.parametrize("served", ["24.03"], indirect=True)
 
 
 def embeddings(client, keys, numkeys):
     return client.infer("rank_embeddings", [tensor("KEYS", keys), tensor("NUMKEYS", numkeys)]).as_numpy("OUTPUT0")
 
 
-@behind_hps
+@uses_hps
 def test_hps_gives_one_flat_tensor(served, keys_per_sample, repository, info):
     _, client = served
     (width,) = {np.load(table).shape[1] for table in stage_folder(repository, "rank", info.generation).glob("tables/*.npy")}
@@ -206,7 +206,7 @@ def test_hps_gives_one_flat_tensor(served, keys_per_sample, repository, info):
     assert answer.shape == (keys_per_sample * width,)
 
 
-@behind_hps
+@uses_hps
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -225,7 +225,7 @@ def test_the_stand_in_for_hps_notices_each_broken_rule(served, keys_per_sample, 
         embeddings(client, keys, count)
 
 
-@behind_hps
+@uses_hps
 def test_the_stand_in_for_tensorrt_notices_shapes_that_no_profile_accepts(served, info):
     _, client = served
     spec = client.get_model_config("rank_dense", as_json=True)["config"]["input"]

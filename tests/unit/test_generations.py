@@ -48,7 +48,7 @@ def test_lists_and_comments_are_protobufs_too(tmp_path):
     ],
 )
 def test_it_refuses_what_names_not_one(tmp_path, text, pins):
-    with pytest.raises(ArtifactError, match=rf"pinned to versions {pins}; expected one .*export point"):
+    with pytest.raises(ArtifactError, match=rf"pinned to versions {pins}; expected one .*export pin"):
         pinned_generation(repository(tmp_path, text))
 
 

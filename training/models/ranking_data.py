@@ -52,7 +52,7 @@ class ItemSlots:
     def of(cls, arrays: ItemArrays, names: tuple[str, ...]) -> ItemSlots:
         """Build it from the encoded catalogue. names: the columns of `arrays.categorical`, then its lists."""
         single = [arrays.categorical[:, [slot]] for slot in range(arrays.categorical.shape[1])]
-        lists = [_padded(ragged.values, ragged.offsets) for ragged in arrays.lists.values()]
+        lists = [_pad(ragged.values, ragged.offsets) for ragged in arrays.lists.values()]
         return cls(names, (*single, *lists), arrays.continuous)
 
 
@@ -162,7 +162,7 @@ def make_requests(
     )
     candidates, scores = retrieve(users, user_ids)
     cross = np.concatenate([aggregates[candidates], in_blocks(statistics, users, candidates, scores)], axis=2)
-    taken = taken_of(features, later, user_ids, candidates)
+    taken = find_taken(features, later, user_ids, candidates)
     return Requests(user_ids, users, candidates.astype(np.int32), scores, cross, taken, items)
 
 
@@ -253,7 +253,7 @@ def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarra
     )
 
 
-def taken_of(features: Features, later: pd.DataFrame, user_ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+def find_taken(features: Features, later: pd.DataFrame, user_ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
     """Return labels, bool [N, C]: whether `later` has a positive of the user with the candidate.
 
     user_ids: int64 [N] distinct.
@@ -269,7 +269,7 @@ def taken_of(features: Features, later: pd.DataFrame, user_ids: np.ndarray, cand
     return np.isin(wanted, pairs) & (candidates < width - 1)
 
 
-def _padded(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def _pad(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return ragged rows as int64 [n, L], padded with 0."""
     lengths = np.diff(offsets)
     padded = np.zeros((len(lengths), max(int(lengths.max(initial=0)), 1)), np.int64)

@@ -61,7 +61,7 @@ class RedisCache(Cache):
         except self._failures as error:
             self._failed(error)
             return None
-        return self._found(keys, tokens, replies)
+        return self._count_read(keys, tokens, replies)
 
     def write(self, entries: Sequence[Entry]) -> None:
         if not (entries and self._breaker.closed):
@@ -71,7 +71,7 @@ class RedisCache(Cache):
         except self._failures as error:
             self._failed(error)
         else:
-            self._wrote(entries)
+            self._count_written(entries)
 
     def forget(self, user_ids: Iterable[int]) -> None:
         users = set(user_ids)
@@ -90,7 +90,7 @@ class RedisCache(Cache):
         except self._failures as error:
             self._failed(error)
             return None
-        return self._found(keys, tokens, replies)
+        return self._count_read(keys, tokens, replies)
 
     async def write_async(self, entries: Sequence[Entry]) -> None:
         if not (entries and self._breaker.closed):
@@ -100,7 +100,7 @@ class RedisCache(Cache):
         except self._failures as error:
             self._failed(error)
         else:
-            self._wrote(entries)
+            self._count_written(entries)
 
     async def forget_async(self, user_ids: Iterable[int]) -> None:
         users = set(user_ids)
@@ -133,7 +133,7 @@ class RedisCache(Cache):
             pipeline.unlink(self._token_key(user_id))
         return pipeline
 
-    def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Lookup:
+    def _count_read(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Lookup:
         """Decode replies: the stored token and the answer of each key, None where it is not valid."""
         self._breaker.record_success()
         tokens = [stored or new for stored, new in zip(replies[::2], tokens, strict=True)]
@@ -143,7 +143,7 @@ class RedisCache(Cache):
             values.append(value[HEAD_BYTES:] if is_valid else None)
         return Lookup(tokens, values)
 
-    def _wrote(self, entries: Sequence[Entry]) -> None:
+    def _count_written(self, entries: Sequence[Entry]) -> None:
         self._breaker.record_success()
         self.counts.add(stored=len(entries))
 

@@ -175,7 +175,7 @@ def test_a_generation_counts_when_every_model_has_it(repo):
 def test_steps_that_disagree_and_steps_that_are_missing(repo):
     config = repo / "recommend" / "config.pbtxt"
     config.write_text(config.read_text().replace("model_version: 1", "model_version: 2", 1))
-    with pytest.raises(ArtifactError, match=r"pinned to versions \[1, 2\]; expected one .*export point"):
+    with pytest.raises(ArtifactError, match=r"pinned to versions \[1, 2\]; expected one .*export pin"):
         pinned_generation(repo)
     shutil.rmtree(repo / "second")
     with pytest.raises(ConfigError, match=r"recommend has steps \['second'\], which are not in the repository"):

@@ -5,14 +5,14 @@ import pytest
 
 from trials.off_policy import (
     TrialError,
-    effective_samples,
+    compute_effective_samples,
+    compute_importance_weights,
     estimate_dr,
     estimate_ips,
     estimate_slate,
     estimate_slate_dr,
     estimate_slate_snips,
     estimate_snips,
-    importance_weights,
 )
 
 ACTIONS = 5
@@ -26,7 +26,7 @@ def log_of(count, seed):
     generator = np.random.default_rng(seed)
     actions = generator.choice(ACTIONS, count, p=LOGGED)
     rewards = (generator.random(count) < RATES[actions]).astype(np.float64)
-    return actions, rewards, importance_weights(TARGET[actions], LOGGED[actions])
+    return actions, rewards, compute_importance_weights(TARGET[actions], LOGGED[actions])
 
 
 def estimates_of(seed):
@@ -58,7 +58,7 @@ def test_equal_policies_get_the_plain_mean():
     rewards = np.random.default_rng(0).random(500)
     for estimate in (estimate_ips(rewards, np.ones(500)), estimate_snips(rewards, np.ones(500))):
         assert estimate.value == pytest.approx(rewards.mean())
-        assert estimate.effective_samples == 500
+        assert estimate.compute_effective_samples == 500
 
 
 @pytest.mark.parametrize("kind", ["standard", "independent", "cascade"])
@@ -67,7 +67,7 @@ def test_slates(kind):
     generator = np.random.default_rng(1)
     actions = generator.choice(ACTIONS, (20_000, 2), p=LOGGED)
     rewards = (generator.random(actions.shape) < RATES[actions]).astype(np.float64)
-    weights, rough = importance_weights(TARGET[actions], LOGGED[actions]), RATES + 0.1
+    weights, rough = compute_importance_weights(TARGET[actions], LOGGED[actions]), RATES + 0.1
     models = rough[actions], np.full(actions.shape, TARGET @ rough)
     for estimate in (
         estimate_slate(rewards, weights, kind),
@@ -98,7 +98,7 @@ def test_self_normalised_slates_follow_a_reward_that_all_items_share():
     """If every item earns more by a constant, so does the policy, however the drawn weights add up."""
     generator = np.random.default_rng(5)
     actions = generator.choice(ACTIONS, (1_000, 3), p=LOGGED)
-    weights = importance_weights(TARGET[actions], LOGGED[actions])
+    weights = compute_importance_weights(TARGET[actions], LOGGED[actions])
     for kind in ("standard", "independent", "cascade"):
         low, high = (estimate_slate_snips(reward + RATES[actions], weights, kind) for reward in (0.0, 1.0))
         assert high.value - low.value == pytest.approx(3.0)
@@ -107,7 +107,7 @@ def test_self_normalised_slates_follow_a_reward_that_all_items_share():
 def test_a_log_that_says_too_little_is_refused():
     weights = np.zeros(10_000)
     weights[:20] = 100.0
-    assert effective_samples(weights) == pytest.approx(20)
+    assert compute_effective_samples(weights) == pytest.approx(20)
     with pytest.raises(TrialError, match=r"worth 20 decisions .* expected 100 or more"):
         estimate_ips(np.ones(10_000), weights)
 
@@ -123,4 +123,4 @@ def test_a_log_that_says_too_little_is_refused():
 )
 def test_values_that_are_no_probabilities_are_refused(targets, propensities, message):
     with pytest.raises(TrialError, match=message):
-        importance_weights(np.array(targets), np.array(propensities))
+        compute_importance_weights(np.array(targets), np.array(propensities))

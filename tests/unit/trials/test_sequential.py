@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import betaln
 
-from trials.sequential import TIGHTEST_AT, Arm, bound_mean, compare_arms, has_wrong_split, sample_ratio_p_value
+from trials.sequential import TIGHTEST_AT, Arm, bound_mean, compare_arms, compute_sample_ratio_p_value, has_wrong_split
 
 LOOKS = range(400, 10_001, 400)
 
@@ -65,7 +65,8 @@ def test_a_wrong_split_is_found_and_a_right_one_borne():
     for _ in range(100):
         challengers = np.cumsum(generator.random(20_000) < 0.1)
         p_values = [
-            sample_ratio_p_value((n - challengers[n - 1], challengers[n - 1]), (0.9, 0.1)) for n in range(500, 20_000, 500)
+            compute_sample_ratio_p_value((n - challengers[n - 1], challengers[n - 1]), (0.9, 0.1))
+            for n in range(500, 20_000, 500)
         ]
         assert min(p_values) >= 0.001
 
@@ -81,7 +82,7 @@ def test_an_arm_that_should_have_no_request_has_none(counts, is_wrong):
 def test_the_sample_ratio_is_that_of_scipys_beta_function(counts, share):
     prior, observed = 100 * np.array([1 - share, share]), np.array(counts)
     log_factor = betaln(*(prior + observed)) - betaln(*prior) - observed @ np.log(prior / 100)
-    assert sample_ratio_p_value(counts, (1 - share, share)) == pytest.approx(min(1, np.exp(-log_factor)), rel=1e-9)
+    assert compute_sample_ratio_p_value(counts, (1 - share, share)) == pytest.approx(min(1, np.exp(-log_factor)), rel=1e-9)
 
 
 def test_the_interval_of_a_mean_narrows_and_holds_it():
@@ -122,7 +123,7 @@ def test_answers_of_one_user_that_are_all_alike_count_once():
     once, often = Arm.of(rewards, users), Arm.of(np.repeat(rewards, 9), np.repeat(users, 9))
     assert often.count == 9 * once.count
     assert (often.users, often.mean, often.error) == pytest.approx((once.users, once.mean, once.error))
-    assert often.independent == pytest.approx(once.independent)
+    assert often.independent_answers == pytest.approx(once.independent_answers)
 
 
 def test_many_answers_of_very_few_users_decide_nothing():

@@ -27,7 +27,7 @@ from training.models.ranking import (
     save_ranking,
     take_sample,
 )
-from training.models.ranking_data import Requests, in_blocks, statistics_of, taken_of
+from training.models.ranking_data import Requests, find_taken, in_blocks, statistics_of
 from training.models.reranker import RerankerSettings
 from training.models.train_ranker import RankerSettings
 
@@ -110,7 +110,7 @@ def train(folder, settings):
         candidates.astype(np.int32),
         scores,
         np.concatenate([features.item_aggregates[candidates], cross], axis=2),
-        taken_of(features, test, user_ids, candidates),
+        find_taken(features, test, user_ids, candidates),
         ranking.items,
     )
     return SimpleNamespace(

@@ -32,7 +32,7 @@ def rewritten(folder, name, tmp_path, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"blend": None}, "lacks a setting of rank"),
+        ({"blend": None}, "has other settings than rank expects"),
         ({"user_tables": ["user_0", "user_99"]}, r"lacks the tables \['user_99'\]"),
         ({"user_tables": ["user_0"]}, "names 1 user and"),
         ({"first_cold": {"user_0": 20}}, r"projections\.npz does not widen the cold rows of user_0"),
@@ -112,5 +112,5 @@ def test_a_broken_file_beside_the_tables_leaves_none_open(trained, tmp_path, sha
 
 
 def test_a_rerank_folder_without_its_settings_is_refused(trained, tmp_path):
-    with pytest.raises(ArtifactError, match="lacks a setting of rerank"):
+    with pytest.raises(ArtifactError, match="has other settings than rerank expects"):
         Rerank.load(rewritten(trained.folder, "rerank", tmp_path, list_length=None))
