@@ -237,7 +237,7 @@ def changed(name, change):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lose_setting, "lacks a setting of retrieve"),
+        (lose_setting, "has other settings than retrieve expects"),
         (too_few_tables, "names 1 user tables; expected 2"),
         (lambda folder: (folder / "tables" / "user_1.npy").unlink(), r"lacks the tables \['user_1'\]"),
         (lambda folder: np.save(folder / "item_ids.npy", ITEM_IDS[:-1]), "holds 59 items, but found"),
