@@ -129,9 +129,9 @@ def make_lessons(
 ) -> tuple[list[Requests], Requests]:
     """Return requests to learn from, by moment, and those of held-out users.."""
     rng, settings = np.random.default_rng(0), replace(RankingSettings(), most_moments=1)
-    (latest,), in_visits = make_requests_by_moment(dataset, part.log, features, lambda _: retriever, settings, rng)
-    parts = [latest, *([in_visits] if in_visits else [])]
-    held_out = [hash_integers(requests.user_ids) % HASHES < HELD_OUT for requests in parts]
+    (latest,), visits = make_requests_by_moment(dataset, part.log, features, lambda _: retriever, settings, rng)
+    parts = [latest] if visits is None else [latest, visits]
+    held_out = [hash_integers(requests.users.user_categorical[:, 0]) % HASHES < HELD_OUT for requests in parts]
     teaching = [
         requests.take(np.flatnonzero(~own & requests.taken.any(axis=1))) for requests, own in zip(parts, held_out, strict=True)
     ]

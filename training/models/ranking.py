@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from training.models.ranking_data import (
     ItemSlots,
     Requests,
     Retrieve,
-    aggregates_before,
     items_before,
     make_requests,
     make_visit_requests,
@@ -114,28 +113,14 @@ def collect_lessons(
 
     log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
     """
-    by_moment, in_visits = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
-    teaching, validation = hold_out(by_moment, in_visits, settings.ranker.validation_share, rng)
+    (latest, *older), visit_requests = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
+    teaching, validation = parts(latest, settings.ranker.validation_share, rng)
+    if visit_requests:
+        older.append(visit_requests)
     if settings.compression == "none":
-        return Lessons(teaching, validation, ())
+        return Lessons((teaching, *older), validation, ())
     unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
-    return Lessons(teaching, validation, (unlabelled,))
-
-
-def hold_out(
-    by_moment: Sequence[Requests], in_visits: Requests | None, share: float, rng: np.random.Generator
-) -> tuple[tuple[Requests, ...], Requests]:
-    """Return the requests to learn from, the latest moment first, and those of the latest moment to validate with.
-
-    by_moment, in_visits: from `make_requests_by_moment`. Nothing is learned from the visits of the held-out users, which have
-    the same labels. What they took at earlier moments was known at the latest one.
-    """
-    teaching, validation = parts(by_moment[0], share, rng)
-    lessons = [teaching, *by_moment[1:]]
-    if in_visits:
-        others = in_visits.take(np.flatnonzero(~np.isin(in_visits.user_ids, validation.user_ids)))
-        lessons += [others] if len(others) else []
-    return tuple(lessons), validation
+    return Lessons((teaching, *older), validation, (unlabelled,))
 
 
 def fit_ranker(
@@ -148,7 +133,7 @@ def fit_ranker(
 ) -> Ranker:
     """Train the ranker, more teachers if they help, and a smaller ranker, which is returned if it keeps enough quality."""
     count = sum(map(len, lessons.teaching))
-    say(f"ranker: {count:,} training requests of {len(lessons.teaching)} kinds, {len(lessons.validation):,} for validation")
+    say(f"ranker: {count:,} training requests of {len(lessons.teaching)} moments, {len(lessons.validation):,} for validation")
     tables = (dict(features.user_rows), dict(features.item_rows))
     ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
     if not ranker.learned or settings.compression == "none":
@@ -199,11 +184,11 @@ def make_requests_by_moment(
         if by_moment and len(earlier) == len(before):
             break  # no user has events on both sides
         items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
-        known = (items, statistics, aggregates_before(dataset, features, earlier), fit_training_retriever(earlier))
-        by_moment.append(make_requests(features, train, later, *known, settings.most_requests, rng))
+        retrieve = fit_training_retriever(earlier)
+        shared = (features, train, later, items, statistics, retrieve)
+        by_moment.append(make_requests(*shared, settings.most_requests, rng))
         if len(by_moment) == 1 and len(earlier) < len(before):
-            most = min(settings.most_visit_requests, len(by_moment[0]))
-            visit_requests = make_visit_requests(features, train, later, items, statistics, known[-1], most, rng)
+            visit_requests = make_visit_requests(*shared, min(settings.most_visit_requests, len(by_moment[0])), rng)
     return by_moment, visit_requests
 
 

@@ -18,7 +18,6 @@ import pandas as pd
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import N_FEATURES, TOGETHER, cross_features, scale_strengths
 from training.dataset import Dataset, split_by_time
-from training.features.aggregates import LogAggregates, ranker_aggregations
 from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays, encode_items, item_columns, item_statistics
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
@@ -60,14 +59,12 @@ class ItemSlots:
 class Requests:
     """N requests as the rank stage sees them, with labels.
 
-    user_ids: int64 [N]; users: their Examples
-    candidates: int32 [N, C] positions, padded with n_items; retrieval_scores float32 [N, C]
+    users: the Examples of the N users; candidates int32 [N, C] positions, padded with n_items; retrieval_scores float32 [N, C]
     cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `cross_features`
     taken: labels, bool [N, C], or float32 shares of a teacher
     items: the catalogue at that moment
     """
 
-    user_ids: np.ndarray
     users: Examples
     candidates: np.ndarray
     retrieval_scores: np.ndarray
@@ -85,7 +82,6 @@ class Requests:
 
     def take(self, rows: np.ndarray) -> Requests:
         return Requests(
-            self.user_ids[rows],
             Examples(*(values[rows] for values in self.users)),
             self.candidates[rows],
             self.retrieval_scores[rows],
@@ -117,11 +113,6 @@ def items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> 
     return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows))
 
 
-def aggregates_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> np.ndarray:
-    """Return the aggregations of `events` alone by item, float32 [n_items + 1, A], seen from the store's clock."""
-    return LogAggregates.of(dataset, events, ranker_aggregations(dataset)).of_catalogue(features.as_of_s)
-
-
 def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
     """Return the ranker's item statistics of a part of the training log, at the store's clock."""
     positives = events[events["positive"].to_numpy()]
@@ -137,18 +128,14 @@ def make_requests(
     later: pd.DataFrame,
     items: ItemSlots,
     statistics: ItemStatistics,
-    aggregates: np.ndarray,
     retrieve: Retrieve,
     max_requests: int,
     rng: np.random.Generator,
 ) -> Requests:
     """Return one request per user (at most `max_requests`, sampled) just before their first event of `later`.
 
-    All that they know of items is as an export of the earlier part would serve it, aggregations included: aggregations at the
-    time of the event would tell what sold when the user came back, which a request just after an export does not know.
-
     train: the frame `features` was built from; later: its rows after the split, with their row number in `train` as "row"
-    items, statistics, retrieve: fitted on what came before `later`; aggregates: its `aggregates_before`
+    items, statistics, retrieve: fitted on what came before `later`
     """
     first = later.drop_duplicates("user_id")
     takers = later.loc[later["positive"].to_numpy(), "user_id"].unique()
@@ -161,9 +148,9 @@ def make_requests(
         features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), take_context(first, features.context)
     )
     candidates, scores = retrieve(users, user_ids)
-    cross = np.concatenate([aggregates[candidates], in_blocks(statistics, users, candidates, scores)], axis=2)
-    taken = find_taken(features, later, user_ids, candidates)
-    return Requests(user_ids, users, candidates.astype(np.int32), scores, cross, taken, items)
+    trends = features.log.aggregates.of_items(candidates, first["timestamp"].to_numpy(), rows)
+    cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
+    return Requests(users, candidates.astype(np.int32), scores, cross, find_taken(features, later, user_ids, candidates), items)
 
 
 def make_visit_requests(
@@ -189,9 +176,9 @@ def make_visit_requests(
     if not len(rows):
         return None
     events, moments = train.iloc[rows], features.log.before_rows(train, rows)
-    times, user_ids, item_ids = (events[name].to_numpy() for name in ("timestamp", "user_id", "item_id"))
+    times, item_ids = events["timestamp"].to_numpy(), events["item_id"].to_numpy()
     users = features.encode_moments(moments, times, take_context(events, features.context))
-    retrieved = [np.array(values) for values in retrieve(users, user_ids)]
+    retrieved = [np.array(values) for values in retrieve(users, events["user_id"].to_numpy())]
     candidates, scores = (values.copy() for values in retrieved)
     history = users.history_positions.astype(np.int64)
     strengths = put_live_pairs(features.items, train, later, rows, history, candidates, scores)
@@ -203,7 +190,7 @@ def make_visit_requests(
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     taken = candidates == features.items.positions(item_ids)[:, None]
-    return Requests(user_ids, users, candidates.astype(np.int32), scores, cross, taken, items)
+    return Requests(users, candidates.astype(np.int32), scores, cross, taken, items)
 
 
 def served_requests(
@@ -222,8 +209,7 @@ def served_requests(
     items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
     trends = features.item_aggregates[candidates]
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
-    untaken = np.zeros(candidates.shape, bool)
-    return Requests(user_ids, users, candidates.astype(np.int32), scores, cross, untaken, items)
+    return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items)
 
 
 def unlabelled_requests(

@@ -189,7 +189,7 @@ def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) ->
     take = np.arange(len(batch))[:, None]
     columns = (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken)
     candidates, scores, cross, taken = (values[take, chosen] for values in columns)
-    return Requests(batch.user_ids, batch.users, candidates, scores, cross, taken, batch.items)
+    return Requests(batch.users, candidates, scores, cross, taken, batch.items)
 
 
 def loss_of(model: RankingModel, batch: Requests) -> torch.Tensor:

@@ -105,7 +105,6 @@ def train(folder, settings):
     candidates, scores = popularity_retrieve(features, train)(users, user_ids)
     cross = in_blocks(ranking.statistics, users, candidates, scores)
     requests = Requests(
-        user_ids,
         users,
         candidates.astype(np.int32),
         scores,

@@ -13,9 +13,8 @@ from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.compress import compress
 from training.models.distill import STUDENT
-from training.models.ranking import hold_out, make_requests_by_moment
+from training.models.ranking import make_requests_by_moment
 from training.models.ranking_data import (
-    aggregates_before,
     make_requests,
     make_visit_requests,
     served_requests,
@@ -67,9 +66,9 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
     earlier, later = split_again(train)
     rng = np.random.default_rng(0)
     statistics = trained.ranking.statistics
-    aggregates = aggregates_before(trained.dataset, features, earlier)
-    known = (features, train, later, trained.ranking.items, statistics, aggregates)
-    requests = make_requests(*known, popularity_retrieve(features, earlier), 10**6, rng)
+    requests = make_requests(
+        features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier), 10**6, rng
+    )
     firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
     assert len(requests) == len(firsts)
     ids = np.append(features.items.ids, PAD_ID)
@@ -80,19 +79,6 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
         taken = set(ids[requests.candidates[row][requests.taken[row]]])
         assert taken == coming & set(ids[requests.candidates[row]])
         assert not taken & set(earlier[earlier["user_id"] == user]["item_id"])
-
-
-def test_training_requests_know_sales_as_an_export_of_the_earlier_part_would(trained):
-    """Sales at the time of the predicted event would tell when the user came back, which a served request does not know."""
-    features, train, rng = trained.features, trained.train, np.random.default_rng(0)
-    earlier, later = split_again(train)
-    known = (features, train, later, trained.ranking.items, trained.ranking.statistics)
-    aggregates = aggregates_before(trained.dataset, features, earlier)
-    requests = make_requests(*known, aggregates, popularity_retrieve(features, earlier), 10**6, rng)
-    width = aggregates.shape[1]
-    assert width > 0
-    np.testing.assert_array_equal(requests.cross[..., :width], aggregates[requests.candidates])
-    assert (aggregates != features.item_aggregates).any()
 
 
 def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
@@ -141,19 +127,6 @@ def test_small_logs_teach_with_requests_of_several_moments(trained):
     assert known[0] == len(split_again(trained.train)[0])
     assert (parts[0].items.numbers != parts[1].items.numbers).any()
     assert len(found(enough_requests=1)) == 1
-
-
-def test_nothing_is_learned_from_the_visits_of_users_that_validate(trained):
-    features, rng = trained.features, np.random.default_rng(0)
-    by_moment, in_visits = make_requests_by_moment(
-        trained.dataset, trained.train, features, lambda events: popularity_retrieve(features, events), SETTINGS, rng
-    )
-    teaching, validation = hold_out(by_moment, in_visits, 0.3, rng)
-    assert len(validation) == int(0.3 * len(by_moment[0]))
-    assert np.isin(in_visits.user_ids, validation.user_ids).any()
-    kept = teaching[len(by_moment)].user_ids.tolist()
-    assert kept == [user for user in in_visits.user_ids.tolist() if user not in validation.user_ids]
-    assert not np.isin(teaching[0].user_ids, validation.user_ids).any()
 
 
 def test_a_number_that_was_constant_while_teaching_does_not_rule_what_is_served(trained):
