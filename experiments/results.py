@@ -32,7 +32,6 @@ SECTIONS = {  # title -> prefixes of the names of its results
     "Under load, under attack, and with faults": ("overload", "malformed", "rest", "service-soak", "recovery"),
 }
 OVER_BEST = "served (end to end) over the best baseline: NDCG@10"
-IN_RAM = "large: 10 % in RAM, waits for misses, p99 of recommend over all in RAM, one client"
 SUMMARY = (  # (result, figure, its label in README.md)
     ("quality-online-retail", OVER_BEST, "NDCG@10 over the best baseline, Online Retail"),
     ("quality-amazon-grocery", OVER_BEST, "NDCG@10 over the best baseline, Amazon grocery"),
@@ -44,7 +43,7 @@ SUMMARY = (  # (result, figure, its label in README.md)
     ("overhead-200", "fused: p99/p50 at half of the peak", "p99/p50 at half of the peak, fused layout"),
     ("merlin", "fused over best possible: answers/s", "answers/s over the best of merlin-systems, fused layout"),
     ("compression-online-retail", "distilled: NDCG@10 over none", "NDCG@10 of the default ranker over its teacher"),
-    ("tables-large", IN_RAM, "p99 with a tenth of 50 million rows in RAM over all in RAM"),
+    ("live-visible", "event to changed answer: p99", "p99 until an event shows in a changed answer, 1,000 events/s"),
     ("tables-updates", "updates: p99 until a row shows in an answer of rank", "p99 until an updated row shows in an answer"),
 )
 
