@@ -20,7 +20,7 @@ from tests.interrupting import called_on_return
 from tests.server import toys
 from tests.server.load import Load
 
-CLIENTS = 16
+CLIENTS = 4
 
 
 class Questions(Load):
