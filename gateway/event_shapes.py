@@ -66,9 +66,7 @@ class MetarankField(BaseModel):
     value: Value
 
 
-InlineField = Annotated[
-    MetarankField, WithJsonSchema({"type": "object", "required": ["name", "value"]})
-]  # OpenAPI has no $defs
+INLINE = WithJsonSchema({"type": "object", "required": ["name", "value"]})  # a body's schema has no place for $defs
 
 
 class MetarankEvent(BaseModel):
@@ -87,7 +85,7 @@ class MetarankEvent(BaseModel):
     session: str | None = None
     id: str | None = None
     ranking: str | None = None
-    fields: list[InlineField] = Field(default_factory=list)
+    fields: list[Annotated[MetarankField, INLINE]] = Field(default_factory=list)
 
     def read(self) -> EventBody:
         """Return the event in this gateway's shape. Raises ValidationError."""

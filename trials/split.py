@@ -18,7 +18,7 @@ ROUNDING = 1e-9  # between a share and 1 - (1 - share)
 
 @dataclass(frozen=True)
 class Split:
-    """How many users met each arm while the challenger's share was `share`."""
+    """The number of users who met each arm while the challenger's share was `share`."""
 
     champions: int
     challengers: int

@@ -233,7 +233,7 @@ def replace_non_finite(scores: np.ndarray, best: BestCandidates) -> np.ndarray:
 
 @compiled
 def find_non_finite(scores: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Return the rows with a valid score that is no finite number, bool [B]. scores: float32 [B, M]; valid: bool [B, M]"""
+    """Return the rows with a valid value that is no finite number, bool [B]. scores: float32 [B, M]; valid: bool [B, M]"""
     broken = np.zeros(len(scores), np.bool_)
     for row in range(len(scores)):
         for place in range(scores.shape[1]):
@@ -282,10 +282,8 @@ def _add_correction(rank_scores, valid, correction, trust):
 
     Such rows keep the ranker's scores.
     """
-    scores, broken = np.empty(rank_scores.shape, np.float32), np.zeros(len(rank_scores), np.bool_)
+    scores, broken = np.empty(rank_scores.shape, np.float32), find_non_finite(correction, valid)
     for row in range(len(scores)):
-        for place in range(scores.shape[1]):
-            broken[row] |= valid[row, place] and not np.isfinite(correction[row, place])
         for place in range(scores.shape[1]):
             added = np.float32(0.0) if broken[row] else correction[row, place]
             scores[row, place] = rank_scores[row, place] + trust * added if valid[row, place] else np.float32(-np.inf)

@@ -14,7 +14,7 @@ REPLACED_BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 # Public parts of other libraries whose names begin with an underscore
 PUBLIC = {"_replace", "_asdict", "_fields", "_make"}  # of every NamedTuple
 
-# What tests may replace: the edges of a process. All other faults happen for real, or by tests/interrupting.py.
+# Tests may replace the edges of a process. All other faults happen for real, or by tests/interrupting.py.
 EDGES = {*sys.stdlib_module_names, "psutil", "faiss"}  # clock, files, sockets, environment; processes; GPUs
 OUR_EDGES = {"time", "Producer"}  # in our modules: the clock, and the client of Kafka, whose class is immutable
 OUR_LIMITS = {"cold"}  # a limit of settings, which tests make small as they do constants
