@@ -38,6 +38,8 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
 LOAD_TIMEOUT_S = 300.0
+BROKEN_CONNECTION = "Socket closed"  # in what gRPC says
+RECONNECT_S = 0.3  # for a moment a channel still takes calls for the connection that broke
 DRAIN_TIMEOUT_S = 60.0
 DRAIN_GRACE_S = 1.0  # for requests of an old ensemble that was replaced in the first step already
 PUBLICATION_TIMEOUT_S = 60.0  # a publication takes seconds, and a server that is down should not wait for one that is stuck
@@ -103,9 +105,18 @@ def _unload_others(client: grpcclient.InferenceServerClient, grpc_url: str, step
 
 
 def load_models(client: grpcclient.InferenceServerClient, *models: str) -> None:
-    """Load models in order, each as its config says. Raises InferenceServerException at the first that does not."""
+    """Load models in order, each as its config says. Raises InferenceServerException at the first that does not.
+
+    Where the connection breaks, the order is given once more: a model that is loaded again is the same.
+    """
     for model in models:
-        client.load_model(model, client_timeout=LOAD_TIMEOUT_S)
+        try:
+            client.load_model(model, client_timeout=LOAD_TIMEOUT_S)
+        except InferenceServerException as error:
+            if BROKEN_CONNECTION not in str(error):
+                raise
+            time.sleep(RECONNECT_S)
+            client.load_model(model, client_timeout=LOAD_TIMEOUT_S)
 
 
 def served_generation(grpc_url: str) -> int:

@@ -123,5 +123,12 @@ def test_without_perf_analyzer_there_is_a_remedy():
 
 
 def test_one_that_hangs_is_ended():
-    with pytest.raises(ServerError, match="did not end"):
+    with pytest.warns(UserWarning, match="did not end"), pytest.raises(ServerError, match="did not end in 2 attempts"):
         run(["sleep", "30"], 0.1)
+
+
+def test_one_that_hangs_once_is_started_again(tmp_path):
+    hangs_first = f"if [ -e {tmp_path}/began ]; then echo measured; else touch {tmp_path}/began; exec sleep 30; fi"
+    with pytest.warns(UserWarning, match="did not end") as told:
+        assert run(["sh", "-c", hangs_first], 5.0) == "measured\n"
+    assert len(told) == 1
