@@ -16,6 +16,7 @@ from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.live.experiment import Experiment, read_experiment
 from tests.repositories import link_small_repository
+from tests.tags import draw_tag
 from tests.waiting import until
 
 FAILED = 30  # answers, of the challenger
@@ -24,7 +25,7 @@ FAILED = 30  # answers, of the challenger
 @pytest.fixture
 def state(tmp_path) -> Iterator[ServerState]:
     repo = link_small_repository(tmp_path / "repo")
-    state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
+    state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
     control.stop_server(state, tmp_path)
     assert guard.list_guards(state.tag) == []

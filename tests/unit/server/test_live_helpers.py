@@ -19,6 +19,7 @@ from serving.live.reader import Reader
 from serving.live.store import live_folder
 from serving.stages.live.models import Observe
 from tests.repositories import link_code
+from tests.tags import draw_tag
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.waiting import until
@@ -30,7 +31,7 @@ TOPIC = "shop-events"
 def state(tmp_path) -> Iterator[ServerState]:
     repo = link_code(repository_with_kinds(), tmp_path / "repo")
     Observe.load(stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
-    state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
+    state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
     processes.terminate(live_helpers.helpers(state.tag))
     assert live_helpers.helpers(state.tag) == []

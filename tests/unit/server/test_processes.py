@@ -12,11 +12,12 @@ import pytest
 
 from server.processes import STOP_TIMEOUT_S, stop_processes, terminate
 from serving.contract.errors import ServerError
+from tests.tags import draw_tag
 from tests.waiting import until
 
 
 def test_a_shell_that_is_about_to_become_a_stub_is_ended_and_no_other(tmp_path):
-    tag, nobody = f"triton_test_{tmp_path.name}_", 2**22 + 1  # above the largest pid
+    tag, nobody = draw_tag(), 2**22 + 1  # above the largest pid
     starting = subprocess.Popen(["bash", "-c", f"sleep 60; exec triton_python_backend_stub {tag}"])
     looking = subprocess.Popen(["bash", "-c", f"sleep 60; pgrep {tag}"])
     stop_processes(nobody, tag, timeout_s=0)
@@ -49,7 +50,7 @@ def test_a_process_of_another_user_is_named_instead_of_a_traceback(tmp_path, mon
     def deny(process: psutil.Process) -> None:
         raise psutil.AccessDenied(process.pid)
 
-    tag = f"triton_test_{tmp_path.name}_"
+    tag = draw_tag()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tag]) as server:
         with monkeypatch.context() as refused:
             refused.setattr(os, "kill", refuse)

@@ -19,6 +19,7 @@ from server.state import ServerState, read_state, state_path
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import Experiment, read_experiment
 from tests.repositories import link_small_repository
+from tests.tags import draw_tag
 from tests.triton_double import TritonDouble, accept
 
 
@@ -26,7 +27,7 @@ from tests.triton_double import TritonDouble, accept
 def state(tmp_path) -> ServerState:
     """The state of a server that does not run, and answered with generation 1."""
     repo = link_small_repository(tmp_path / "repo")
-    return ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
+    return ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
 
 
 @pytest.fixture

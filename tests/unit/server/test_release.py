@@ -18,6 +18,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository
+from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
 
 
@@ -27,7 +28,7 @@ def served(tmp_path) -> Iterator[tuple[ServerState, TritonDouble]]:
     repo = copy_small_repository(tmp_path / "repo")
     for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
         shutil.copytree(repo / model / "1", repo / model / "2")
-    state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", find_free_ports(), generation=1)
+    state = ServerState(1, draw_tag(), repo, tmp_path / "log", find_free_ports(), generation=1)
     double = TritonDouble(repo, state.ports.grpc)
     load_challenger(state.grpc_url, repo, 2)
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))

@@ -22,6 +22,7 @@ from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from tests.clocks import PatientClock
 from tests.server import toys
+from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
 
 
@@ -220,7 +221,7 @@ def test_a_lock_that_cannot_be_written_says_so(tmp_path):
 
 
 def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_path):
-    ports, tag = find_free_ports(), f"triton_test_{tmp_path.name}_"
+    ports, tag = find_free_ports(), draw_tag()
     double = TritonDouble(repo, ports.grpc)
     double.states = {("first", 1): "READY", ("first", 2): "LOADING", ("first", 3): "UNAVAILABLE"}
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tag]) as process:

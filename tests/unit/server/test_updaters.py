@@ -16,6 +16,7 @@ from server.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.tensors import ENSEMBLE
+from tests.tags import draw_tag
 from tests.waiting import until
 
 FOLLOWS = "import sys, time; print('follows', *sys.argv[1:], flush=True); time.sleep(60)"
@@ -39,7 +40,7 @@ def pin(repo: Path, generation: int) -> None:
 
 @pytest.fixture
 def state(tmp_path) -> Iterator[ServerState]:
-    state = ServerState(1, f"triton_test_{tmp_path.name}_", tmp_path / "repo", tmp_path / "log", Ports(1, 2, 3))
+    state = ServerState(1, draw_tag(), tmp_path / "repo", tmp_path / "log", Ports(1, 2, 3))
     yield state
     processes.terminate(updaters.updaters(state.tag))
     assert updaters.updaters(state.tag) == []

@@ -31,14 +31,16 @@ from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.repositories import copy_small_repository
+from tests.tags import draw_tag
 from tests.triton_double import write_wheel
 from tests.waiting import until
 
 # A parent that never asks what became of its child, as tritonserver does not.
 SERVER = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 stub = subprocess.Popen([sys.argv[2], "600"])
 stub.kill()
+os.waitid(os.P_PID, stub.pid, os.WEXITED | os.WNOWAIT)
 print("killed", flush=True)
 time.sleep(600)
 """
@@ -49,7 +51,7 @@ SETTINGS = {"threads": 1, "fixed": False, "cache_mib": 0, "host": "127.0.0.1", "
 @pytest.fixture
 def state(tmp_path) -> Iterator[ServerState]:
     """The saved state of a process that does nothing in the place of a server."""
-    tag, ports = f"triton_test_{tmp_path.name}_", find_free_ports()
+    tag, ports = draw_tag(), find_free_ports()
     with subprocess.Popen([sys.executable, "-c", SLEEPS, tag]) as server:
         state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", ports, {"host": "127.0.0.1", "fixed": False})
         state.save(tmp_path)
@@ -65,7 +67,7 @@ def catches(pid: int, signum: signal.Signals) -> bool:
 
 def test_a_stub_that_died_before_anybody_looked_is_missed(tmp_path):
     stub = shutil.copy(shutil.which("sleep"), tmp_path / STUB_PROGRAM)
-    tag = f"triton_test_{tmp_path.name}_"
+    tag = draw_tag()
     with subprocess.Popen([sys.executable, "-c", SERVER, tag, stub], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout.readline() == "killed\n"
