@@ -37,7 +37,7 @@ from perf.command import run
 from perf.observe import Latency
 from perf.target import own_server
 from repository.models import read_config, read_repository, write_config
-from server.health import local_client
+from server.health import open_local_client
 from server.ports import find_free_port
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import ENSEMBLE
@@ -270,7 +270,7 @@ def run_redis(folder: Path) -> Iterator[str]:
 
 def read_cache_hits(url: str) -> int:
     time.sleep(COUNTED_S)
-    with local_client(url) as client:
+    with open_local_client(url) as client:
         return sum(s.inference_stats.cache_hit.count for s in client.get_inference_statistics(ENSEMBLE).model_stats)
 
 

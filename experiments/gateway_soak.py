@@ -33,7 +33,7 @@ from experiments.served import Served, publish_twice, serve_with_gateway
 from perf.command import run
 from repository.generations import published_generations
 from server import control
-from server.processes import server_members
+from server.processes import find_server_members
 from serving.contract.errors import RecommenderError
 
 USERS, RECOVERS_S = 200, 60.0
@@ -104,7 +104,7 @@ class Load(threading.Thread):
 
 
 def find_stub(served: Served, model: str) -> int:
-    return next(p.pid for p in server_members(served.state.tag) if f"/{model}/" in " ".join(p.cmdline()))
+    return next(p.pid for p in find_server_members(served.state.tag) if f"/{model}/" in " ".join(p.cmdline()))
 
 
 def pause(pid: int) -> None:

@@ -36,7 +36,7 @@ from live.replay import replay
 from perf.command import run
 from perf.live.exchange import connect
 from perf.live.shop import Shop, copied, read_sequences, served
-from server.processes import members
+from server.processes import find_members
 from serving.contract.errors import ServerError
 from serving.live.events import HEADER, OBSERVED, EventBatch, EventKind, EventKinds, Flags, unpack
 from serving.live.layout import Layout
@@ -193,7 +193,7 @@ def post_until_killed(shop: Shop, number: int, seconds: float) -> Acknowledged:
     for thread in threads:
         thread.start()
     time.sleep(seconds)
-    for process in members(shop.site.tag or ""):
+    for process in find_members(shop.site.tag or ""):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     for thread in threads:

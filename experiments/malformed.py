@@ -29,7 +29,7 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from experiments.rest_load import Connections
 from experiments.served import Served, serve_with_gateway
 from perf.command import run
-from server.processes import server_members
+from server.processes import find_server_members
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import STAGES, ensemble_spec
 from serving.pipeline import Pipeline
@@ -172,9 +172,9 @@ def main(
         return
     with serve_with_gateway(repo) as served:
         send_grpc(served.grpc_url, [forge_request(ensemble_spec(pipeline.specs), rng) for _ in range(200)])  # warm
-        before, before_mb = {process.pid for process in server_members(served.state.tag)}, served.measure_rss_mb()
+        before, before_mb = {process.pid for process in find_server_members(served.state.tag)}, served.measure_rss_mb()
         statuses, valid = attack(served, pipeline, requests, rng)
-        after, after_mb = {process.pid for process in server_members(served.state.tag)}, served.measure_rss_mb()
+        after, after_mb = {process.pid for process in find_server_members(served.state.tag)}, served.measure_rss_mb()
     no_reply = sum(counts["no reply"] + counts["DEADLINE_EXCEEDED"] for counts in statuses.values())
     server_errors = sum(n for status, n in statuses["REST"].items() if status in ("500", "502", "504"))
     figures = [

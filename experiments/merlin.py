@@ -45,7 +45,7 @@ from perf.load.workload import Arrays, ask, draw, read_requests, read_specs, wri
 from perf.target import Turns, own_server, read_site, take_turns
 from repository.recorded import compare_answers
 from server.environment import RUN_DIR
-from server.health import local_client
+from server.health import open_local_client
 from server.state import ServerState
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
@@ -231,7 +231,7 @@ def differing_answers(contenders: list[Contender], user_ids: np.ndarray) -> str:
 
 def answer_users(contender: Contender, user_ids: np.ndarray) -> Arrays:
     """Return the outputs for these users, [N, …]; the baseline is asked for one user at a time."""
-    with contender.turns.turn(), local_client(contender.state.grpc_url) as client:
+    with contender.turns.turn(), open_local_client(contender.state.grpc_url) as client:
         if contender.spec.name == ENSEMBLE:
             return ask(client, contender.spec, "", requests_for(contender.spec, user_ids))
         answers = [ask(client, contender.spec, "", {"user_id": user_id}) for user_id in user_ids]

@@ -22,7 +22,7 @@ import numpy as np
 from experiments.harness import Figure
 from perf.bench import Bench
 from perf.observe import REPORTED_AFTER_S, Samples, read_samples
-from server.processes import STUB_NAME, members
+from server.processes import STUB_NAME, find_members
 from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE
 from training.retrieval.index import WANTED_RECALL
@@ -180,7 +180,7 @@ def read_processor_time(tag: str) -> ProcessorTime:
     """Read it for the server with this tag; updaters of tables are left out, because they answer nothing."""
     kinds = ("tritonserver", STUB_NAME)
     ran_s, waited_s = dict.fromkeys(kinds, 0.0), dict.fromkeys(kinds, 0.0)
-    for process in members(tag):
+    for process in find_members(tag):
         kind = next((kind for kind in kinds if process.name().startswith(kind)), None)
         if kind:
             times = process.cpu_times()

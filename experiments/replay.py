@@ -32,7 +32,7 @@ from perf.command import run
 from perf.live.shop import Shop, open_shop
 from perf.load.workload import ask
 from perf.report.results import to_json_line
-from server.health import local_client
+from server.health import open_local_client
 from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
@@ -120,7 +120,7 @@ class Replay:
         observe = live_specs(context)[OBSERVE]
         times_s = events["timestamp"].to_numpy()
         self.started_s, start = time.monotonic(), first
-        with local_client(shop.site.grpc_url) as client:
+        with open_local_client(shop.site.grpc_url) as client:
             for place, stop in enumerate([*self.rows.tolist(), end]):
                 for row in range(start, stop, EVENTS_PER_CALL):
                     part = np.arange(row, min(row + EVENTS_PER_CALL, stop))

@@ -31,7 +31,7 @@ from experiments.served import Served, serve_with_gateway
 from perf.command import run
 from server.environment import PROJECT
 from server.ports import find_free_port
-from server.processes import members
+from server.processes import find_members
 from serving.contract.errors import ServerError
 from triton_recommender import Recommender
 
@@ -60,7 +60,7 @@ def cpu_s(processes: list[psutil.Process]) -> float:
 
 def ask_grpc(served: Served, users: list[int], seconds: float, clients_n: int) -> dict[str, float]:
     """Ask by gRPC as often as `clients_n` threads can, for some seconds."""
-    processes = [p for p in members(served.state.tag) if p not in served.find_gateway_processes()]
+    processes = [p for p in find_members(served.state.tag) if p not in served.find_gateway_processes()]
     with Recommender(served.grpc_url) as recommender, ThreadPoolExecutor(clients_n) as pool:
         recommender.recommend(users[0])
         until_s, before_s = time.perf_counter() + seconds, cpu_s(processes)
@@ -121,7 +121,7 @@ def main(
     machine = read_machine()
     with serve_with_gateway(repo) as served, plain_server(repo.resolve()) as (plain_port, plain):
         users = served.draw_user_ids(1_000, np.random.default_rng(0))
-        every = members(served.state.tag)
+        every = find_members(served.state.tag)
         tasks: dict[str, Callable[[], dict[str, float]]] = {}
         for n in (1, CLIENTS):
             tasks[f"gRPC {n}"] = partial(ask_grpc, served, users, seconds, n)

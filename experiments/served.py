@@ -16,7 +16,7 @@ from server.control import stop_server
 from server.environment import MEASURED_DIR
 from server.launcher import TritonServer
 from server.ports import find_free_port
-from server.state import ServerState, read_state, state_path
+from server.state import ServerState, make_state_path, read_state
 
 SETTINGS = "requests_per_s = 1_000_000\nburst = 1_000_000\n"
 
@@ -30,7 +30,7 @@ class Served:
 
     @property
     def state(self) -> ServerState:
-        state = read_state(state_path(self.run_dir, self.grpc_port))
+        state = read_state(make_state_path(self.run_dir, self.grpc_port))
         assert state is not None
         return state
 
@@ -41,7 +41,7 @@ class Served:
     def measure_rss_mb(self) -> float:
         """Return the memory of all processes of the server and its gateway, in MB."""
         total = 0
-        for process in processes.members(self.state.tag):
+        for process in processes.find_members(self.state.tag):
             try:
                 total += process.memory_info().rss
             except psutil.NoSuchProcess:

@@ -32,7 +32,7 @@ from perf.load.open_loop import Outcome, run_load
 from perf.load.workload import Arrays, ask, draw, stage_inputs
 from perf.target import own_server, read_site
 from perf.tune.variant import seal_again
-from server.health import local_client
+from server.health import open_local_client
 from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE, ModelSpec, unpack_records
@@ -179,7 +179,7 @@ def run_watcher(watched: Watched) -> Iterator[None]:
 def watch(watched: Watched) -> None:
     sender = Publisher(watched.brokers, watched.model, {watched.table: watched.rows.shape[1]})
     rng, number = np.random.default_rng(2), 0
-    with local_client(watched.url) as client:
+    with open_local_client(watched.url) as client:
         while not watched.stop.is_set():
             watched.idle.set()
             watched.go.wait()

@@ -36,7 +36,7 @@ from export.training_settings import (
 from repository.applied_rules import read_current_values
 from repository.publish import Staging
 from repository.recorded import Recorded
-from server.control import held_generations
+from server.control import find_held_generations
 from server.environment import RUN_DIR
 from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, ensemble_spec, stage_specs
 from serving.live.store import live_folder
@@ -78,7 +78,7 @@ def build_repository(
     plugin, progress = load_profile(profile), Progress(console, verbose)
     progress.note(f"{dataset.description.name}: {dataset.report}")
     rules = read_rules(dataset, repository, settings, progress)
-    staged = Staging(repository, layout, find_held=lambda repo: held_generations(repo, RUN_DIR))
+    staged = Staging(repository, layout, find_held=lambda repo: find_held_generations(repo, RUN_DIR))
     with tempfile.TemporaryDirectory() as folder:
         workflow = Path(folder, "workflow") if plugin.keeps_workflow(settings) else None
         features = compute_features(dataset, settings, workflow, progress)

@@ -22,7 +22,7 @@ from export.build import build_repository
 from export.settings import Settings
 from repository.config import CONFIG_FILE
 from repository.models import read_config
-from server.health import local_client
+from server.health import open_local_client
 from server.launcher import TritonServer
 from serving.contract.errors import ConfigError, DataError
 from serving.contract.tensors import ENSEMBLE, PAD_ID
@@ -133,7 +133,7 @@ def move_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 def served_lists(url: str, problem: Problem, users_per_call: int) -> np.ndarray:
     """Return the item ids, int64 [U, K], that a running server recommends to the test users."""
-    with local_client(url) as client, ThreadPoolExecutor(CONCURRENT_CALLS) as pool:
+    with open_local_client(url) as client, ThreadPoolExecutor(CONCURRENT_CALLS) as pool:
 
         def call(block: np.ndarray) -> np.ndarray:
             user_id = grpc.InferInput("user_id", [len(block), 1], "INT64")

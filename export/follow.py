@@ -33,7 +33,7 @@ from repository.models import read_config
 from repository.publish import make_read_only
 from repository.registry import record_act
 from server.challenger import unload_challenger
-from server.control import activate, running_servers
+from server.control import activate, find_running_servers
 from server.environment import RUN_DIR
 from server.experiment import begin_experiment, release_challenger
 from server.state import ServerState
@@ -122,7 +122,7 @@ class Split:
 
 def refuse_follow(repo: Path, share: float) -> None:
     """Raise ConfigError where no user could meet a new generation, or no live events are recorded."""
-    if share < 1 and not running_servers(RUN_DIR, repo):
+    if share < 1 and not find_running_servers(RUN_DIR, repo):
         raise ConfigError(f"No server started here serves {repo}, so no user can meet a new generation. Start one: make serve")
     if not (repo / OBSERVE).is_dir():
         raise ConfigError(
@@ -167,7 +167,7 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, sh
         pin(repo, serving)  # a restart serves everybody what was served before
     make_read_only(repo, generation)
     record_act(repo, "published", generation, reason=str(verdict))
-    servers = running_servers(RUN_DIR, repo)
+    servers = find_running_servers(RUN_DIR, repo)
     if share < 1:
         challenge(servers, repo, Experiment(name_experiment(generation), serving, generation, share, promotes=True))
     else:

@@ -16,7 +16,7 @@ from export.rehearsal import record, warmup_tensors
 from export.settings import read_exported_settings
 from repository.publish import Staging
 from repository.recorded import RECORDED_FILE, read_recorded
-from server.control import held_generations
+from server.control import find_held_generations
 from server.environment import RUN_DIR
 from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_stage, stage_folder, verify_manifest
 from serving.contract.errors import ConfigError
@@ -47,7 +47,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     axes = replace(first.axes, candidates=candidates or first.axes.candidates)
     specs = stage_specs(axes, first.context)
     settings = read_exported_settings(published, facts)
-    with Staging(repository, layout, find_held=lambda repo: held_generations(repo, RUN_DIR)) as staging:
+    with Staging(repository, layout, find_held=lambda repo: find_held_generations(repo, RUN_DIR)) as staging:
         staging.check_contract(specs)
         copy_artifacts(published, staging.folder(ENSEMBLE))
         for name, folder in folders.items():

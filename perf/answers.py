@@ -13,7 +13,7 @@ from perf.load.workload import Arrays, ask, read_recorded_requests, serialise
 from perf.target import Site
 from repository.recorded import Recorded, compare_answers
 from repository.tables import has_update_source
-from server.health import local_client
+from server.health import open_local_client
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ModelSpec
@@ -72,7 +72,7 @@ def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str
 
 def ask_server(url: str, recommend: ModelSpec, inputs: Arrays) -> Arrays:
     """Return the server's answers to inputs [R, *dims], each [R, *dims]."""
-    with local_client(url) as client:
+    with open_local_client(url) as client:
         return ask(client, recommend, "", inputs)
 
 

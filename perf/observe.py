@@ -16,8 +16,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-from server.health import local_client
-from server.processes import members
+from server.health import open_local_client
+from server.processes import find_members
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 READINGS = 20  # of the server's counters, at most
@@ -94,7 +94,7 @@ def read_counters(url: str) -> dict[str, Counters]:
 
     Triton counts a request only after it has answered it.
     """
-    with local_client(url) as client:
+    with open_local_client(url) as client:
         last = parse_statistics(client.get_inference_statistics(as_json=True))
         for _ in range(READINGS):
             time.sleep(BETWEEN_READINGS_S)
@@ -215,7 +215,7 @@ class ProcessMemory(BaseModel, frozen=True):
 def read_memory(tag: str) -> list[ProcessMemory]:
     """Return the memory of the server's processes by this tag, tritonserver first."""
     entries = []
-    for process in members(tag):
+    for process in find_members(tag):
         with contextlib.suppress(psutil.Error):  # a process may have ended
             full = process.memory_full_info()
             entries.append(

@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 
 from perf.load.open_loop import require_loopback
-from server.control import running_servers
+from server.control import find_running_servers
 from server.environment import MEASURED_DIR, RUN_DIR
-from server.generations import served_generation
-from server.health import is_ready, list_unready, model_states
+from server.generations import find_served_generation
+from server.health import is_ready, list_unready, read_model_states
 from server.launcher import TritonServer
 from server.ports import Ports
-from server.processes import members
+from server.processes import find_members
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ServerError
 
@@ -37,7 +37,7 @@ class Site:
 def serve(url: str, repo: Path) -> Iterator[Site]:
     """Use the server at `url`, or start one on `repo` for the duration, on free ports."""
     require_loopback(url)
-    if model_states(url) is not None:
+    if read_model_states(url) is not None:
         if not is_ready(url):
             raise ServerError(
                 f"The server at {url} is not ready: {list_unready(url)}. `make stop`, then `make perf` starts its own."
@@ -56,11 +56,11 @@ def own_server(repo: Path) -> TritonServer:
 def find_site(url: str, repo: Path) -> Site:
     """Return a running server: one of ours with its ports; for others, Triton's default distances between ports are assumed."""
     host, _, port = url.rpartition(":")
-    state = next((state for state in running_servers(RUN_DIR) if state.ports.grpc == int(port)), None)
+    state = next((state for state in find_running_servers(RUN_DIR) if state.ports.grpc == int(port)), None)
     if state is None:
         ports = Ports(int(port), int(port) - 1, int(port) + 1)
         metrics = f"http://{host}:{ports.metrics}/metrics"
-        return Site(url, f"{host}:{ports.http}", metrics, repo.resolve(), served_generation(url), None)
+        return Site(url, f"{host}:{ports.http}", metrics, repo.resolve(), find_served_generation(url), None)
     if state.repo != repo.resolve():
         raise ConfigError(f"The server at {url} serves {state.repo}, not {repo}. Pass --repo {state.repo}, or another --url.")
     return read_site(state)
@@ -68,14 +68,14 @@ def find_site(url: str, repo: Path) -> Site:
 
 def read_site(state: ServerState) -> Site:
     http, metrics = f"{state.host}:{state.ports.http}", f"http://{state.host}:{state.ports.metrics}/metrics"
-    return Site(state.grpc_url, http, metrics, state.repo, served_generation(state.grpc_url), state.tag)
+    return Site(state.grpc_url, http, metrics, state.repo, find_served_generation(state.grpc_url), state.tag)
 
 
 class Turns:
     """Suspends the processes of one server except inside `turn()`."""
 
     def __init__(self, tag: str) -> None:
-        self._processes = members(tag)
+        self._processes = find_members(tag)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:

@@ -11,16 +11,16 @@ from repository.generations import published_generations
 from repository.models import hash_manifest
 from server import control, experiment, gateway, rules, watch
 from server.condition import examine
-from server.control import clear_stale, running_servers, stop_server
+from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import MEASURED_DIR, RUN_DIR
-from server.generations import served_generation
+from server.generations import find_served_generation
 from server.health import wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer
 from server.lock import hold_start_lock
 from server.log import explain, explain_end
 from server.ports import LOOPBACK, Ports, listens
 from server.processes import count_lost_stubs, is_running
-from server.state import ServerState, known_servers, unreadable_states
+from server.state import ServerState, find_unreadable_states, read_known_servers
 from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import pinned_generation
 
@@ -116,7 +116,7 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
         if _move_to_pinned(running):
             typer.echo(f"already running: {_describe(running)}")
             return running
-    for state in known_servers(RUN_DIR):
+    for state in read_known_servers(RUN_DIR):
         if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
             stop_server(state, RUN_DIR)  # its supervisor would start it as well
     server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR).start()
@@ -127,7 +127,7 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
 @app.command()
 def stop(grpc_port: OneServer = None) -> None:
     """Stop the servers started here, or the one at a port; also clean up after killed ones."""
-    chosen = [state for state in known_servers(RUN_DIR) if grpc_port in (None, state.ports.grpc)]
+    chosen = [state for state in read_known_servers(RUN_DIR) if grpc_port in (None, state.ports.grpc)]
     for state in chosen:
         stop_server(state, RUN_DIR)
         typer.echo(f"stopped: {_describe(state)}")
@@ -142,7 +142,7 @@ def stop(grpc_port: OneServer = None) -> None:
 @app.command()
 def status(grpc_port: OneServer = None) -> None:
     """List the servers that were started here, and send each a real request; exit code 1 unless there is one and all answer."""
-    states = [state for state in known_servers(RUN_DIR) if grpc_port in (None, state.ports.grpc)]
+    states = [state for state in read_known_servers(RUN_DIR) if grpc_port in (None, state.ports.grpc)]
     broken = False
     for state in states:
         condition = examine(state.grpc_url, state)
@@ -150,7 +150,7 @@ def status(grpc_port: OneServer = None) -> None:
         ran = is_running(state.pid, state.tag)
         typer.echo(f"{'running' if ran else 'ended'}: {_describe(state)}  log {state.log}")
         typer.echo(f"  FAILS: {condition}. {_describe_restart(state)}" if condition.fault else f"  {condition}")
-    for path in unreadable_states(RUN_DIR):
+    for path in find_unreadable_states(RUN_DIR):
         typer.echo(f"note: {path} names no server. Remove it; no command can find the server it was written for.", err=True)
     if not states:
         where = "here" if grpc_port is None else f"here on gRPC port {grpc_port}"
@@ -171,7 +171,7 @@ def wait(
 @app.command()
 def diagnose(grpc_port: GrpcPort = 8001) -> None:
     """Report why a server ended or does not answer, then the faults in its log; exit code 1 unless it answers."""
-    state = next((state for state in known_servers(RUN_DIR) if state.ports.grpc == grpc_port), None)
+    state = next((state for state in read_known_servers(RUN_DIR) if state.ports.grpc == grpc_port), None)
     log_path = state.log if state else RUN_DIR / "logs" / f"tritonserver-{grpc_port}.log"
     url = state.grpc_url if state else f"localhost:{grpc_port}"
     condition = examine(url, state)
@@ -191,7 +191,7 @@ def diagnose(grpc_port: GrpcPort = 8001) -> None:
 @app.command()
 def activate(generation: Annotated[int, typer.Option(help="generation to serve")], grpc_port: GrpcPort = 8001) -> None:
     """Move a running server to another published generation, without a failed request."""
-    states = [state for state in running_servers(RUN_DIR) if state.ports.grpc == grpc_port]
+    states = [state for state in find_running_servers(RUN_DIR) if state.ports.grpc == grpc_port]
     if not states:
         raise ServerError(f"No server started here runs on gRPC port {grpc_port}. See `python -m server status`.")
     before = control.activate(states[0], generation, RUN_DIR)
@@ -212,7 +212,7 @@ def _describe_restart(state: ServerState) -> str:
 
 def _find_running(repo: Path, ports: Ports) -> ServerState | None:
     """Return the running server of a repository at these ports."""
-    same = (state for state in running_servers(RUN_DIR, repo) if state.ports == ports)
+    same = (state for state in find_running_servers(RUN_DIR, repo) if state.ports == ports)
     return next(same, None)
 
 
@@ -230,7 +230,7 @@ def _refuse_other_settings(running: ServerState, requested: Settings) -> None:
 
 def _move_to_pinned(state: ServerState) -> bool:
     """Move a running server to the pinned generation. Return False when it cannot move, after stopping it."""
-    served, wanted = served_generation(state.grpc_url), pinned_generation(state.repo)
+    served, wanted = find_served_generation(state.grpc_url), pinned_generation(state.repo)
     gone = served not in published_generations(state.repo)  # pruned, so the server cannot move
     another = state.content != hash_manifest(state.repo, served)  # the repository was replaced
     if gone or another or (state.settings.get("fixed") and served != wanted):

@@ -17,8 +17,8 @@ from repository.challenger import read_added_ms, read_challengers, remove_challe
 from repository.generations import pipeline_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import Model, read_repository
-from server.generations import LOAD_TIMEOUT_S, load_models, served_generation, wait_drained
-from server.health import local_client, model_states
+from server.generations import LOAD_TIMEOUT_S, find_served_generation, load_models, wait_drained
+from server.health import open_local_client, read_model_states
 from server.memory import check_memory
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS
@@ -32,17 +32,17 @@ def load_challenger(grpc_url: str, repo: Path, generation: int) -> int:
     """
     with publication_lock(repo):
         require_published(repo, generation)
-        champion = served_generation(grpc_url)
+        champion = find_served_generation(grpc_url)
         if generation == champion:
             raise ConfigError(f"Generation {generation} is the one that the server serves. Choose another one as challenger.")
         if others := set(read_challengers(repo)) - {generation}:
             raise ServerError(f"Generation {others.pop()} is served as challenger. Stop its experiment first.")
-        check_memory(challenger_models(repo, generation))
+        check_memory(list_challenger_models(repo, generation))
         write_challenger(repo, generation)
         write_pins(repo, champion)
-        with local_client(grpc_url) as client:
+        with open_local_client(grpc_url) as client:
             try:
-                load_models(client, *step_names(repo), CHALLENGER)
+                load_models(client, *list_step_names(repo), CHALLENGER)
             except InferenceServerException as error:
                 with contextlib.suppress(InferenceServerException):  # the first error is the one to report
                     client.unload_model(CHALLENGER)
@@ -64,10 +64,10 @@ def unload_challenger(grpc_url: str, repo: Path, until_ms: int | None = None) ->
     or cannot unload it.
     """
     with publication_lock(repo):
-        champion, loaded = served_generation(grpc_url), read_challengers(repo) or loaded_challengers(grpc_url)
+        champion, loaded = find_served_generation(grpc_url), read_challengers(repo) or find_loaded_challengers(grpc_url)
         if not loaded or (until_ms is not None and read_added_ms(repo) > until_ms):
             return None
-        with local_client(grpc_url) as client:
+        with open_local_client(grpc_url) as client:
             try:
                 client.unload_model(CHALLENGER, client_timeout=LOAD_TIMEOUT_S)
             except InferenceServerException as error:
@@ -82,22 +82,22 @@ def unload_challenger(grpc_url: str, repo: Path, until_ms: int | None = None) ->
     return loaded[0]
 
 
-def loaded_challengers(grpc_url: str) -> list[int]:
+def find_loaded_challengers(grpc_url: str) -> list[int]:
     """Return the generation of a server's challenger, as a list of at most one, as the server itself reports it.
 
     The repository names no challenger once another server on it has unloaded its own.
     """
-    states = model_states(grpc_url) or {}
+    states = read_model_states(grpc_url) or {}
     return [version for (name, version), (state, _) in states.items() if name == CHALLENGER and state == "READY"]
 
 
-def step_names(repo: Path) -> list[str]:
+def list_step_names(repo: Path) -> list[str]:
     """Return the names of the models that load both generations: the ensemble's steps; none in the fused layout."""
     models = pipeline_models(read_repository(repo))
     return [model.name for model in models if model.name not in (ENSEMBLE, *LIVE_MODELS)]
 
 
-def challenger_models(repo: Path, generation: int) -> list[Model]:
+def list_challenger_models(repo: Path, generation: int) -> list[Model]:
     """Return the models with only the challenger's version, to estimate its memory."""
     models = [model for model in pipeline_models(read_repository(repo)) if model.name not in LIVE_MODELS]
     for model in models:
@@ -109,7 +109,7 @@ def challenger_models(repo: Path, generation: int) -> list[Model]:
 def _release(client: grpcclient.InferenceServerClient, repo: Path) -> None:
     """Make the steps unload the versions that the repository no longer names. Raises ServerError, which only costs memory."""
     try:
-        load_models(client, *step_names(repo))
+        load_models(client, *list_step_names(repo))
     except InferenceServerException as error:
         raise ServerError(
             f"The challenger is unloaded, but its stages take memory until the server is restarted: {error.message()}"

@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from server.health import describe_unready, local_client, model_states
+from server.health import describe_unready, open_local_client, read_model_states
 from server.log import explain_end
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState
@@ -38,7 +38,7 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
     if state is not None and not is_running(state.pid, state.tag):
         return Condition(explain_end(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone")
     try:
-        states = model_states(grpc_url)
+        states = read_model_states(grpc_url)
     except ServerError:  # not started here: only its answer shows whether it is ready
         states = {}
     if states is None:
@@ -63,16 +63,16 @@ def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:
     """Send one real request, with zeros for required inputs. Raises ServerError unless it is answered in time."""
     deadline_s = time.monotonic() + timeout_s
     try:
-        with local_client(grpc_url) as client:
+        with open_local_client(grpc_url) as client:
             config = client.get_model_config(ENSEMBLE, client_timeout=timeout_s).config
-            inputs = [_zeros(tensor, config.max_batch_size > 0) for tensor in config.input if not tensor.optional]
+            inputs = [_make_zeros(tensor, config.max_batch_size > 0) for tensor in config.input if not tensor.optional]
             client.infer(ENSEMBLE, inputs, client_timeout=max(deadline_s - time.monotonic(), 0.001))
     except InferenceServerException as error:
         message = (error.message() or "").partition("\n")[0]
         raise ServerError(f"{ENSEMBLE} does not answer a request within {timeout_s:g} s: {message}") from error
 
 
-def _zeros(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.InferInput:
+def _make_zeros(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.InferInput:
     name = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
     dtype = "BYTES" if name == "STRING" else name
     shape = [1] * batched + [max(size, 1) for size in tensor.dims]

@@ -10,8 +10,8 @@ from repository.models import hash_manifest
 from repository.registry import record_act
 from server import generations, keys, live_helpers, processes, updaters
 from server.drift import describe_drift
-from server.health import held_versions
-from server.state import ServerState, known_servers
+from server.health import find_held_versions
+from server.state import ServerState, read_known_servers
 from serving.contract.errors import ServerError
 
 STOP_TIMEOUT_S = 30.0
@@ -21,7 +21,7 @@ WATCH_MODULE = "server.watch"
 def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """Stop a server with its stubs and helpers, and remove its shared memory and state file; also after it was killed."""
     processes.terminate(list_supervisors(state.tag))  # first, because a supervisor would restart the server
-    processes.terminate(processes.helpers(state.tag))
+    processes.terminate(processes.find_helpers(state.tag))
     processes.stop_processes(state.pid, state.tag, timeout_s)
     keys.forget_key(state.grpc_url, state.tag)
     state.forget(run_dir)
@@ -29,25 +29,25 @@ def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEO
 
 def end_server(state: ServerState, timeout_s: float = 0.0) -> None:
     """Stop tritonserver and its stubs, but leave its gateway, supervisor and updaters running for the next start."""
-    processes.stop_processes(state.pid, state.tag, timeout_s, processes.server_members)
+    processes.stop_processes(state.pid, state.tag, timeout_s, processes.find_server_members)
 
 
 def list_supervisors(tag: str) -> list[psutil.Process]:
     """Return the supervisor of a server (server/watch.py), if it has one."""
-    return [process for process in processes.members(tag) if processes.runs_module(process, WATCH_MODULE)]
+    return [process for process in processes.find_members(tag) if processes.runs_module(process, WATCH_MODULE)]
 
 
-def running_servers(run_dir: Path, repo: Path | None = None) -> list[ServerState]:
+def find_running_servers(run_dir: Path, repo: Path | None = None) -> list[ServerState]:
     """Return the running servers that `run_dir` records: those of one repository, or all."""
-    states = (state for state in known_servers(run_dir) if repo is None or state.repo == repo.resolve())
+    states = (state for state in read_known_servers(run_dir) if repo is None or state.repo == repo.resolve())
     return [state for state in states if processes.is_running(state.pid, state.tag)]
 
 
-def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
+def find_held_generations(repo: Path, run_dir: Path) -> set[int] | None:
     """Return the generations of `repo` that running servers have loaded; None when one of the servers does not answer."""
     held: set[int] = set()
-    for state in running_servers(run_dir, repo):
-        versions = held_versions(state.grpc_url)
+    for state in find_running_servers(run_dir, repo):
+        versions = find_held_versions(state.grpc_url)
         if not versions:
             return None
         held |= versions
@@ -59,7 +59,7 @@ def clear_stale(run_dir: Path) -> list[ServerState]:
 
     A killed server with a supervisor is left to it. For all others, stubs, shared memory and state files are removed.
     """
-    states = known_servers(run_dir)
+    states = read_known_servers(run_dir)
     orphans = [state for state in states if state.owner and not processes.lives(state.owner)]
     for state in states:
         if state in orphans:
@@ -95,6 +95,6 @@ def activate(state: ServerState, generation: int, run_dir: Path) -> int:
 
 def _answers_with(grpc_url: str, generation: int) -> bool:
     try:
-        return generations.served_generation(grpc_url) == generation
+        return generations.find_served_generation(grpc_url) == generation
     except ServerError:
         return False

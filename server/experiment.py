@@ -13,7 +13,7 @@ from repository.challenger import read_challengers
 from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
 from repository.generations import drop_challenger
 from server.challenger import load_challenger, unload_challenger
-from server.control import running_servers
+from server.control import find_running_servers
 from server.environment import RUN_DIR
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ServerError
@@ -63,7 +63,7 @@ def status(repo: Repo = DEFAULT) -> None:
         return
     began = datetime.fromtimestamp(experiment.started_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M")
     if experiment.runs:
-        note = "" if running_servers(RUN_DIR, repo) else "; no server started here serves it"
+        note = "" if find_running_servers(RUN_DIR, repo) else "; no server started here serves it"
     elif experiment.state == "promoted":
         note = ""
     else:
@@ -113,7 +113,7 @@ def release_challenger(repo: Path) -> str:
 
     Raises ServerError.
     """
-    states = running_servers(RUN_DIR, repo)
+    states = find_running_servers(RUN_DIR, repo)
     if not states:
         drop_challenger(repo)
         return "not loaded, because no server started here runs"
@@ -123,7 +123,7 @@ def release_challenger(repo: Path) -> str:
 
 def find_servers(repo: Path) -> list[ServerState]:
     """Return the running servers of a repository. Raises ServerError when there is none."""
-    states = running_servers(RUN_DIR, repo)
+    states = find_running_servers(RUN_DIR, repo)
     if not states:
         raise ServerError(f"No server started here serves {repo}. Start one: make serve REPO={repo}")
     return states

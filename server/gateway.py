@@ -55,7 +55,7 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerS
 
 def list_gateways(tag: str) -> list[psutil.Process]:
     """Return the processes of a server's gateway: itself and its supervisor."""
-    return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
+    return [process for process in processes.find_members(tag) if processes.runs_module(process, MODULE)]
 
 
 def stop(tag: str) -> None:
@@ -68,7 +68,7 @@ def _start(state: ServerState, port: int, config: str, run_dir: Path) -> tuple[s
     log_path.parent.mkdir(parents=True, exist_ok=True)
     options = ["--repo", str(state.repo), "--server", state.grpc_url, "--port", str(port), "--tag", state.tag]
     options += ["--config", config] if config else []
-    options += ServerTls(Path(str(folder))).gateway_options() if (folder := state.settings.get("tls")) else []
+    options += ServerTls(Path(str(folder))).gateway_options if (folder := state.settings.get("tls")) else []
     log.rotate(log_path)
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(

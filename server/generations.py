@@ -32,7 +32,7 @@ from repository.challenger import read_challengers
 from repository.generations import pipeline_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import read_repository
-from server.health import held_versions, local_client, model_states
+from server.health import find_held_versions, open_local_client, read_model_states
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
@@ -53,7 +53,7 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
     """
     with publication_lock(repo):
         published = require_published(repo, generation)
-        old = served_generation(grpc_url)
+        old = find_served_generation(grpc_url)
         if old != generation and (others := read_challengers(repo)):
             raise ServerError(
                 f"Generation {others[0]} is served beside {old} as challenger. Stop the experiment before the move: "
@@ -65,12 +65,12 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
                 "there. Restart the server: make stop, then make serve."
             )
         steps = [model.name for model in pipeline_models(read_repository(repo)) if model.name != ENSEMBLE]
-        with local_client(grpc_url) as client:
+        with open_local_client(grpc_url) as client:
             if old != generation:
                 _move(client, repo, steps, old, generation)
                 wait_drained(grpc_url, old)
             write_pins(repo, generation)
-            if held_versions(grpc_url) - {generation}:
+            if find_held_versions(grpc_url) - {generation}:
                 _unload_others(client, grpc_url, steps, generation)
     return old
 
@@ -98,7 +98,7 @@ def _unload_others(client: grpcclient.InferenceServerClient, grpc_url: str, step
         load_models(client, *steps)
     except InferenceServerException as error:
         raise ServerError(
-            f"The server answers with generation {served_generation(grpc_url)}, but did not unload what it served before, "
+            f"The server answers with generation {find_served_generation(grpc_url)}, but did not unload what it served before, "
             f"which keeps its memory. Try again (`python -m server activate --generation {generation}`), or restart it: "
             f"make stop, then make serve. It said: {error.message()}"
         ) from error
@@ -119,9 +119,9 @@ def load_models(client: grpcclient.InferenceServerClient, *models: str) -> None:
             client.load_model(model, client_timeout=LOAD_TIMEOUT_S)
 
 
-def served_generation(grpc_url: str) -> int:
+def find_served_generation(grpc_url: str) -> int:
     """Return the generation that the running server serves. Raises ServerError when it does not answer."""
-    states = model_states(grpc_url)
+    states = read_model_states(grpc_url)
     if states is None:
         raise ServerError(
             f"No server answers at {grpc_url}. Start it with `make serve`; if it hangs, end it with `make stop` first."
@@ -132,7 +132,7 @@ def served_generation(grpc_url: str) -> int:
     return ready[0]
 
 
-def generation_on_disk(repo: Path) -> int:
+def find_pinned_generation(repo: Path) -> int:
     """Return the pinned generation; 0 in a repository that is not one of ours."""
     try:
         return pinned_generation(repo)
@@ -150,12 +150,12 @@ def pinned_to(repo: Path, generation: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if generation == 0:
             is_locked = False
-        elif generation == generation_on_disk(repo):
+        elif generation == find_pinned_generation(repo):
             is_locked = _take_lock(stack, repo)
         else:
             stack.enter_context(publication_lock(repo))
             is_locked = True
-        if is_locked and (before := generation_on_disk(repo)) != generation:
+        if is_locked and (before := find_pinned_generation(repo)) != generation:
             require_published(repo, generation)
             write_pins(repo, generation)
             stack.callback(write_pins, repo, before)
@@ -175,7 +175,7 @@ def wait_drained(grpc_url: str, generation: int, model: str = ENSEMBLE) -> None:
     """Wait until an old ensemble has answered its requests, for DRAIN_TIMEOUT_S at most."""
     deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        state, _ = (model_states(grpc_url) or {}).get((model, generation), ("UNKNOWN", ""))
+        state, _ = (read_model_states(grpc_url) or {}).get((model, generation), ("UNKNOWN", ""))
         if state == "UNAVAILABLE":
             break
         time.sleep(POLL_S)

@@ -53,7 +53,7 @@ class ExperimentGuard:
 
 def list_guards(tag: str) -> list[psutil.Process]:
     """Return the processes of a server's guard: itself and its supervisor."""
-    return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
+    return [process for process in processes.find_members(tag) if processes.runs_module(process, MODULE)]
 
 
 def log_path(run_dir: Path, state: ServerState) -> Path:

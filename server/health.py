@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import InferenceServerClientPlugin
 from tritonclient.utils import InferenceServerException
 
-from server.keys import GRPC_HEADER, key_of, tls_folder_of
+from server.keys import GRPC_HEADER, find_key, find_tls_folder
 from server.tls import ServerTls
 from serving.contract.errors import ServerError
 
@@ -30,24 +30,24 @@ class _WithKey(InferenceServerClientPlugin):
         request.headers[GRPC_HEADER] = self._key
 
 
-def local_client(grpc_url: str) -> grpcclient.InferenceServerClient:
+def open_local_client(grpc_url: str) -> grpcclient.InferenceServerClient:
     """Return a client of a server on this machine, with its key and TLS, bypassing proxies of the environment."""
     options: dict[str, Any] = {"channel_args": [*MESSAGES_OF_ANY_SIZE, ("grpc.enable_http_proxy", 0)]}
-    if tls_folder := tls_folder_of(grpc_url):
-        options |= ServerTls(Path(tls_folder)).client_options()
+    if tls_folder := find_tls_folder(grpc_url):
+        options |= ServerTls(Path(tls_folder)).client_options
     client = grpcclient.InferenceServerClient(grpc_url, **options)
-    if key := key_of(grpc_url):
+    if key := find_key(grpc_url):
         client.register_plugin(_WithKey(key))
     return client
 
 
-def model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] | None:
+def read_model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] | None:
     """Return {(model, version): (state, reason)} as the server reports it; None while it does not answer.
 
     Raises ServerError when the server was not started here and requires a key.
     """
     try:
-        with local_client(grpc_url) as client:
+        with open_local_client(grpc_url) as client:
             if not client.is_server_live(client_timeout=2):
                 return None
             index = client.get_model_repository_index(client_timeout=5)
@@ -67,10 +67,10 @@ def is_ready(grpc_url: str) -> bool:
     For a server that was not started here, its own readiness decides.
     """
     try:
-        states = model_states(grpc_url)
+        states = read_model_states(grpc_url)
     except ServerError:
         try:
-            with local_client(grpc_url) as client:
+            with open_local_client(grpc_url) as client:
                 return client.is_server_ready(client_timeout=5)
         except InferenceServerException:  # too slow, or gone since
             return False
@@ -80,9 +80,9 @@ def is_ready(grpc_url: str) -> bool:
     return ready == {name for name, _ in states}
 
 
-def held_versions(grpc_url: str) -> set[int]:
+def find_held_versions(grpc_url: str) -> set[int]:
     """Return the versions of any model that are loaded, loading or unloading; none while the server does not answer."""
-    states = model_states(grpc_url) or {}
+    states = read_model_states(grpc_url) or {}
     return {version for (_, version), (state, _) in states.items() if state in HELD_STATES}
 
 
@@ -98,7 +98,7 @@ def wait_ready(grpc_url: str, timeout_s: float) -> None:
 def list_unready(grpc_url: str) -> str:
     """Return why the server is not ready, as a message."""
     try:
-        states = model_states(grpc_url)
+        states = read_model_states(grpc_url)
     except ServerError as error:
         return str(error)
     return describe_unready(states) or "ready by now"

@@ -26,7 +26,7 @@ def new_key(grpc_url: str, tag: str, tls_folder: str = "") -> str:
     """
     key = secrets.token_hex(32)
     KEYS_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = _path(grpc_url)
+    path = _find_path(grpc_url)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -35,24 +35,24 @@ def new_key(grpc_url: str, tag: str, tls_folder: str = "") -> str:
     return key
 
 
-def key_of(grpc_url: str) -> str:
+def find_key(grpc_url: str) -> str:
     """Return the key of the server at `grpc_url`; "" when none was started here."""
     return _read_fields(grpc_url)[1]
 
 
-def tls_folder_of(grpc_url: str) -> str:
+def find_tls_folder(grpc_url: str) -> str:
     """Return the folder of the PEM files of the server at `grpc_url`; "" for plain gRPC, or when it was not started here."""
     return _read_fields(grpc_url)[2]
 
 
 def forget_key(grpc_url: str, tag: str) -> None:
     """Remove the key of a server that ended, unless another server has its address by now."""
-    path = _path(grpc_url)
+    path = _find_path(grpc_url)
     if path.exists() and path.read_text().startswith(f"{tag} "):
         path.unlink(missing_ok=True)
 
 
-def restricting_options(key: str) -> list[str]:
+def make_restricting_options(key: str) -> list[str]:
     """Return tritonserver's options that restrict RESTRICTED to requests with `key`."""
     return [f"--{option}={RESTRICTED}:{HEADER}={key}" for option in ("http-restricted-api", "grpc-restricted-protocol")]
 
@@ -60,12 +60,12 @@ def restricting_options(key: str) -> list[str]:
 def _read_fields(grpc_url: str) -> tuple[str, str, str]:
     """Return (tag, key, folder of TLS)."""
     try:
-        tag, key, tls_folder = _path(grpc_url).read_text().split(" ", 2)
+        tag, key, tls_folder = _find_path(grpc_url).read_text().split(" ", 2)
     except FileNotFoundError:
         return "", "", ""
     return tag, key, tls_folder
 
 
-def _path(grpc_url: str) -> Path:
+def _find_path(grpc_url: str) -> Path:
     host, _, port = grpc_url.rpartition(":")
     return KEYS_DIR / f"{'localhost' if host == '127.0.0.1' else host.replace('/', '_')}:{port}"

@@ -25,7 +25,7 @@ from server import generations, health, keys, live_helpers, log, processes, upda
 from server.control import STOP_TIMEOUT_S, clear_stale, end_server, stop_server
 from server.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
 from server.memory import check_memory
-from server.ports import LOOPBACK, Ports, check_free, find_free_ports, listens, reachable_at
+from server.ports import LOOPBACK, Ports, check_free, choose_reachable_host, find_free_ports, listens
 from server.private_arguments import start_privately
 from server.stall import StallWatch
 from server.state import ServerState
@@ -107,15 +107,15 @@ class TritonServer:
 
     @property
     def grpc_url(self) -> str:
-        return f"{reachable_at(self.host)}:{self.ports.grpc}"
+        return f"{choose_reachable_host(self.host)}:{self.ports.grpc}"
 
     @property
     def http_url(self) -> str:
-        return f"{reachable_at(self.host)}:{self.ports.http}"
+        return f"{choose_reachable_host(self.host)}:{self.ports.http}"
 
     @property
     def metrics_url(self) -> str:
-        return f"http://{reachable_at(self.host)}:{self.ports.metrics}/metrics"
+        return f"http://{choose_reachable_host(self.host)}:{self.ports.metrics}/metrics"
 
     @property
     def state(self) -> ServerState:
@@ -139,7 +139,7 @@ class TritonServer:
         settings["fixed"] = self.model_control == "none"
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder}
         facts: dict[str, Any] = {"settings": settings, "content": hash_manifest(self.repo), "owner": self._owner}
-        facts["generation"] = generations.generation_on_disk(self.repo)
+        facts["generation"] = generations.find_pinned_generation(self.repo)
         deadline_s = time.monotonic() + self.ready_timeout_s
         try:
             self._launch(models, facts)
@@ -164,7 +164,7 @@ class TritonServer:
         self._state = None
 
     def __enter__(self) -> Self:
-        self._owner = processes.identity()
+        self._owner = processes.identify_process()
         try:
             return self.start()
         except BaseException:
@@ -190,7 +190,7 @@ class TritonServer:
             "--metrics-config=summary_latencies=true",  # quantiles of latency, for alerts and dashboards
             f"--exit-timeout-secs={IN_FLIGHT_TIMEOUT_S}",
             f"--model-control-mode={self.model_control}",
-            *(self.tls.server_options() if self.tls else ()),
+            *(self.tls.server_options if self.tls else ()),
             *trace_options(os.environ),
             "--disable-auto-complete-config",  # our configs are complete; auto-completion costs one more process per model
         ]
@@ -208,7 +208,7 @@ class TritonServer:
             # start_new_session: so that Ctrl-C in the terminal does not reach the server.
             self.process = start_privately(
                 command,
-                keys.restricting_options(key),
+                keys.make_restricting_options(key),
                 build_server_env(wheel, self.threads),
                 cwd=self.run_dir,
                 stdin=subprocess.DEVNULL,
@@ -234,7 +234,7 @@ class TritonServer:
             if process.poll() is not None:  # before readiness, because another server may answer at this address
                 raise ServerError(self._describe_failure(f"ended with exit code {process.returncode}", log.explain(text)))
             # tritonserver opens its metrics page last
-            if health.is_ready(self.grpc_url) and listens(self.ports.metrics, reachable_at(self.host)):
+            if health.is_ready(self.grpc_url) and listens(self.ports.metrics, choose_reachable_host(self.host)):
                 return ""
             if failure := log.find_first_failure(text):
                 raise ServerError(self._describe_failure("cannot serve this repository", failure))

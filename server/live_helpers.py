@@ -31,7 +31,7 @@ MAINTAIN_EVERY_S = 600.0
 
 def follow(state: ServerState, run_dir: Path) -> None:
     """Start the helpers that the served generation needs, and stop those of another generation."""
-    running, wanted = helpers(state.tag), list_commands(state)
+    running, wanted = find_helpers(state.tag), list_commands(state)
     processes.terminate([process for process in running if not any(runs(process, command) for command in wanted.values())])
     for name, command in wanted.items():
         if not any(runs(process, command) for process in running if processes.runs_module(process, supervisor.__name__)):
@@ -56,9 +56,9 @@ def list_commands(state: ServerState) -> dict[str, list[str]]:
     return commands
 
 
-def helpers(tag: str) -> list[psutil.Process]:
+def find_helpers(tag: str) -> list[psutil.Process]:
     """Return the helpers of a server and their supervisors."""
-    return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
+    return [process for process in processes.find_members(tag) if processes.runs_module(process, MODULE)]
 
 
 def runs(process: psutil.Process, command: list[str]) -> bool:

@@ -8,7 +8,7 @@ import psutil
 
 from server import log, processes
 from server.condition import ask
-from server.health import local_client
+from server.health import open_local_client
 from server.state import ServerState
 from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE
@@ -36,7 +36,7 @@ class Observer:
         if not processes.is_running(state.pid, state.tag):
             return log.explain_end(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone"
         if is_scan := now_s - self._scanned_s > SCAN_EVERY_S:
-            self._members, self._scanned_s = processes.server_members(state.tag), now_s
+            self._members, self._scanned_s = processes.find_server_members(state.tag), now_s
         statuses = [read_status(process) for process in self._members]
         # A stub that died before it was scanned is not among the members; only its parent shows that it is lost.
         if (is_scan or psutil.STATUS_ZOMBIE in statuses) and (lost := processes.count_lost_stubs(state.pid)):
@@ -78,7 +78,7 @@ def read_status(process: psutil.Process) -> str:
 def _count_answers(grpc_url: str) -> int:
     """Return how many requests of `recommend` the server has answered; 0 when that cannot be read."""
     try:
-        with local_client(grpc_url) as client:
+        with open_local_client(grpc_url) as client:
             statistics = client.get_inference_statistics(ENSEMBLE, client_timeout=ASK_TIMEOUT_S)
     except Exception:  # of any kind: a server that hangs may answer this question with any error
         return 0

@@ -68,7 +68,7 @@ def is_free(port: int) -> bool:
         return True
 
 
-def reachable_at(host: str) -> str:
+def choose_reachable_host(host: str) -> str:
     """Return the host at which this machine reaches a server that listens at the address `host`."""
     return "localhost" if host in (LOOPBACK, ANY_ADDRESS) else host
 

@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 5.0  # for a gateway to answer what it has begun, and for an up
 SETTLE_S = 1.0  # time for a server to reap the stubs of an unloaded generation
 
 
-def members(tag: str) -> list[psutil.Process]:
+def find_members(tag: str) -> list[psutil.Process]:
     """Return the live processes of the server with `tag`: itself, stubs and updaters."""
     return [process for process in psutil.process_iter() if _carries(process, tag)]
 
@@ -67,7 +67,7 @@ def runs_module(process: psutil.Process, module: str) -> bool:
     return ("-m", module) in pairwise(arguments)
 
 
-def identity(pid: int | None = None) -> str:
+def identify_process(pid: int | None = None) -> str:
     """Return a unique name of a process, by default of this one; "" when there is none with that pid."""
     try:
         return f"{pid or os.getpid()} since {psutil.Process(pid).create_time()}"
@@ -76,21 +76,21 @@ def identity(pid: int | None = None) -> str:
 
 
 def lives(name: str) -> bool:
-    """Return whether the process with this `identity` is alive."""
-    return identity(int(name.split()[0])) == name
+    """Return whether the process that `identify_process` named is alive."""
+    return identify_process(int(name.split()[0])) == name
 
 
-def server_members(tag: str) -> list[psutil.Process]:
+def find_server_members(tag: str) -> list[psutil.Process]:
     """Return the live processes of tritonserver alone: itself and its stubs."""
-    return [process for process in members(tag) if process_name(process).startswith(SERVER_NAMES)]
+    return [process for process in find_members(tag) if read_process_name(process).startswith(SERVER_NAMES)]
 
 
-def helpers(tag: str) -> list[psutil.Process]:
+def find_helpers(tag: str) -> list[psutil.Process]:
     """Return the live processes of a server beside tritonserver: gateway, guard, updaters, and their supervisors."""
-    return [process for process in members(tag) if not process_name(process).startswith(SERVER_NAMES)]
+    return [process for process in find_members(tag) if not read_process_name(process).startswith(SERVER_NAMES)]
 
 
-def process_name(process: psutil.Process) -> str:
+def read_process_name(process: psutil.Process) -> str:
     """Return the name of a process; "" when it is gone."""
     try:
         return process.name()
@@ -151,7 +151,7 @@ def _has_ended(process: psutil.Process) -> bool:
         return True
 
 
-def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], list[psutil.Process]] = members) -> None:
+def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], list[psutil.Process]] = find_members) -> None:
     """Stop the server `pid` and its stubs: terminate, wait `timeout_s`, then kill. Remove their shared memory.
 
     find: returns the processes of a tag that are killed when the time is over, except this one

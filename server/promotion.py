@@ -8,7 +8,7 @@ from repository.experiments import NOT_PROMOTED, follow_experiment, withdraw_pro
 from repository.registry import read_acts, record_act
 from server.challenger import unload_challenger
 from server.control import activate
-from server.state import ServerState, read_state, state_path
+from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.experiment import Experiment
 
@@ -33,7 +33,7 @@ class Promotion:
             unload_challenger(self._state.grpc_url, self._state.repo)
             activate(self._state, experiment.challenger, self._run_dir)
         except RecommenderError as error:
-            saved = read_state(state_path(self._run_dir, self._state.ports.grpc))
+            saved = read_state(make_state_path(self._run_dir, self._state.ports.grpc))
             if saved is not None and (saved.tag, saved.generation) == (self._state.tag, experiment.challenger):
                 return f"{promoted} and answers, but: {error}"  # only what follows the move failed
             self._withdraw(experiment, str(error))

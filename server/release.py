@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from repository.challenger import read_challengers
 from repository.experiments import follow_experiment
-from server.challenger import loaded_challengers, unload_challenger
+from server.challenger import find_loaded_challengers, unload_challenger
 from server.state import ServerState
 from serving.contract.errors import RecommenderError
 from serving.contract.generations import pinned_generation
@@ -31,7 +31,7 @@ class Release:
         repo, url = self._state.repo, self._state.grpc_url
         over = f"experiment {experiment.name} is over: generation {experiment.challenger}"
         try:
-            if experiment.challenger not in (read_challengers(repo) or loaded_challengers(url)):
+            if experiment.challenger not in (read_challengers(repo) or find_loaded_challengers(url)):
                 return ""
             if (pinned := pinned_generation(repo)) != self._state.generation:
                 return f"{over} stays loaded, because the repository is pinned to generation {pinned}"

@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from server.processes import server_members
+from server.processes import find_server_members
 
 IDLE_SHARE = 0.03  # of a processor; a server that waits for requests uses 0.01, a server that loads models many times more
 LOOK_EVERY_S = 1.0
@@ -36,7 +36,7 @@ class StallWatch:
 def measure_processor_s(tag: str) -> float:
     """Return the processor time that tritonserver and its model processes have used, in seconds."""
     total_s = 0.0
-    for process in server_members(tag):
+    for process in find_server_members(tag):
         try:
             used = process.cpu_times()
         except psutil.NoSuchProcess:

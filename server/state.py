@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from server.ports import LOOPBACK, Ports, reachable_at
+from server.ports import LOOPBACK, Ports, choose_reachable_host
 from serving.contract.errors import ConfigError
 from serving.contract.locks import hold_lock
 
@@ -45,7 +45,7 @@ class ServerState:
     @property
     def host(self) -> str:
         """The host at which this machine reaches the server."""
-        return reachable_at(str(self.settings.get("host", LOOPBACK)))
+        return choose_reachable_host(str(self.settings.get("host", LOOPBACK)))
 
     def save(self, run_dir: Path) -> None:
         """Write the state file, as a whole."""
@@ -82,7 +82,7 @@ class ServerState:
 @contextlib.contextmanager
 def _locked(run_dir: Path, grpc_port: int) -> Iterator[Path]:
     """Hold a lock on a state file, which a command and the supervisor may change at the same time. Yield the file's path."""
-    path = state_path(run_dir, grpc_port)
+    path = make_state_path(run_dir, grpc_port)
     path.parent.mkdir(parents=True, exist_ok=True)
     locks = run_dir / "locks"
     locks.mkdir(exist_ok=True)
@@ -90,7 +90,7 @@ def _locked(run_dir: Path, grpc_port: int) -> Iterator[Path]:
         yield path
 
 
-def state_path(run_dir: Path, grpc_port: int) -> Path:
+def make_state_path(run_dir: Path, grpc_port: int) -> Path:
     return run_dir / "servers" / f"{grpc_port}.json"
 
 
@@ -108,16 +108,16 @@ def read_state(path: Path) -> ServerState | None:
     return state if state.pid > 0 and state.tag else None  # an empty tag would match every process
 
 
-def known_servers(run_dir: Path) -> list[ServerState]:
+def read_known_servers(run_dir: Path) -> list[ServerState]:
     """Return the servers with a readable state file, sorted by gRPC port, running or not."""
-    states = [read_state(path) for path in _state_files(run_dir)]
+    states = [read_state(path) for path in _list_state_files(run_dir)]
     return sorted((state for state in states if state is not None), key=lambda state: state.ports.grpc)
 
 
-def unreadable_states(run_dir: Path) -> list[Path]:
+def find_unreadable_states(run_dir: Path) -> list[Path]:
     """Return the state files that cannot be read: edited by hand, or damaged."""
-    return [path for path in _state_files(run_dir) if read_state(path) is None]
+    return [path for path in _list_state_files(run_dir) if read_state(path) is None]
 
 
-def _state_files(run_dir: Path) -> list[Path]:
+def _list_state_files(run_dir: Path) -> list[Path]:
     return sorted((run_dir / "servers").glob("*.json"))

@@ -36,22 +36,25 @@ class ServerTls:
     def is_mutual(self) -> bool:
         return (self.folder / CALLER).exists() or (self.folder / CALLER_KEY).exists()
 
+    @property
     def server_options(self) -> list[str]:
-        """Return tritonserver's options for TLS."""
+        """tritonserver's options for TLS."""
         options = [f"--grpc-server-cert={self.folder / CERTIFICATE}", f"--grpc-server-key={self.folder / KEY}"]
         if self.is_mutual:
             return ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.folder / AUTHORITIES}", *options]
         return ["--grpc-use-ssl=true", *options]
 
+    @property
     def client_options(self) -> dict[str, str | bool]:
-        """Return the options of tritonclient's gRPC client for a caller on this machine."""
+        """Options of tritonclient's gRPC client for a caller on this machine."""
         options: dict[str, str | bool] = {"ssl": True, "root_certificates": str(self.folder / AUTHORITIES)}
         if self.is_mutual:
             options |= {"private_key": str(self.folder / CALLER_KEY), "certificate_chain": str(self.folder / CALLER)}
         return options
 
+    @property
     def gateway_options(self) -> list[str]:
-        """Return the gateway's options for calling this server."""
+        """The gateway's options for calling this server."""
         names = {"--server-authorities": AUTHORITIES}
         if self.is_mutual:
             names |= {"--server-certificate": CALLER, "--server-key": CALLER_KEY}

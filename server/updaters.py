@@ -32,7 +32,7 @@ def follow(state: ServerState, run_dir: Path) -> None:
     Raises ServerError when it does not start; its supervisor keeps trying, as after a crash.
     """
     settings, generation = find_served_settings(state.repo)
-    running = updaters(state.tag)
+    running = find_updaters(state.tag)
     current = [process for process in running if _has_argument(process, str(settings))]
     if not any(_has_argument(process, supervisor.__name__) for process in current):
         current = []  # an updater without a supervisor would not be restarted
@@ -50,9 +50,9 @@ def find_served_settings(repo: Path) -> tuple[Path | None, int]:
         return None, 0
 
 
-def updaters(tag: str) -> list[psutil.Process]:
+def find_updaters(tag: str) -> list[psutil.Process]:
     """Return all updaters of a server and their supervisors."""
-    return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
+    return [process for process in processes.find_members(tag) if processes.runs_module(process, MODULE)]
 
 
 def _has_argument(process: psutil.Process, argument: str) -> bool:

@@ -36,7 +36,7 @@ from server.control import end_server, stop_server
 from server.environment import PROJECT
 from server.generations import LOAD_TIMEOUT_S, pinned_to
 from server.guard import ExperimentGuard
-from server.health import local_client
+from server.health import open_local_client
 from server.integrity import ArtifactCheck, is_intact
 from server.launcher import TritonServer
 from server.lock import hold_start_lock
@@ -44,7 +44,7 @@ from server.observer import SCAN_EVERY_S, Observer, read_status
 from server.promotion import Promotion
 from server.release import Release
 from server.signals import name_signal
-from server.state import ServerState, read_state, state_path
+from server.state import ServerState, make_state_path, read_state
 from server.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S
 from serving.contract.errors import RecommenderError, ServerError
 from serving.contract.tensors import ENSEMBLE
@@ -67,7 +67,7 @@ class Watch:
 
     def run(self) -> None:
         """Supervise until the server is stopped."""
-        while (path := state_path(self._run_dir, self._port)).exists():
+        while (path := make_state_path(self._run_dir, self._port)).exists():
             if state := read_state(path):
                 try:
                     self._look(state)
@@ -114,7 +114,7 @@ class Watch:
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         begun_s = self._restarted_s = time.monotonic()
         with hold_start_lock(self._run_dir, self._port):
-            if (now := read_state(state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
+            if (now := read_state(make_state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
                 return  # stopped, or restarted by another process
             end_server(state)
             options = {"run_dir": self._run_dir, "tag": state.tag, "ready_timeout_s": RESTART_TIMEOUT_S}
@@ -147,7 +147,7 @@ class Watch:
         if state.settings.get("fixed") or not processes.is_running(state.pid, state.tag):
             end_server(state)
         else:
-            with local_client(state.grpc_url) as client:
+            with open_local_client(state.grpc_url) as client:
                 client.unload_model(ENSEMBLE, client_timeout=LOAD_TIMEOUT_S)
         state.change(self._run_dir, fault=fault)
         self._check = None  # so that the next tick reads the files: they may be as published by then
@@ -238,7 +238,7 @@ def main() -> None:
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, signal.SIG_IGN)  # a second signal must not interrupt the stop
-        state = read_state(state_path(options.run_dir, options.grpc_port))
+        state = read_state(make_state_path(options.run_dir, options.grpc_port))
         if options.owner and state is not None and state.tag == options.tag:
             stop_server(state, options.run_dir)
 

@@ -27,7 +27,7 @@ import numpy as np
 from perf.observe import Latency, between, read_counters
 from perf.report.results import Closed
 from server.environment import build_perf_analyzer_env
-from server.keys import GRPC_HEADER, HEADER, key_of
+from server.keys import GRPC_HEADER, HEADER, find_key
 from server.private_arguments import start_privately
 from serving.contract.errors import ConfigError, ServerError
 
@@ -56,7 +56,7 @@ class Target:
     @property
     def key_header(self) -> str:
         """The header that opens the server's statistics and shared memory, "" for a server without a known key."""
-        key = key_of(self.grpc_url)
+        key = find_key(self.grpc_url)
         return f"{HEADER if self.transport == 'http' else GRPC_HEADER}:{key}" if key else ""
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2 as pb
 from repository.config import CONFIG_FILE, compare_tensors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, Recorded, read_recorded
-from server.health import local_client
+from server.health import open_local_client
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, stage_specs
@@ -119,7 +119,7 @@ def stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, request
     """Return each stage's input tensors [R, *dims]: the outputs of the stages before it for `requests`."""
     count = len(requests["user_id"])
     tensors, inputs = dict(requests), {}
-    with local_client(url) as client:
+    with open_local_client(url) as client:
         for name in STAGES:
             spec = specs[name]
             inputs[name] = {t.name: tensors[t.name] if t.name in tensors else t.filled(count) for t in spec.inputs}

@@ -16,10 +16,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from repository.models import read_config
-from server.health import local_client
+from server.health import open_local_client
 from server.launcher import TritonServer
 from server.ports import is_free
-from server.processes import SHM_DIR, members
+from server.processes import SHM_DIR, find_members
 from serving.contract.artifacts import StageInfo, read_stage, stage_folder
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES
@@ -61,7 +61,7 @@ def launch(run_dir: Path) -> Iterator[Callable[..., TritonServer]]:
     for server in servers:
         server.stop()
     for server, tag in zip(servers, tags, strict=True):
-        assert members(tag) == []
+        assert find_members(tag) == []
         assert list(SHM_DIR.glob(f"{tag}*")) == []
         assert all(map(is_free, astuple(server.ports)))
 
@@ -97,5 +97,5 @@ def fused_repository() -> Path:
 
 @pytest.fixture(scope="session")
 def client(server: TritonServer) -> Iterator[grpcclient.InferenceServerClient]:
-    with local_client(server.grpc_url) as client:  # it has the key: tests read statistics
+    with open_local_client(server.grpc_url) as client:  # it has the key: tests read statistics
         yield client

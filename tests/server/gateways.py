@@ -13,7 +13,7 @@ from server import gateway
 from server.control import stop_server
 from server.launcher import TritonServer
 from server.ports import find_free_port, is_free
-from server.processes import members
+from server.processes import find_members
 from server.tls import ServerTls
 from tests.repositories import copy_small_repository
 
@@ -47,5 +47,5 @@ def served_gateway(folder: Path, tls: ServerTls | None = None) -> Iterator[Serve
             yield Served(server, port, http)
     finally:
         stop_server(state, folder / "run")
-        assert members(state.tag) == []
+        assert find_members(state.tag) == []
         assert is_free(port)

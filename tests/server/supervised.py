@@ -16,8 +16,8 @@ from server.condition import examine
 from server.control import stop_server
 from server.launcher import TritonServer
 from server.ports import find_free_port
-from server.processes import SHM_DIR, members, server_members
-from server.state import ServerState, read_state, state_path
+from server.processes import SHM_DIR, find_members, find_server_members
+from server.state import ServerState, make_state_path, read_state
 from tests.repositories import copy_small_repository
 from tests.server.gateways import USER
 
@@ -35,12 +35,12 @@ class Supervised:
 
     @property
     def state(self) -> ServerState:
-        state = read_state(state_path(self.run_dir, self.grpc_port))
+        state = read_state(make_state_path(self.run_dir, self.grpc_port))
         assert state is not None
         return state
 
     def stub(self, model: str) -> psutil.Process:
-        return next(process for process in server_members(self.state.tag) if f"/{model}/" in " ".join(process.cmdline()))
+        return next(process for process in find_server_members(self.state.tag) if f"/{model}/" in " ".join(process.cmdline()))
 
     def ask(self) -> dict:
         """Ask for recommendations: always 200, popular items where the server does not answer."""
@@ -86,6 +86,6 @@ def stopped_after(state: ServerState, repo: Path, run_dir: Path, port: int) -> I
             yield Supervised(repo, run_dir, state.ports.grpc, http)
     finally:
         stop_server(state, run_dir)
-        assert members(state.tag) == []
-        assert not state_path(run_dir, state.ports.grpc).exists()
+        assert find_members(state.tag) == []
+        assert not make_state_path(run_dir, state.ports.grpc).exists()
         assert list(SHM_DIR.glob(f"{state.tag}*")) == []

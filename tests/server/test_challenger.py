@@ -11,8 +11,8 @@ import tritonclient.grpc as grpcclient
 from repository.challenger import read_challengers
 from repository.generations import pin
 from server.challenger import load_challenger, unload_challenger
-from server.generations import activate, served_generation
-from server.health import is_ready, model_states
+from server.generations import activate, find_served_generation
+from server.health import is_ready, read_model_states
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import CHALLENGER
@@ -43,7 +43,7 @@ class Questions(Load):
 
 
 def ready(grpc_url: str) -> set[tuple[str, int]]:
-    states = model_states(grpc_url)
+    states = read_model_states(grpc_url)
     assert states is not None  # it answers
     return {key for key, (state, _) in states.items() if state == "READY"}
 
@@ -72,7 +72,7 @@ def test_a_restart_serves_both_and_a_published_generation_changes_nothing(repo, 
     toys.publish(repo, 2)
     pin(repo, 2)  # as a publication does
     load_challenger(server.grpc_url, repo, 2)
-    assert pinned_generation(repo) == served_generation(server.grpc_url) == 1
+    assert pinned_generation(repo) == find_served_generation(server.grpc_url) == 1
     server.stop()
     again = launch(repo)
     assert ready(again.grpc_url) == BOTH

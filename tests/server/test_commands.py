@@ -17,10 +17,10 @@ from repository.generations import pin
 from server import __main__ as commands
 from server import watch
 from server.condition import QUESTION_TIMEOUT_S
-from server.control import running_servers, stop_server
-from server.health import is_ready, local_client, wait_ready
+from server.control import find_running_servers, stop_server
+from server.health import is_ready, open_local_client, wait_ready
 from server.ports import find_free_ports
-from server.processes import count_dead_stubs, is_running, members
+from server.processes import count_dead_stubs, find_members, is_running
 from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import pinned_generation
 from tests.server import toys
@@ -42,7 +42,7 @@ def call(run_dir, monkeypatch):
         return result.output
 
     yield run
-    for state in running_servers(run_dir):
+    for state in find_running_servers(run_dir):
         stop_server(state, run_dir)
 
 
@@ -133,8 +133,8 @@ def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_sta
     url = f"localhost:{ports.grpc}"
     call(*start, "--threads", 2)
     assert f"server at {url}: ready" in call("diagnose", "--grpc-port", ports.grpc)
-    state = running_servers(run_dir)[0]
-    stub = next(process for process in members(state.tag) if process.pid != state.pid)
+    state = find_running_servers(run_dir)[0]
+    stub = next(process for process in find_members(state.tag) if process.pid != state.pid)
     stub.kill()
     while not count_dead_stubs(state.pid):
         time.sleep(0.01)
@@ -153,7 +153,7 @@ def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_sta
     assert "ready: " in told
     with grpcclient.InferenceServerClient(url) as client:
         assert toys.ask(client, 1) == toys.expected(1, generation=1)
-    assert running_servers(run_dir)[0].settings == state.settings  # 2 threads, as before
+    assert find_running_servers(run_dir)[0].settings == state.settings  # 2 threads, as before
     assert "already running" in call(*start)
     assert call("status").startswith("running: ")
 
@@ -165,8 +165,8 @@ def start_arguments(repo, ports):
 def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_is_not_answered(repo, call, run_dir):
     ports = find_free_ports()
     call(*start_arguments(repo, ports))
-    state = running_servers(run_dir)[0]
-    stub = next(process for process in members(state.tag) if process.pid != state.pid)
+    state = find_running_servers(run_dir)[0]
+    stub = next(process for process in find_members(state.tag) if process.pid != state.pid)
     stub.suspend()
     assert is_ready(state.grpc_url)  # the models alone report no problem
     assert f"no server is running here on gRPC port {ports.http}" in call("status", "--grpc-port", ports.http, exit_code=1)
@@ -179,7 +179,7 @@ def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_i
 def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
     ports = find_free_ports()
     call(*start_arguments(repo, ports))
-    with local_client(f"localhost:{ports.grpc}") as client:
+    with open_local_client(f"localhost:{ports.grpc}") as client:
         client.unload_model("recommend")
     deadline = time.monotonic() + 10
     while "recommend NOT READY" not in (told := call("status", exit_code=1)):
@@ -200,7 +200,7 @@ def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
 def test_the_cause_of_a_servers_end_is_reported_first_and_its_log_is_kept(repo, call, run_dir, ending, told):
     ports = find_free_ports()
     call(*start_arguments(repo, ports))
-    state = running_servers(run_dir)[0]
+    state = find_running_servers(run_dir)[0]
     os.kill(state.pid, ending)
     while is_running(state.pid, state.tag):
         time.sleep(0.01)
@@ -233,13 +233,13 @@ def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(
     ports = find_free_ports()
     call(*start_arguments(repo, ports), supervised=True)
     assert "supervised" in call("status")
-    before = running_servers(run_dir)[0]
+    before = find_running_servers(run_dir)[0]
     toys.publish(repo, 2)
     pin(repo, 2)  # published, and never activated
     for ending, told in ((signal.SIGKILL, ""), (signal.SIGSTOP, "paused")):
-        ended = running_servers(run_dir)[0]
+        ended = find_running_servers(run_dir)[0]
         os.kill(ended.pid, ending)
-        until(lambda ended=ended: (now := running_servers(run_dir)) and now[0].pid != ended.pid)
+        until(lambda ended=ended: (now := find_running_servers(run_dir)) and now[0].pid != ended.pid)
         line = [line for line in watch.read_last_lines(run_dir, ports.grpc) if "restarting" in line][-1]
         assert "restarting with generation 1" in line
         assert told in line
@@ -249,7 +249,7 @@ def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(
         until(lambda: "answers again" in watch.read_last_lines(run_dir, ports.grpc)[-1])
     assert pinned_generation(repo) == 2  # the next `make serve` moves to it
     call("stop")
-    assert members(before.tag) == []
+    assert find_members(before.tag) == []
     assert "no server is running" in call("status", exit_code=1)
 
 

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from server import keys
 from server.condition import examine
 from server.environment import PROJECT
-from server.health import local_client
+from server.health import open_local_client
 from server.launcher import TritonServer
 from tests.server import toys
 
@@ -75,7 +75,7 @@ def post(server: TritonServer, path: str, body: dict | None, **headers: str) -> 
 def test_a_stranger_is_refused_over_http(server, path, body):
     assert post(server, path, body) == 403
     assert post(server, path, body, **{keys.HEADER: "guessed"}) == 403
-    assert post(server, path, body, **{keys.GRPC_HEADER: keys.key_of(server.grpc_url)}) == 403  # gRPC's header is not HTTP's
+    assert post(server, path, body, **{keys.GRPC_HEADER: keys.find_key(server.grpc_url)}) == 403  # gRPC's header is not HTTP's
 
 
 GRPC_CALLS = {
@@ -101,14 +101,14 @@ def test_a_stranger_is_refused_over_grpc(server, call):
 
 
 def test_the_key_opens_what_is_closed(server):
-    key = {keys.HEADER: keys.key_of(server.grpc_url)}
+    key = {keys.HEADER: keys.find_key(server.grpc_url)}
     assert post(server, "repository/index", {}, **key) == 200
     assert post(server, "models/stats", None, **key) == 200
     assert post(server, "logging", None, **key) == 200
     assert post(server, "trace/setting", None, **key) == 200
     assert post(server, "systemsharedmemory/status", None, **key) == 200
     assert post(server, "repository/models/first/load", {}, **key) == 200
-    with local_client(server.grpc_url) as client:
+    with open_local_client(server.grpc_url) as client:
         client.load_model("first")
         assert client.get_inference_statistics("first").model_stats[0].version == "1"
         assert client.get_log_settings(as_json=True)["settings"]
@@ -117,7 +117,7 @@ def test_the_key_opens_what_is_closed(server):
 
 
 def test_the_key_is_on_no_command_line_in_no_log_and_in_a_file_of_its_owner(server):
-    key = keys.key_of(server.grpc_url)
+    key = keys.find_key(server.grpc_url)
     assert len(key) == 64
     for process in psutil.process_iter():
         assert key not in Path(f"/proc/{process.pid}/cmdline").read_text(errors="replace"), process
@@ -146,19 +146,19 @@ def test_the_key_is_on_no_command_line_while_the_server_starts(repo, launch, tmp
     assert f"--model-repository={repo}" in seen
     assert "[hidden]" in seen
     assert keys.RESTRICTED not in seen
-    assert keys.key_of(server.grpc_url) not in seen
+    assert keys.find_key(server.grpc_url) not in seen
 
 
 def test_every_server_has_a_key_of_its_own_which_ends_with_it(repo, launch, server):
     another = launch(repo)
-    key = keys.key_of(another.grpc_url)
-    assert key != keys.key_of(server.grpc_url)
+    key = keys.find_key(another.grpc_url)
+    assert key != keys.find_key(server.grpc_url)
     with grpcclient.InferenceServerClient(another.grpc_url) as client:
         with pytest.raises(InferenceServerException, match="protocol is restricted"):
-            client.get_model_repository_index(headers={keys.GRPC_HEADER: keys.key_of(server.grpc_url)})
+            client.get_model_repository_index(headers={keys.GRPC_HEADER: keys.find_key(server.grpc_url)})
         assert client.get_model_repository_index(headers={keys.GRPC_HEADER: key}).models
     another.stop()
-    assert keys.key_of(another.grpc_url) == ""
+    assert keys.find_key(another.grpc_url) == ""
 
 
 def own_address() -> str:

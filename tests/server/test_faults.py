@@ -16,8 +16,8 @@ import pytest
 from server import watch
 from server.environment import PROJECT
 from server.ports import find_free_port
-from server.processes import SHM_DIR, members, server_members
-from server.state import ServerState, known_servers
+from server.processes import SHM_DIR, find_members, find_server_members
+from server.state import ServerState, read_known_servers
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import copy_small_repository
 from tests.server.gateways import USER
@@ -51,7 +51,7 @@ def shop(tmp_path_factory) -> Iterator[Supervised]:
         mount = f"mount -t tmpfs -o size={SHM_MIB}m tmpfs {SHM_DIR} && exec"
         command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} "$@"', "sh", *command]
     subprocess.run(command, cwd=PROJECT, check=True, timeout=300)
-    (state,) = known_servers(run_dir)
+    (state,) = read_known_servers(run_dir)
     with stopped_after(state, repo, run_dir, port) as shop:
         yield shop
 
@@ -82,7 +82,7 @@ def throttled(state: ServerState) -> Iterator[None]:
     except OSError as error:
         pytest.skip(f"this user may make no control group that limits processors: {error}")
     try:
-        for process in server_members(state.tag):
+        for process in find_server_members(state.tag):
             (group / "cgroup.procs").write_text(str(process.pid))
         yield
     finally:
@@ -116,7 +116,7 @@ def fill(path: Path) -> None:
 
 def opened_rows(state: ServerState) -> set[str]:
     """Return the names of the files of embedding rows in shared memory that the server's processes have mapped."""
-    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in server_members(state.tag)]
+    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in find_server_members(state.tag)]
     paths = {line.split()[-1] for text in maps for line in text.splitlines() if f"{SHM_DIR}/{ARENA_PREFIX}" in line}
     return {Path(path).name for path in paths}
 
@@ -124,10 +124,10 @@ def opened_rows(state: ServerState) -> set[str]:
 def test_shared_memory_whose_files_are_removed_changes_no_answer_and_is_made_anew_once_there_is_room(shop):
     """Shoppers get popular items when shared memory is full."""
     before, state = lists_of(shop), shop.state
-    supervisor = next(process for process in members(state.tag) if "server.watch" in process.cmdline())
+    supervisor = next(process for process in find_members(state.tag) if "server.watch" in process.cmdline())
     folder = Path(f"/proc/{supervisor.pid}/root{SHM_DIR}")  # in its namespace
     files = [*folder.glob(f"{state.tag}*"), *(path for path in map(folder.joinpath, opened_rows(state)) if path.exists())]
-    assert len(files) >= len(server_members(state.tag)) - 1  # a region of every stub at least
+    assert len(files) >= len(find_server_members(state.tag)) - 1  # a region of every stub at least
     for path in files:
         path.unlink()
     assert lists_of(shop) == before  # processes keep what they have mapped

@@ -15,7 +15,7 @@ from repository.experiments import find_running
 from repository.registry import read_acts
 from server import gateway, watch
 from server.environment import PROJECT, RUN_DIR
-from server.health import held_versions
+from server.health import find_held_versions
 from server.launcher import TritonServer
 from server.ports import find_free_port
 from serving.contract.generations import pinned_generation
@@ -71,7 +71,7 @@ def test_what_users_do_becomes_a_generation_that_half_of_them_meet_and_then_all(
     assert experiment is not None
     assert (experiment.name, experiment.champion, experiment.promotes) == ("generation-2", 1, True)
     assert pinned_generation(shop.repo) == 1
-    assert held_versions(shop.state.grpc_url) == {1, 2}
+    assert find_held_versions(shop.state.grpc_url) == {1, 2}
 
     answers = [(user, ask(shop, user)) for user in USERS for _ in range(ANSWERS)]
     met = Counter(answer["generation"] for _, answer in answers)
@@ -85,4 +85,4 @@ def test_what_users_do_becomes_a_generation_that_half_of_them_meet_and_then_all(
     expected = [("published", 2), ("experiment started", 2), ("promoted", 2), ("replaced", 1), ("activated", 2)]
     assert acts[-len(expected) :] == expected
     assert "more of the answers are clicked" in read_acts(shop.repo)[-3].reason
-    until(lambda: held_versions(shop.state.grpc_url) == {2})  # the generation before is unloaded last
+    until(lambda: find_held_versions(shop.state.grpc_url) == {2})  # the generation before is unloaded last

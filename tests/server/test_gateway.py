@@ -20,7 +20,7 @@ from live.exposures import SOURCE_NAMES, read_exposures
 from repository.applied_rules import apply_rules, revert_rules
 from repository.experiments import experiment_folder
 from server import gateway
-from server.health import local_client
+from server.health import open_local_client
 from tests.monitoring import GPU_METRICS, metric_names, named_metrics
 from tests.server.gateways import USER, Served, served_gateway
 from tests.server.otlp import Collector, collecting
@@ -82,7 +82,7 @@ def test_the_exposure_log_has_the_propensities_that_the_server_states(served):
     strangers = list(range(10_000, 10_060))
     shown = {user: served.recommend(user=user, k=10) for user in strangers}
     assert all(answer["degraded"] == [] for answer in shown.values())
-    with local_client(served.server.grpc_url) as client:
+    with open_local_client(served.server.grpc_url) as client:
         users = tensor("user_id", np.array(strangers, np.int64)[:, None])
         wanted = [grpc.InferRequestedOutput(name) for name in ("item_ids", "propensities")]
         answer = client.infer("recommend", [users], outputs=wanted)

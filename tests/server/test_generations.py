@@ -11,9 +11,9 @@ import tritonclient.grpc as grpcclient
 
 from repository.generations import pin, published_generations, write_pins
 from repository.models import read_config
-from server.control import held_generations
-from server.generations import activate, served_generation
-from server.health import model_states
+from server.control import find_held_generations
+from server.generations import activate, find_served_generation
+from server.health import read_model_states
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from tests.interrupting import called_on_return
@@ -51,7 +51,7 @@ def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repo, laun
         assert activate(server.grpc_url, repo, 1) == 3
     assert load.errors == []
     assert set(load.generations) == {(1, 1), (2, 2), (3, 3)}
-    assert served_generation(server.grpc_url) == pinned_generation(repo) == 1
+    assert find_served_generation(server.grpc_url) == pinned_generation(repo) == 1
     # one load per step and move: the generation being served is never loaded a second time
     assert len(loads_of(server, "first")) == len(loads_of(server, "second")) == 4
 
@@ -67,8 +67,8 @@ def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch
         activate(server.grpc_url, repo, 2)
     assert load.errors == []
     assert set(load.generations) == {(1, 1)}
-    assert served_generation(server.grpc_url) == pinned_generation(repo) == 1
-    states = model_states(server.grpc_url)
+    assert find_served_generation(server.grpc_url) == pinned_generation(repo) == 1
+    states = read_model_states(server.grpc_url)
     assert {key for key, (state, _) in states.items() if state == "READY"} == {("first", 1), ("second", 1), ("recommend", 1)}
 
 
@@ -90,12 +90,12 @@ def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch):
         activate(server.grpc_url, repo, 2)
     assert load.errors == []
     assert set(load.generations) <= {(1, 1), (2, 2)}
-    assert served_generation(server.grpc_url) == pinned_generation(repo) == 2
-    assert held_generations(repo, server.run_dir) == {1, 2}
+    assert find_served_generation(server.grpc_url) == pinned_generation(repo) == 2
+    assert find_held_generations(repo, server.run_dir) == {1, 2}
     second.write_text((repo / "second" / "1" / "model.py").read_text())
     assert activate(server.grpc_url, repo, 2) == 2  # trying again is the remedy
     deadline = time.monotonic() + 10
-    while held_generations(repo, server.run_dir) != {2}:  # unloading goes on after the answer
+    while find_held_generations(repo, server.run_dir) != {2}:  # unloading goes on after the answer
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -119,7 +119,7 @@ def test_a_publisher_that_moved_the_configs_first_changes_nothing_for_the_runnin
         assert activate(server.grpc_url, repo, 2) == 1
     assert load.errors == []
     assert set(load.generations) <= {(1, 1), (2, 2)}
-    assert served_generation(server.grpc_url) == 2
+    assert find_served_generation(server.grpc_url) == 2
 
 
 def test_unpublished_generation_is_refused(repo, launch):
@@ -147,7 +147,7 @@ def test_a_server_with_fixed_models_stays_where_it_is(repo, launch):
     toys.publish(repo, 2)
     with pytest.raises(ServerError, match=r"stays at generation 1.*explicit model load"):
         activate(server.grpc_url, repo, 2)
-    assert served_generation(server.grpc_url) == pinned_generation(repo) == 1
+    assert find_served_generation(server.grpc_url) == pinned_generation(repo) == 1
 
 
 def test_no_server_to_move(repo):

@@ -17,13 +17,13 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from repository.tables import tables_settings
-from server.control import clear_stale, running_servers, stop_server
+from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import PROJECT
-from server.health import is_ready, local_client, model_states, wait_ready
+from server.health import is_ready, open_local_client, read_model_states, wait_ready
 from server.launcher import MEMORY_RACE, TritonServer
 from server.ports import Ports, find_free_ports, is_free
-from server.processes import SHM_DIR, is_running, members
-from server.state import known_servers
+from server.processes import SHM_DIR, find_members, is_running
+from server.state import read_known_servers
 from serving.contract.errors import ConfigError, ServerError
 from tests.server import toys
 from tests.waiting import until
@@ -52,24 +52,24 @@ def wait_for_metric(url: str, line: str) -> None:
 def test_starts_answers_and_leaves_nothing(repo, run_dir):
     with TritonServer(repo, run_dir=run_dir, ready_timeout_s=300.0) as server:
         tag, ports = server.state.tag, server.ports
-        assert model_states(server.grpc_url) == {(name, 1): ("READY", "") for name in ("first", "second", "recommend")}
-        assert [process.name() for process in members(tag)].count("triton_python_backend_stub") == 2
+        assert read_model_states(server.grpc_url) == {(name, 1): ("READY", "") for name in ("first", "second", "recommend")}
+        assert [process.name() for process in find_members(tag)].count("triton_python_backend_stub") == 2
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
             assert toys.ask(client, 7) == toys.expected(7, generation=1)
         wait_for_metric(server.metrics_url, 'nv_inference_request_success{model="recommend",version="1"} 1')
         with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready") as reply:
             assert reply.status == 200
-        assert running_servers(run_dir) == [server.state]
-    assert members(tag) == []
+        assert find_running_servers(run_dir) == [server.state]
+    assert find_members(tag) == []
     assert all(map(is_free, astuple(ports)))
     assert list(SHM_DIR.glob(f"{tag}*")) == []
-    assert running_servers(run_dir) == []
+    assert find_running_servers(run_dir) == []
 
 
 def test_two_servers_at_once_and_stopping_one_leaves_the_other(repo, launch, run_dir):
     one, other = launch(repo), launch(repo)
     one.stop()
-    assert running_servers(run_dir) == [other.state]
+    assert find_running_servers(run_dir) == [other.state]
     with grpcclient.InferenceServerClient(other.grpc_url) as client:
         assert toys.ask(client, 3) == toys.expected(3, generation=1)
 
@@ -98,11 +98,11 @@ def test_a_start_that_another_may_mend_is_begun_again_once(repo, run_dir, launch
     once = f"import os, time\nif not os.path.exists('{begun}'):\n    open('{begun}', 'w').close()\n    {fault}\n"
     toys.publish(repo.parent / "other", 1, once + toys.MODEL)
     server = launch(repo.parent / "other", stalled_after_s=4.0)
-    with local_client(server.grpc_url) as client:
+    with open_local_client(server.grpc_url) as client:
         assert toys.ask(client, 5) == toys.expected(5, generation=1)
     assert said in capfd.readouterr().err
     assert "loading: " in server.log_path.with_name(server.log_path.name + ".1").read_text()
-    assert running_servers(run_dir) == [server.state]
+    assert find_running_servers(run_dir) == [server.state]
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_a_model_that_never_gets_ready_runs_into_the_timeout(repo, run_dir):
     server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=2.0)
     with pytest.raises(ServerError, match="not ready after 2 s"):
         server.start()
-    assert running_servers(run_dir) == []
+    assert find_running_servers(run_dir) == []
 
 
 def stop_all(run_dir: Path) -> None:
-    for state in known_servers(run_dir):
+    for state in read_known_servers(run_dir):
         stop_server(state, run_dir)
 
 
@@ -166,7 +166,7 @@ def test_after_kill_9_stubs_and_shared_memory_are_cleared_and_the_port_is_usable
         time.sleep(0.01)
     assert list(SHM_DIR.glob(f"{state.tag}*")) != []
     recover(run_dir)
-    assert members(state.tag) == []
+    assert find_members(state.tag) == []
     assert list(SHM_DIR.glob(f"{state.tag}*")) == []
     again = launch(repo, ports=Ports(*astuple(server.ports)))
     assert is_ready(again.grpc_url)
@@ -179,15 +179,15 @@ def test_a_server_whose_owner_was_killed_is_ended_by_the_next_start(repo, run_di
     )
     owner = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
     assert owner.stdout.readline() == "ready\n"
-    (state,) = running_servers(run_dir)
-    for process in members(state.tag):
+    (state,) = find_running_servers(run_dir)
+    for process in find_members(state.tag):
         process.suspend()  # as one is that waits for its turn
     assert clear_stale(run_dir) == []
     owner.kill()
     owner.communicate()
     assert clear_stale(run_dir) == [state]
-    assert members(state.tag) == []
-    assert known_servers(run_dir) == []
+    assert find_members(state.tag) == []
+    assert read_known_servers(run_dir) == []
 
 
 def test_a_server_whose_state_cannot_be_kept_is_stopped_again(repo, run_dir):
@@ -210,7 +210,7 @@ def test_a_server_goes_on_without_the_updater_of_its_tables(repo, run_dir):
     server.stop()
     with pytest.raises(ServerError, match="The updater of generation 1 did not start"), TritonServer(repo, run_dir=run_dir):
         pass
-    assert known_servers(run_dir) == []  # who enters a server and cannot leaves none behind
+    assert read_known_servers(run_dir) == []  # who enters a server and cannot leaves none behind
 
 
 def test_a_server_of_this_machine_is_asked_without_a_proxy(repo, launch, monkeypatch):

@@ -28,7 +28,7 @@ from perf.observe import read_samples
 from perf.target import read_site
 from server import live_helpers
 from server.launcher import TritonServer
-from server.processes import members
+from server.processes import find_members
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, OBSERVE, PAD_ID, UPSERT
 from serving.live.events import unpack
@@ -180,10 +180,10 @@ def test_the_servers_maintenance_runs_and_ends_with_it(live_server):
     while "idle users forgotten" not in log.read_text():
         assert time.monotonic() < deadline_s, log.read_text()
         time.sleep(0.1)
-    while len(live_helpers.helpers(live_server.state.tag)) > 1:  # the supervisor alone, until the next round
+    while len(live_helpers.find_helpers(live_server.state.tag)) > 1:  # the supervisor alone, until the next round
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
-    assert len(live_helpers.helpers(live_server.state.tag)) == 1
+    assert len(live_helpers.find_helpers(live_server.state.tag)) == 1
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_a_replay_knows_the_events_before_each_question(shop, live_repository):
 def test_what_was_acknowledged_survives_a_kill_of_the_whole_server(live_server, live_client, reader):
     """The last test: it ends the server."""
     acknowledged = [observe(live_client, 900 + number, 3) for number in range(50)]
-    for process in members(live_server.state.tag):
+    for process in find_members(live_server.state.tag):
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
             process.kill()
     with reader.snapshot() as snapshot:

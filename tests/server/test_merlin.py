@@ -16,7 +16,7 @@ from export.nvidia.publish import publish_merlin
 from export.nvidia.source import Source
 from export.settings import Settings
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
-from server.health import local_client
+from server.health import open_local_client
 from server.launcher import TritonServer
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, new_lineage, pack_records, stage_specs, unpack_records
@@ -62,7 +62,7 @@ def served(request, repository, info, tmp_path_factory):
     stand_in(copy, MerlinSettings().mount)
     with (
         TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server,
-        local_client(server.grpc_url) as client,
+        open_local_client(server.grpc_url) as client,
     ):
         yield request.param, client
 

@@ -20,9 +20,9 @@ from export.reserve import insert_rows
 from repository.generations import published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
-from server.control import held_generations
+from server.control import find_held_generations
 from server.environment import PROJECT
-from server.generations import activate, served_generation
+from server.generations import activate, find_served_generation
 from server.launcher import TritonServer
 from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
 from serving.contract.generations import pinned_generation
@@ -109,9 +109,9 @@ def test_two_exported_generations_under_load_never_mix_and_no_request_fails(
     with RecordedQuestions(served.grpc_url, first.inputs, clients=16) as load:
         assert [relayout(source, repo, "ensemble") for source in (other, repository)] == [2, 3]
         # the server goes on with what it has, and publications keep that: two later it still has a way to go
-        assert served_generation(served.grpc_url) == 1
+        assert find_served_generation(served.grpc_url) == 1
         assert published_generations(repo) == (1, 2, 3)
-        assert held_generations(repo, served.run_dir) == {1}
+        assert find_held_generations(repo, served.run_dir) == {1}
         cached = CachedQuestions(served.grpc_url, rows, [memory_cache(), redis_cache(redis_server, str(tmp_path))])
         for generation in (1, 2, 1):
             activate(served.grpc_url, repo, generation)
@@ -144,16 +144,16 @@ def kill_publication(source: Path, repo: Path, folders: int) -> None:
 def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_a_whole_generation(repository, served, launch):
     """The last test: it ends the server."""
     repo = served.repo
-    before = served_generation(served.grpc_url)
+    before = find_served_generation(served.grpc_url)
     recorded = answers_of(repo, before)
     with RecordedQuestions(served.grpc_url, recorded.inputs, clients=1) as load:
         for folders in (2, 6):
             kill_publication(repository, repo, folders)
-            assert served_generation(served.grpc_url) == before
+            assert find_served_generation(served.grpc_url) == before
     assert_recorded(load, {before: recorded.outputs})
     served.stop()
     again = launch(repo)
-    generation = served_generation(again.grpc_url)
+    generation = find_served_generation(again.grpc_url)
     assert generation == pinned_generation(repo)
     expected = answers_of(repo, generation).outputs
     with grpcclient.InferenceServerClient(again.grpc_url) as client:

@@ -11,7 +11,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from server.generations import activate
-from server.health import model_states
+from server.health import read_model_states
 from server.tls import AUTHORITIES, CALLER, CALLER_KEY, CERTIFICATE, KEY, ServerTls
 from serving.contract.errors import ConfigError
 from tests.server import toys
@@ -87,7 +87,7 @@ def test_with_mutual_tls_callers_show_a_certificate_of_the_authority(repo, launc
     for refused in ({}, trust, trust | stranger):
         with pytest.raises(InferenceServerException):
             ask(server.grpc_url, **refused)
-    assert model_states(server.grpc_url)
+    assert read_model_states(server.grpc_url)
 
 
 def test_client_and_gateway_ask_a_server_with_mutual_tls(certificates, tmp_path):

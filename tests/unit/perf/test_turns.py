@@ -8,7 +8,7 @@ import subprocess
 import psutil
 
 from perf.target import take_turns
-from server.processes import members
+from server.processes import find_members
 from tests.waiting import until
 
 
@@ -17,7 +17,7 @@ def test_processes_run_in_their_turn_only(tmp_path):
     shutil.copy2(shutil.which("sleep"), tmp_path / "tritonserver")
     with subprocess.Popen([tmp_path / "tritonserver", "60"]) as child:
         process = psutil.Process(child.pid)
-        until(lambda: process in members(str(tmp_path)))  # for a moment a program that starts has a name and no arguments
+        until(lambda: process in find_members(str(tmp_path)))  # for a moment a program that starts has a name and no arguments
         with take_turns(str(tmp_path)) as server:
             until(lambda: process.status() == psutil.STATUS_STOPPED)
             with server.turn():

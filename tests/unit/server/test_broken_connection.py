@@ -8,7 +8,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from server.generations import load_models
-from server.health import local_client
+from server.health import open_local_client
 from server.ports import find_free_ports
 from tests.server import toys
 from tests.triton_double import TritonDouble
@@ -64,7 +64,7 @@ def test_a_model_is_loaded_although_the_connection_breaks_once(double, n_breaks)
         return ""
 
     double.before_load = break_first
-    with local_client(f"127.0.0.1:{double.forwarder.port}") as client:
+    with open_local_client(f"127.0.0.1:{double.forwarder.port}") as client:
         if n_breaks == 1:
             load_models(client, "first", "second")
             assert asked == ["first", "first", "second"]
@@ -78,7 +78,7 @@ def test_a_model_that_is_refused_is_not_asked_for_again(double):
     asked = []
     double.before_load = lambda model: asked.append(model) or "it does not load"
     with (
-        local_client(f"127.0.0.1:{double.forwarder.port}") as client,
+        open_local_client(f"127.0.0.1:{double.forwarder.port}") as client,
         pytest.raises(InferenceServerException, match="it does not load"),
     ):
         load_models(client, "first", "second")

@@ -33,8 +33,8 @@ def state(tmp_path) -> Iterator[ServerState]:
     Observe.load(stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
     state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
-    processes.terminate(live_helpers.helpers(state.tag))
-    assert live_helpers.helpers(state.tag) == []
+    processes.terminate(live_helpers.find_helpers(state.tag))
+    assert live_helpers.find_helpers(state.tag) == []
 
 
 def set_live(repo: Path, **settings: object) -> None:
@@ -59,14 +59,14 @@ def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, t
         until(lambda: n_events() == 1, log.read_text)
     rounds = tmp_path / "logs" / "live-maintain-1.log"
     until(lambda: "0 idle users forgotten" in rounds.read_text(), rounds.read_text)
-    consumer = [process for process in live_helpers.helpers(state.tag) if "consume" in process.cmdline()]
+    consumer = [process for process in live_helpers.find_helpers(state.tag) if "consume" in process.cmdline()]
     assert len(consumer) == 2  # with its supervisor
     live_helpers.follow(state, tmp_path)
-    assert [process for process in live_helpers.helpers(state.tag) if "consume" in process.cmdline()] == consumer
+    assert [process for process in live_helpers.find_helpers(state.tag) if "consume" in process.cmdline()] == consumer
     assert json.loads(log.read_text().splitlines()[0])["message"] == f"consumes topic {TOPIC} of {broker.address}"
     set_live(state.repo, brokers="")
     live_helpers.follow(state, tmp_path)
-    assert not [process for process in live_helpers.helpers(state.tag) if "consume" in process.cmdline()]
+    assert not [process for process in live_helpers.find_helpers(state.tag) if "consume" in process.cmdline()]
     earlier = log.read_text()
     set_live(state.repo, brokers=broker.address)
     live_helpers.follow(state, tmp_path)
@@ -77,4 +77,4 @@ def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, t
 def test_a_repository_without_live_models_has_no_helpers(state, tmp_path):
     shutil.rmtree(state.repo / OBSERVE)
     live_helpers.follow(state, tmp_path)
-    assert live_helpers.helpers(state.tag) == []
+    assert live_helpers.find_helpers(state.tag) == []

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from server import __main__ as commands
 from server.log import explain, explain_end, find_first_failure, find_unfinished, rotate
 from server.ports import Ports
-from server.processes import identity, lives
-from server.state import ServerState, known_servers, read_state, state_path, unreadable_states
+from server.processes import identify_process, lives
+from server.state import ServerState, find_unreadable_states, make_state_path, read_known_servers, read_state
 
 HEAD = "E1121 00:58:59.746228 20082 model_lifecycle.cc:642] "
 HARMLESS = 'E1121 01:13:33.037808 1430 server.cc:241] "CudaDriverHelper has not been initialized."'
@@ -113,17 +113,17 @@ def test_state_is_kept_found_and_forgotten(tmp_path):
     other = ServerState(12, "triton_5_b_", Path("/repo"), Path("/log"), Ports(grpc=5, http=4, metrics=3))
     one.save(tmp_path)
     other.save(tmp_path)
-    assert known_servers(tmp_path) == [other, one]
+    assert read_known_servers(tmp_path) == [other, one]
     one.forget(tmp_path)
     one.forget(tmp_path)
-    assert known_servers(tmp_path) == [other]
+    assert read_known_servers(tmp_path) == [other]
 
 
 def test_a_server_that_was_replaced_does_not_take_the_file_of_the_one_after_it(tmp_path):
     first, second = (ServerState(n, f"triton_9_{n}_", Path("/repo"), Path("/log"), Ports(9, 8, 7)) for n in (1, 2))
     second.save(tmp_path)
     first.forget(tmp_path)
-    assert known_servers(tmp_path) == [second]
+    assert read_known_servers(tmp_path) == [second]
 
 
 def test_a_change_keeps_what_another_process_saved_meanwhile(tmp_path):
@@ -131,7 +131,7 @@ def test_a_change_keeps_what_another_process_saved_meanwhile(tmp_path):
     state.save(tmp_path)
     replace(state, pid=2).save(tmp_path)  # restarted
     assert state.change(tmp_path, generation=3) == replace(state, pid=2, generation=3)
-    assert known_servers(tmp_path) == [replace(state, pid=2, generation=3)]
+    assert read_known_servers(tmp_path) == [replace(state, pid=2, generation=3)]
 
 
 def test_changes_of_many_threads_are_all_kept(tmp_path):
@@ -140,22 +140,22 @@ def test_changes_of_many_threads_are_all_kept(tmp_path):
     changes = [{"pid": 2}, {"content": "abc"}, {"owner": "me"}, {"generation": 3}, {"fault": "damaged"}]
     with ThreadPoolExecutor(len(changes)) as threads:
         list(threads.map(lambda change: state.change(tmp_path, **change), changes))
-    assert known_servers(tmp_path) == [replace(state, pid=2, content="abc", owner="me", generation=3, fault="damaged")]
+    assert read_known_servers(tmp_path) == [replace(state, pid=2, content="abc", owner="me", generation=3, fault="damaged")]
 
 
 def test_a_change_does_not_bring_a_stopped_server_back_nor_touch_the_next_one(tmp_path):
     state = ServerState(1, "triton_9_a_", Path("/repo"), Path("/log"), Ports(9, 8, 7))
     assert state.change(tmp_path, generation=3).generation == 3
-    assert known_servers(tmp_path) == []
+    assert read_known_servers(tmp_path) == []
     other = replace(state, tag="triton_9_b_")
     other.save(tmp_path)
     state.change(tmp_path, generation=3)
-    assert known_servers(tmp_path) == [other]
+    assert read_known_servers(tmp_path) == [other]
 
 
 def test_a_process_is_known_by_more_than_its_number():
-    assert lives(identity())
-    assert not lives(identity().replace("since 1", "since 2"))
+    assert lives(identify_process())
+    assert not lives(identify_process().replace("since 1", "since 2"))
     assert not lives("999999999 since 1.0")
 
 
@@ -175,20 +175,20 @@ BAD: list[dict[str, Any]] = [
 def test_a_state_file_that_names_no_server_is_passed_over_and_hides_no_other(tmp_path, text):
     other = ServerState(12, "triton_5_b_", Path("/repo"), Path("/log"), Ports(grpc=5, http=4, metrics=3))
     other.save(tmp_path)
-    path = state_path(tmp_path, 9)
+    path = make_state_path(tmp_path, 9)
     path.write_text(text, errors="surrogateescape")
     assert read_state(path) is None
-    assert known_servers(tmp_path) == [other]
-    assert unreadable_states(tmp_path) == [path]
+    assert read_known_servers(tmp_path) == [other]
+    assert find_unreadable_states(tmp_path) == [path]
 
 
 def test_a_folder_in_the_place_of_a_state_file_is_passed_over(tmp_path):
-    state_path(tmp_path, 9).mkdir(parents=True)
-    assert known_servers(tmp_path) == []
+    make_state_path(tmp_path, 9).mkdir(parents=True)
+    assert read_known_servers(tmp_path) == []
 
 
 def test_status_lists_the_others_and_names_the_state_file_that_names_none(tmp_path, monkeypatch):
-    path = state_path(tmp_path, 9)
+    path = make_state_path(tmp_path, 9)
     path.parent.mkdir()
     path.write_text(json.dumps(GOOD | {"pid": "abc"}))
     monkeypatch.setattr(commands, "RUN_DIR", tmp_path)

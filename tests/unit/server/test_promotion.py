@@ -15,7 +15,7 @@ from repository.tables import tables_settings
 from server import processes
 from server.ports import Ports, find_free_ports
 from server.promotion import Promotion, awaits_move
-from server.state import ServerState, read_state, state_path
+from server.state import ServerState, make_state_path, read_state
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import Experiment, read_experiment
 from tests.repositories import link_small_repository
@@ -39,7 +39,7 @@ def served(state) -> Iterator[tuple[ServerState, TritonDouble]]:
     double = TritonDouble(state.repo, served.ports.grpc)
     yield served, double
     double.stop()
-    processes.terminate(processes.helpers(state.tag))
+    processes.terminate(processes.find_helpers(state.tag))
 
 
 def promote(state: ServerState) -> Experiment:
@@ -111,7 +111,7 @@ def test_a_move_whose_rest_fails_is_a_promotion(served, tmp_path, failing):
     done = Promotion(state, tmp_path).look()
     assert "is promoted, because more clicks and answers, but: " in done
     assert reason in done
-    saved = read_state(state_path(tmp_path, state.ports.grpc))
+    saved = read_state(make_state_path(tmp_path, state.ports.grpc))
     assert saved.generation == 2
     promoted, replaced, activated = read_acts(state.repo)[-3:]
     assert [(act.action, act.generation) for act in (promoted, activated)] == [("promoted", 2), ("activated", 2)]

@@ -13,7 +13,7 @@ from repository.generations import pin, published_generations, write_pins
 from repository.lock import LOCK_FILE, publication_lock
 from repository.models import check_backends, read_config, read_repository
 from server import generations, launcher
-from server.control import held_generations
+from server.control import find_held_generations
 from server.generations import activate, pinned_to
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
 from server.ports import Ports, find_free_ports
@@ -230,10 +230,10 @@ def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_pa
         replace(running, tag="ended", ports=Ports(grpc=6, http=5, metrics=4)).save(tmp_path)
         replace(running, repo=tmp_path / "other", ports=Ports(grpc=3, http=2, metrics=1)).save(tmp_path)
         try:
-            assert held_generations(repo, tmp_path) == {1, 2}
-            assert held_generations(tmp_path / "third", tmp_path) == set()
+            assert find_held_generations(repo, tmp_path) == {1, 2}
+            assert find_held_generations(tmp_path / "third", tmp_path) == set()
             double.stop()
-            assert held_generations(repo, tmp_path) is None  # it does not say
+            assert find_held_generations(repo, tmp_path) is None  # it does not say
         finally:
             process.kill()
 

@@ -20,7 +20,7 @@ from server import experiment, health
 from server.control import stop_server
 from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
-from server.state import ServerState, read_state, state_path
+from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
@@ -115,7 +115,7 @@ def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sle
         numbers = ["--grpc-port", str(ports.grpc), "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
         arguments = ["start", "--repo", str(repo), *numbers, "--cache-mib", "8", "--unsupervised"]
         said = CliRunner().invoke(commands.app, arguments, catch_exceptions=False).output
-    started = read_state(state_path(tmp_path, ports.grpc))
+    started = read_state(make_state_path(tmp_path, ports.grpc))
     try:
         assert said.startswith(f"starting again: {fault or '2 of its Python model process(es) died'}")
         assert is_running(started.pid, started.tag)

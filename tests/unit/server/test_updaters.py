@@ -42,14 +42,14 @@ def pin(repo: Path, generation: int) -> None:
 def state(tmp_path) -> Iterator[ServerState]:
     state = ServerState(1, draw_tag(), tmp_path / "repo", tmp_path / "log", Ports(1, 2, 3))
     yield state
-    processes.terminate(updaters.updaters(state.tag))
-    assert updaters.updaters(state.tag) == []
+    processes.terminate(updaters.find_updaters(state.tag))
+    assert updaters.find_updaters(state.tag) == []
 
 
 def working(state: ServerState) -> list[psutil.Process]:
     """The updaters, without their supervisors."""
     found = []
-    for process in updaters.updaters(state.tag):
+    for process in updaters.find_updaters(state.tag):
         with contextlib.suppress(psutil.NoSuchProcess):  # the test kills some
             if supervisor.__name__ not in process.cmdline():
                 found.append(process)
@@ -68,10 +68,10 @@ def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
         pin(state.repo, generation)
         updaters.follow(state, tmp_path)
         assert generations_followed(state) == followed
-    running = updaters.updaters(state.tag)
+    running = updaters.find_updaters(state.tag)
     assert len(running) == 2
     updaters.follow(state, tmp_path)
-    assert updaters.updaters(state.tag) == running  # left alone
+    assert updaters.find_updaters(state.tag) == running  # left alone
     assert "follows" in (tmp_path / "logs" / "updater-1-1.log").read_text()
 
 
@@ -105,7 +105,7 @@ def test_repositories_that_are_not_ours_have_no_updater(state, tmp_path):
     state.repo.mkdir()
     pin(state.repo, 1)
     updaters.follow(state, tmp_path)
-    assert updaters.updaters(state.tag) == []
+    assert updaters.find_updaters(state.tag) == []
 
 
 def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch)
     publish(state.repo, 1, {"brokers": "a:1"}, code=deaf)
     pin(state.repo, 1)
     updaters.follow(state, tmp_path)
-    running = updaters.updaters(state.tag)
+    running = updaters.find_updaters(state.tag)
     assert len(running) == 2
     processes.terminate(running)
     psutil.wait_procs(running, 10)
@@ -125,11 +125,11 @@ def test_an_updater_that_was_killed_is_started_again(state, tmp_path):
     publish(state.repo, 1, {"brokers": "a:1"})
     pin(state.repo, 1)
     updaters.follow(state, tmp_path)
-    before = set(updaters.updaters(state.tag))
+    before = set(updaters.find_updaters(state.tag))
     (killed,) = working(state)
     killed.kill()
     until(lambda: (set(working(state)) - {killed}) != set())
-    assert before - {killed} <= set(updaters.updaters(state.tag))  # the supervisor
+    assert before - {killed} <= set(updaters.find_updaters(state.tag))  # the supervisor
     log = tmp_path / "logs" / "updater-1-1.log"
     until(lambda: log.read_text().count("follows") == 2)
     assert "supervisor: ended, killed by SIGKILL; started again in 0.2 s" in log.read_text()
@@ -140,12 +140,12 @@ def test_an_updater_that_nobody_would_start_again_is_replaced(state, tmp_path):
     pin(state.repo, 1)
     updaters.follow(state, tmp_path)
     (updater,) = working(state)
-    (keeper,) = set(updaters.updaters(state.tag)) - {updater}
+    (keeper,) = set(updaters.find_updaters(state.tag)) - {updater}
     keeper.kill()
     keeper.wait(10)
     updaters.follow(state, tmp_path)
-    assert not {updater, keeper} & set(updaters.updaters(state.tag))
-    assert len(updaters.updaters(state.tag)) == 2
+    assert not {updater, keeper} & set(updaters.find_updaters(state.tag))
+    assert len(updaters.find_updaters(state.tag)) == 2
 
 
 def test_settings_of_tables_that_cannot_be_read_are_named(tmp_path):

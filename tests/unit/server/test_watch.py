@@ -25,7 +25,7 @@ from server.control import stop_server
 from server.observer import HANGS_S, Observer
 from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
-from server.state import ServerState, read_state, state_path
+from server.state import ServerState, make_state_path, read_state
 from server.watch import Watch, build_command
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import pinned_generation
@@ -85,7 +85,7 @@ def test_a_supervisor_that_owns_its_server_stops_it_and_exits_itself(state, tmp_
         assert supervisor.wait(60) == 128 + signal.SIGTERM
     finally:
         supervisor.kill()
-    assert not state_path(tmp_path, state.ports.grpc).exists()
+    assert not make_state_path(tmp_path, state.ports.grpc).exists()
     assert not is_running(state.pid, state.tag)
 
 
@@ -144,7 +144,7 @@ def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(s
 
     with watched(state, tmp_path):
         until(lambda: "answers again" in said())
-        restarted = read_state(state_path(tmp_path, state.ports.grpc))
+        restarted = read_state(make_state_path(tmp_path, state.ports.grpc))
         assert is_running(restarted.pid, state.tag)
         assert restarted == replace(state, pid=restarted.pid, log=restarted.log, content=restarted.content)
     assert "The updater of generation 1 did not start" in said()
