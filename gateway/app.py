@@ -76,7 +76,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await readiness.servers()  # connects now, so that the first caller does not wait for it
+        await readiness.ask_servers()  # connects now, so that the first caller does not wait for it
         watching: asyncio.Task | None = None
         if settings.exposure_share:
             watching = asyncio.create_task(watch_calibration(LogReports(shop.repo, "calibration"), metrics))
@@ -170,7 +170,7 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
     async def similar(item_id: PathId, k: Count = 10) -> Response:
         """List the items that are bought with an item, then those with the nearest vectors."""
         shop.refresh()
-        wire_id = shop.item_id(item_id)
+        wire_id = shop.parse_item_id(item_id)
         similar_items = await asyncio.to_thread(shop.published.find_similar_items, wire_id, k)
         items = [shop.describe_item(item.item_id) | {"score": item.score, "source": item.source} for item in similar_items]
         known = shop.published.find_position(wire_id) is not None
@@ -179,8 +179,8 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
     @app.get("/v1/explain", response_model=schema.Explanation)
     async def explain(request: Request, user: str, item: str, exclude: Ids = None) -> Response:
         """Explain why a user is shown an item or not: its rank and score after each stage, and what led to it."""
-        excluded = [shop.item_id(other) for other in split_ids(exclude)]
-        user_id, wire_id, context = shop.user_id(user), shop.item_id(item), read_context(request)
+        excluded = [shop.parse_item_id(other) for other in split_ids(exclude)]
+        user_id, wire_id, context = shop.parse_user_id(user), shop.parse_item_id(item), read_context(request)
         shop.refresh()
         return JsonResponse(await asyncio.to_thread(explainer.explain, user_id, wire_id, excluded, context))
 
@@ -188,7 +188,7 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
     async def describe_user(user_id: PathId) -> Response:
         """Return what is known of a user: the history that recommendations are based on, newest first."""
         shop.refresh()
-        return JsonResponse(await asyncio.to_thread(explainer.describe_user, shop.user_id(user_id)))
+        return JsonResponse(await asyncio.to_thread(explainer.describe_user, shop.parse_user_id(user_id)))
 
     @app.get("/v1/generation", response_model=schema.Generation)
     async def generation() -> Response:
@@ -198,7 +198,7 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
     @app.get("/v1/experiment", response_model=schema.ExperimentReport)
     async def experiment() -> Response:
         """Return the state of the latest experiment: feedback by arm, the interval over time, and the decision in words."""
-        return Response(await reports.latest(), media_type="application/json")
+        return Response(await reports.read_latest(), media_type="application/json")
 
 
 def _add_health(app: FastAPI, readiness: Readiness, metrics: Metrics) -> None:
@@ -220,14 +220,14 @@ def _add_health(app: FastAPI, readiness: Readiness, metrics: Metrics) -> None:
                 "generation": health.generation,
                 "degraded": [name for bit, name in DEGRADED_NAMES.items() if bit in health.degraded],
             }
-            for health in await readiness.servers()
+            for health in await readiness.ask_servers()
         ]
         ready = any(server["ready"] for server in servers)
         return JsonResponse({"ready": ready, "servers": servers}, 200 if ready else 503)
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
-        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.render_page(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_console(app: FastAPI) -> None:

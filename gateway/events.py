@@ -43,7 +43,7 @@ class Recorder:
                 continue
             event_id = event.id or uuid.uuid4().hex
             try:
-                events[row] = self._event(event, event_id)
+                events[row] = self._make_event(event, event_id)
             except InvalidRequest as error:
                 results[row] = make_failure(error.status, str(error), event_id)
         rows = list(events)
@@ -60,13 +60,13 @@ class Recorder:
 
         kind: "item" or "user"; shop_id: its id as the shop writes it; columns: the changed ones by name
         """
-        record_id = self._shop.item_id(shop_id) if kind == "item" else self._shop.user_id(shop_id)
+        record_id = self._shop.parse_item_id(shop_id) if kind == "item" else self._shop.parse_user_id(shop_id)
         return await self._recommender.upsert(kind, record_id, columns)
 
-    def _event(self, body: EventBody, event_id: str) -> Event:
+    def _make_event(self, body: EventBody, event_id: str) -> Event:
         return Event(
-            None if body.user is None else self._shop.user_id(str(body.user)),
-            self._shop.item_id(str(body.item)),
+            None if body.user is None else self._shop.parse_user_id(str(body.user)),
+            self._shop.parse_item_id(str(body.item)),
             body.event,
             timestamp_ms=body.timestamp,
             value=body.value,

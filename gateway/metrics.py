@@ -52,6 +52,6 @@ class Metrics:
             if field in measured:
                 gauge.labels(str(measured["generation"])).set(measured[field])
 
-    def page(self) -> bytes:
+    def render_page(self) -> bytes:
         """Return all metrics as text for Prometheus."""
         return generate_latest(self.registry)

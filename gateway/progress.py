@@ -39,7 +39,7 @@ class LogReports:
         self._report: bytes | DependencyError = b""
         self._read_s = float("-inf")
 
-    async def latest(self) -> bytes:
+    async def read_latest(self) -> bytes:
         """Return the report as JSON, at most KEPT_S old.
 
         Raises DependencyError if the logs cannot be read, or not in time.
@@ -82,7 +82,7 @@ async def watch_calibration(reports: LogReports, metrics: Metrics, every_s: floa
     while True:
         await asyncio.sleep(every_s)
         try:
-            metrics.show_calibration(json.loads(await reports.latest()))
+            metrics.show_calibration(json.loads(await reports.read_latest()))
         except DependencyError as error:
             log.warning("the calibration of scores is not known: %s", error)
             metrics.show_calibration({})

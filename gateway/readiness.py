@@ -18,7 +18,7 @@ class Readiness:
         self._health: list[Health] = []
         self._asked_s = float("-inf")
 
-    async def servers(self) -> list[Health]:
+    async def ask_servers(self) -> list[Health]:
         """Return what each server said to one real request, at most a second ago."""
         async with self._asking:
             if time.monotonic() - self._asked_s > KEPT_S:

@@ -99,9 +99,9 @@ class Answering:
         Raises InvalidRequest for a malformed question, and other errors only where the question wants no fallback.
         """
         shop, request_id = self._shop, uuid.uuid4().hex
-        user_id = None if question.user is None else shop.user_id(question.user)
-        exclude = [shop.item_id(item) for item in question.exclude]
-        history = None if question.history is None else [shop.item_id(item) for item in question.history]
+        user_id = None if question.user is None else shop.parse_user_id(question.user)
+        exclude = [shop.parse_item_id(item) for item in question.exclude]
+        history = None if question.history is None else [shop.parse_item_id(item) for item in question.history]
         session = question.session
         if session is not None and user_id is not None:
             user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)

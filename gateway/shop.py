@@ -54,11 +54,11 @@ class Shop:
         except DependencyError as error:
             log.warning("titles may be old: %s", error)
 
-    def user_id(self, user: str) -> int:
+    def parse_user_id(self, user: str) -> int:
         """Return the id on the wire for a user id as the shop writes it. Raises InvalidRequest."""
         return _require_number("user", self.published.catalogue.user_id(user))
 
-    def item_id(self, item: str) -> int:
+    def parse_item_id(self, item: str) -> int:
         """Return the id on the wire for an item id as the shop writes it. Raises InvalidRequest."""
         return _require_number("item", self.published.catalogue.item_id(item))
 

@@ -26,7 +26,7 @@ def new_token(file: Path, name: str) -> str:
     line_end = "" if text.endswith("\n") or not text else "\n"  # an editor may have left it out
     try:
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as lines:
-            lines.write(f"{line_end}{name} {digest(token)}\n")
+            lines.write(f"{line_end}{name} {hash_token(token)}\n")
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Choose another --file.") from error
     return token
@@ -60,6 +60,6 @@ def _parse_tokens(file: Path, text: str) -> dict[str, str]:
     return tokens
 
 
-def digest(token: str) -> str:
+def hash_token(token: str) -> str:
     """Return the SHA-256 of a token, in hex."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hps_config.memory import l1_rows
+from hps_config.memory import compute_l1_rows
 from hps_config.ps_config import ModelParams, PsConfig, UpdateSource, VolatileDb
 from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, RedisConfig, RocksConfig, TableConfig, UpdateConfig
@@ -25,7 +25,7 @@ def convert_levels(
 
     Raises ConfigError for unknown models, tables without a row count, and a Redis over TLS.
     """
-    params = config.model(model)
+    params = config.find_model(model)
     lacking = [table for table in params.embedding_table_names if table not in table_rows]
     if lacking:
         raise ConfigError(
@@ -57,7 +57,7 @@ def _convert_table(config: PsConfig, params: ModelParams, i: int, table_rows: Ma
         params.embedding_vecsize_per_table[i],
         params.row_format_per_table[i],
         dense,
-        l1_rows=min(l1_rows(rows, params.gpucacheper), rows) if params.gpucache and l2_rows < rows else 0,
+        l1_rows=min(compute_l1_rows(rows, params.gpucacheper), rows) if params.gpucache and l2_rows < rows else 0,
         l2_rows=l2_rows,
         default=params.default_value_for_each_table[i],
     )

@@ -18,44 +18,44 @@ L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one se
 L3_ROW_BYTES = 8 + 12  # in addition to the values: key, and RocksDB's sequence numbers, index and filter (measured: 10 to 12)
 
 
-def table_config(table: TableSpec, l1_rows: int, l2_rows: int) -> TableConfig:
+def make_table_config(table: TableSpec, l1_rows: int, l2_rows: int) -> TableConfig:
     """Return the table's settings for our own levels."""
     return TableConfig(
         table.name, table.rows, table.width, table.row_format, table.dense, l1_rows, l2_rows, table.default_value
     )
 
 
-def l1_rows(rows: int, share: float) -> int:
+def compute_l1_rows(rows: int, share: float) -> int:
     """Return the rows that one process caches for a `share` of a table (HPS's gpucacheper), rounded to whole sets."""
     return max(1, ceil(rows * share / L1_SET_ROWS)) * L1_SET_ROWS
 
 
-def l1_bytes(table: TableSpec, rows: int) -> int:
+def compute_l1_bytes(table: TableSpec, rows: int) -> int:
     """Return the bytes of a cache of `rows` rows in one process."""
-    return l1_sections(table_config(table, rows, 0)).nbytes
+    return l1_sections(make_table_config(table, rows, 0)).nbytes
 
 
-def l2_bytes(table: TableSpec, rows: int) -> int:
+def compute_l2_bytes(table: TableSpec, rows: int) -> int:
     """Return the bytes of `rows` rows in the machine's shared memory."""
-    return l2_sections(table_config(table, 0, rows)).nbytes if rows else 0
+    return l2_sections(make_table_config(table, 0, rows)).nbytes if rows else 0
 
 
-def ring_bytes(table: TableSpec) -> int:
+def compute_ring_bytes(table: TableSpec) -> int:
     """Return the bytes of the recent updates that shared memory keeps for every L1 to follow, whatever L2 holds."""
-    return ring_sections(table_config(table, 0, 0)).nbytes
+    return ring_sections(make_table_config(table, 0, 0)).nbytes
 
 
-def l3_bytes(table: TableSpec, rows: int) -> int:
+def compute_l3_bytes(table: TableSpec, rows: int) -> int:
     """Return the bytes of `rows` rows on disk, compacted; compaction itself may need as much again for a while."""
     return rows * (table.fp32_row_bytes + L3_ROW_BYTES)
 
 
-def l3_memory_bytes(tables: tuple[TableSpec, ...]) -> int:
+def compute_l3_memory_bytes(tables: tuple[TableSpec, ...]) -> int:
     """Return the memory of RocksDB in every process that has it open: index and filters of all rows, and cached blocks."""
     readers = sum(estimate_reader_bytes(table.rows, table.width) for table in tables)
-    return readers + min(BLOCK_CACHE_BYTES, sum(l3_bytes(table, table.rows) for table in tables))
+    return readers + min(BLOCK_CACHE_BYTES, sum(compute_l3_bytes(table, table.rows) for table in tables))
 
 
-def buffer_bytes(tables: tuple[TableSpec, ...], max_batch_size: int) -> int:
+def compute_buffer_bytes(tables: tuple[TableSpec, ...], max_batch_size: int) -> int:
     """Return the bytes of keys and fp32 rows of the largest request, per process."""
     return max_batch_size * sum(table.keys_per_sample * (8 + table.fp32_row_bytes) for table in tables)

@@ -41,10 +41,10 @@ class Reading:
     config: PsConfig
     findings: list[Finding] = field(default_factory=list)
 
-    def error(self, where: str, message: str) -> None:
+    def add_error(self, where: str, message: str) -> None:
         self.findings.append(finding_of("error", where, message, self.parser))
 
-    def warn(self, where: str, message: str) -> None:
+    def add_warning(self, where: str, message: str) -> None:
         self.findings.append(finding_of("warning", where, message, self.parser))
 
 
@@ -96,7 +96,7 @@ def _read(document: dict, parser: str) -> Reading:
             values[name] = _read_block(reading, block, document[name], name)
     models = document.get("models")
     if not isinstance(models, list) or not models:
-        reading.error("models", "is missing or empty. Expected at least one model. List the models.")
+        reading.add_error("models", "is missing or empty. Expected at least one model. List the models.")
         models = []
     values["models"] = tuple(_read_model(reading, model, f"models[{i}]") for i, model in enumerate(models))
     reading.config = PsConfig(**values)
@@ -105,7 +105,7 @@ def _read(document: dict, parser: str) -> Reading:
 
 def _read_block(reading: Reading, block: type, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        reading.error(where, f"is {value!r}. Expected an object. Write an object or leave the key out.")
+        reading.add_error(where, f"is {value!r}. Expected an object. Write an object or leave the key out.")
         return block()
     return block(**_read_fields(reading, block, value, f"{where}."))
 
@@ -126,7 +126,7 @@ def _fit_defaults(reading: Reading, params: ModelParams, where: str) -> tuple[fl
     """Return one default value per table: parser A pads with 0 or truncates."""
     values, n_tables = params.default_value_for_each_table, len(params.embedding_vecsize_per_table)
     if len(values) != n_tables:
-        reading.warn(
+        reading.add_warning(
             f"{where}.default_value_for_each_table",
             f"has {len(values)} values for {n_tables} tables; A pads with 0 or cuts. Expected {n_tables}. Write one per table.",
         )
@@ -144,18 +144,18 @@ def _read_fields(reading: Reading, block: type, document: dict, prefix: str, ski
         where = f"{prefix}{schema.name}"
         if schema.name not in document:
             if treatment == REQUIRED or (treatment == CACHED and gpucache):
-                reading.error(where, "is missing. This parser requires it. Write the key.")
-            values[schema.name] = _default_value(schema, reading.parser)
+                reading.add_error(where, "is missing. This parser requires it. Write the key.")
+            values[schema.name] = _find_default(schema, reading.parser)
             continue
         try:
             values[schema.name] = _convert(reading, schema, document[schema.name], where)
         except _Unreadable as expectation:
-            reading.error(where, f"is {document[schema.name]!r}. Expected {expectation}. Correct the value.")
-            values[schema.name] = _default_value(schema, reading.parser)
+            reading.add_error(where, f"is {document[schema.name]!r}. Expected {expectation}. Correct the value.")
+            values[schema.name] = _find_default(schema, reading.parser)
     return values
 
 
-def _default_value(schema: Any, parser: str) -> Any:
+def _find_default(schema: Any, parser: str) -> Any:
     if parser == "B" and "b_absent" in schema.metadata:
         return schema.metadata["b_absent"]
     assert schema.default is not MISSING
@@ -177,8 +177,8 @@ def _convert(reading: Reading, schema: Any, value: Any, where: str) -> Any:
 
 def _read_scalar(reading: Reading, convert: Any, value: Any, where: str) -> Any:
     converted = convert(value)
-    if convert is _int_a and converted != value:
-        reading.warn(
+    if convert is _read_int_a and converted != value:
+        reading.add_warning(
             where, f"is {value!r}; A reads an integer, {converted}. Expected an integer. Write {converted} or {converted + 1}."
         )
     return converted
@@ -197,42 +197,42 @@ def _read_enumeration(reading: Reading, schema: Any, value: Any, where: str) -> 
     known = ", ".join(name for name in names if not (reading.parser == "B" and name in UNKNOWN_TO_B))
     if reading.parser == "B":
         raise _Unreadable(f"one of {known}")
-    reading.warn(
+    reading.add_warning(
         where,
         f"is {value!r}; A does not know it (case matters) and uses {schema.default!r}. Expected one of {known}. Correct it.",
     )
     return schema.default
 
 
-def _bool_a(value: Any) -> bool:
+def _read_bool_a(value: Any) -> bool:
     if not isinstance(value, bool):
         raise _Unreadable("true or false, without quotes")
     return value
 
 
-def _number_a(value: Any) -> float:
+def _read_number_a(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Unreadable("a number, without quotes")
     return value
 
 
-def _int_a(value: Any) -> int:
-    return int(_number_a(value))
+def _read_int_a(value: Any) -> int:
+    return int(_read_number_a(value))
 
 
-def _str(value: Any) -> str:
+def _read_str(value: Any) -> str:
     if not isinstance(value, str):
         raise _Unreadable("a string")
     return value
 
 
-def _bool_b(value: Any) -> bool:
+def _read_bool_b(value: Any) -> bool:
     if isinstance(value, str):
-        return value.lower() == "true" or (value.lower() != "false" and _int_b(value) != 0)
-    return _bool_a(value)
+        return value.lower() == "true" or (value.lower() != "false" and _read_int_b(value) != 0)
+    return _read_bool_a(value)
 
 
-def _int_b(value: Any) -> int:
+def _read_int_b(value: Any) -> int:
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+", value):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -240,14 +240,14 @@ def _int_b(value: Any) -> int:
     return value
 
 
-def _float_b(value: Any) -> float:
+def _read_float_b(value: Any) -> float:
     if isinstance(value, str):
         try:
             return float(value)
         except ValueError:
             raise _Unreadable("a number") from None
-    return float(_number_a(value))
+    return float(_read_number_a(value))
 
 
-_SCALARS_A = {"bool": _bool_a, "int": _int_a, "float": lambda value: float(_number_a(value)), "str": _str}
-_SCALARS_B = {"bool": _bool_b, "int": _int_b, "float": _float_b, "str": _str}
+_SCALARS_A = {"bool": _read_bool_a, "int": _read_int_a, "float": lambda value: float(_read_number_a(value)), "str": _read_str}
+_SCALARS_B = {"bool": _read_bool_b, "int": _read_int_b, "float": _read_float_b, "str": _read_str}

@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hps_config.hit_rate import HitRates, predict_hit_rates
-from hps_config.memory import L1_SET_ROWS, buffer_bytes, l1_bytes, l1_rows, l2_bytes, l3_bytes, l3_memory_bytes, ring_bytes
+from hps_config.memory import (
+    L1_SET_ROWS,
+    compute_buffer_bytes,
+    compute_l1_bytes,
+    compute_l1_rows,
+    compute_l2_bytes,
+    compute_l3_bytes,
+    compute_l3_memory_bytes,
+    compute_ring_bytes,
+)
 from hps_config.ps_config import NO_MARGIN
 from hps_config.tables import ROW_FORMATS, TableSpec
 from serving.contract.errors import ConfigError
@@ -52,15 +61,15 @@ class TablePlan:
 
     @property
     def l1_bytes(self) -> int:
-        return l1_bytes(self.table, self.l1_rows)
+        return compute_l1_bytes(self.table, self.l1_rows)
 
     @property
     def l2_bytes(self) -> int:
-        return l2_bytes(self.table, self.l2_rows)
+        return compute_l2_bytes(self.table, self.l2_rows)
 
     @property
     def l3_bytes(self) -> int:
-        return l3_bytes(self.table, self.l3_rows)
+        return compute_l3_bytes(self.table, self.l3_rows)
 
 
 @dataclass(frozen=True)
@@ -90,17 +99,17 @@ class Plan:
     @property
     def l3_memory_bytes(self) -> int:
         """Bytes of RocksDB's index, filters and block cache in one process."""
-        return l3_memory_bytes(tuple(planned.table for planned in self.tables)) if self.budgets.l3_bytes else 0
+        return compute_l3_memory_bytes(tuple(planned.table for planned in self.tables)) if self.budgets.l3_bytes else 0
 
     @property
     def ring_bytes(self) -> int:
         """Bytes of the machine's recent updates, which every L1 follows."""
-        return sum(ring_bytes(planned.table) for planned in self.tables)
+        return sum(compute_ring_bytes(planned.table) for planned in self.tables)
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of keys and rows of the largest request in one process."""
-        return buffer_bytes(tuple(planned.table for planned in self.tables), self.budgets.max_batch_size)
+        return compute_buffer_bytes(tuple(planned.table for planned in self.tables), self.budgets.max_batch_size)
 
     @property
     def process_bytes(self) -> int:
@@ -131,12 +140,12 @@ def plan_levels(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
     _check_tables(tables, budgets)
     _check_l3(tables, budgets)
     margin = _find_largest_margin(tables, budgets)
-    share = _find_largest_share(tables, budgets, _rocksdb_bytes(tables, budgets, margin))
+    share = _find_largest_share(tables, budgets, _compute_rocksdb_bytes(tables, budgets, margin))
     planned = tuple(
         TablePlan(
             table,
-            l1_rows(table.rows, share),
-            _l2_rows(table, margin, budgets),
+            compute_l1_rows(table.rows, share),
+            _compute_l2_rows(table, margin, budgets),
             table.rows if budgets.l3_bytes else 0,
         )
         for table in tables
@@ -176,7 +185,7 @@ def _check_tables(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
 
 
 def _check_l3(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
-    needed = sum(l3_bytes(table, table.rows) for table in tables)
+    needed = sum(compute_l3_bytes(table, table.rows) for table in tables)
     if budgets.l3_bytes and needed > budgets.l3_bytes:
         rows = sum(table.rows for table in tables)
         raise ConfigError(
@@ -185,56 +194,61 @@ def _check_l3(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
         )
 
 
-def _rocksdb_bytes(tables: tuple[TableSpec, ...], budgets: Budgets, margin: int) -> int:
+def _compute_rocksdb_bytes(tables: tuple[TableSpec, ...], budgets: Budgets, margin: int) -> int:
     """Return the bytes that RocksDB takes from L1's budget: 0 where L2 holds every row, because RocksDB is then not needed."""
-    complete = all(_l2_rows(table, margin, budgets) == table.rows for table in tables)
-    return l3_memory_bytes(tables) if budgets.l3_bytes and not complete else 0
+    complete = all(_compute_l2_rows(table, margin, budgets) == table.rows for table in tables)
+    return compute_l3_memory_bytes(tables) if budgets.l3_bytes and not complete else 0
 
 
 def _find_largest_share(tables: tuple[TableSpec, ...], budgets: Budgets, rocksdb_bytes: int) -> float:
     """Return the largest share of every table whose caches fit one process, besides `rocksdb_bytes`."""
 
-    def needed(steps: int) -> int:
-        return rocksdb_bytes + sum(l1_bytes(table, l1_rows(table.rows, steps / SHARE_STEPS)) for table in tables)
-
-    if needed(1) > budgets.l1_bytes:
-        raise ConfigError(
-            f"L1 needs {needed(1)} bytes per process for the least it can hold ({L1_SET_ROWS} rows or a millionth of each of "
-            f"{len(tables)} tables) and {rocksdb_bytes} bytes of it for RocksDB's index, filters and block cache. The budget "
-            f"is {budgets.l1_bytes}. Raise l1 to {needed(1)} bytes, or serve fewer tables."
+    def count_bytes(steps: int) -> int:
+        return rocksdb_bytes + sum(
+            compute_l1_bytes(table, compute_l1_rows(table.rows, steps / SHARE_STEPS)) for table in tables
         )
-    return _find_largest(SHARE_STEPS, lambda steps: needed(steps) <= budgets.l1_bytes) / SHARE_STEPS
+
+    if (needed := count_bytes(1)) > budgets.l1_bytes:
+        raise ConfigError(
+            f"L1 needs {needed} bytes per process for the least it can hold ({L1_SET_ROWS} rows or a millionth of each of "
+            f"{len(tables)} tables) and {rocksdb_bytes} bytes of it for RocksDB's index, filters and block cache. The budget "
+            f"is {budgets.l1_bytes}. Raise l1 to {needed} bytes, or serve fewer tables."
+        )
+    return _find_largest(SHARE_STEPS, lambda steps: count_bytes(steps) <= budgets.l1_bytes) / SHARE_STEPS
 
 
 def _find_largest_margin(tables: tuple[TableSpec, ...], budgets: Budgets) -> int:
     """Return the most rows per partition that fit L2, NO_MARGIN when all do. Without an L3 they must."""
 
-    def needed(margin: int) -> int:
-        return sum(l2_bytes(table, _l2_rows(table, margin, budgets)) for table in tables)
+    def count_bytes(margin: int) -> int:
+        return sum(compute_l2_bytes(table, _compute_l2_rows(table, margin, budgets)) for table in tables)
 
-    if needed(NO_MARGIN) <= budgets.l2_bytes:
+    if count_bytes(NO_MARGIN) <= budgets.l2_bytes:
         return NO_MARGIN
     if not budgets.l3_bytes:
-        raise ConfigError(_describe_l2_refusal(tables, budgets, needed(NO_MARGIN)))
+        raise ConfigError(_describe_l2_refusal(tables, budgets, count_bytes(NO_MARGIN)))
     if not budgets.l2_bytes:
         return NO_MARGIN
-    if needed(1) > budgets.l2_bytes:
+    if (needed := count_bytes(1)) > budgets.l2_bytes:
         raise ConfigError(
-            f"L2 needs {needed(1)} bytes for one row in each of {budgets.num_partitions} partitions of {len(tables)} tables. "
-            f"The budget is {budgets.l2_bytes}. Raise l2 to {needed(1)} bytes, or set it to 0 to serve misses from L3."
+            f"L2 needs {needed} bytes for one row in each of {budgets.num_partitions} partitions of {len(tables)} tables. "
+            f"The budget is {budgets.l2_bytes}. Raise l2 to {needed} bytes, or set it to 0 to serve misses from L3."
         )
-    return _find_largest(max(table.rows for table in tables), lambda margin: needed(margin) <= budgets.l2_bytes)
+    return _find_largest(max(table.rows for table in tables), lambda margin: count_bytes(margin) <= budgets.l2_bytes)
 
 
-def _l2_rows(table: TableSpec, margin: int, budgets: Budgets) -> int:
+def _compute_l2_rows(table: TableSpec, margin: int, budgets: Budgets) -> int:
     return min(table.rows, margin * budgets.num_partitions) if budgets.l2_bytes else 0
 
 
 def _describe_l2_refusal(tables: tuple[TableSpec, ...], budgets: Budgets, needed: int) -> str:
-    remedies = [f"raise l2 to {needed} bytes", f"give l3 {sum(l3_bytes(table, table.rows) for table in tables)} bytes of disk"]
+    remedies = [
+        f"raise l2 to {needed} bytes",
+        f"give l3 {sum(compute_l3_bytes(table, table.rows) for table in tables)} bytes of disk",
+    ]
     for row_format in ROW_FORMATS[1:]:
         narrower = [replace(table, row_format=row_format) for table in tables]
-        if sum(l2_bytes(table, table.rows) for table in narrower) <= budgets.l2_bytes:
+        if sum(compute_l2_bytes(table, table.rows) for table in narrower) <= budgets.l2_bytes:
             remedies.append(f"keep the rows as {row_format}")
             break
     return (

@@ -160,7 +160,7 @@ class PsConfig:
     update_source: UpdateSource = key(UpdateSource())  # noqa: RUF009
     models: tuple[ModelParams, ...] = key((), REQUIRED, REQUIRED)
 
-    def model(self, name: str) -> ModelParams:
+    def find_model(self, name: str) -> ModelParams:
         """Return the entry of one model. Raises ConfigError with the existing ones."""
         for params in self.models:
             if params.model == name:

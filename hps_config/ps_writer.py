@@ -14,7 +14,7 @@ from serving.contract.errors import ConfigError
 UPDATE_FILTERS = [".+"]  # matched against the model name; HPS's own default matches nothing
 
 
-def sparse_folder_name(table: str) -> str:
+def name_sparse_folder(table: str) -> str:
     """Return the name of a table's folder below `sparse_root`."""
     return f"{table}.model"
 
@@ -69,7 +69,7 @@ def _build_model(description: HpsDescription, plan: Plan) -> dict[str, Any]:
     serving = description.serving
     return {
         "model": description.model,
-        "sparse_files": [f"{description.sparse_root}/{sparse_folder_name(table.name)}" for table in tables],
+        "sparse_files": [f"{description.sparse_root}/{name_sparse_folder(table.name)}" for table in tables],
         "embedding_table_names": [table.name for table in tables],
         "embedding_vecsize_per_table": [table.width for table in tables],
         "maxnum_catfeature_query_per_table_per_sample": [table.keys_per_sample for table in tables],

@@ -94,7 +94,7 @@ class EventConsumer:
         self._recorded_s = time.monotonic()
         try:
             topic = consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics.get(self._topic)
-            bounds = {number: self._bounds(consumer, number) for number in (topic.partitions if topic else ())}
+            bounds = {number: self._read_bounds(consumer, number) for number in (topic.partitions if topic else ())}
         except KafkaException as error:
             log.warning("kafka: %s", error)
             with self._writer.transaction() as txn:
@@ -108,7 +108,7 @@ class EventConsumer:
             consumer.assign([TopicPartition(self._topic, number, offsets[number]) for number in bounds])
             self._assigned = set(bounds)
 
-    def _bounds(self, consumer: Consumer, partition: int) -> tuple[int, int]:
+    def _read_bounds(self, consumer: Consumer, partition: int) -> tuple[int, int]:
         """Return the first offset that the broker has, and the offset after the last. Raises KafkaException."""
         bounds = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), METADATA_TIMEOUT_S)
         if bounds is None:

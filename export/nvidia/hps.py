@@ -17,7 +17,7 @@ from export.settings import Settings
 from export.tables import plan_tables
 from hps_config.description import PersistentSection, TableSection
 from hps_config.planning import plan_levels
-from hps_config.ps_writer import sparse_folder_name, write_ps_json
+from hps_config.ps_writer import name_sparse_folder, write_ps_json
 from repository.config import Serving
 from serving.contract.artifacts import open_array
 from serving.stages.features.ranking import SCALE
@@ -44,7 +44,7 @@ def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[st
     """Write the sparse folder into a version folder of `rank_embeddings`. Return the first key of each slot's table."""
     rows = np.concatenate(list(tables.values()))
     counts = np.concatenate([use_counts[name] for name in tables])
-    write_sparse_folder(folder / sparse_folder_name(name_table(tables)), np.arange(len(rows)), rows, counts)
+    write_sparse_folder(folder / name_sparse_folder(name_table(tables)), np.arange(len(rows)), rows, counts)
     return compute_slot_offsets(tables)
 
 

@@ -96,7 +96,7 @@ class _Lookup:
     """The `hps` model: rows of the table by key, and the default value for unknown keys."""
 
     def __init__(self, repository: Path, mount: str) -> None:
-        params = read_ps_json(repository / PS_FILE).model(RANK_EMBEDDINGS)
+        params = read_ps_json(repository / PS_FILE).find_model(RANK_EMBEDDINGS)
         folder = map_to_host(repository, mount, params.sparse_files[0])
         table = read_sparse_folder(folder, params.embedding_vecsize_per_table[0])
         order = np.argsort(table.keys)

@@ -239,7 +239,7 @@ class Writer:
         """
         planned = {"search_index": read_index_bytes(self.version_folder(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
         if self.uses_hps:
-            params = read_ps_json(self.target / PS_FILE).model(RANK_EMBEDDINGS)
+            params = read_ps_json(self.target / PS_FILE).find_model(RANK_EMBEDDINGS)
             rows = sum(map(len, self.source.load_tables().values()))
             planned["hps_cache"] = int(rows * params.gpucacheper) * self.source.sizes.row_width * 4
         return planned

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hps_config.memory import table_config
+from hps_config.memory import make_table_config
 from hps_config.planning import Budgets, plan_levels
 from hps_config.tables import TableSpec
 from serving.tables.config import LevelsConfig, RocksConfig
@@ -67,7 +67,7 @@ def loaded(tmp_path_factory) -> dict[int, RocksConfig]:
         folder = tmp_path_factory.mktemp(f"rows-{rows}")
         np.save(folder / "item.npy", np.random.default_rng(0).standard_normal((rows, SPEC.width), dtype=np.float32))
         databases[rows] = RocksConfig(str(folder / "db"))
-        table = table_config(replace(SPEC, rows=rows), 0, 0)
+        table = make_table_config(replace(SPEC, rows=rows), 0, 0)
         load_l3(LevelsConfig("rank", (table,), "load", source=str(folder), rocksdb=databases[rows]))
     return databases
 
@@ -89,7 +89,7 @@ def test_processes_take_the_memory_that_was_planned(loaded, shared, monkeypatch)
     planned = plan.tables[0]
     assert 0 < planned.l2_rows < SPEC.rows
 
-    table = table_config(SPEC, min(planned.l1_rows, SPEC.rows), planned.l2_rows)
+    table = make_table_config(SPEC, min(planned.l1_rows, SPEC.rows), planned.l2_rows)
     config = LevelsConfig("rank", (table,), "planned", shared, rocksdb=loaded[SPEC.rows])
     few = replace(table, rows=SMALL_ROWS, l1_rows=256, l2_rows=512)  # in the same kinds of cache: with an array of all slots
     small = replace(config, tables=(few,), arena="small", rocksdb=loaded[SMALL_ROWS])

@@ -356,7 +356,7 @@ def test_nvidias_containers_serve_it_too(dataset, taught, ours, tmp_path):
     assert compare_answers(answers, recorded.outputs, EXACT) == ""
 
     first_keys = read_stage(tmp_path / "merlin" / "rank_features" / "1").settings["first_keys"]
-    params = read_ps_json(tmp_path / "merlin" / "ps.json").model("rank_embeddings")
+    params = read_ps_json(tmp_path / "merlin" / "ps.json").find_model("rank_embeddings")
     (width,) = params.embedding_vecsize_per_table
     served = dict(read_sparse(map_to_host(tmp_path / "merlin", "/models", params.sparse_files[0]), width))
     taught_rows = dict(read_sparse(next(taught.glob("dlrm0_sparse_*.model")), width))

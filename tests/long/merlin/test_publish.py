@@ -183,7 +183,7 @@ class TestSteps:
 class TestHpsFiles:
     def test_ps_json_names_the_table_where_the_container_sees_it(self, exported, cpu):
         name = name_table(source_of(cpu).load_tables())
-        params = read_ps_json(exported["24.03"] / "ps.json").model("rank_embeddings")
+        params = read_ps_json(exported["24.03"] / "ps.json").find_model("rank_embeddings")
         assert params.sparse_files == (f"/models/rank_embeddings/1/{name}.model",)
         assert params.embedding_table_names == (name,)
         assert not (exported["modern"] / "ps.json").exists()

@@ -63,7 +63,7 @@ def published_metrics() -> set[str]:
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     declared = [node.args[0] for node in calls if getattr(node.func, "id", "") in ("_counter", "_gauge")]
     own |= {f"recommender_table_{ast.literal_eval(name)}" for name in declared}
-    gateway = metric_names(GatewayMetrics().page().decode())
+    gateway = metric_names(GatewayMetrics().render_page().decode())
     names = (*live.STORE, *(f"{name}_total" for name in live.COUNTED), *live.STATED, *live.TIMES, live.REFUSED, live.SILENT)
     window = DriftWindow([Reference("price", 100, (0.5, 0.5, 0.0), (0.0,))], categorical=0)
     window.add(np.empty((WINDOW_ROWS, 0), np.int64), np.zeros((WINDOW_ROWS, 1), np.float32))
@@ -104,7 +104,7 @@ def test_quantiles_and_labels_that_are_asked_for_were_published():
 
 def test_our_own_metrics_are_named_as_prometheus_asks():
     """Counters end with _total, and only they; units are seconds and bytes."""
-    page = (Path(__file__).parent / "metrics.txt").read_text() + GatewayMetrics().page().decode()
+    page = (Path(__file__).parent / "metrics.txt").read_text() + GatewayMetrics().render_page().decode()
     kinds = re.findall(r"^# TYPE ((?:recommender|gateway)_\S+) (\w+)", page, re.MULTILINE)
     kinds += [(measured.name, measured.kind) for measured in triton_adapter().Metrics("rank").measurements()]
     table = TableMetrics(TableCounts(), 0, 0, 0, 0, UpdaterState(0, 0, 0, 0.0, 0, False, False))

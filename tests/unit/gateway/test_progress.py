@@ -12,7 +12,7 @@ import pytest
 from gateway import progress, schema
 from gateway.metrics import Metrics
 from gateway.progress import KEPT_S, LogReports, watch_calibration
-from gateway.tokens import digest
+from gateway.tokens import hash_token
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, experiment_folder, start_experiment
 from serving.contract.errors import DependencyError
@@ -50,7 +50,7 @@ def start(repo: Path) -> Experiment:
 
 
 def test_without_an_experiment_it_says_so_to_callers_with_a_token(repo):
-    door = Gateway(repo, lambda query: [1, 2, 3], {digest("secret"): "shop"})
+    door = Gateway(repo, lambda query: [1, 2, 3], {hash_token("secret"): "shop"})
     assert door.ask("GET", "/v1/experiment").status_code == 401
     response = door.ask("GET", "/v1/experiment", headers={"authorization": "Bearer secret"})
     assert response.status_code == 200, response.text
@@ -86,9 +86,9 @@ def test_an_answer_is_kept_for_some_seconds(repo):
     reports = LogReports(repo, "progress", now=lambda: next(seconds))
 
     async def ask_three_times() -> list[str]:
-        first = await reports.latest()
+        first = await reports.read_latest()
         start(repo)
-        return [json.loads(told)["decision"] for told in (first, await reports.latest(), await reports.latest())]
+        return [json.loads(told)["decision"] for told in (first, await reports.read_latest(), await reports.read_latest())]
 
     assert asyncio.run(ask_three_times()) == ["no experiment was started"] * 2 + ["no decision yet"]
 
@@ -110,7 +110,7 @@ def test_a_report_that_hangs_is_killed_and_told_as_an_error(repo, monkeypatch, t
     reports = LogReports(repo, "progress", timeout_s=1.0)
 
     async def ask_twice_at_once() -> list[bytes | BaseException]:
-        return await asyncio.gather(reports.latest(), reports.latest(), return_exceptions=True)
+        return await asyncio.gather(reports.read_latest(), reports.read_latest(), return_exceptions=True)
 
     for error in asyncio.run(ask_twice_at_once()):
         assert isinstance(error, DependencyError)
@@ -129,10 +129,10 @@ def test_calibration_is_shown_until_it_is_no_longer_known(repo, monkeypatch, tmp
         (tmp_path / "trials.py").write_text(told)
         watching = asyncio.create_task(watch_calibration(LogReports(repo, "calibration"), metrics, every_s=0.01))
         async with asyncio.timeout(60.0):
-            while ("gateway_calibration_error{" in metrics.page().decode()) != is_shown:
+            while ("gateway_calibration_error{" in metrics.render_page().decode()) != is_shown:
                 await asyncio.sleep(0.01)
         watching.cancel()
-        return metrics.page().decode()
+        return metrics.render_page().decode()
 
     page = asyncio.run(watch(fields, is_shown=True))
     for name, value in (("error", 0.5), ("error_bound", 0.2), ("expected_click_rate", 0.08), ("observed_click_rate", 0.04)):

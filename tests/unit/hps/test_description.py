@@ -96,7 +96,7 @@ def test_the_written_file_satisfies_both_parsers(tmp_path):
     write_ps_json(tmp_path / "ps.json", description, plan)
     assert json.loads((tmp_path / "ps.json").read_text()) == document
     config = read_ps_json(tmp_path / "ps.json")
-    model = config.model("rank")
+    model = config.find_model("rank")
     assert model.embedding_table_names == ("item_id", "user_id")
     assert model.sparse_files == ("./item_id.model", "./user_id.model")
     assert model.row_format_per_table == ("fp32", "int8")

@@ -11,7 +11,7 @@ import pytest
 
 from hps_config.hit_rate import WARM_UP_SHARE, predict_hit_rates
 from hps_config.levels import convert_levels
-from hps_config.memory import l1_rows
+from hps_config.memory import compute_l1_rows
 from hps_config.planning import Budgets, plan_levels
 from hps_config.reader import read_ps_json
 from hps_config.tables import TableSpec
@@ -163,7 +163,7 @@ def test_predicted_hit_rate_is_what_the_real_l1_reaches(tmp_path, skew, share):
     popularity = np.arange(1, rows + 1) ** -skew
     drawn = rng.permutation(rows)[rng.choice(rows, 100 * per_request, p=popularity / popularity.sum())]
     requests = [np.unique(part) for part in drawn.reshape(-1, per_request)]
-    table = LeveledTable(TableConfig("item", rows, 4, l1_rows=l1_rows(rows, share)))
+    table = LeveledTable(TableConfig("item", rows, 4, l1_rows=compute_l1_rows(rows, share)))
     table.attach(open_shared(tmp_path, [table.config])["item"])
     hits = []
     for keys in requests:
@@ -171,5 +171,5 @@ def test_predicted_hit_rate_is_what_the_real_l1_reaches(tmp_path, skew, share):
         missed = np.zeros(len(keys), bool) if missing is None else missing
         hits += (~missed).tolist()
         table.l1.insert(keys[missed], np.zeros((missed.sum(), 4), np.float32), 0)
-    predicted = predict_hit_rates(np.concatenate(requests), l1_rows(rows, share), 0).l1
+    predicted = predict_hit_rates(np.concatenate(requests), compute_l1_rows(rows, share), 0).l1
     assert -0.01 <= np.mean(hits[int(len(hits) * WARM_UP_SHARE) :]) - predicted <= 0.07

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hps_config.memory import l1_bytes, l1_rows, l2_bytes, l3_bytes, l3_memory_bytes
+from hps_config.memory import compute_l1_bytes, compute_l1_rows, compute_l2_bytes, compute_l3_bytes, compute_l3_memory_bytes
 from hps_config.planning import SHARE_STEPS, Budgets, plan_levels, predict
 from hps_config.ps_config import NO_MARGIN
 from hps_config.report import format_bytes, print_plan
@@ -53,7 +53,7 @@ def test_everything_fits():
     assert [planned.l2_rows for planned in plan.tables] == [planned.l3_rows for planned in plan.tables] == [100_000, 1_000_000]
     assert [planned.l1_rows for planned in plan.tables] == [100_032, 1_000_000]  # whole sets of 64
     assert plan.buffer_bytes == 1000 * (1 * (8 + 64) + 2 * (8 + 64))
-    assert plan.l3_memory_bytes == l3_memory_bytes((ITEM, USER))
+    assert plan.l3_memory_bytes == compute_l3_memory_bytes((ITEM, USER))
     assert plan.process_bytes == plan.l1_bytes + plan.buffer_bytes + plan.l3_memory_bytes
     assert plan.machine_bytes == 2 * plan.process_bytes + plan.l2_bytes + plan.ring_bytes
     assert plan.spared_bytes == plan.l1_bytes
@@ -74,14 +74,14 @@ def test_the_plan_names_the_l1_that_our_own_levels_leave_out():
 @pytest.mark.parametrize("l1", [1, 3, 17])
 @pytest.mark.parametrize("l2", [5, 20])
 def test_cache_sizes_are_as_large_as_the_budgets_allow(l1, l2):
-    beside = l3_memory_bytes((ITEM, USER))
+    beside = compute_l3_memory_bytes((ITEM, USER))
     plan = plan_levels((ITEM, USER), replace(AMPLE, l1_bytes=l1 * MIB + beside, l2_bytes=l2 * MIB))
     assert plan.l1_bytes <= l1 * MIB
     assert plan.l2_bytes <= l2 * MIB
     share = plan.gpucacheper + 1 / SHARE_STEPS
-    assert sum(l1_bytes(table, l1_rows(table.rows, share)) for table in (ITEM, USER)) > l1 * MIB or share > 1
+    assert sum(compute_l1_bytes(table, compute_l1_rows(table.rows, share)) for table in (ITEM, USER)) > l1 * MIB or share > 1
     margin = plan.overflow_margin + 1
-    assert sum(l2_bytes(table, min(table.rows, margin * AMPLE.num_partitions)) for table in (ITEM, USER)) > l2 * MIB
+    assert sum(compute_l2_bytes(table, min(table.rows, margin * AMPLE.num_partitions)) for table in (ITEM, USER)) > l2 * MIB
     assert not plan.l2_complete
 
 
@@ -123,7 +123,7 @@ def test_l1_refusal_says_what_fits():
 
 
 def test_l1_shares_its_budget_with_rocksdb_unless_l2_holds_every_row():
-    budgets, beside = replace(AMPLE, l1_bytes=MIB, l2_bytes=5 * MIB), l3_memory_bytes((ITEM,))
+    budgets, beside = replace(AMPLE, l1_bytes=MIB, l2_bytes=5 * MIB), compute_l3_memory_bytes((ITEM,))
     message = refusal((ITEM,), budgets)
     assert f"{beside} bytes of it for RocksDB's index, filters and block cache" in message
     needed = number(r"Raise l1 to (\d+)", message)
@@ -169,7 +169,7 @@ def test_contradictory_settings_are_refused(tables, change, message):
 
 def test_predictions_against_simulated_tiers():
     table = replace(ITEM, rows=5_000)
-    plan = plan_levels((table,), replace(AMPLE, l1_bytes=20_000 + l3_memory_bytes((table,)), l2_bytes=100_000))
+    plan = plan_levels((table,), replace(AMPLE, l1_bytes=20_000 + compute_l3_memory_bytes((table,)), l2_bytes=100_000))
     planned = plan.tables[0]
     assert 64 <= planned.l1_rows < planned.l2_rows < 5_000
     keys = np.random.default_rng(2).zipf(1.1, 8_000) % 5_000
@@ -209,7 +209,7 @@ def test_disk_bytes_of_a_real_rocksdb(tmp_path):
     database.compact_range(None, None)
     database.close()
     measured = sum(path.stat().st_size for path in tmp_path.glob("*.sst"))
-    assert 0.85 <= measured / l3_bytes(table, table.rows) <= 1.0
+    assert 0.85 <= measured / compute_l3_bytes(table, table.rows) <= 1.0
 
 
 @pytest.mark.parametrize("width", [4, 16, 64, 128])

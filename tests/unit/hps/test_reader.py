@@ -32,13 +32,13 @@ def test_databases_come_from_a_and_models_from_b(tmp_path):
     path.write_text(json.dumps(changed))
     config = read_ps_json(path)
     assert config.volatile_db.update_filters == (".+",)
-    model = config.model("dlrm_hps")
+    model = config.find_model("dlrm_hps")
     assert (model.refresh_interval, model.thread_pool_size, model.network_file) == (3, 4, "dlrm.json")
     assert model.row_format_per_table == ("fp32", "fp32")
     assert model.exact
     assert model.prefilled
     with pytest.raises(ConfigError, match=r"no model 'other'\. It has: dlrm_hps"):
-        config.model("other")
+        config.find_model("other")
 
 
 def test_every_error_is_in_one_message(tmp_path):
