@@ -26,7 +26,7 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from perf.bench import SEED
 from perf.command import progress, run
 from perf.load.workload import draw, read_requests
-from perf.recall import JUDGED_BY, WIDENED_BY, compute_recall, recorded_vectors
+from perf.recall import JUDGED_BY, WIDENED_BY, compute_recall, compute_recorded_vectors
 from serving.pipeline import Pipeline
 from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics
 from serving.stages.features.ranking import cross_features
@@ -80,7 +80,7 @@ def measure_candidates(repo: Path, sizes: tuple[int, ...], calls_per_size: int, 
     rows = draw(read_requests(repo, pipeline.info.generation), calls_per_size, rng)
     batches = list(rows_one_by_one(rows))
     search = pipeline.stages["retrieve"].search
-    widened_by, judged_by = (recorded_vectors(pipeline, repo, first) for first in (WIDENED_BY, JUDGED_BY))
+    widened_by, judged_by = (compute_recorded_vectors(pipeline, repo, first) for first in (WIDENED_BY, JUDGED_BY))
     calls, recalls = {}, []
     for size in sizes:
         effort = widen_search(search, widened_by, size)

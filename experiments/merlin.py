@@ -36,8 +36,7 @@ from experiments.merlin_graph import MODEL, VARIANTS, Parts, export_variant, rea
 from export.build import build_repository
 from export.relayout import relayout
 from export.settings import PipelineSettings, Settings
-from perf.answers import differing_answers as differing_from_recorded
-from perf.answers import require_comparable
+from perf.answers import compare_to_export, require_comparable
 from perf.bench import SEED
 from perf.command import progress, run
 from perf.load import analyzer
@@ -225,7 +224,7 @@ def differing_answers(contenders: list[Contender], user_ids: np.ndarray) -> str:
     for contender in contenders:
         if contender.name in LAYOUTS:
             with contender.turns.turn():
-                differences.append(differing_from_recorded(read_site(contender.state), contender.spec))
+                differences.append(compare_to_export(read_site(contender.state), contender.spec))
     return "; ".join(filter(None, differences))
 
 

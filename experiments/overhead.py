@@ -29,13 +29,13 @@ import typer
 from experiments.harness import RESULTS, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.overhead_figures import PAUSE_S, ProcessorTime, Values, make_figures, measure_breakdown, read_processor_time
 from export.relayout import relayout
-from perf.answers import differing_answers, require_comparable
+from perf.answers import compare_to_export, require_comparable
 from perf.bench import PEAK_CLIENTS, Bench, new_bench
 from perf.command import progress, run
 from perf.in_process import InProcess
 from perf.load import schedule
 from perf.load.workload import draw
-from perf.observe import PeakMemory, total_mib
+from perf.observe import PeakMemory, sum_mib
 from perf.recall import measure_served_recall
 from perf.sweep import Scenario, add_open
 from perf.target import Turns, own_server, read_site, take_turns
@@ -156,7 +156,7 @@ def measure_peak_alone(scratch: Path, copy: str, window_s: float) -> tuple[int, 
     with own_server(scratch / copy) as server, PeakMemory(server.state.tag) as memory:
         bench = make_bench(server)
         rates = {clients: measure_rate(bench, clients, window_s) for clients in PEAK_CLIENTS}
-    return max(rates, key=rates.__getitem__), total_mib(memory.peak)
+    return max(rates, key=rates.__getitem__), sum_mib(memory.peak)
 
 
 @contextlib.contextmanager
@@ -172,7 +172,7 @@ def serve_sides(scratch: Path, peak_clients: dict[str, int], window_s: float, st
         rows = draw(first.requests, ROWS, np.random.default_rng(0))
         cores = len(os.sched_getaffinity(0))
         workers = running.enter_context(InProcess(first.site.repo, first.site.generation, rows, workers=cores))
-        yield Sides(benches, turns, workers, workers.best_batch(window_s), peak_clients, window_s)
+        yield Sides(benches, turns, workers, workers.find_best_batch(window_s), peak_clients, window_s)
 
 
 def compare_answers(sides: Sides) -> str:
@@ -181,7 +181,7 @@ def compare_answers(sides: Sides) -> str:
     for copy, bench in sides.benches.items():
         if EMPTY not in copy:
             with sides.turns[copy].turn():
-                differing.append(differing_answers(bench.site, bench.specs[ENSEMBLE]))
+                differing.append(compare_to_export(bench.site, bench.specs[ENSEMBLE]))
     return "; ".join(filter(None, differing))
 
 
@@ -199,7 +199,7 @@ def measure_copy(sides: Sides, copy: str) -> Values:
     bench, window_s = sides.benches[copy], sides.window_s
     with sides.turns[copy].turn():
         if copy.endswith(UNBATCHED):
-            one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
+            one = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
             return {f"{copy} p50": one.latency.p50_ms, f"{copy} rate, many": measure_rate(bench, MANY_CLIENTS, window_s)}
         values = measure_breakdown(bench, copy, window_s, empty=copy.endswith(EMPTY)) | measure_at_peak(sides, copy)
         if not copy.endswith(EMPTY):
@@ -209,7 +209,7 @@ def measure_copy(sides: Sides, copy: str) -> Values:
 
 
 def measure_rate(bench: Bench, clients: int, window_s: float) -> float:
-    return bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate
+    return bench.measure_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate
 
 
 def read_server_time(bench: Bench) -> ProcessorTime:
@@ -221,7 +221,7 @@ def measure_at_peak(sides: Sides, copy: str) -> Values:
     """Return answers/s and the processor time of one answer."""
     bench = sides.benches[copy]
     before = read_server_time(bench)
-    level = bench.closed(ENSEMBLE, "grpc", "concurrency", sides.peak_clients[copy], sides.window_s)
+    level = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", sides.peak_clients[copy], sides.window_s)
     spent = read_server_time(bench).per_answer(before, level.stages[ENSEMBLE].requests)
     return {f"{copy} rate": level.achieved_rate, f"{copy} server us": spent.server_us, f"{copy} models us": spent.models_us}
 

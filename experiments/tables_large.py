@@ -99,7 +99,7 @@ class Side:
 
     def measure_round(self, requests: Requests) -> None:
         with self.turns.turn():
-            one = self.bench.closed(ENSEMBLE, "grpc", "concurrency", 1, WINDOW_S)
+            one = self.bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, WINDOW_S)
             self.p99_ms["one client"].append(one.latency.p99_ms)
             outcome = run_load(self.bench.site.grpc_url, *requests)
         if outcome.errors:
@@ -147,7 +147,7 @@ def serve_case(repo: Path, source: str, scratch: Path, rows: int, case: str, key
     make_large_repository(repo, scratch, source, rows, case, keys)
     server = running.enter_context(own_server(scratch / "repository"))
     bench = new_bench(read_site(server.state), case, scratch / "raw")
-    bench.closed(ENSEMBLE, "grpc", "concurrency", WARM_CLIENTS, WARM_S)
+    bench.measure_closed(ENSEMBLE, "grpc", "concurrency", WARM_CLIENTS, WARM_S)
     return Side(case, bench, running.enter_context(take_turns(server.state.tag)))
 
 
@@ -186,7 +186,7 @@ def read_own_tables(folder: Path) -> LevelsConfig:
 
 def measure_peak(side: Side) -> float:
     with side.turns.turn():
-        levels = [side.bench.closed(ENSEMBLE, "grpc", "concurrency", n, WINDOW_S) for n in PEAK_CLIENTS]
+        levels = [side.bench.measure_closed(ENSEMBLE, "grpc", "concurrency", n, WINDOW_S) for n in PEAK_CLIENTS]
     return max(level.achieved_rate for level in levels)
 
 

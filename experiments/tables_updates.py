@@ -29,7 +29,7 @@ from export.settings import TableSettings
 from export.tables import PS_FILE, write_tables
 from perf.bench import Bench, new_bench
 from perf.load.open_loop import Outcome, run_load
-from perf.load.workload import Arrays, ask, draw, stage_inputs
+from perf.load.workload import Arrays, ask, compute_stage_inputs, draw
 from perf.target import own_server, read_site
 from perf.tune.variant import seal_again
 from server.health import open_local_client
@@ -91,7 +91,9 @@ def measure_updates(repo: Path, scratch: Path, seconds: float, rounds: int, step
         running.enter_context(run_publisher(published))
         running.enter_context(run_watcher(watched))
         step("the server's peak")
-        rate = LOAD_SHARE * max(bench.closed(ENSEMBLE, "grpc", "concurrency", n, WINDOW_S).achieved_rate for n in PEAK_CLIENTS)
+        rate = LOAD_SHARE * max(
+            bench.measure_closed(ENSEMBLE, "grpc", "concurrency", n, WINDOW_S).achieved_rate for n in PEAK_CLIENTS
+        )
         published.go.set()
         send_load(bench, draw_requests(bench, rate, TOPICS_FOUND_S))
         for number in range(rounds):
@@ -151,7 +153,7 @@ def watch_while(watched: Watched, active: bool) -> Iterator[None]:
 def choose_watched(bench: Bench, tables: Path, table: str, brokers: str, model: str) -> Watched:
     """Choose candidates of one `rank` request whose rows no other candidate has. tables: the rank model's own."""
     request = draw(bench.requests, 1, bench.rng)
-    inputs = stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, request)["rank"]
+    inputs = compute_stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, request)["rank"]
     candidate_ids = unpack_records(bench.specs["rank"].inputs, inputs)["candidate_ids"]
     positions = ItemIndex.load(tables.parent / "item_ids.npy").positions(candidate_ids)[0]
     keys = np.load(tables.parent / "item_rows.npy")[positions, 0].astype(np.int64)

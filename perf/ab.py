@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from perf.answers import ask_server, first_rows
+from perf.answers import ask_server, take_first_rows
 from perf.bench import Bench, new_bench
 from perf.load.workload import read_requests
 from perf.ratio import Ratio
@@ -56,7 +56,7 @@ def compare(
     with own_server(repo_a) as server_a, own_server(repo_b) as server_b:
         servers = zip((server_a, server_b), "AB", strict=True)
         bench_a, bench_b = (new_bench(read_site(server.state), label, folder / label) for server, label in servers)
-        answers = differing_answers(bench_a, bench_b)
+        answers = compare_recorded_answers(bench_a, bench_b)
         with take_turns(server_a.state.tag) as a, take_turns(server_b.state.tag) as b:
             call_a, call_b = (partial(_measure, *side, clients, window_s) for side in ((bench_a, a), (bench_b, b)))
             ratios = interleave(call_a, call_b, rounds, step)
@@ -65,12 +65,12 @@ def compare(
 
 def _measure(bench: Bench, turns: Turns, clients: int, window_s: float) -> dict[str, float]:
     with turns.turn():
-        return _figures(bench, clients, window_s)
+        return _measure_figures(bench, clients, window_s)
 
 
-def _figures(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
-    one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
-    many = bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
+def _measure_figures(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
+    one = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
+    many = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
     return {
         "p50 ms, 1 client": one.latency.p50_ms,
         "p99 ms, 1 client": one.latency.p99_ms,
@@ -79,9 +79,9 @@ def _figures(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
     }
 
 
-def differing_answers(a: Bench, b: Bench) -> str:
+def compare_recorded_answers(a: Bench, b: Bench) -> str:
     """Return "" when both answer A's recorded requests alike (ids equal, scores within 1e-5), else the difference."""
-    requests = first_rows(read_requests(a.site.repo, a.site.generation))
+    requests = take_first_rows(read_requests(a.site.repo, a.site.generation))
     of_a, of_b = (ask_server(bench.site.grpc_url, bench.specs[ENSEMBLE], requests) for bench in (a, b))
     return compare_answers(of_b, of_a)
 

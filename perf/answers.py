@@ -36,37 +36,39 @@ def require_comparable(repo: Path) -> None:
         )
 
 
-def differing_answers(site: Site, recommend: ModelSpec) -> str:
+def compare_to_export(site: Site, recommend: ModelSpec) -> str:
     """Return "" when the server answers as the export's process did, else the difference.
 
     Return "" without comparing where `is_comparable` is false.
     """
     if not is_comparable(site.repo, site.generation):
         return ""
-    difference = differing_from(site.grpc_url, recommend, read_recorded_requests(site.repo, site.generation))
+    difference = compare_to_recorded(site.grpc_url, recommend, read_recorded_requests(site.repo, site.generation))
     return difference and f"{site.repo.name}: {difference}"
 
 
-def differing_from(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
+def compare_to_recorded(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
     """Return "" when the server's answers are the recorded ones (ids equal, scores within 1e-5), else the difference.
 
     The same requests are sent twice: several per call, then one per call with many calls at once, so that the server forms
     its own batches.
     """
-    difference = compare_answers(ask_server(url, recommend, first_rows(recorded.inputs)), first_rows(recorded.outputs))
-    return difference or differing_at_once(url, recommend, recorded)
+    difference = compare_answers(
+        ask_server(url, recommend, take_first_rows(recorded.inputs)), take_first_rows(recorded.outputs)
+    )
+    return difference or compare_at_once(url, recommend, recorded)
 
 
-def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
+def compare_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
     """Return "" when each of COMPARED_ROWS requests, AT_ONCE of them due at the same instant, gets its recorded answer."""
-    bodies, messages = serialise(recommend, first_rows(recorded.inputs)), []
+    bodies, messages = serialise(recommend, take_first_rows(recorded.inputs)), []
     for first in range(0, len(bodies), AT_ONCE):
         sent = bodies[first : first + AT_ONCE]
         outcome = run_load(url, sent, np.zeros(len(sent)))
         if not outcome.ok.all():
             return f"{len(sent)} requests at once: {(~outcome.ok).sum()} were not answered, {dict(outcome.errors)}"
         messages += outcome.messages
-    difference = differing_messages(recommend, messages, first_rows(recorded.outputs))
+    difference = compare_messages(recommend, messages, take_first_rows(recorded.outputs))
     return difference and f"{AT_ONCE} requests at once: {difference}"
 
 
@@ -76,11 +78,11 @@ def ask_server(url: str, recommend: ModelSpec, inputs: Arrays) -> Arrays:
         return ask(client, recommend, "", inputs)
 
 
-def first_rows(tensors: Arrays) -> Arrays:
+def take_first_rows(tensors: Arrays) -> Arrays:
     return {name: rows[:COMPARED_ROWS] for name, rows in tensors.items()}
 
 
-def differing_messages(recommend: ModelSpec, messages: list[bytes], expected: Arrays) -> str:
+def compare_messages(recommend: ModelSpec, messages: list[bytes], expected: Arrays) -> str:
     """Return "" when serialised answers of one row each are those expected ([N, *dims]); else the difference."""
     try:
         return compare_answers(read_tensors(recommend, messages), expected)

@@ -13,8 +13,8 @@ import numpy as np
 
 from perf.answers import is_comparable
 from perf.load import analyzer
-from perf.load.workload import Arrays, draw, read_recorded_requests, read_specs, stage_inputs, write_analyzer_json
-from perf.observe import PeakMemory, hit_rates, read_samples
+from perf.load.workload import Arrays, compute_stage_inputs, draw, read_recorded_requests, read_specs, write_analyzer_json
+from perf.observe import PeakMemory, compute_hit_rates, read_samples
 from perf.report.results import Closed, Machine, Run, count_priority_levels, hash_configs, name_folder, read_commit
 from perf.target import Site
 from repository.config import CONFIG_FILE, layout_of
@@ -53,28 +53,28 @@ class Bench:
         """Stages that can be called on their own: none in the fused layout."""
         return tuple(name for name in STAGES if (self.site.repo / name).is_dir())
 
-    def raw_name(self, what: str) -> str:
+    def name_raw_file(self, what: str) -> str:
         """Return a new file name for each measurement, because a level may be measured again."""
         return f"{next(self._numbers):03d}-{what}.npz"
 
     def save(self) -> None:
         self.run.save(self.folder)
 
-    def closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
+    def measure_closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
         """Measure one perf_analyzer level and return it, without adding it to the run."""
-        raw = self.folder / self.raw_name(f"{model}-{transport}-{mode}-{value:g}")
+        raw = self.folder / self.name_raw_file(f"{model}-{transport}-{mode}-{value:g}")
         target = analyzer.Target(
             model=model,
             grpc_url=self.site.grpc_url,
             http_url=self.site.http_url,
-            input_data=self._input_data(model),
+            input_data=self._prepare_input(model),
             transport=transport,
             model_version="" if model == ENSEMBLE else str(self.site.generation),
         )
         return analyzer.measure(target, mode, value, window_s, raw)
 
     def add_closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
-        level = self.closed(model, transport, mode, value, window_s)
+        level = self.measure_closed(model, transport, mode, value, window_s)
         self.run.closed.append(level)
         self.save()
         return level
@@ -84,19 +84,19 @@ class Bench:
         for path in self.folder.glob("input-*.json"):
             path.unlink()
 
-    def _input_data(self, model: str) -> Path:
+    def _prepare_input(self, model: str) -> Path:
         path = self.folder / f"input-{model}.json"
         if not path.exists():
-            write_analyzer_json(path, self.specs[model], self._rows(model))
+            write_analyzer_json(path, self.specs[model], self._prepare_rows(model))
         return path
 
-    def _rows(self, model: str) -> Arrays:
+    def _prepare_rows(self, model: str) -> Arrays:
         if self._drawn is None:
             self._drawn = draw(self.requests, ROWS, self.rng)
         if model == ENSEMBLE:
             return self._drawn
         if not self._stage_rows:
-            self._stage_rows = stage_inputs(self.site.grpc_url, self.specs, self.site.generation, self._drawn)
+            self._stage_rows = compute_stage_inputs(self.site.grpc_url, self.specs, self.site.generation, self._drawn)
         return self._stage_rows[model]
 
 
@@ -125,5 +125,5 @@ def watched(bench: Bench) -> Iterator[None]:
         yield
     bench.clear_inputs()
     bench.run.memory = memory.peak
-    bench.run.hit_rates = hit_rates(before, read_samples(bench.site.metrics_url))
+    bench.run.hit_rates = compute_hit_rates(before, read_samples(bench.site.metrics_url))
     bench.save()

@@ -138,8 +138,8 @@ def ab(
     ):
         result = ab_mode.compare(repo_a, repo_b, folder, rounds, clients, window_s, step)
     (folder / "ab.json").write_text(result.model_dump_json(indent=1))
-    stdout_console().print(tables.make_ratio_table(result.ratios).to_rich())
-    stdout_console().print(
+    make_console().print(tables.make_ratio_table(result.ratios).to_rich())
+    make_console().print(
         "answers: " + (f"they differ: {result.answers}; the ratios do not count" if result.answers else "equal")
     )
     ratios = {ratio.metric: [round(x, 4) for x in (ratio.median, ratio.low, ratio.high)] for ratio in result.ratios}
@@ -156,8 +156,8 @@ def gate(
     """Judge a finished run by the SLO: exit code 0 when kept, 1 when broken."""
     document = read_document(source)
     verdicts = slo.judge(slo.read_slo(slo_file), document)
-    stdout_console().print(tables.make_verdict_table(verdicts).to_rich())
-    print(to_json_line(document | slo_facts(verdicts)))
+    make_console().print(tables.make_verdict_table(verdicts).to_rich())
+    print(to_json_line(document | summarise_verdicts(verdicts)))
     if not all(verdict.kept for verdict in verdicts):
         raise typer.Exit(BROKEN)
 
@@ -177,16 +177,16 @@ def finish_run(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool 
     ]
     for table in shown:
         if table.rows:
-            stdout_console().print(table.to_rich())
+            make_console().print(table.to_rich())
     for note in write_notes(run):
-        stdout_console().print(note)
-    stdout_console().print(f"report: {page}")
-    print(to_json_line(document | (slo_facts(verdicts) if verdicts else {}) | {"run": str(folder)}))
+        make_console().print(note)
+    make_console().print(f"report: {page}")
+    print(to_json_line(document | (summarise_verdicts(verdicts) if verdicts else {}) | {"run": str(folder)}))
     if gate and not all(verdict.kept for verdict in verdicts):
         raise typer.Exit(BROKEN)
 
 
-def slo_facts(verdicts: list[slo.Verdict]) -> dict[str, object]:
+def summarise_verdicts(verdicts: list[slo.Verdict]) -> dict[str, object]:
     broken = [verdict.key for verdict in verdicts if not verdict.kept]
     return {"slo": "broken" if broken else "kept", "broken": broken}
 
@@ -230,7 +230,7 @@ def choose_arrivals(arrivals: str, rate: float, duration_s: float) -> Callable[[
     return lambda rng: schedule.draw_recorded(times_s, rate, duration_s, rng)
 
 
-def stdout_console() -> Console:
+def make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120, soft_wrap=False)
 
 

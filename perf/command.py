@@ -81,7 +81,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
         task = bar.add_task("", total=total)
         begun = 0
 
-        def step(what: str) -> None:
+        def begin_step(what: str) -> None:
             nonlocal begun
             begun += 1
             if console.is_terminal:
@@ -89,5 +89,5 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
             else:
                 console.print(f"[{begun}/{total}] {what}", markup=False, highlight=False)
 
-        yield step
+        yield begin_step
         bar.update(task, completed=total, refresh=True)

@@ -53,9 +53,9 @@ class Figure(BaseModel, frozen=True):
         return below and (self.at_least is None or self.median >= self.at_least)
 
     def to_record(self) -> Record:
-        low_high = {"low": _rounded(min(self.values)), "high": _rounded(max(self.values))} if len(self.values) > 1 else {}
+        low_high = {"low": _round(min(self.values)), "high": _round(max(self.values))} if len(self.values) > 1 else {}
         bounds = {"at_most": self.at_most, "at_least": self.at_least}
-        value = _rounded(self.median) if self.values else None
+        value = _round(self.median) if self.values else None
         return Record(figure=self.name, value=value, unit=self.unit, **low_high, **bounds)
 
 
@@ -113,7 +113,7 @@ def finish(
     name = re.sub(r"[^\w.-]+", "-", name)
     where = f"{conditions}; {machine['cores']} cores, load average {machine['load_before']} at the start"
     result = Result(name=name, title=title, command=command, conditions=where, figures=[f.to_record() for f in figures])
-    print_table(figure_table(title, figures))
+    print_table(tabulate_figures(title, figures))
     missed = [figure.name for figure in figures if figure.met is False]
     if differing_answers:
         print(f"Answers differ, so these figures do not count and are not written: {differing_answers}")
@@ -124,7 +124,7 @@ def finish(
         raise typer.Exit(BROKEN)
 
 
-def figure_table(title: str, figures: list[Figure]) -> Table:
+def tabulate_figures(title: str, figures: list[Figure]) -> Table:
     rows = []
     for figure in figures:
         record = figure.to_record()
@@ -139,6 +139,6 @@ def print_table(table: Table) -> None:
     Console(width=None if sys.stdout.isatty() else 150).print(table.to_rich())
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     """Return a value with four significant digits, because more are not reproducible."""
     return float(f"{value:.4g}")

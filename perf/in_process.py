@@ -79,7 +79,7 @@ class InProcess:
         latency_ns = np.concatenate([answer["latency_ns"] for answer in answers])
         return Speed(float(np.median(latency_ns)) / 1e6, sum(answer["rows"] / answer["seconds"] for answer in answers))
 
-    def best_batch(self, seconds: float) -> int:
+    def find_best_batch(self, seconds: float) -> int:
         """Return the batch size of BATCHES with the highest rate on all cores."""
         return max(BATCHES, key=lambda batch: self.measure(batch, seconds).rate)
 

@@ -121,16 +121,18 @@ def parse_statistics(statistics: dict) -> dict[str, Counters]:
     return totals
 
 
-def between(before: dict[str, Counters], after: dict[str, Counters]) -> dict[str, StageTimes]:
+def compute_times(before: dict[str, Counters], after: dict[str, Counters]) -> dict[str, StageTimes]:
     """Return the times of the models that were called in between. Those of an ensemble are sums over its steps."""
-    return {name: times for name, end in after.items() if (times := _difference(before.get(name, Counters()), end)).requests}
+    return {
+        name: times for name, end in after.items() if (times := _compute_difference(before.get(name, Counters()), end)).requests
+    }
 
 
-def _difference(start: Counters, end: Counters) -> StageTimes:
+def _compute_difference(start: Counters, end: Counters) -> StageTimes:
     def count(kind: str) -> int:
         return end.count.get(kind, 0) - start.count.get(kind, 0)
 
-    def mean_us(kind: str) -> float:
+    def compute_mean_us(kind: str) -> float:
         spent_ns = end.ns.get(kind, 0) - start.ns.get(kind, 0)
         return spent_ns / 1e3 / count("success") if count("success") else 0.0
 
@@ -138,7 +140,7 @@ def _difference(start: Counters, end: Counters) -> StageTimes:
     return StageTimes(
         requests=count("success") + count("fail"),
         failed=count("fail"),
-        **{f"{phase}_us": mean_us(phase) for phase in PHASES},
+        **{f"{phase}_us": compute_mean_us(phase) for phase in PHASES},
         calls_by_batch={size: n for size, n in sorted(sizes.items()) if n},
         cache_hits=count("cache_hit"),
         cache_misses=count("cache_miss"),
@@ -170,9 +172,9 @@ def parse_metrics(text: str) -> Samples:
     }
 
 
-def hit_rates(before: Samples, after: Samples) -> dict[str, float]:
+def compute_hit_rates(before: Samples, after: Samples) -> dict[str, float]:
     """Return "cache labels" -> share of lookups between two readings that hit; caches without lookups are left out."""
-    rates = table_hit_rates(before, after)
+    rates = compute_table_hit_rates(before, after)
     for (name, labels), hits_after in after.items():
         partner = name.replace("hit", "miss").replace("misss", "misses")
         if "hit" not in name or (partner, labels) not in after:
@@ -185,7 +187,7 @@ def hit_rates(before: Samples, after: Samples) -> dict[str, float]:
     return rates
 
 
-def table_hit_rates(before: Samples, after: Samples) -> dict[str, float]:
+def compute_table_hit_rates(before: Samples, after: Samples) -> dict[str, float]:
     """Return "tables, level" -> share of the rows that reached a level and were found there, over all tables and processes."""
     rows: defaultdict[str, float] = defaultdict(float)
     for (name, labels), value in after.items():
@@ -261,11 +263,11 @@ class PeakMemory:
     def _sample(self, tag: str) -> None:
         while True:
             now = read_memory(tag)
-            if total_mib(now) > total_mib(self.peak):
+            if sum_mib(now) > sum_mib(self.peak):
                 self.peak = now
             if self._done.wait(SAMPLE_EVERY_S):
                 return
 
 
-def total_mib(processes: list[ProcessMemory]) -> float:
+def sum_mib(processes: list[ProcessMemory]) -> float:
     return sum(process.pss_mib for process in processes)

@@ -19,7 +19,7 @@ def measure_served_recall(repo: Path) -> tuple[int, float]:
     """Return C and the index's recall at it, of the generation that answers. Raises ArtifactError."""
     with closing(Pipeline.load(repo)) as pipeline:
         search, count = pipeline.stages["retrieve"].search, pipeline.info.axes.candidates
-        return count, compute_recall(search, recorded_vectors(pipeline, repo, JUDGED_BY), count)
+        return count, compute_recall(search, compute_recorded_vectors(pipeline, repo, JUDGED_BY), count)
 
 
 def compute_recall(search: Search, queries: np.ndarray, count: int) -> float:
@@ -27,7 +27,7 @@ def compute_recall(search: Search, queries: np.ndarray, count: int) -> float:
     return 1.0 if search.index is None else measure_recall(search, queries, count).recall
 
 
-def recorded_vectors(pipeline: Pipeline, repo: Path, first: int) -> np.ndarray:
+def compute_recorded_vectors(pipeline: Pipeline, repo: Path, first: int) -> np.ndarray:
     """Return the user vectors, float32 [Q, D], of every other recorded request. first: WIDENED_BY or JUDGED_BY"""
     stages, requests = pipeline.stages, read_requests(repo, pipeline.info.generation)
     return user_vectors(stages["preprocess"], stages["retrieve"], split_half(requests, first))

@@ -30,7 +30,7 @@ class Bound(BaseModel):
     fused: Bound | None = None
 
     @model_validator(mode="after")
-    def _one_side(self) -> Bound:
+    def _require_one_side(self) -> Bound:
         if (self.at_most is None) == (self.at_least is None):
             raise ValueError("give either at_most or at_least")
         return self

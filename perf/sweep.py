@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perf.answers import differing_answers, differing_messages
+from perf.answers import compare_messages, compare_to_export
 from perf.bench import PEAK_CLIENTS, ROWS, Bench, watched
 from perf.command import progress
 from perf.in_process import InProcess
 from perf.load import schedule
 from perf.load.open_loop import Outcome, measure_floor_ns, run_load
 from perf.load.workload import Arrays, draw, serialise
-from perf.observe import Latency, between, read_counters
+from perf.observe import Latency, compute_times, read_counters
 from perf.report.results import Closed, Open, Yardstick
 from serving.contract.tensors import ENSEMBLE
 
@@ -38,26 +38,26 @@ class Scenario:
     in_burst: Callable[[np.ndarray], np.ndarray] | None = None  # marks the requests due within a burst
 
 
-def scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.25, 0.5, 0.75, 0.9)) -> list[Scenario]:
+def make_scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.25, 0.5, 0.75, 0.9)) -> list[Scenario]:
     """Return Poisson loads at shares of the peak, then volleys, cold starts, two priorities and bursts.
 
     peak_rate: requests/s
     """
 
-    def poisson(share: float) -> Callable[[np.random.Generator], np.ndarray]:
+    def make_poisson(share: float) -> Callable[[np.random.Generator], np.ndarray]:
         return lambda rng: schedule.draw_poisson(share * peak_rate, duration_s, rng)
 
-    def bursts(rng: np.random.Generator) -> np.ndarray:
+    def draw_bursts(rng: np.random.Generator) -> np.ndarray:
         return schedule.draw_bursts(BURST_SHARE * peak_rate, duration_s * 2, rng)
 
-    loads = [Scenario(f"poisson {share:.0%}".replace("%", " %"), poisson(share), duration_s) for share in shares]
+    loads = [Scenario(f"poisson {share:.0%}".replace("%", " %"), make_poisson(share), duration_s) for share in shares]
     volleys = Scenario("volleys of 8", lambda rng: schedule.make_volleys(BURST_SHARE * peak_rate, duration_s), duration_s)
     return [
         *loads,
         volleys,
-        Scenario("cold starts 20 %", poisson(0.5), duration_s, cold_share=0.2),
-        Scenario("half of it bulk", poisson(0.75), duration_s, bulk_share=0.5),
-        Scenario("bursts x10", bursts, duration_s * 2, in_burst=schedule.is_in_burst),
+        Scenario("cold starts 20 %", make_poisson(0.5), duration_s, cold_share=0.2),
+        Scenario("half of it bulk", make_poisson(0.75), duration_s, bulk_share=0.5),
+        Scenario("bursts x10", draw_bursts, duration_s * 2, in_burst=schedule.is_in_burst),
     ]
 
 
@@ -80,11 +80,11 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
     before = read_counters(bench.site.grpc_url)
     outcome = run_load(bench.site.grpc_url, bodies, due_s, progress)
     after = read_counters(bench.site.grpc_url)
-    raw = bench.raw_name("open-" + re.sub(r"[^a-z0-9]+", "-", scenario.name))
+    raw = bench.name_raw_file("open-" + re.sub(r"[^a-z0-9]+", "-", scenario.name))
     np.savez_compressed(
         bench.folder / raw, due_ns=outcome.due_ns, sent_ns=outcome.sent_ns, answered_ns=outcome.answered_ns, **classes
     )
-    facts = {"stages": between(before, after)} | compare_load(bench, outcome, rows, cold)
+    facts = {"stages": compute_times(before, after)} | compare_load(bench, outcome, rows, cold)
     result = describe(scenario, outcome, classes, raw).model_copy(update=facts)
     bench.run.open.append(result)
     bench.save()
@@ -98,7 +98,7 @@ def compare_load(bench: Bench, outcome: Outcome, rows: Arrays, cold: np.ndarray)
     known = np.flatnonzero(outcome.ok & ~cold)
     expected = {name: rows[name][known] for name in bench.answers}
     messages = [outcome.messages[number] for number in known]
-    return {"compared": len(known), "differing_answers": differing_messages(bench.specs[ENSEMBLE], messages, expected)}
+    return {"compared": len(known), "differing_answers": compare_messages(bench.specs[ENSEMBLE], messages, expected)}
 
 
 def describe(scenario: Scenario, outcome: Outcome, classes: dict[str, np.ndarray], raw: str) -> Open:
@@ -132,9 +132,9 @@ def add_yardstick(
     with InProcess(bench.site.repo, bench.site.generation, rows, workers=cores) as pipeline:
         for number in range(rounds):
             alone.append(pipeline.measure(1, window_s, workers=1).p50_ms)
-            served_alone.append(bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms)
+            served_alone.append(bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms)
             full.append(pipeline.measure(1, window_s).rate)
-            served_full.append(bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate)
+            served_full.append(bench.measure_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate)
             progress(number + 1)
     bench.run.yardstick = Yardstick(
         in_process_p50_ms=alone,
@@ -142,7 +142,7 @@ def add_yardstick(
         in_process_rate=full,
         served_rate=served_full,
         served_clients=clients,
-        differing_answers=differing_answers(bench.site, bench.specs[ENSEMBLE]),
+        differing_answers=compare_to_export(bench.site, bench.specs[ENSEMBLE]),
     )
     bench.save()
     return bench.run.yardstick
@@ -164,14 +164,14 @@ Step = Callable[[str], None]
 def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S, rounds: int = ROUNDS) -> None:
     """Run sweeps, open-loop scenarios and the in-process baseline; record memory and hit rates over all of them."""
     n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
-    n_open = len(scenarios(1.0, load_s, RATE_SHARES))
+    n_open = len(make_scenarios(1.0, load_s, RATE_SHARES))
     with watched(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
         floor = Latency.of(measure_floor_ns(bench.site.grpc_url))
         bench.run.floor_p50_ms = floor.p50_ms if floor else None
         best = sweep_recommend(bench, window_s, step)
         for stage in bench.stages:
             sweep_stage(bench, stage, window_s, step)
-        for scenario in scenarios(best.achieved_rate, load_s, RATE_SHARES):
+        for scenario in make_scenarios(best.achieved_rate, load_s, RATE_SHARES):
             step(f"open loop: {scenario.name}")
             add_open(bench, scenario)
         step("in-process and served, alternating")
@@ -184,7 +184,7 @@ def sweep_recommend(bench: Bench, window_s: float, step: Step) -> Closed:
     for clients in CLIENTS:
         step(f"{ENSEMBLE}, {clients} clients")
         bench.add_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
-    best = max(bench.run.curve(ENSEMBLE), key=lambda level: level.achieved_rate)
+    best = max(bench.run.select_curve(ENSEMBLE), key=lambda level: level.achieved_rate)
     for transport in OTHER_TRANSPORTS:
         for clients in FEW_CLIENTS:
             step(f"{ENSEMBLE} over {transport}, {clients} clients")
@@ -200,7 +200,7 @@ def sweep_stage(bench: Bench, stage: str, window_s: float, step: Step) -> None:
     for clients in STAGE_CLIENTS:
         step(f"{stage}, {clients} clients")
         bench.add_closed(stage, "grpc", "concurrency", clients, window_s)
-    best = max(bench.run.curve(stage), key=lambda level: level.achieved_rate)
+    best = max(bench.run.select_curve(stage), key=lambda level: level.achieved_rate)
     for transport in OTHER_TRANSPORTS:
         step(f"{stage} over {transport}, {STAGE_CLIENTS[-1]} clients")
         bench.add_closed(stage, transport, "concurrency", STAGE_CLIENTS[-1], window_s)

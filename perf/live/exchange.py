@@ -39,11 +39,11 @@ class Exchange:
         number = self._count
         self._count += 1
         self._callbacks[number] = on_answer
-        self._calls.send(number, self._calls.request(number, body))
+        self._calls.send(number, self._calls.encode_call(number, body))
 
     def wait(self, timeout_s: float) -> None:
         """Pass arrived answers to their callbacks, waiting for the first for at most `timeout_s`."""
-        for answer in self._calls.answers(timeout_s):
+        for answer in self._calls.take_answers(timeout_s):
             self._callbacks.pop(answer.number)(answer)
 
     def finish(self) -> None:

@@ -10,7 +10,7 @@ from perf.figures import Figure
 from perf.live.exchange import connect
 from perf.live.shop import Shop, open_shop
 from perf.load.workload import draw, serialise
-from perf.observe import read_memory, total_mib
+from perf.observe import read_memory, sum_mib
 from serving.contract.tensors import ENSEMBLE
 
 MORE_MB = 150.0  # bound
@@ -28,7 +28,7 @@ def measure(repo: Path, events: int, requests: int, rng: np.random.Generator, pr
             if live:
                 observe_many(shop, events, rng)
             ask_many(shop, requests, np.random.default_rng(0))
-            megabytes[live] = MB_PER_MIB * total_mib(read_memory(shop.site.tag or ""))
+            megabytes[live] = MB_PER_MIB * sum_mib(read_memory(shop.site.tag or ""))
     return [
         Figure(
             name="memory with live state over without", values=[megabytes[True] - megabytes[False]], unit="MB", at_most=MORE_MB

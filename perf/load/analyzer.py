@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from perf.observe import Latency, between, read_counters
+from perf.observe import Latency, compute_times, read_counters
 from perf.report.results import Closed
 from server.environment import build_perf_analyzer_env
 from server.keys import GRPC_HEADER, HEADER, find_key
@@ -64,7 +64,7 @@ class Target:
             raise ConfigError(f"There is no transport {self.transport!r}; these are: grpc, http, grpc+shm.")
 
 
-def command(target: Target, mode: str, value: float, window_s: float, output: Path) -> list[str]:
+def build_command(target: Target, mode: str, value: float, window_s: float, output: Path) -> list[str]:
     """Return the command line. mode: "concurrency" (value = clients) or "request_rate" (value = Poisson requests/s)."""
     http = target.transport == "http"
     arguments = [
@@ -90,7 +90,7 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
     output = raw.with_suffix(".csv" if target.in_shared_memory else ".json")
     output.unlink(missing_ok=True)
     before = read_counters(target.grpc_url)
-    arguments = command(target, mode, value, window_s, output)
+    arguments = build_command(target, mode, value, window_s, output)
     said = run(arguments, (WINDOWS + 1) * window_s * 2 + TIME_LIMIT_S, target.key_header)
     after = read_counters(target.grpc_url)
     if not output.exists():
@@ -109,8 +109,8 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
         transport=target.transport,
         mode=mode,
         value=value,
-        late_share=late_share(said),
-        stages=between(before, after),
+        late_share=parse_late_share(said),
+        stages=compute_times(before, after),
         **figures,
     )
 
@@ -186,7 +186,7 @@ def parse_csv(text: str, said: str) -> dict[str, Any]:
     return {"achieved_rate": rate, "latency": Latency(count=count, mean_ms=ms["Avg"], **percentiles)}
 
 
-def late_share(stdout: str) -> float:
+def parse_late_share(stdout: str) -> float:
     """Return the share of requests that perf_analyzer reports as sent late, at a request rate."""
     for line in stdout.splitlines():
         if "of the requests were delayed" in line:

@@ -118,12 +118,12 @@ def prevent_delays() -> Iterator[None]:
 
 def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], object]) -> None:
     """Send bodies[i] at due_ns[i], and fill `outcome`."""
-    requests = [calls.request(number, body) for number, body in enumerate(bodies)]
+    requests = [calls.encode_call(number, body) for number, body in enumerate(bodies)]
     cpu_before = psutil.cpu_times()
     clock, cpu_s, start_ns = time.perf_counter_ns, time.thread_time(), time.perf_counter_ns()
 
     def receive(wait_ns: int) -> None:
-        for number, at_ns, error, message in calls.answers(max(wait_ns, 0) / 1e9):
+        for number, at_ns, error, message in calls.take_answers(max(wait_ns, 0) / 1e9):
             if error:
                 outcome.errors[error] += 1
             else:
@@ -156,9 +156,9 @@ def measure_floor_ns(url: str) -> np.ndarray:
     latencies_ns = np.empty(FLOOR_CALLS, np.int64)
     with contextlib.closing(UnaryCalls(url, LIVE, DEADLINE_S)) as calls:
         for number in range(FLOOR_CALLS):
-            request, start_ns = calls.request(number, b""), time.perf_counter_ns()
+            request, start_ns = calls.encode_call(number, b""), time.perf_counter_ns()
             calls.send(number, request)
-            while not (answers := calls.answers(DEADLINE_S)):
+            while not (answers := calls.take_answers(DEADLINE_S)):
                 pass
             if answers[0].error:
                 raise ServerError(f"The server at {url} does not say that it is live: {answers[0].error}. Is it the gRPC port?")

@@ -99,7 +99,7 @@ class UnaryCalls:
     def in_flight(self) -> int:
         return len(self._sent_ns)
 
-    def request(self, number: int, message: bytes) -> list[Part]:
+    def encode_call(self, number: int, message: bytes) -> list[Part]:
         """Return the frames of a call, usually one. Raises ConfigError for a message longer than the server accepts."""
         body = b"\0" + len(message).to_bytes(4, "big") + message  # 0: not compressed
         if len(body) > self._call_window_bytes:
@@ -132,7 +132,7 @@ class UnaryCalls:
             self._failure = f"UNAVAILABLE: {error}"
         return not self._failure
 
-    def answers(self, timeout_s: float) -> list[Answer]:
+    def take_answers(self, timeout_s: float) -> list[Answer]:
         """Return the answers that have arrived. Wait for the first one for at most `timeout_s`."""
         self._read(0.0 if self._answers else timeout_s)
         answers, self._answers = self._answers, []

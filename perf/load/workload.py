@@ -2,7 +2,7 @@
 
     perf_analyzer   a JSON file of rows                      (`write_analyzer_json`)
     open loop       serialised gRPC requests                 (`serialise`)
-    a single stage  the outputs of the stages before it      (`stage_inputs`, computed by the server itself)
+    a single stage  the outputs of the stages before it      (`compute_stage_inputs`, computed by the server itself)
 
 Every tensor is sent, with its fill value where a row has none, as our client does: tritonserver batches only requests with the
 same tensors.
@@ -82,11 +82,11 @@ def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays) -> None:
     """Write perf_analyzer's input data: one step per row. A missing continuous value is sent as 0, because JSON has no NaN."""
     steps = []
     for row in range(len(rows["user_id"] if "user_id" in rows else next(iter(rows.values())))):
-        steps.append({t.name: {"content": _plain(rows[t.name][row]), "shape": list(t.dims)} for t in spec.inputs})
+        steps.append({t.name: {"content": _make_plain(rows[t.name][row]), "shape": list(t.dims)} for t in spec.inputs})
     path.write_text(json.dumps({"data": steps}))
 
 
-def _plain(row: np.ndarray) -> list:
+def _make_plain(row: np.ndarray) -> list:
     if row.dtype == np.object_:
         return [value.decode() for value in row.ravel()]
     return np.nan_to_num(row.ravel(), nan=0.0).tolist() if row.dtype.kind == "f" else row.ravel().tolist()
@@ -104,18 +104,18 @@ def serialise(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None)
             request.parameters["priority"].uint64_param = int(priority[row])
         for tensor in spec.inputs:
             request.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=[1, *tensor.dims])
-            request.raw_input_contents.append(_raw(rows[tensor.name][row]))
+            request.raw_input_contents.append(_make_raw(rows[tensor.name][row]))
         bodies.append(request.SerializeToString())
     return bodies
 
 
-def _raw(row: np.ndarray) -> bytes:
+def _make_raw(row: np.ndarray) -> bytes:
     if row.dtype == np.object_:
         return b"".join(len(text).to_bytes(4, "little") + text for text in row.ravel())
     return np.ascontiguousarray(row).tobytes()
 
 
-def stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, requests: Arrays) -> dict[str, Arrays]:
+def compute_stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, requests: Arrays) -> dict[str, Arrays]:
     """Return each stage's input tensors [R, *dims]: the outputs of the stages before it for `requests`."""
     count = len(requests["user_id"])
     tensors, inputs = dict(requests), {}

@@ -23,9 +23,9 @@ def write_report(run: Run, folder: Path, verdicts: list[Verdict]) -> Path:
     """Write the page and its pictures as PNG. Return the page."""
     pictures = []
     with plt.rc_context(plots.STYLE):
-        for draw in plots.PICTURES:
+        for name, draw in plots.PICTURES.items():
             if figure := draw(run, folder):
-                pictures.append(_save_picture(draw.__name__, figure, folder))
+                pictures.append(_save_picture(name, figure, folder))
     first = [tables.make_verdict_table(verdicts)] if verdicts else []
     rest = [
         tables.make_open_table(run),

@@ -44,9 +44,9 @@ STYLE: dict[RcKeyType, Any] = {
 }
 
 
-def latency_throughput(run: Run, folder: Path) -> Figure | None:
+def draw_latency_throughput(run: Run, folder: Path) -> Figure | None:
     """Draw latency against rate, a point per number of clients (perf_analyzer), and against the offered rate (open loop)."""
-    curves = _curves(run)
+    curves = _select_curves(run)
     if not curves:
         return None
     loads = sorted(
@@ -77,24 +77,24 @@ def latency_throughput(run: Run, folder: Path) -> Figure | None:
     for axes in panels[0]:
         axes.margins(0.06)
         axes.set_xlim(left=0)
-        _plain_log(axes)
+        _label_log_axis(axes)
     return figure
 
 
-def stage_breakdown(run: Run, folder: Path) -> Figure | None:
+def draw_stage_breakdown(run: Run, folder: Path) -> Figure | None:
     """Draw the mean time of a request by stage and phase, a bar per number of clients.
 
     The rest is ensemble, gRPC and client.
     """
-    curve = next(iter(_curves(run).values()), [])
+    curve = next(iter(_select_curves(run).values()), [])
     if not curve:
         return None
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.42 * len(curve) + 1.6))
     rows = np.arange(len(curve))
     left = np.zeros(len(curve))
-    for model in _models(curve):
+    for model in _list_models(curve):
         for what, phases, alpha in (("queue", ("queue",), 0.35), ("work", PHASES[1:], 1.0)):
-            width = np.array([_stage_ms(level, model, phases) for level in curve])
+            width = np.array([_sum_stage_ms(level, model, phases) for level in curve])
             axes.barh(rows, width, left=left, color=MODEL_COLOUR[model], alpha=alpha, label=f"{model}: {what}", height=0.62)
             left += width
     total = np.array([level.latency.mean_ms for level in curve])
@@ -102,7 +102,7 @@ def stage_breakdown(run: Run, folder: Path) -> Figure | None:
     for row, value, end in zip(rows, total, np.maximum(total, left), strict=True):  # the server may count more than the windows
         axes.annotate(f"{value:.1f} ms", (end, row), textcoords="offset points", xytext=(4, -3), fontsize=8)
     axes.set(title="Where a request spends its time (mean)", xlabel="ms", yticks=rows)
-    axes.set_yticklabels([_clients(level) for level in curve])
+    axes.set_yticklabels([_label_level(level) for level in curve])
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.1)
     axes.invert_yaxis()
@@ -110,9 +110,9 @@ def stage_breakdown(run: Run, folder: Path) -> Figure | None:
     return figure
 
 
-def stage_curves(run: Run, folder: Path) -> Figure | None:
+def draw_stage_curves(run: Run, folder: Path) -> Figure | None:
     """Draw the capacity of each stage alone, measured by perf_analyzer."""
-    curves = {stage: run.curve(stage) for stage in STAGES if run.curve(stage)}
+    curves = {stage: run.select_curve(stage) for stage in STAGES if run.select_curve(stage)}
     if not curves:
         return None
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 3.6))
@@ -125,12 +125,12 @@ def stage_curves(run: Run, folder: Path) -> Figure | None:
     axes.set(title="Each stage on its own (numbers: clients)", xlabel="answers/s", ylabel="p50, ms", yscale="log")
     axes.margins(0.08)
     axes.set_xlim(left=0)
-    _plain_log(axes)
+    _label_log_axis(axes)
     axes.legend(fontsize=8)
     return figure
 
 
-def histogram(run: Run, folder: Path) -> Figure | None:
+def draw_histogram(run: Run, folder: Path) -> Figure | None:
     """Draw latencies of Poisson arrivals at half of the peak, or of the only load, with their percentiles."""
     load = run.main_load
     if load is None or load.latency is None:
@@ -161,11 +161,11 @@ def histogram(run: Run, folder: Path) -> Figure | None:
         xscale="log",
     )
     axes.set_xlim(right=latency_ms.max() * 1.4)  # room for the last label
-    _plain_log(axes, "x")
+    _label_log_axis(axes, "x")
     return figure
 
 
-def bursts(run: Run, folder: Path) -> Figure | None:
+def draw_bursts(run: Run, folder: Path) -> Figure | None:
     """Draw latency over time during bursts: its height, and how fast it recovers."""
     load = next((load for load in reversed(run.open) if "in a burst" in load.by_class), None)
     if load is None:
@@ -183,16 +183,16 @@ def bursts(run: Run, folder: Path) -> Figure | None:
         latency.axvline(at_s, color=RED, alpha=0.3, lw=0.5)
     latency.set(xlabel="s", ylabel="latency, ms", yscale="log")
     latency.legend(fontsize=8, loc="upper left")
-    _plain_log(latency)
+    _label_log_axis(latency)
     return figure
 
 
-def batch_sizes(run: Run, folder: Path) -> Figure | None:
+def draw_batch_sizes(run: Run, folder: Path) -> Figure | None:
     """Draw the share of calls by batch size, a row per number of clients."""
-    curve = [level for level in next(iter(_curves(run).values()), []) if level.value > 1 and level.computing_models][-3:]
+    curve = [level for level in next(iter(_select_curves(run).values()), []) if level.value > 1 and level.computing_models][-3:]
     if not curve:
         return None
-    models = _models(curve)
+    models = _list_models(curve)
     figure, grid = plt.subplots(
         len(curve), len(models), figsize=(WIDTH_IN, 1.3 * len(curve) + 0.9), sharex=True, sharey=True, squeeze=False
     )
@@ -204,7 +204,7 @@ def batch_sizes(run: Run, folder: Path) -> Figure | None:
             sizes, calls = np.array(list(times.calls_by_batch.items())).T
             axes.bar(sizes, 100 * calls / calls.sum(), color=MODEL_COLOUR[model], width=0.9)
             axes.annotate(f"mean {times.mean_batch:.1f}", (0.97, 0.88), xycoords="axes fraction", ha="right", fontsize=8)
-        row[0].set_ylabel(f"{_clients(level)}\n% of calls")
+        row[0].set_ylabel(f"{_label_level(level)}\n% of calls")
     for axes, model in zip(grid[0], models, strict=True):
         axes.set_title(model)
     for axes in grid[-1]:
@@ -213,7 +213,7 @@ def batch_sizes(run: Run, folder: Path) -> Figure | None:
     return figure
 
 
-def hit_rates(run: Run, folder: Path) -> Figure | None:
+def draw_hit_rates(run: Run, folder: Path) -> Figure | None:
     """Draw a bar per level of the embedding tables (of the lookups that reached it), and per cache of answers."""
     if not run.hit_rates:
         return None
@@ -230,7 +230,7 @@ def hit_rates(run: Run, folder: Path) -> Figure | None:
     return figure
 
 
-def memory(run: Run, folder: Path) -> Figure | None:
+def draw_memory(run: Run, folder: Path) -> Figure | None:
     """Draw the memory of each process at the peak, with shared pages in full, and shared out over the processes."""
     if not run.memory:
         return None
@@ -251,31 +251,31 @@ def memory(run: Run, folder: Path) -> Figure | None:
     return figure
 
 
-def yardstick(run: Run, folder: Path) -> Figure | None:
+def draw_yardstick(run: Run, folder: Path) -> Figure | None:
     """Draw served beside in-process figures, a point per round."""
     yard = run.yardstick
     if yard is None:
         return None
     figure, (latency, rate) = plt.subplots(1, 2, figsize=(WIDTH_IN, 2.6))
-    _rounds(latency, {"in process": yard.in_process_p50_ms, "served": yard.served_p50_ms})
+    _draw_rounds(latency, {"in process": yard.in_process_p50_ms, "served": yard.served_p50_ms})
     latency.set(title=f"One caller: serving adds {yard.overhead_p50_ms:.2f} ms", xlabel="p50, ms")
     names = ("in process, one by one", f"served, {yard.served_clients} clients")
-    _rounds(rate, dict(zip(names, (yard.in_process_rate, yard.served_rate), strict=True)))
+    _draw_rounds(rate, dict(zip(names, (yard.in_process_rate, yard.served_rate), strict=True)))
     rate.set(title=f"All cores: {yard.throughput_share:.0%} of in-process is left", xlabel="requests/s")
     return figure
 
 
-PICTURES: tuple[Callable[[Run, Path], Figure | None], ...] = (
-    latency_throughput,
-    stage_breakdown,
-    histogram,
-    bursts,
-    yardstick,
-    stage_curves,
-    batch_sizes,
-    hit_rates,
-    memory,
-)
+PICTURES: dict[str, Callable[[Run, Path], Figure | None]] = {  # by the name of the file
+    "latency_throughput": draw_latency_throughput,
+    "stage_breakdown": draw_stage_breakdown,
+    "histogram": draw_histogram,
+    "bursts": draw_bursts,
+    "yardstick": draw_yardstick,
+    "stage_curves": draw_stage_curves,
+    "batch_sizes": draw_batch_sizes,
+    "hit_rates": draw_hit_rates,
+    "memory": draw_memory,
+}
 
 
 def _open_raw(folder: Path, load: Open) -> np.lib.npyio.NpzFile:
@@ -288,7 +288,7 @@ def _open_raw(folder: Path, load: Open) -> np.lib.npyio.NpzFile:
         ) from error
 
 
-def _rounds(axes: Axes, values: dict[str, list[float]]) -> None:
+def _draw_rounds(axes: Axes, values: dict[str, list[float]]) -> None:
     for row, (entries, colour) in enumerate(zip(values.values(), (GREY, BLUE), strict=True)):
         axes.barh(row, np.median(entries), color=colour, alpha=0.5, height=0.5)
         axes.plot(entries, np.full(len(entries), row), "o", color=colour, ms=4)
@@ -298,31 +298,31 @@ def _rounds(axes: Axes, values: dict[str, list[float]]) -> None:
     axes.invert_yaxis()
 
 
-def _curves(run: Run) -> dict[str, list[Closed]]:
+def _select_curves(run: Run) -> dict[str, list[Closed]]:
     """Return `recommend`'s levels by transport, over numbers of clients, or over request rates where no clients were swept."""
     for mode in ("concurrency", "request_rate"):
-        if found := {name: curve for name in TRANSPORT_COLOUR if (curve := run.curve(ENSEMBLE, name, mode))}:
+        if found := {name: curve for name in TRANSPORT_COLOUR if (curve := run.select_curve(ENSEMBLE, name, mode))}:
             return found
     return {}
 
 
-def _models(curve: list[Closed]) -> list[str]:
+def _list_models(curve: list[Closed]) -> list[str]:
     """Return the models that computed: the stages, or the fused `recommend`."""
     return [model for model in MODELS if any(model in level.computing_models for level in curve)]
 
 
-def _stage_ms(level: Closed, model: str, phases: tuple[str, ...]) -> float:
+def _sum_stage_ms(level: Closed, model: str, phases: tuple[str, ...]) -> float:
     times = level.computing_models.get(model)
     return sum(getattr(times, f"{phase}_us") for phase in phases) / 1e3 if times else 0.0
 
 
-def _clients(level: Closed) -> str:
+def _label_level(level: Closed) -> str:
     if level.mode == "request_rate":
         return f"{level.value:g} /s"
     return f"{level.value:g} client{'s' if level.value > 1 else ''}"
 
 
-def _plain_log(axes: Axes, which: str = "y") -> None:
+def _label_log_axis(axes: Axes, which: str = "y") -> None:
     """Label a log axis with 1, 2, 5, 10 instead of powers."""
     axis = axes.yaxis if which == "y" else axes.xaxis
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))

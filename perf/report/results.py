@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from perf.observe import Latency, ProcessMemory, StageTimes, total_mib
+from perf.observe import Latency, ProcessMemory, StageTimes, sum_mib
 from repository.models import read_config
 from server.environment import PROJECT
 from serving.contract.errors import ConfigError
@@ -96,7 +96,7 @@ class Machine(BaseModel, frozen=True):
     @classmethod
     def here(cls) -> Machine:
         return cls(
-            cpu=_cpu_name(),
+            cpu=_read_cpu_name(),
             cores=len(os.sched_getaffinity(0)),
             load_before=os.getloadavg()[0],
             kernel=platform.release(),
@@ -131,7 +131,7 @@ class Run(BaseModel):
         temporary.write_text(self.model_dump_json(indent=1))
         temporary.replace(folder / RUN_FILE)
 
-    def curve(self, model: str, transport: str = "grpc", mode: str = "concurrency") -> list[Closed]:
+    def select_curve(self, model: str, transport: str = "grpc", mode: str = "concurrency") -> list[Closed]:
         """Return the levels of one kind, in the order of clients or rate; of a level measured twice, the later one."""
         levels = {x.value: x for x in self.closed if (x.model, x.transport, x.mode) == (model, transport, mode)}
         return [levels[value] for value in sorted(levels)]
@@ -195,7 +195,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "cores": run.machine.cores,
         "load_before": round(run.machine.load_before, 2),
     }
-    if curve := run.curve("recommend"):
+    if curve := run.select_curve("recommend"):
         best = max(curve, key=lambda level: level.achieved_rate)
         facts |= {"peak_rate": best.achieved_rate, "peak_clients": int(best.value)}
         facts |= {f"clients_{int(level.value)}_p50_ms": level.latency.p50_ms for level in curve if level.value == 1}
@@ -216,7 +216,7 @@ def summarise(run: Run) -> dict[str, Any]:
     if run.answers_compared:
         facts["answers_equal"] = not run.differing_answers
     if run.memory:
-        facts["memory_mib"] = total_mib(run.memory)
+        facts["memory_mib"] = sum_mib(run.memory)
     if run.hit_rates:
         facts["hit_rates"] = {name: round(rate, 4) for name, rate in run.hit_rates.items()}
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in facts.items()}
@@ -255,7 +255,7 @@ def to_json_line(document: dict[str, Any]) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def _cpu_name() -> str:
+def _read_cpu_name() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()

@@ -65,14 +65,14 @@ def make_open_table(run: Run) -> Table:
                     load.name,
                     f"{load.offered_rate:,.0f}",
                     f"{load.achieved_rate:,.0f}",
-                    *(_latency_cells(load.latency)),
+                    *(_format_latency(load.latency)),
                     f"{load.error_share:.2%}",
                     f"{load.send_late.p99_ms:.2f}" if load.send_late else "-",
                     f"{load.generator_cores:.2f}",
                 )
             )
         )
-        rows += [Row((f"   {name}", "", "", *_latency_cells(latency), "", "", "")) for name, latency in load.by_class.items()]
+        rows += [Row((f"   {name}", "", "", *_format_latency(latency), "", "", "")) for name, latency in load.by_class.items()]
     head = (
         "Open loop",
         "offered/s",
@@ -87,14 +87,14 @@ def make_open_table(run: Run) -> Table:
     return Table("Open-loop load, latency from the due instant", head, tuple(rows))
 
 
-def _latency_cells(latency) -> tuple[str, ...]:
+def _format_latency(latency) -> tuple[str, ...]:
     return tuple(f"{getattr(latency, q):.2f}" if latency else "-" for q in ("p50_ms", "p95_ms", "p99_ms"))
 
 
 def make_stage_table(run: Run) -> Table:
     """Return mean microseconds by stage and phase, of the ensemble's levels."""
     rows = []
-    for level in run.curve("recommend"):
+    for level in run.select_curve("recommend"):
         for model, times in level.computing_models.items():
             phases = (times.queue_us, times.compute_input_us, times.compute_infer_us, times.compute_output_us)
             cells = (f"{level.value:g} clients, {model}", *(f"{value:,.0f}" for value in phases), f"{times.mean_batch:.1f}")

@@ -102,7 +102,7 @@ def summarise(outcome: Outcome) -> dict[str, object]:
     facts: dict[str, object] = {"perf": "tune", "goal": outcome.goal, "complete": outcome.complete}
     if (winner := outcome.winner) is None:
         return facts | {"winner": None}
-    gain = winner.gain(outcome.goal)
+    gain = winner.compute_gain(outcome.goal)
     return facts | {
         "winner": winner.changes,
         "gain_median_low_high": [round(x, 4) for x in (gain.median, gain.low, gain.high)],

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from export.settings import Settings, read_served_settings
-from perf.answers import differing_answers
+from perf.answers import compare_to_export
 from perf.load import analyzer, schedule
 from perf.load.open_loop import run_load
 from perf.load.workload import draw, read_recorded_requests, read_specs, serialise, write_analyzer_json
-from perf.observe import Latency, read_memory, total_mib
-from perf.recall import JUDGED_BY, recorded_vectors
+from perf.observe import Latency, read_memory, sum_mib
+from perf.recall import JUDGED_BY, compute_recorded_vectors
 from perf.target import Turns, read_site, take_turns
 from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes, describe_changes
 from perf.tune.variant import make_variant
@@ -42,7 +42,7 @@ def measure_smaller_efforts(repository: Path) -> dict[int, float]:
         if search.index is None:
             return recalls
         index = inverted_file(search.index)
-        queries = recorded_vectors(pipeline, repository, JUDGED_BY)
+        queries = compute_recorded_vectors(pipeline, repository, JUDGED_BY)
         current = index.nprobe
         for effort in sorted({max(int(current * factor), 1) for factor in FACTORS} - {current}):
             index.nprobe = effort
@@ -132,7 +132,7 @@ class Lab:
             "peak_rate": many.achieved_rate,
             "clients_1_p50_ms": one.latency.p50_ms,
             "error_share": 1.0 - float(outcome.ok.mean()) if len(due_s) else 0.0,
-            "memory_mib": total_mib(read_memory(served.server.state.tag)),
+            "memory_mib": sum_mib(read_memory(served.server.state.tag)),
         }
         if latency := Latency.of(outcome.latency_ns):
             metrics |= {f"{q}_ms": getattr(latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
@@ -166,4 +166,4 @@ class Lab:
         """
         if "compute.index_effort" in changes:
             return ""
-        return differing_answers(read_site(server.state), self.spec)
+        return compare_to_export(read_site(server.state), self.spec)

@@ -38,7 +38,7 @@ def make_evidence(outcome: Outcome, slo: dict[str, Bound], facts: dict[str, Any]
 
 
 def _describe_trial(trial: Trial, goal: str, slo: dict[str, Bound]) -> dict[str, Any]:
-    gain = trial.gain(goal)
+    gain = trial.compute_gain(goal)
     return {
         "changes": trial.changes,
         "gain": {name: round(getattr(gain, name), 4) for name in ("median", "low", "high")},
@@ -60,7 +60,7 @@ def make_trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
     """Return a table of the trials that came furthest, best first."""
     rows = []
     for trial in outcome.best:
-        gain, wins = trial.gain(outcome.goal), trial is outcome.winner
+        gain, wins = trial.compute_gain(outcome.goal), trial is outcome.winner
         value = find_medians(trial.own).get(outcome.goal)
         cells = (
             describe_changes(trial.changes),

@@ -113,11 +113,11 @@ class Trial:
     current: tuple[Metrics, ...] = ()
     answers: str = ""
 
-    def joined(self, later: Trial) -> Trial:
+    def join(self, later: Trial) -> Trial:
         own, current = self.own + later.own, self.current + later.current
         return replace(self, own=own, current=current, answers=self.answers or later.answers)
 
-    def gain(self, goal: str) -> Ratio:
+    def compute_gain(self, goal: str) -> Ratio:
         """Return the improvement over the current settings, by turn; 0 in a turn in which either did not measure the goal."""
         own = [turn.get(goal, 0.0 if goal in RATES else np.inf) for turn in self.own]
         current = [turn.get(goal, np.inf if goal in RATES else 0.0) for turn in self.current]
@@ -177,14 +177,14 @@ def search(
     while True:
         last = len(remaining) <= HEAT
         outcome.rungs.append([])
-        for heat in _heats(remaining):
+        for heat in _split_into_heats(remaining):
             if time_is_over():
                 outcome.complete = False
                 break
-            n_turns = max(turns, FINAL_TURNS - _least_turns(known, heat)) if last else turns
+            n_turns = max(turns, FINAL_TURNS - _count_least_turns(known, heat)) if last else turns
             for trial in measure(heat, n_turns):
                 key = repr(trial.changes)
-                known[key] = known[key].joined(trial) if key in known else trial
+                known[key] = known[key].join(trial) if key in known else trial
                 outcome.rungs[-1].append(known[key])
             save(outcome)
         outcome.rungs[-1].sort(key=lambda trial: rank(trial, slo, goal))
@@ -200,7 +200,7 @@ def search(
 
 def rank(trial: Trial, slo: dict[str, Bound], goal: str) -> tuple:
     """Return a sort key, best first: equal answers, then fewer broken objectives, then the larger gain."""
-    return bool(trial.answers), len(trial.find_broken(slo)), -trial.gain(goal).median
+    return bool(trial.answers), len(trial.find_broken(slo)), -trial.compute_gain(goal).median
 
 
 def is_surely_better(trial: Trial, slo: dict[str, Bound], goal: str) -> bool:
@@ -208,16 +208,16 @@ def is_surely_better(trial: Trial, slo: dict[str, Bound], goal: str) -> bool:
     kept_now = set(slo) - set(find_broken(trial.current, slo))
     return (
         len(trial.own) >= FINAL_TURNS
-        and trial.gain(goal).low > 1.0
+        and trial.compute_gain(goal).low > 1.0
         and not trial.answers
         and not kept_now & set(trial.find_broken(slo))
     )
 
 
-def _heats(candidates: Sequence[Changes]) -> Iterator[Sequence[Changes]]:
+def _split_into_heats(candidates: Sequence[Changes]) -> Iterator[Sequence[Changes]]:
     for start in range(0, len(candidates), HEAT):
         yield candidates[start : start + HEAT]
 
 
-def _least_turns(known: dict[str, Trial], heat: Sequence[Changes]) -> int:
+def _count_least_turns(known: dict[str, Trial], heat: Sequence[Changes]) -> int:
     return min((len(known[repr(changes)].own) if repr(changes) in known else 0) for changes in heat)

@@ -51,8 +51,10 @@ def test_a_fused_model_is_shown_as_what_it_is(run):
     fused = run.model_copy(update={"closed": closed})
     assert [row.cells[0] for row in tables.make_stage_table(fused).rows] == ["1 clients, recommend", "8 clients, recommend"]
     with plt.rc_context(plots.STYLE):
-        bars = {c.get_label(): [bar.get_width() for bar in c] for c in plots.stage_breakdown(fused, Path()).axes[0].containers}
-        assert len(plots.batch_sizes(fused, Path()).axes) == 1
+        bars = {
+            c.get_label(): [bar.get_width() for bar in c] for c in plots.draw_stage_breakdown(fused, Path()).axes[0].containers
+        }
+        assert len(plots.draw_batch_sizes(fused, Path()).axes) == 1
     assert bars["recommend: queue"] == pytest.approx([0.1, 0.1])
     assert bars["recommend: work"] == pytest.approx([0.45, 0.45])
     plt.close("all")
@@ -60,7 +62,7 @@ def test_a_fused_model_is_shown_as_what_it_is(run):
 
 def test_every_cache_has_its_bar(run):
     with plt.rc_context(plots.STYLE):
-        axes = plots.hit_rates(run, Path()).axes[0]
+        axes = plots.draw_hit_rates(run, Path()).axes[0]
     bars = {label.get_text(): bar for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)}
     assert {name: bar.get_width() for name, bar in bars.items()} == {n: 100 * rate for n, rate in run.hit_rates.items()}
     levels, answers = ("tables, l1", "tables, l2"), "cache model=rank"

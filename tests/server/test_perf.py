@@ -13,8 +13,8 @@ from perf.bench import new_bench
 from perf.in_process import InProcess
 from perf.load import schedule
 from perf.load.open_loop import measure_floor_ns
-from perf.load.workload import read_requests, stage_inputs
-from perf.observe import hit_rates, read_memory, read_samples
+from perf.load.workload import compute_stage_inputs, read_requests
+from perf.observe import compute_hit_rates, read_memory, read_samples
 from perf.report.results import load_run
 from perf.target import find_site, own_server, read_site, serve
 from serving.contract.errors import ConfigError, ServerError
@@ -93,7 +93,7 @@ def test_stage_inputs_are_the_in_process_tensors(bench):
     """What the served stages hand on, against the same stages in this process."""
     requests = {name: rows[:40] for name, rows in read_requests(bench.site.repo, bench.site.generation).items()}
     trace = Pipeline.load(bench.site.repo).trace(requests)
-    for stage, tensors in stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, requests).items():
+    for stage, tensors in compute_stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, requests).items():
         for name, served in unpack_records(bench.specs[stage].inputs, tensors).items():
             if name in requests or name == "lineage":  # the trace keeps that of the last stage that has one
                 continue
@@ -126,14 +126,14 @@ def test_memory_names_the_server_and_each_instance(bench):
 
 
 def test_a_repository_answers_like_itself(bench, tmp_path):
-    assert ab.differing_answers(bench, new_bench(bench.site, "again", tmp_path / "again")) == ""
+    assert ab.compare_recorded_answers(bench, new_bench(bench.site, "again", tmp_path / "again")) == ""
 
 
 def test_hit_rates_of_the_tables_are_on_the_servers_page(bench):
     before = read_samples(bench.site.metrics_url)
-    bench.closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
+    bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
     deadline_s = time.monotonic() + 10
-    while not (rates := hit_rates(before, read_samples(bench.site.metrics_url))):  # the models report once a second
+    while not (rates := compute_hit_rates(before, read_samples(bench.site.metrics_url))):  # the models report once a second
         assert time.monotonic() < deadline_s, "no row was looked up"
         time.sleep(0.2)
     assert rates.keys() <= {"tables, l1", "tables, l2", "tables, l3"}
@@ -149,7 +149,7 @@ def test_empty_stages_answer_zeros_through_the_same_models_and_tensors(repositor
     with own_server(tmp_path / "empty") as idle:
         site = replace(read_site(idle.state), repo=repository)
         bench = new_bench(site, "empty", tmp_path / "run")
-        level = bench.closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
+        level = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
         assert level.latency.count > 0
         assert level.stages.keys() == set(STAGES) | {ENSEMBLE}
         rows = {name: array[:2] for name, array in read_requests(repository, site.generation).items()}

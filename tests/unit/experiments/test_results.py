@@ -17,7 +17,7 @@ from experiments.results import (
     write_page,
     write_summary,
 )
-from perf.figures import figure_table, print_table
+from perf.figures import print_table, tabulate_figures
 from serving.contract.errors import ConfigError
 
 
@@ -71,7 +71,7 @@ def test_a_figure_without_values_is_written_read_and_shown_as_not_measured(bound
     assert result.figures[0].met is met
     assert "| a figure | not measured |" in describe_result(result)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        print_table(figure_table("New", [figure]))
+        print_table(tabulate_figures("New", [figure]))
     assert "not measured" in printed.getvalue()
 
 

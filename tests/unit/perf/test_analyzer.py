@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perf.load.analyzer import Target, command, extract_complaints, late_share, parse_csv, parse_export, run
+from perf.load.analyzer import Target, build_command, extract_complaints, parse_csv, parse_export, parse_late_share, run
 from serving.contract.errors import ConfigError, ServerError
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -76,8 +76,8 @@ def test_a_report_of_another_form_is_refused(text, said):
 
 
 def test_late_requests_are_read_from_what_it_prints():
-    assert late_share((SAMPLES / "perf_analyzer_rate.txt").read_text()) == pytest.approx(0.2553)
-    assert late_share("Request Rate: 10 inference requests per seconds") == 0.0
+    assert parse_late_share((SAMPLES / "perf_analyzer_rate.txt").read_text()) == pytest.approx(0.2553)
+    assert parse_late_share("Request Rate: 10 inference requests per seconds") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_late_requests_are_read_from_what_it_prints():
     ],
 )
 def test_transports(transport, expected):
-    arguments = command(target(transport=transport), "concurrency", 8, 1.5, Path("out.json"))
+    arguments = build_command(target(transport=transport), "concurrency", 8, 1.5, Path("out.json"))
     assert [word for word in arguments if word in expected] == expected
     assert ("--shared-memory" in arguments) == (transport == "grpc+shm")
     assert arguments[arguments.index("--concurrency-range") + 1] == "8"
@@ -98,7 +98,7 @@ def test_transports(transport, expected):
 
 
 def test_a_rate_is_poisson_and_a_version_is_asked_for():
-    arguments = command(target(model_version="3"), "request_rate", 62.5, 1, Path("out.json"))
+    arguments = build_command(target(model_version="3"), "request_rate", 62.5, 1, Path("out.json"))
     assert arguments[arguments.index("--request-rate-range") + 1] == "62.5"
     assert arguments[arguments.index("--request-distribution") + 1] == "poisson"
     assert arguments[arguments.index("-x") + 1] == "3"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from perf.answers import differing_at_once, differing_messages, read_tensors
+from perf.answers import compare_at_once, compare_messages, read_tensors
 from repository.recorded import Recorded
 from serving.contract.tensors import ModelSpec, TensorSpec
 from tests.unit.perf.grpc_server import serving
@@ -51,14 +51,14 @@ def test_tensors_are_read_by_name(expected, names):
 
 def test_equal_answers_do_not_differ(expected):
     nearly = expected | {"scores": expected["scores"] + np.float32(1e-6)}
-    assert differing_messages(RECOMMEND, messages_of(nearly), expected) == ""
-    assert differing_messages(RECOMMEND, [], {name: rows[:0] for name, rows in expected.items()}) == ""
+    assert compare_messages(RECOMMEND, messages_of(nearly), expected) == ""
+    assert compare_messages(RECOMMEND, [], {name: rows[:0] for name, rows in expected.items()}) == ""
 
 
 def test_one_answer_to_another_request_is_found(expected):
     messages = messages_of(expected)
     messages[7], messages[8] = messages[8], messages[7]
-    assert differing_messages(RECOMMEND, messages, expected) == "2 of 50 id lists differ, first request 7"
+    assert compare_messages(RECOMMEND, messages, expected) == "2 of 50 id lists differ, first request 7"
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_one_answer_to_another_request_is_found(expected):
 def test_what_is_no_answer_of_the_model_is_a_difference(expected, message):
     messages = messages_of(expected)
     messages[3] = message
-    assert differing_messages(RECOMMEND, messages, expected).startswith("an answer is none of recommend: ")
+    assert compare_messages(RECOMMEND, messages, expected).startswith("an answer is none of recommend: ")
 
 
 def test_one_other_score_is_found(expected):
     other = expected | {"scores": expected["scores"].copy()}
     other["scores"][49, 2] += 0.25
-    assert differing_messages(RECOMMEND, messages_of(other), expected) == "scores differ by up to 0.25"
+    assert compare_messages(RECOMMEND, messages_of(other), expected) == "scores differ by up to 0.25"
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_requests_at_once_are_each_compared_with_their_own_answer(fault, said):
 
     recorded = Recorded({"user_id": np.arange(100)[:, None]}, expected)
     with serving(answer) as url:
-        assert differing_at_once(url, RECOMMEND, recorded) == said
+        assert compare_at_once(url, RECOMMEND, recorded) == said

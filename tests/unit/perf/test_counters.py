@@ -11,12 +11,12 @@ import pytest
 from perf.observe import (
     PeakMemory,
     ProcessMemory,
-    between,
-    hit_rates,
+    compute_hit_rates,
+    compute_times,
     parse_metrics,
     parse_statistics,
     read_samples,
-    total_mib,
+    sum_mib,
 )
 
 STATISTICS = json.loads((Path(__file__).parent / "samples" / "statistics.json").read_text())
@@ -61,7 +61,7 @@ def test_means_are_of_what_happened_in_between():
         },
         {"1": 2, "61": 4},
     )
-    found = between(parse_statistics(STATISTICS), parse_statistics(after))
+    found = compute_times(parse_statistics(STATISTICS), parse_statistics(after))
     assert found.keys() == {"rank"}
     rank = found["rank"]
     assert (rank.requests, rank.failed, rank.cache_hits, rank.cache_misses) == (12, 2, 3, 0)
@@ -74,7 +74,7 @@ def test_means_are_of_what_happened_in_between():
 
 
 def test_nothing_in_between_is_nothing():
-    assert between(parse_statistics(STATISTICS), parse_statistics(STATISTICS)) == {}
+    assert compute_times(parse_statistics(STATISTICS), parse_statistics(STATISTICS)) == {}
 
 
 METRICS = """\
@@ -95,7 +95,7 @@ lonely_hits_total 5
 def test_hit_rates_come_from_pairs_of_counters():
     before = parse_metrics(METRICS.format(hits=100, misses=50))
     after = parse_metrics(METRICS.format(hits=190, misses=60))
-    assert hit_rates(before, after) == {"nv_cache_num model=preprocess,version=1": 0.9, "table tier=ram": 1.0}
+    assert compute_hit_rates(before, after) == {"nv_cache_num model=preprocess,version=1": 0.9, "table tier=ram": 1.0}
 
 
 TABLES = """\
@@ -111,14 +111,14 @@ recommender_table_rows{{answer="l1",instance="rank_0_0",table="item"}} {4}
 
 def test_hit_rates_of_tables_are_of_the_rows_that_reached_a_level():
     before, after = parse_metrics(TABLES.format(10, 0, 5, 0, 9)), parse_metrics(TABLES.format(60, 20, 15, 10, 19))
-    assert hit_rates(before, after) == {"tables, l1": 0.8, "tables, l2": 0.5, "tables, l3": 0.0}
-    assert hit_rates(after, after) == {}
+    assert compute_hit_rates(before, after) == {"tables, l1": 0.8, "tables, l2": 0.5, "tables, l3": 0.0}
+    assert compute_hit_rates(after, after) == {}
 
 
 def test_without_lookups_there_is_no_rate():
     samples = parse_metrics(METRICS.format(hits=7, misses=7))
-    assert hit_rates(samples, samples) == {}
-    assert hit_rates({}, {}) == {}
+    assert compute_hit_rates(samples, samples) == {}
+    assert compute_hit_rates({}, {}) == {}
 
 
 def test_a_server_without_a_metrics_page_has_no_samples():
@@ -136,8 +136,8 @@ def test_memory_sums_each_page_once():
         ProcessMemory(name="a", pid=1, pss_mib=10.5, rss_mib=30),
         ProcessMemory(name="b", pid=2, pss_mib=4.5, rss_mib=30),
     ]
-    assert total_mib(processes) == 15.0
-    assert total_mib([]) == 0.0
+    assert sum_mib(processes) == 15.0
+    assert sum_mib([]) == 0.0
 
 
 def test_a_server_started_elsewhere_has_no_memory_figures():

@@ -54,7 +54,7 @@ def test_the_best_wins_although_the_machine_drifts_and_losers_are_asked_least():
     outcome = run(machine)
     assert outcome.complete
     assert outcome.winner.changes == {"x": 5}
-    assert outcome.winner.gain("peak_rate").median == pytest.approx(1.1)
+    assert outcome.winner.compute_gain("peak_rate").median == pytest.approx(1.1)
     assert [len(rung) for rung in outcome.rungs] == [12, 6, 3]
     assert sorted(machine.turns, key=machine.turns.get)[-3:] == [3, 4, 5]
     assert {machine.turns[x] for x in range(-6, 0)} == {1}
@@ -99,8 +99,8 @@ def test_a_turn_without_an_answered_request_breaks_its_objectives_and_is_no_gain
     other = Trial({"x": 2}, (answered,) * FINAL_TURNS, now)
     assert sorted([trial, other], key=lambda trial: rank(trial, SLO, goal)) == [other, trial]
     unknown = Trial({"x": 3}, (answered,) * FINAL_TURNS, (unanswered,) * FINAL_TURNS)
-    assert unknown.gain("p99_ms").high == 0.0
-    assert Trial({"x": 4}, (unanswered,), (unanswered,)).gain("p99_ms").median == 0.0
+    assert unknown.compute_gain("p99_ms").high == 0.0
+    assert Trial({"x": 4}, (unanswered,), (unanswered,)).compute_gain("p99_ms").median == 0.0
 
 
 def test_other_answers_forbid_a_win_and_come_last():
@@ -112,7 +112,7 @@ def test_other_answers_forbid_a_win_and_come_last():
 def test_a_time_goal_is_better_when_smaller():
     now = ({"peak_rate": 1.0, "p99_ms": 40.0},)
     slow, fast = (Trial({"x": ms}, ({"peak_rate": 1.0, "p99_ms": ms},), now) for ms in (45.0, 20.0))
-    assert fast.gain("p99_ms").median == pytest.approx(2.0)
+    assert fast.compute_gain("p99_ms").median == pytest.approx(2.0)
     assert sorted([slow, fast], key=lambda trial: rank(trial, SLO, "p99_ms")) == [fast, slow]
 
 

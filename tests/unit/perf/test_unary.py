@@ -49,15 +49,15 @@ def calling(url, deadline_s=DEADLINE_S):
 def all_answers(calls, bodies, first=0) -> list[Answer]:
     """Sent at once, in the order of the calls."""
     for number, body in enumerate(bodies, first):
-        calls.send(number, calls.request(number, body))
+        calls.send(number, calls.encode_call(number, body))
     return sorted(rest_of(calls))
 
 
 def rest_of(calls) -> list[Answer]:
     come = []
     while calls.in_flight:
-        come += calls.answers(DEADLINE_S)
-    return come + calls.answers(0)
+        come += calls.take_answers(DEADLINE_S)
+    return come + calls.take_answers(0)
 
 
 def errors_of_grpcio(url, bodies) -> list[str]:
@@ -98,9 +98,9 @@ def test_bodies_of_several_frames():
 def test_a_body_that_the_server_does_not_take_is_refused_before_anything_is_sent():
     settings = SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 1_000}).serialize()
     with scripted(lambda peer: peer.sendall(settings)) as url, calling(url) as calls:
-        calls.request(0, b"x" * 995)
+        calls.encode_call(0, b"x" * 995)
         with pytest.raises(ConfigError, match="1,001 bytes long; this server takes up to 1,000 of a call"):
-            calls.request(0, b"x" * 996)
+            calls.encode_call(0, b"x" * 996)
 
 
 def test_a_call_ends_at_its_deadline_and_the_next_is_answered():
@@ -125,9 +125,9 @@ def test_a_call_that_nobody_answers_ends_at_its_deadline():
         list(frames_of(peer))
 
     with scripted(script) as url, calling(url, deadline_s=0.2) as calls:
-        assert calls.send(0, calls.request(0, b"x"))
+        assert calls.send(0, calls.encode_call(0, b"x"))
         begun_s = time.monotonic()
-        (answer,) = calls.answers(60.0)
+        (answer,) = calls.take_answers(60.0)
     assert answer.error == "DEADLINE_EXCEEDED: no answer within 0.2 s"
     assert time.monotonic() < begun_s + 30  # at the call's deadline, not when whoever waits would have gone on
 
@@ -137,11 +137,11 @@ def test_a_server_that_ends_answers_every_call_with_an_error():
     server = contextlib.ExitStack()
     with calling(server.enter_context(serving(lambda body, context: go.wait(10) and body))) as calls:
         for number in range(3):
-            calls.send(number, calls.request(number, b"x"))
+            calls.send(number, calls.encode_call(number, b"x"))
         ending = threading.Thread(target=server.close)
         ending.start()
         answers = sorted(rest_of(calls))
-        left = [calls.send(number, calls.request(number, b"too late" * 5_000)) for number in range(3, 23)]
+        left = [calls.send(number, calls.encode_call(number, b"too late" * 5_000)) for number in range(3, 23)]
         answers += sorted(rest_of(calls))
         go.set()
         ending.join()
@@ -159,7 +159,7 @@ def test_pings_and_settings_are_acknowledged():
         said.extend(frames_of(peer))
 
     with scripted(script) as url, calling(url) as calls:
-        calls.answers(0.1)
+        calls.take_answers(0.1)
     acknowledged = [frame for frame in said if "ACK" in frame.flags]
     assert [type(frame) for frame in acknowledged] == [SettingsFrame, PingFrame]
     assert acknowledged[1].opaque_data == b"12345678"
@@ -182,8 +182,8 @@ def test_no_more_is_sent_than_the_server_has_room_for():
 
     with scripted(script) as url, calling(url) as calls:
         for number in range(2):
-            calls.send(number, calls.request(number, b"x" * 40_000))
-        calls.answers(0.5)
+            calls.send(number, calls.encode_call(number, b"x" * 40_000))
+        calls.take_answers(0.5)
     assert ends == [1, 3]
     assert 40_005 < taken[0] <= WINDOW_BYTES
 
