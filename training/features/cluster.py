@@ -15,6 +15,7 @@ from distributed.comm import CommClosedError
 
 from serving.contract.errors import ConfigError, DependencyError
 
+ROWS_PER_FILE = 1 << 20
 PACKAGE = "training"  # of this checkout
 START = (
     "Start scheduler and workers in a checkout of this version: `PYTHONPATH=$PWD .venv/bin/dask worker ADDRESS` "
@@ -28,7 +29,7 @@ class Cluster:
 
     scheduler: str
     folder: Path
-    rows_per_file: int = 1 << 20
+    rows_per_file: int = ROWS_PER_FILE
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Hold the training rows of one side while a workflow is fitted: in memory, or in Parquet files that a Dask cluster reads.
+"""Hold the training rows of one side while a workflow is fitted: in memory, or in Parquet files that are read one by one.
 
 derive ─▶ one frame in this process ─────────────────────▶ describe_column, NVTabular
+       ├▶ Parquet files of this process, for a large log ─▶ the same, file by file
        └▶ Parquet files in a shared folder ──────────────▶ the same on the cluster's workers
 """
 
@@ -19,10 +20,11 @@ import pandas as pd
 from distributed import Client
 
 from serving.contract.errors import ConfigError
-from training.features.cluster import Cluster, connect
+from training.features.cluster import ROWS_PER_FILE, Cluster, connect
 from training.features.quiet_nvtabular import Dataset
 
 CLIP_QUANTILES = (0.001, 0.999)
+MOST_IN_MEMORY = 3_000_000  # rows in one frame: each takes a kilobyte while NVTabular is fitted
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,15 @@ class MemoryRows:
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """Training rows in Parquet files that the workers of `client` read."""
+    """Training rows in Parquet files that the workers of `client` read; this process without one."""
 
     paths: tuple[str, ...]
     folder: Path
-    client: Client
+    client: Client | None = None
 
     def describe(self, names: Sequence[str]) -> dict[str, ColumnStatistics]:
+        if self.client is None:
+            return {name: describe_stored_column(self.paths, name) for name in names}
         return self.client.gather({name: self.client.submit(describe_stored_column, self.paths, name) for name in names})
 
     def dataset(self, names: Sequence[str]) -> Dataset:
@@ -103,22 +107,32 @@ class ParquetRows:
 
 
 @contextmanager
-def hold_rows(n_rows: int, derive: Callable[[slice], pd.DataFrame], cluster: Cluster | None) -> Iterator[TrainingRows]:
+def hold_rows(
+    n_rows: int, derive: Callable[[slice], pd.DataFrame], cluster: Cluster | None, most_in_memory: int = MOST_IN_MEMORY
+) -> Iterator[TrainingRows]:
     """Hold training rows until the end of the context, then remove files and vocabularies.
 
-    derive: returns the rows of a slice as a frame (`frame_of`); called once for all rows, or once per file for a cluster
+    derive: returns the rows of a slice as a frame (`frame_of`); called once for all rows, or once per file
+    most_in_memory: more rows are held in files, without a cluster too
     Raises ConfigError when the cluster's folder cannot be written, and DependencyError as `connect` does.
     """
     if cluster is None:
         with tempfile.TemporaryDirectory() as folder:
-            yield MemoryRows(derive(slice(0, n_rows)), Path(folder))
+            if n_rows <= most_in_memory:
+                yield MemoryRows(derive(slice(0, n_rows)), Path(folder))
+            else:
+                yield ParquetRows(_write_rows(n_rows, derive, Path(folder), ROWS_PER_FILE), Path(folder))
         return
     with _make_folder(cluster.folder) as folder, connect(cluster.scheduler, Path(folder)) as client:
-        paths: list[str] = []
-        for start in range(0, n_rows, cluster.rows_per_file):
-            paths.append(str(Path(folder, f"rows.{len(paths)}.parquet")))
-            derive(slice(start, min(start + cluster.rows_per_file, n_rows))).to_parquet(paths[-1])
-        yield ParquetRows(tuple(paths), Path(folder), client)
+        yield ParquetRows(_write_rows(n_rows, derive, Path(folder), cluster.rows_per_file), Path(folder), client)
+
+
+def _write_rows(n_rows: int, derive: Callable[[slice], pd.DataFrame], folder: Path, rows_per_file: int) -> tuple[str, ...]:
+    paths: list[str] = []
+    for start in range(0, n_rows, rows_per_file):
+        paths.append(str(folder / f"rows.{len(paths)}.parquet"))
+        derive(slice(start, min(start + rows_per_file, n_rows))).to_parquet(paths[-1])
+    return tuple(paths)
 
 
 def _make_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from serving.contract.tensors import OOV_ROW, PAD_ROW
 from training.models.cold_rows import ColdRows
+from training.models.embedding import MixedTable, Table
 from training.models.modules import Modules
 
 
@@ -156,69 +156,6 @@ class Network(nn.Module):
         return arrays
 
 
-class Table(nn.Module):
-    """One embedding table. Row 0 is padding and stays zero; rows with too few examples share OOV's vector."""
-
-    shared: torch.Tensor
-
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.vectors = _make_embedding(rows, width, padding_idx=PAD_ROW)
-        self.register_buffer("shared", torch.arange(rows))  # row -> the row whose vector it uses
-
-    def share_rare(self, seen: np.ndarray, at_least: int) -> None:
-        """Let rows with fewer than `at_least` examples share OOV's vector. seen: int [rows] examples per row."""
-        rare = torch.from_numpy(seen < at_least)
-        rare[PAD_ROW] = False
-        self.shared[rare] = OOV_ROW
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the mean of the non-padding rows, float32 [..., D], zeros where all are padding. rows: int64 [..., L]."""
-        vectors = self.rows(self.shared[rows])
-        if rows.shape[-1] == 1:
-            return vectors.squeeze(-2)
-        return vectors.sum(dim=-2) / (rows != PAD_ROW).sum(dim=-1, keepdim=True).clamp(min=1)
-
-    def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows, int64 [...], as float32 [..., D], without sharing."""
-        return self.vectors(rows)
-
-    def array(self) -> np.ndarray:
-        """Return the table as it is served, float32 [rows, D]."""
-        return self.vectors.weight.detach()[self.shared].numpy()
-
-
-class MixedTable(Table):
-    """A table whose rows from `first_cold` on have width W (`cold_width`) and are widened by a projection.
-
-    Cold rows with too few examples share a separate narrow row.
-    """
-
-    def __init__(self, rows: int, width: int, first_cold: int, cold_width: int) -> None:
-        super().__init__(first_cold, width)
-        self.first_cold = first_cold
-        self.narrow = _make_embedding(rows - first_cold + 1, cold_width)  # the last row is shared by rare ones
-        self.projection = nn.Parameter(torch.randn(cold_width, width) / cold_width**0.5)  # keeps the size of a row
-        self.register_buffer("shared", torch.arange(rows))
-
-    def share_rare(self, seen: np.ndarray, at_least: int) -> None:
-        super().share_rare(seen, at_least)
-        self.shared[self.first_cold :][torch.from_numpy(seen[self.first_cold :] < at_least)] = len(self.shared)
-
-    def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        wide = self.vectors(rows.clamp(max=self.first_cold - 1))
-        narrow = self.narrow((rows - self.first_cold).clamp(min=0))
-        return torch.where((rows < self.first_cold).unsqueeze(-1), wide, narrow @ self.projection)
-
-    def array(self) -> np.ndarray:
-        """Return the hot rows, float32 [first_cold, D]."""
-        return self.vectors.weight.detach()[self.shared[: self.first_cold]].numpy()
-
-    def cold_array(self) -> np.ndarray:
-        """Return the cold rows, float32 [rows - first_cold, W]."""
-        return self.narrow.weight.detach()[self.shared[self.first_cold :] - self.first_cold].numpy()
-
-
 class RankingModel(nn.Module):
     """Tables, and a network over their rows. reads_history: the network also takes the rows of the history"""
 
@@ -250,7 +187,7 @@ class RankingModel(nn.Module):
         for name in ("mean", "scale"):
             getattr(self.network, name).copy_(getattr(other.network, name))
         for table, other_table in zip(self.tables, other.tables, strict=True):
-            table.shared.copy_(other_table.shared)
+            table.share_like(other_table)
 
     def user_rows(self, user_categorical: torch.Tensor) -> torch.Tensor:
         """Return the user rows, float32 [B, Fu, D], of int64 [B, Fu]."""
@@ -267,15 +204,6 @@ class DLRM(RankingModel):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.network: Network = Network(shape)
-
-
-def _make_embedding(rows: int, width: int, padding_idx: int | None = None) -> nn.Embedding:
-    vectors = nn.Embedding(rows, width, padding_idx=padding_idx)
-    nn.init.normal_(vectors.weight, std=0.05)
-    with torch.no_grad():
-        if padding_idx is not None:
-            vectors.weight[padding_idx] = 0.0
-    return vectors
 
 
 def _make_linears(*sizes: int) -> Modules[nn.Linear]:

@@ -7,6 +7,7 @@ are kept, without measurable loss for N from 50 to 200.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import scipy.sparse as sp
 
 from serving.stages.search.search import Neighbours
 from training.models.ease import solve_ease
-from training.models.strongest import strongest_per_row
+from training.models.strongest import split_rows, strongest_per_row
 
 ROWS_PER_BLOCK = 1_024
 
@@ -33,14 +34,15 @@ def fit_neighbours(positives: sp.csr_matrix, settings: ItemItemSettings, rng: np
     customers = np.diff(positives.tocsc().indptr)
     core = np.argsort(-customers, kind="stable")[: settings.ease_items]
     core = np.sort(core[customers[core] > 1])
-    matrix = sp.csr_matrix((n_items, n_items), dtype=np.float32)
+    weights = sp.csr_matrix((n_items, n_items), dtype=np.float32)
     if len(core):
-        matrix = _map_to_catalogue(
+        weights = _map_to_catalogue(
             _strongest_rows(solve_ease(positives[:, core], settings.l2), settings.neighbours), core, n_items
         )
-    if len(core) < n_items:
-        matrix = matrix + _weigh_pairs_outside(_sample_histories(positives, settings.longest_history, rng), core, settings.l2)
-    return _make_lists(matrix.tocsr(), settings.neighbours)
+    if len(core) == n_items:
+        return _make_lists([weights], settings.neighbours)
+    pairs = _PairsOutside.of(_sample_histories(positives, settings.longest_history, rng), core, settings.l2)
+    return _make_lists((weights[rows] + pairs.weigh(rows) for rows in pairs.split()), settings.neighbours)
 
 
 def _strongest_rows(weights: np.ndarray, count: int) -> sp.csr_matrix:
@@ -65,21 +67,42 @@ def _map_to_catalogue(matrix: sp.csr_matrix, core: np.ndarray, n_items: int) -> 
     return sp.csr_matrix((entries.data, (core[entries.row], core[entries.col])), shape=(n_items, n_items))
 
 
-def _weigh_pairs_outside(positives: sp.csr_matrix, core: np.ndarray, l2: float) -> sp.csr_matrix:
-    """Return weights of pairs outside EASE: how much more often than by chance the column's item comes with the row's.
+@dataclass(frozen=True)
+class _PairsOutside:
+    """Weights of pairs outside EASE, of some rows at a time: of a large catalogue there are too many to hold.
 
-    This is the ridge regression of one item on one other, so its weights are on the scale of EASE's.
+    by_item: CSR float32 [n_items, n_users]; by_user: its transpose; customers: float32 [n_items]; in_core: bool [n_items]
     """
-    n_users, n_items = positives.shape
-    together = (positives.T @ positives).tocoo()
-    in_core = np.zeros(n_items, bool)
-    in_core[core] = True
-    kept = ~(in_core[together.row] & in_core[together.col]) & (together.row != together.col)
-    row, column, count = together.row[kept], together.col[kept], together.data[kept]
-    customers = np.asarray(positives.sum(axis=0)).ravel()
-    weight = (count - customers[row] * customers[column] / n_users) / (customers[row] + l2)
-    positive = weight > 0
-    return sp.csr_matrix((weight[positive], (row[positive], column[positive])), shape=(n_items, n_items), dtype=np.float32)
+
+    by_item: sp.csr_matrix
+    by_user: sp.csr_matrix
+    customers: np.ndarray
+    in_core: np.ndarray
+    l2: float
+
+    @classmethod
+    def of(cls, positives: sp.csr_matrix, core: np.ndarray, l2: float) -> _PairsOutside:
+        in_core = np.zeros(positives.shape[1], bool)
+        in_core[core] = True
+        return cls(positives.T.tocsr(), positives, np.asarray(positives.sum(axis=0)).ravel(), in_core, l2)
+
+    def split(self) -> Iterator[slice]:
+        """Split the items into blocks for `weigh`."""
+        return split_rows(self.by_item @ np.diff(self.by_user.indptr))
+
+    def weigh(self, rows: slice) -> sp.csr_matrix:
+        """Return how much more often than by chance the column's item comes with the row's, CSR float32 [n_rows, n_items].
+
+        This is the ridge regression of one item on one other, so its weights are on the scale of EASE's.
+        """
+        together = (self.by_item[rows] @ self.by_user).tocoo()
+        first = rows.start
+        kept = ~(self.in_core[together.row + first] & self.in_core[together.col]) & (together.row + first != together.col)
+        row, column, count = together.row[kept], together.col[kept], together.data[kept]
+        takers, others = self.customers[row + first], self.customers[column]
+        weight = (count - takers * others / self.by_user.shape[0]) / (takers + self.l2)
+        positive = weight > 0
+        return sp.csr_matrix((weight[positive], (row[positive], column[positive])), shape=together.shape, dtype=np.float32)
 
 
 def _sample_histories(positives: sp.csr_matrix, longest: int, rng: np.random.Generator) -> sp.csr_matrix:
@@ -94,13 +117,9 @@ def _sample_histories(positives: sp.csr_matrix, longest: int, rng: np.random.Gen
     return sp.csr_matrix((positives.data[kept], (rows[kept], positives.indices[kept])), shape=positives.shape)
 
 
-def _make_lists(matrix: sp.csr_matrix, count: int) -> Neighbours:
-    """Return the `count` largest entries of each row, strongest first, and the padding row."""
-    n_items = matrix.shape[0]
-    count = min(count, n_items)
-    rows, place, entries = strongest_per_row(matrix, count)
-    positions = np.full((n_items + 1, count), n_items, np.int32)
-    weights = np.zeros((n_items + 1, count), np.float32)
-    positions[rows, place] = matrix.indices[entries]
-    weights[rows, place] = matrix.data[entries]
-    return Neighbours(positions, weights)
+def _make_lists(blocks: Iterable[sp.csr_matrix], count: int) -> Neighbours:
+    """Return the `count` largest entries of each row, strongest first, and the padding row. blocks: of rows, in their order"""
+    parts = [strongest_per_row(block, min(count, block.shape[1])) for block in blocks]
+    positions, weights = (np.concatenate(values) for values in zip(*parts, strict=True))
+    n_items = len(positions)
+    return Neighbours(np.pad(positions, ((0, 1), (0, 0)), constant_values=n_items), np.pad(weights, ((0, 1), (0, 0))))

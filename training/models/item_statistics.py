@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import scipy.sparse as sp
 
 from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics
 from serving.stages.features.ranking import SCALE
-from training.models.strongest import strongest_per_row
+from training.models.strongest import split_rows, strongest_per_row
 
 SECONDS_PER_DAY = 86_400.0
 
@@ -54,7 +55,7 @@ def fit_statistics(
     sales: Sales, n_items: int, as_of_s: int, groups: np.ndarray, settings: StatisticsSettings
 ) -> ItemStatistics:
     """Fit the statistics. groups: int32 [n_items + 1, 2] category and provider, negative = none; as_of_s: the store's clock."""
-    neighbours, weights = find_neighbours(view_matrices(sales, n_items, settings), settings.neighbours)
+    neighbours, weights = find_neighbours(Views.of(sales, n_items, settings), settings.neighbours)
     age_days = (as_of_s - sales.times_s) / SECONDS_PER_DAY
     decayed = [np.bincount(sales.positions, np.exp(-age_days / horizon), n_items + 1) for horizon in HORIZONS_DAYS]
     popularity = np.stack([np.bincount(sales.positions, minlength=n_items + 1), *decayed], axis=1)
@@ -74,24 +75,75 @@ def fit_statistics(
     )
 
 
-def view_matrices(sales: Sales, n_items: int, settings: StatisticsSettings) -> list[sp.csr_matrix]:
-    """Return CSR [n_items, n_items] per view, in the order of VIEWS: row = item of a history, column = related item.
+@dataclass(frozen=True)
+class Views:
+    """How items are related, some rows at a time: of a large catalogue there are too many pairs to hold.
 
-    All are divided by the square root of both items' number of customers.
+    sales: each (user, item) once; by_item: int64 [E], the sales in the order of their items, those of item i from
+    item_starts[i] to item_starts[i + 1]; customers, visits: CSR float32 [n_groups, n_items] of the items that belong together,
+    and their transposes; norm: float32 [n_items]; within: how many items ahead "next" looks
     """
-    sales = sales.first_ones(settings.longest_history)
-    norm = sp.diags(1 / np.sqrt(np.maximum(np.bincount(sales.positions, minlength=n_items), 1)).astype(np.float32))
-    together = {
-        "customers": _count_shared_groups(sales.users, sales.positions, n_items, power=0.0),
-        "visits": _count_shared_groups(visits(sales, settings.visit_gap_hours), sales.positions, n_items, power=-0.5),
-        "next": _count_next_items(sales, n_items, settings.next_within),
-    }
-    return [_remove_diagonal(norm @ together[view] @ norm) for view in VIEWS]
+
+    sales: Sales
+    by_item: np.ndarray
+    item_starts: np.ndarray
+    customers: tuple[sp.csr_matrix, sp.csr_matrix]
+    visits: tuple[sp.csr_matrix, sp.csr_matrix]
+    norm: np.ndarray
+    within: int
+
+    @classmethod
+    def of(cls, sales: Sales, n_items: int, settings: StatisticsSettings) -> Views:
+        sales = sales.first_ones(settings.longest_history)
+        counts = np.bincount(sales.positions, minlength=n_items)
+        return cls(
+            sales=sales,
+            by_item=np.argsort(sales.positions, kind="stable"),
+            item_starts=np.append(0, np.cumsum(counts)),
+            customers=_group_items(sales.users, sales.positions, n_items, power=0.0),
+            visits=_group_items(visits(sales, settings.visit_gap_hours), sales.positions, n_items, power=-0.5),
+            norm=1 / np.sqrt(np.maximum(counts, 1)).astype(np.float32),
+            within=settings.next_within,
+        )
+
+    def split(self) -> Iterator[slice]:
+        """Split the items into blocks for `matrices`."""
+        members, transposed = self.customers
+        return split_rows(transposed @ np.diff(members.indptr))
+
+    def matrices(self, rows: slice) -> list[sp.csr_matrix]:
+        """Return CSR float32 [n_rows, n_items] per view, in the order of VIEWS: row = item of a history, column = related item.
+
+        All are divided by the square root of both items' number of customers.
+        """
+        together = {
+            name: groups[1][rows] @ groups[0] for name, groups in (("customers", self.customers), ("visits", self.visits))
+        }
+        together["next"] = self._count_next_items(rows)
+        own, norm = sp.diags(self.norm[rows]), sp.diags(self.norm)
+        return [_remove_item_itself((own @ together[view] @ norm), rows.start) for view in VIEWS]
+
+    def _count_next_items(self, rows: slice) -> sp.csr_matrix:
+        """Count how often the column's item follows the row's within a few events, nearer ones with more weight."""
+        users, positions = self.sales.users, self.sales.positions
+        events, shape = (
+            self.by_item[self.item_starts[rows.start] : self.item_starts[rows.stop]],
+            (rows.stop - rows.start, len(self.norm)),
+        )
+        total = sp.csr_matrix(shape, dtype=np.float32)
+        for step in range(1, self.within + 1):
+            earlier = events[events < len(users) - step]
+            earlier = earlier[users[earlier + step] == users[earlier]]
+            pairs = (positions[earlier] - rows.start, positions[earlier + step])
+            weight = np.full(len(earlier), 1 / (1 + np.log(step)), np.float32)
+            total = total + sp.csr_matrix((weight, pairs), shape=shape)
+        return total
 
 
-def _remove_diagonal(matrix: sp.spmatrix) -> sp.csr_matrix:
+def _remove_item_itself(matrix: sp.spmatrix, first: int) -> sp.csr_matrix:
+    """Remove the pairs of an item with itself. first: the item of the first row"""
     entries = matrix.tocoo()
-    kept = entries.row != entries.col
+    kept = entries.row + first != entries.col
     return sp.csr_matrix((entries.data[kept], (entries.row[kept], entries.col[kept])), shape=matrix.shape)
 
 
@@ -102,41 +154,34 @@ def visits(sales: Sales, gap_hours: float) -> np.ndarray:
     return np.cumsum(starts) - 1
 
 
-def _count_shared_groups(group: np.ndarray, positions: np.ndarray, n_items: int, power: float) -> sp.csr_matrix:
-    """Count the groups that two items share, a group of s items with weight s ** (2 * power)."""
+def _group_items(group: np.ndarray, positions: np.ndarray, n_items: int, power: float) -> tuple[sp.csr_matrix, sp.csr_matrix]:
+    """Return the items of each group, CSR float32 [n_groups, n_items], s ** power in a group of s items; and its transpose.
+
+    The product of the transpose and the matrix counts the groups that two items share, with weight s ** (2 * power).
+    """
     _, rows = np.unique(group, return_inverse=True)
     members = sp.csr_matrix((np.ones(len(rows), np.float32), (rows, positions)), shape=(rows.max(initial=0) + 1, n_items))
     sizes = np.maximum(np.asarray(members.sum(axis=1)).ravel(), 1.0)
     members = (sp.diags((sizes**power).astype(np.float32)) @ members).tocsr()
-    return (members.T @ members).tocsr()
+    return members, members.T.tocsr()
 
 
-def _count_next_items(sales: Sales, n_items: int, within: int) -> sp.csr_matrix:
-    """Count how often the column's item follows the row's within a few events, nearer ones with more weight."""
-    total = sp.csr_matrix((n_items, n_items), dtype=np.float32)
-    for step in range(1, within + 1):
-        same = sales.users[step:] == sales.users[:-step]
-        pairs = (sales.positions[:-step][same], sales.positions[step:][same])
-        weight = np.full(len(pairs[0]), 1 / (1 + np.log(step)), np.float32)
-        total = total + sp.csr_matrix((weight, pairs), shape=(n_items, n_items))
-    return total
-
-
-def find_neighbours(views: list[sp.csr_matrix], n_neighbours: int) -> tuple[np.ndarray, np.ndarray]:
+def find_neighbours(views: Views, n_neighbours: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the strongest neighbours of every item over all views, each view relative to its own strongest.
 
     Returns positions int32 [n_items + 1, N] and weights float16 [n_items + 1, N, V].
     """
-    n_items = views[0].shape[0]
+    n_items = len(views.norm)
     n_neighbours = min(n_neighbours, n_items)
-    strength = sum(sp.diags(1 / np.maximum(view.max(axis=1).toarray().ravel(), 1e-12)) @ view for view in views).tocsr()
-    row, place, entries = strongest_per_row(strength, n_neighbours)
-    column = strength.indices[entries]
     neighbours = np.full((n_items + 1, n_neighbours), n_items, np.int32)
-    weights = np.zeros((n_items + 1, n_neighbours, len(views)), np.float16)
-    neighbours[row, place] = column
-    for number, view in enumerate(views):
-        weights[row, place, number] = np.asarray(view[row, column]).ravel()
+    weights = np.zeros((n_items + 1, n_neighbours, len(VIEWS)), np.float16)
+    for rows in views.split():
+        matrices = views.matrices(rows)
+        strength = sum(sp.diags(1 / np.maximum(view.max(axis=1).toarray().ravel(), 1e-12)) @ view for view in matrices)
+        neighbours[rows], _ = strongest_per_row(strength.tocsr(), n_neighbours)
+        row, place = np.nonzero(neighbours[rows] < n_items)
+        for number, view in enumerate(matrices):
+            weights[rows][row, place, number] = np.asarray(view[row, neighbours[rows][row, place]]).ravel()
     return neighbours, weights
 
 

@@ -22,9 +22,10 @@ import torch
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
-from serving.stages.search.search import Blocked, Neighbours, Search, recency_weights
+from serving.stages.search.search import Neighbours, Search, recency_weights
 from training.dataset.matrix import make_matrix
 from training.features.build import Examples, Features, take_context
+from training.models.exact_search import search_exactly
 from training.models.graph import Graph, GraphAndTower, GraphSettings, fit_graph
 from training.models.item_item import ItemItemSettings, fit_neighbours
 from training.models.sequence import SequenceModel
@@ -33,7 +34,7 @@ from training.models.train_two_tower import TowerSettings, train_towers
 from training.models.two_tower import ItemInputs, TwoTower, UserTower
 
 MOST_SCORED = 512  # users whose scores give the graph model its scale
-USERS_PER_BLOCK = 128  # each scores the whole catalogue
+USERS_PER_BLOCK = 128
 MOST_EXAMPLES = TowerSettings.most_examples
 LOGITS_PER_WEIGHT = 10.0  # scales EASE's weights, which are far smaller than differences of logits
 
@@ -158,7 +159,7 @@ class Retriever:
 
         seen: CSR [N, n_items]; stored entries are not retrieved
         """
-        return _search_exactly(self.search, self.user_vectors(users), users, seen, count)
+        return search_exactly(self.search, self.user_vectors(users), users.history_positions, seen, count)
 
 
 def fit_retriever(
@@ -186,17 +187,6 @@ def fit_retriever(
     if not len(windows.users):
         return fitted
     return replace(fitted, sequence=train_sequence(windows, data.n_items, settings.sequence, seed, say, start))
-
-
-def _search_exactly(
-    search: Search, vectors: np.ndarray, users: Examples, seen: sp.csr_matrix, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Run `Search.exact` for many users, in blocks."""
-    parts = []
-    for start in range(0, len(vectors), USERS_PER_BLOCK):
-        block = slice(start, start + USERS_PER_BLOCK)
-        parts.append(search.exact(vectors[block], users.history_positions[block], blocked_of(seen[block]), count))
-    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
 def make_neighbour_matrix(neighbours: Neighbours) -> sp.csr_matrix:
@@ -278,11 +268,6 @@ def _encode_at_store_clock(features: Features, train: pd.DataFrame, rows: np.nda
     clocks = np.full(len(rows), features.as_of_s)
     context = take_context(train.iloc[rows], features.context)
     return features.encode_moments(features.log.before_rows(train, rows), clocks, context)
-
-
-def blocked_of(seen: sp.csr_matrix) -> Blocked:
-    """Return the stored entries of a CSR [B, n_items] as Blocked."""
-    return Blocked(seen.indices.astype(np.int64), seen.indptr.astype(np.int64))
 
 
 def item_inputs(features: Features) -> ItemInputs:

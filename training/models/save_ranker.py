@@ -12,8 +12,9 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.rank import NETWORK, TABLES_FOLDER, RankSettings
 from serving.tables.store.mixed_widths import PROJECTIONS_FILE, cold_table
-from training.models.dlrm import DLRM, MixedTable, Table
+from training.models.dlrm import DLRM
 from training.models.dlrm_graph import export_dlrm
+from training.models.embedding import MixedTable, Table
 from training.models.parity import Parity
 from training.models.ranking_data import ItemSlots, Requests
 from training.models.train_ranker import Ranker

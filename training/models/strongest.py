@@ -1,18 +1,51 @@
-"""Select the strongest neighbours of every item."""
+"""Select the strongest neighbours of every item, some rows at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import scipy.sparse as sp
+from numba import njit
+
+from serving.loops.ordering import falling
+from serving.stages.search.loops import ITEM_BITS, select_smallest
+
+MOST_PAIRS = 1 << 23  # of a block, each of which takes some hundred bytes meanwhile
 
 
-def strongest_per_row(matrix: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_rows(pairs: np.ndarray, most_pairs: int = MOST_PAIRS) -> Iterator[slice]:
+    """Split rows into consecutive blocks of at most `most_pairs`, or of one row. pairs: int [n_rows], number in each row"""
+    ends, start = np.cumsum(pairs), 0
+    while start < len(pairs):
+        before = ends[start - 1] if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + most_pairs, "right")))
+        yield slice(start, end)
+        start = end
+
+
+def strongest_per_row(matrix: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Select the `count` largest stored entries of each row, strongest first, ties by lower column.
 
-    Returns int64 [kept] each: row, place in the row (0 = strongest), and index into matrix.data.
+    matrix: float32 [n_rows, n_columns]. Returns columns int32 [n_rows, count], padded with n_columns, and values float32
+    [n_rows, count], padded with 0.
     """
-    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    order = np.lexsort((matrix.indices, -matrix.data, rows))  # the sort keeps the order of rows
-    place = np.arange(matrix.nnz) - matrix.indptr[rows]
-    kept = place < count
-    return rows[kept], place[kept], order[kept]
+    n_rows, n_columns = matrix.shape
+    columns, values = np.full((n_rows, count), n_columns, np.int32), np.zeros((n_rows, count), np.float32)
+    keys = np.empty(np.diff(matrix.indptr).max(initial=0), np.int64)
+    _select(matrix.indptr, matrix.indices, matrix.data, keys, columns, values)
+    return columns, values
+
+
+@njit
+def _select(starts, columns, values, keys, kept_columns, kept_values):
+    for row in range(len(kept_columns)):
+        start = starts[row]
+        n_entries = starts[row + 1] - start
+        for number in range(n_entries):
+            keys[number] = (falling(values[start + number]) << ITEM_BITS) | columns[start + number]
+        for place in range(select_smallest(keys, n_entries, kept_columns.shape[1])):
+            kept_columns[row, place] = keys[place] & (2**ITEM_BITS - 1)
+            key = keys[place] >> ITEM_BITS
+            bits = np.int32(key if key >= 0 else key ^ 0x7FFFFFFF)  # `falling`, undone
+            kept_values[row, place] = -bits.view(np.float32)

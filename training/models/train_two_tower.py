@@ -79,15 +79,16 @@ def train_towers(
     stopping = EarlyStopping(model, make_held_out_loss(model, held_out, negatives, negatives.draw(generator)))
     stopping.evaluate()
     steps = max(1, min(len(learned) * settings.epochs, settings.most_examples) // settings.batch)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)  # large tables: 5 times faster
-    schedule, left = rise_and_fall(optimizer, settings.learning_rate, steps), TimeLeft(steps)
+    optimizers, left = make_optimizers(model, settings.learning_rate), TimeLeft(steps)
+    schedules = [rise_and_fall(optimizer, settings.learning_rate, steps) for optimizer in optimizers]
     for step, chosen in enumerate(_draw_batches(len(learned), settings.batch, steps, rng), start=1):
         batch = mask_features(make_batch(examples, targets, learned[chosen]), model.n_items, settings, generator)
         loss = sampled_loss(model, batch, negatives.draw(generator), negatives.log_expected)
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
-        optimizer.step()
-        schedule.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         if step % max(1, steps // settings.checks) == 0 or step == steps:
             stopping.evaluate()
             losses = f"loss {loss.item():.3f}, of held-out users {stopping.latest_loss:.3f}"
@@ -96,6 +97,15 @@ def train_towers(
                 break
     stopping.restore_best()
     model.treat_as_unknown(np.setdiff1d(examples.user_categorical[held_out_rows, 0], examples.user_categorical[learned, 0]))
+
+
+def make_optimizers(model: TwoTower, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Return Adam for the model's parameters, and one that updates only the rows of a step for its large tables."""
+    dense, sparse = model.split_parameters()
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, lr=learning_rate, fused=True)]  # 5 times faster
+    if sparse:
+        optimizers.append(torch.optim.SparseAdam(sparse, lr=learning_rate))
+    return optimizers
 
 
 def sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from serving.stages.features.encode import Ragged
 from training.models.modules import Modules
 
 MOST_USER_WIDTH = 16
+MOST_DENSE_ROWS = 250_000  # a table with more gets sparse gradients: a step touches few of its rows
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,13 @@ class TwoTower(nn.Module):
         """width: D, of both vectors; user_rows: table rows of the columns of user_categorical"""
         super().__init__()
         taste_width, self.n_items = width - 1, len(items.categorical) - 1
-        self.history_table = nn.Embedding(self.n_items + 1, taste_width, padding_idx=self.n_items)
-        self.item_table = nn.Embedding(self.n_items, taste_width)
+        self.history_table = _make_table(self.n_items + 1, taste_width, padding_idx=self.n_items)
+        self.item_table = _make_table(self.n_items, taste_width)
         self.appeal = nn.Parameter(torch.zeros(self.n_items))
-        self.user_tables = Modules(nn.Embedding(rows, _user_table_width(rows)) for rows in user_rows)
+        self.user_tables = Modules(_make_table(rows, _user_table_width(rows)) for rows in user_rows)
         self.user_tower = UserTower(taste_width, sum(_user_table_width(rows) for rows in user_rows), user_continuous)
         n_single = items.categorical.shape[1]
-        self.item_feature_tables = Modules(nn.Embedding(rows, width) for rows in items.table_rows[:n_single])
+        self.item_feature_tables = Modules(_make_table(rows, width) for rows in items.table_rows[:n_single])
         self.list_tables = Modules(nn.EmbeddingBag(rows, width, mode="mean") for rows in items.table_rows[n_single:])
         self.item_numbers = nn.Linear(items.continuous.shape[1], width)
         self._initialise_small()
@@ -120,6 +121,12 @@ class TwoTower(nn.Module):
         item_rows = torch.cat([self.item_table(items), self.appeal[items].unsqueeze(1)], dim=1)
         return vectors + item_rows
 
+    def split_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Return the parameters with dense gradients, and those with sparse ones."""
+        sparse = [table.weight for table in self.modules() if isinstance(table, nn.Embedding) and table.sparse]
+        known = {id(parameter) for parameter in sparse}
+        return [parameter for parameter in self.parameters() if id(parameter) not in known], sparse
+
     def treat_as_unknown(self, user_rows: np.ndarray) -> None:
         """Set untrained rows of the user id table, int64, to the unknown user's row."""
         with torch.no_grad():
@@ -144,6 +151,10 @@ def forget_users(user_categorical: Tensor, share: float, generator: torch.Genera
     changed = user_categorical.clone()
     changed[forgotten, 0] = OOV_ROW
     return changed
+
+
+def _make_table(rows: int, width: int, padding_idx: int | None = None) -> nn.Embedding:
+    return nn.Embedding(rows, width, padding_idx=padding_idx, sparse=rows > MOST_DENSE_ROWS)
 
 
 def _user_table_width(rows: int) -> int:

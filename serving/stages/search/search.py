@@ -203,7 +203,16 @@ class Search:
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Search by scoring every item of the catalogue. Shapes as in a call."""
-        return self._best(user_vectors, history, blocked, self._everything, count)[:2]
+        return self.best_among(self._everything, user_vectors, history, blocked, count)
+
+    def best_among(
+        self, near: np.ndarray, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Search the history's neighbours and the items `near` alone. Other shapes as in a call.
+
+        near: int64 [B, A] positions, negative = none; [1, A] for all requests alike
+        """
+        return self._best(user_vectors, history, blocked, near, count)[:2]
 
     def _best(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, near: np.ndarray, count: int

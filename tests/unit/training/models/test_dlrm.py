@@ -10,8 +10,9 @@ import torch
 from serving.contract.errors import ExportError
 from serving.contract.tensors import OOV_ROW, PAD_ROW
 from training.models.cold_rows import ColdRows
-from training.models.dlrm import DLRM, MixedTable, Shape, Table
+from training.models.dlrm import DLRM, Shape
 from training.models.dlrm_graph import export_dlrm
+from training.models.embedding import MixedTable, Table
 from training.models.parity import compare
 
 SHAPE = Shape({"a": 6, "b": 9}, {"c": 5, "d": 7, "e": 8}, user_numbers=3, pair_numbers=4, width=8, bottom=(10,), top=(12, 6))

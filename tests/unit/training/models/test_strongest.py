@@ -4,19 +4,24 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from training.models.strongest import strongest_per_row
+from training.models.strongest import split_rows, strongest_per_row
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
 def test_against_one_row_at_a_time(count):
     rng = np.random.default_rng(1)
-    dense = rng.integers(0, 5, (40, 25)).astype(np.float32)  # many ties
+    dense = rng.integers(-2, 5, (40, 25)).astype(np.float32) / 3  # many ties
     dense[[0, 7, 39]] = 0.0
-    matrix = sp.csr_matrix(dense)
-    rows, place, entries = strongest_per_row(matrix, count)
-    found = [(row, p, matrix.indices[e], matrix.data[e]) for row, p, e in zip(rows, place, entries, strict=True)]
-    expected = []
-    for row, values in enumerate(dense):
-        columns = sorted(np.flatnonzero(values), key=lambda column, values=values: (-values[column], column))[:count]
-        expected += [(row, p, column, values[column]) for p, column in enumerate(columns)]
-    assert found == expected
+    columns, values = strongest_per_row(sp.csr_matrix(dense), count)
+    assert (columns.shape, columns.dtype, values.dtype) == ((40, count), np.int32, np.float32)
+    for row, own in enumerate(dense):
+        expected = sorted(np.flatnonzero(own), key=lambda column, own=own: (-own[column], column))[:count]
+        assert columns[row].tolist() == [*expected, *[25] * (count - len(expected))]
+        assert values[row].tolist() == [*own[expected].tolist(), *[0.0] * (count - len(expected))]
+
+
+def test_blocks_of_rows_are_small_and_complete():
+    pairs = np.array([3, 0, 4, 9, 1, 1, 1, 0, 12])
+    blocks = list(split_rows(pairs, most_pairs=5))
+    assert [(block.start, block.stop) for block in blocks] == [(0, 2), (2, 3), (3, 4), (4, 8), (8, 9)]
+    assert list(split_rows(np.zeros(0, int))) == []
