@@ -95,12 +95,13 @@ def build_repository(
             ranking = fit_ranking(dataset, features, retriever, sources.past, settings, progress)
 
             trained = Trained(features, sources.choices, retriever, ranking)
+            learned = {EARLIER: sources.past.retriever.retriever.sequence, SERVED: retriever.retriever.sequence}
+            del sources  # which holds a second retriever and a part of the log
             reports = write_generation(staging, dataset, trained, axes, settings, progress)
             recorded = rehearse_and_seal(staging, dataset, specs, settings, reports, progress)
             generation = publish(plugin, Rehearsed(repository, staging, specs, settings, recorded, workflow), progress)
     if learning:
-        models = {EARLIER: sources.past.retriever.retriever.sequence, SERVED: retriever.retriever.sequence}
-        write_learned(learning.keep_in, features.items.ids, models, learning.generations)
+        write_learned(learning.keep_in, features.items.ids, learned, learning.generations)
     return generation
 
 

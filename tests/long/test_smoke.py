@@ -39,6 +39,7 @@ from experiments import (
     quality,
     row_formats,
     row_widths,
+    scale,
     sequence_latency,
     shop_decisions,
     tables_large,
@@ -184,6 +185,15 @@ def smoke_leave_one_out(context: Context) -> list[Figure]:
     return leave_one_out.make_figures("amazon-sports", [qualities], dict(leave_one_out.measure_baselines(dataset)))
 
 
+def smoke_scale(context: Context) -> list[Figure]:
+    """A small log is exported by the command; latencies of servers are made up."""
+    figures = scale.measure_export(DATA, context.folder / "scale")
+    assert {"memory at its peak: export", "phase sources", "phase rehearsal"} < {figure.name for figure in figures}
+    assert read_repository(context.folder / "scale")
+    latencies_ms = {f"{name}: {what}": [2.0, 4.0] for name in ("large", "small") for what in ("p50", "p99")}
+    return figures + scale.make_figures(latencies_ms, {name: {"tritonserver": 100.0} for name in ("large", "small")})
+
+
 def smoke_quality(context: Context) -> list[Figure]:
     problem = make_problem(context.dataset)
     fit, _ = GRIDS["popularity"]
@@ -282,6 +292,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "quality": smoke_quality,
     "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),
     "row_widths": smoke_row_widths,
+    "scale": smoke_scale,
     "sequence_latency": lambda context: sequence_latency.measure(context.folder, n_items=50, n_requests=3, rounds=2),
     "interleaving": lambda context: interleaving.measure(World(100, 100, context.rng), (1.0,), 1, context.rng, lambda _: None),
     "simulated_shop": smoke_simulated_shop,

@@ -121,7 +121,7 @@ def hold_rows(
             if n_rows <= most_in_memory:
                 yield MemoryRows(derive(slice(0, n_rows)), Path(folder))
             else:
-                yield ParquetRows(_write_rows(n_rows, derive, Path(folder), ROWS_PER_FILE), Path(folder))
+                yield ParquetRows(_write_rows(n_rows, derive, Path(folder), min(ROWS_PER_FILE, most_in_memory)), Path(folder))
         return
     with _make_folder(cluster.folder) as folder, connect(cluster.scheduler, Path(folder)) as client:
         yield ParquetRows(_write_rows(n_rows, derive, Path(folder), cluster.rows_per_file), Path(folder), client)

@@ -123,9 +123,9 @@ class TwoTower(nn.Module):
 
     def split_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return the parameters with dense gradients, and those with sparse ones."""
-        sparse = [table.weight for table in self.modules() if isinstance(table, nn.Embedding) and table.sparse]
-        known = {id(parameter) for parameter in sparse}
-        return [parameter for parameter in self.parameters() if id(parameter) not in known], sparse
+        sparse = {id(table.weight) for table in self.modules() if isinstance(table, nn.Embedding) and table.sparse}
+        parameters = list(self.parameters())
+        return [p for p in parameters if id(p) not in sparse], [p for p in parameters if id(p) in sparse]
 
     def treat_as_unknown(self, user_rows: np.ndarray) -> None:
         """Set untrained rows of the user id table, int64, to the unknown user's row."""

@@ -125,8 +125,10 @@ class Content:
                 shared[owners] += np.log1p(n_items / len(owners))
         if not shared.any():
             return np.unique(np.linspace(0, n_items - 1, min(count, n_items)).astype(np.int64))
-        best = np.argsort(-shared, kind="stable")[:count]
-        return best[shared[best] > 0]
+        among = np.flatnonzero(shared)
+        if len(among) > count:  # of a large catalogue, only what is as alike as the last one is sorted
+            among = among[shared[among] >= np.partition(shared[among], -count)[-count]]
+        return among[np.argsort(-shared[among], kind="stable")[:count]]
 
     def map_groups(self, role: int, item_codes: np.ndarray) -> dict[str | None, int]:
         """Return a stage's code of each category (role 0) or provider (role 1), by name.

@@ -9,7 +9,7 @@ from serving.stages.features.encode import Ragged
 from serving.stages.search.search import recency_weights
 from training.features.build import Examples
 from training.models.train_two_tower import TowerSettings, hold_out_users, make_batch, sampled_loss, train_towers
-from training.models.two_tower import ItemInputs, TwoTower, forget_users
+from training.models.two_tower import MOST_DENSE_ROWS, ItemInputs, TwoTower, forget_users
 
 N_ITEMS, HISTORY, WIDTH, N_CATEGORIES = 24, 6, 8, 6
 
@@ -104,6 +104,20 @@ def test_training_finds_the_blocks_and_is_seeded():
     assert (best[known] // 12 == wanted[known] // 12).mean() > 0.95
     np.testing.assert_array_equal(item_vectors_of(models[0]), item_vectors_of(models[1]))
     assert said[0].startswith("  towers: step 7 of 148, at most ")
+
+
+def test_a_large_table_learns_and_leaves_rows_without_examples_alone():
+    torch.manual_seed(0)
+    model = TwoTower(catalogue(), user_rows=(MOST_DENSE_ROWS + 1, 4), user_continuous=2, width=WIDTH)
+    (users, targets), (fresh, wanted) = examples(2_000), examples(300, seed=9)
+    before = model.user_tables[0].weight.detach().clone()
+    settings = TowerSettings(width=WIDTH, epochs=5, batch=64, negatives=12, forget_user=0.0)
+    train_towers(model, users, targets, np.arange(2_000) // 10, settings, seed=3, say=lambda _: None)
+    changed = (model.user_tables[0].weight.detach() != before).any(dim=1).nonzero().ravel()
+    assert changed.tolist() == np.unique(users.user_categorical[:, 0]).tolist()
+    known = (fresh.history_positions < N_ITEMS).any(axis=1)
+    best = (vectors_of(model, fresh) @ item_vectors_of(model).T).argmax(axis=1)
+    assert (best[known] // 12 == wanted[known] // 12).mean() > 0.95
 
 
 def test_training_goes_back_to_where_it_helped_users_kept_aside_most():

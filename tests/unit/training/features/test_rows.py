@@ -1,0 +1,37 @@
+"""Training rows in files give the workflow that rows in memory give."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from training.dataset import load_dataset
+from training.features import FeatureSettings, build_features
+from training.features.build import training_columns
+from training.features.columns import frame_of
+from training.features.compile import compile_workflow
+from training.features.rows import hold_rows
+from training.features.workflow import fit_workflow
+
+
+@pytest.mark.parametrize("settings", [FeatureSettings(history_length=8), FeatureSettings(hash_above=20, hash_buckets=11)])
+def test_files_give_the_workflow_of_rows_in_memory(settings):
+    dataset = load_dataset("synthetic:users=80,items=60,events=1000,seed=3,context=1")
+    log = dataset.interactions
+    built = build_features(dataset, log, settings)
+
+    def derive(part: slice) -> pd.DataFrame:
+        rows = np.arange(len(log))[part]
+        return frame_of(training_columns(built.log, log, rows, built.schema, settings, dataset.context_columns))
+
+    plans = []
+    for most_in_memory in (1_000, 90):
+        with hold_rows(1_000, derive, None, most_in_memory) as rows:
+            folder, n_files = rows.folder, len(list(rows.folder.glob("*.parquet")))
+            plans.append(compile_workflow(fit_workflow(built.schema.user, rows, settings)))
+        assert n_files == (0 if most_in_memory == 1_000 else 12)
+        assert not folder.exists()
+    here, there = plans
+    assert there.categorical == here.categorical
+    for ours, theirs in zip(here.continuous, there.continuous, strict=True):
+        assert (theirs.fill, theirs.low, theirs.high, theirs.log) == (ours.fill, ours.low, ours.high, ours.log)
+        np.testing.assert_allclose([theirs.mean, theirs.std], [ours.mean, ours.std], rtol=1e-5)
