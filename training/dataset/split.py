@@ -18,7 +18,9 @@ def split_by_time(interactions: pd.DataFrame, test_share: float = 0.2) -> tuple[
         raise DataError(
             f"test_share is {test_share}. Expected a share of each user's events, 0 <= test_share < 1, such as 0.2."
         )
-    ordered = interactions.sort_values("timestamp", kind="stable", ignore_index=True)
+    ordered = interactions
+    if not interactions["timestamp"].is_monotonic_increasing:
+        ordered = interactions.sort_values("timestamp", kind="stable", ignore_index=True)
     by_user = ordered.groupby("user_id", sort=False)["user_id"]
     position = by_user.cumcount().to_numpy()  # 0 = the user's first event
     n_events = by_user.transform("size").to_numpy()

@@ -14,7 +14,8 @@ def solve_ease(positives: sp.csr_matrix, l2: float) -> np.ndarray:
         gram = (positives.T @ positives).toarray().astype(np.float64)
         gram[np.diag_indices(n_items)] += l2
         precision = _invert(gram)
-        weights = (precision / -np.diag(precision)).astype(np.float32)
+        precision /= -np.diag(precision).copy()
+        weights = precision.astype(np.float32)
     else:  # P = (I - Xᵀ (X P)) / l2
         projected, precision_diagonal = solve_on_users_side(positives, l2)
         weights = np.asarray(positives.T @ projected) / (l2 * precision_diagonal)
@@ -33,9 +34,10 @@ def solve_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray
 
 
 def _invert(symmetric: np.ndarray) -> np.ndarray:
-    """Return the inverse of a positive definite matrix, computed in place where LAPACK can."""
-    factor, _ = scipy.linalg.lapack.dpotrf(symmetric, lower=1, overwrite_a=1)
+    """Return the inverse of a positive definite matrix, computed in place."""
+    factor, _ = scipy.linalg.lapack.dpotrf(symmetric.T, lower=1, overwrite_a=1)  # LAPACK's order is the transpose's
     inverse, failed = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
     assert failed == 0, "a Gram matrix plus a positive multiple of the identity is positive definite"
-    lower = np.tril(inverse)
-    return lower + np.tril(lower, -1).T
+    for row in range(len(inverse)):
+        inverse[row, row + 1 :] = inverse[row + 1 :, row]
+    return inverse

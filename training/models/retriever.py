@@ -55,7 +55,7 @@ class RetrieverData:
     positives: CSR float32 [n_users, n_items], 1.0 where a user took an item
     items: the encoded catalogue; user_rows: number of rows of each embedding table of user_categorical
     examples: users just before N positives; targets: their items, int64 [N] positions; takers: int64 [N] rows of positives
-    taken: the positives, for the sequence model
+    taken: the positives, for the sequence model; empty where there is none
     """
 
     positives: sp.csr_matrix
@@ -94,7 +94,7 @@ class Retriever:
     def item_vectors(self) -> np.ndarray:
         """float32 [n_items, S + G + D], S or G 0 without such a model"""
         blocks = [model.item_vectors for model in (self.sequence, self.graph) if model is not None]
-        return np.ascontiguousarray(np.hstack([*blocks, self.tower_vectors]))
+        return np.ascontiguousarray(np.hstack([*blocks, self.tower_vectors]) if blocks else self.tower_vectors)
 
     @cached_property
     def history_table(self) -> np.ndarray:
@@ -231,14 +231,20 @@ def item_vectors(model: TwoTower) -> np.ndarray:
 
 
 def prepare_data(
-    features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool = True, seed: int = 0
+    features: Features,
+    train: pd.DataFrame,
+    rows: np.ndarray,
+    filter_seen: bool = True,
+    seed: int = 0,
+    for_sequences: bool = True,
 ) -> RetrieverData:
     """Prepare the data. rows: int64 [N] ascending, positives to learn from. train: the log that the features were built from.
 
     filter_seen: do not learn targets that the user already had, because they are not served again
     seed: draws the towers' examples where there are more than MOST_EXAMPLES
+    for_sequences: also list the positives that the sequence model learns from
     """
-    taken = _list_taken(features, train, rows, filter_seen)
+    taken = _list_taken(features, train, rows if for_sequences else rows[:0], filter_seen)
     if filter_seen:
         rows = rows[~train.iloc[rows].duplicated(["user_id", "item_id"]).to_numpy()]
     events = train.iloc[rows]

@@ -72,17 +72,20 @@ class Choices:
 
 @dataclass(frozen=True)
 class PastRetrievers:
-    """Fits retrievers on parts of the log. The one that the choice was made with is not fitted again."""
+    """Fits retrievers on parts of the log. The one that the choice was made with is not fitted again.
+
+    earlier_rows: int64 [N], row numbers in the log of the events that `retriever` was fitted on
+    """
 
     dataset: Dataset
     features: Features
     settings: RetrievalSettings
     say: Say
-    earlier: pd.DataFrame
+    earlier_rows: np.ndarray
     retriever: FittedRetriever
 
     def __call__(self, earlier: pd.DataFrame) -> FittedRetriever:
-        if len(earlier) == len(self.earlier) and (earlier["row"].to_numpy() == self.earlier["row"].to_numpy()).all():
+        if np.array_equal(earlier["row"].to_numpy(), self.earlier_rows):
             return self.retriever
         return fit_training_retriever(self.dataset, self.features, self.settings, self.say, earlier)
 
@@ -107,7 +110,7 @@ def choose_sources(
         graph_weight=weights[1],
     )
     weighed = replace(tried, retriever=tried.retriever.weigh(sequence=weights[0], graph=weights[1]))
-    return choices, chosen, PastRetrievers(dataset, features, chosen, say, earlier, weighed)
+    return choices, chosen, PastRetrievers(dataset, features, chosen, say, earlier["row"].to_numpy(copy=True), weighed)
 
 
 def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say) -> Choices:

@@ -88,7 +88,8 @@ def _fit(
     learned: str,
 ) -> FittedRetriever:
     """Fit on `events`. rows: int64 ascending, row numbers of their positives in the log."""
-    data = prepare_data(features, dataset.interactions, rows, settings.filter_seen)
+    sequences = settings.sequence is not None
+    data = prepare_data(features, dataset.interactions, rows, settings.filter_seen, for_sequences=sequences)
     models = RetrieverSettings(sequence=settings.sequence, graph=settings.graph)
     start = None
     if settings.sequence and settings.start_from and learned:
