@@ -100,6 +100,7 @@ def build_repository(
             reports = write_generation(staging, dataset, trained, axes, settings, progress)
             recorded = rehearse_and_seal(staging, dataset, specs, settings, reports, progress)
             generation = publish(plugin, Rehearsed(repository, staging, specs, settings, recorded, workflow), progress)
+            progress.note_memory()
     if learning:
         write_learned(learning.keep_in, features.items.ids, learned, learning.generations)
     return generation

@@ -36,6 +36,12 @@ def test_a_phase_that_fails_is_not_done():
     assert out.getvalue() == ""
 
 
+def test_memory_is_that_of_the_process():
+    out = io.StringIO()
+    Progress(Console(file=out, width=120)).note_memory()
+    assert 0.01 < float(out.getvalue().split("at most ")[1].split(" GiB")[0]) < 100
+
+
 def test_brackets_are_text_and_not_markup():
     out = io.StringIO()
     progress = Progress(Console(file=out, width=120), verbose=True)
