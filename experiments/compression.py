@@ -40,10 +40,10 @@ from training.models.dlrm_graph import export_dlrm
 from training.models.prune import prune
 from training.models.quantise import quantise, quantise_after_training, train_in_int8
 from training.models.ranking import RankingSettings, make_requests_by_moment
-from training.models.ranking_data import Requests, served_requests, statistics_of, unlabelled_requests
+from training.models.ranking_data import Requests, served_requests, split_validation, statistics_of, unlabelled_requests
 from training.models.save_ranker import network_inputs
 from training.models.teachers import Teacher
-from training.models.train_ranker import Ranker, RankerSettings, parts, retrieval_z, train_ranker
+from training.models.train_ranker import Ranker, RankerSettings, retrieval_z, train_ranker
 from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 
 MOST_USERS = 3_000  # test users, drawn at random where there are more
@@ -110,7 +110,7 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     say("requests of the training part, as a retriever of its time would have served them")
     (latest, *older), of_visits = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
     older += [of_visits] if of_visits else []
-    teaching, validation = parts(latest, settings.ranker.validation_share, rng)
+    teaching, validation = split_validation(latest, settings.ranker.validation_share)
     say("requests of the test users")
     users = problem.test_users
     users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))

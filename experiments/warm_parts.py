@@ -2,15 +2,18 @@
 
     python -m experiments.warm_parts --data online-retail
 
-Both generations read the features of the whole log here, so every row of a table keeps its number and nothing has to be
-matched: the best case for going on.
+Towers of both generations read the features of the whole log, so every row of a table keeps its number and nothing has to be
+matched: the best case for going on. Rankers are trained and kept as in `export follow`.
 """
 
 from __future__ import annotations
 
-import copy
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -21,14 +24,14 @@ import typer
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.warm_start import KNOWN_SHARE, SCRATCH, WARM
 from perf.command import run
-from serving.loops.hashing import hash_integers
 from training.dataset import Dataset, load_dataset
 from training.dataset.matrix import make_matrix
 from training.features.build import Features, build_features
-from training.models.dlrm import DLRM, RankingModel
+from training.models.distill import Lesson, distil
+from training.models.dlrm import RankingModel
 from training.models.item_item import fit_neighbours
 from training.models.ranking import RankingSettings, make_requests_by_moment
-from training.models.ranking_data import Requests, split_again
+from training.models.ranking_data import Requests, split_again, split_validation
 from training.models.retriever import (
     Retriever,
     RetrieverSettings,
@@ -37,15 +40,23 @@ from training.models.retriever import (
     item_vectors,
     prepare_data,
 )
-from training.models.train_ranker import best_blend, fit, predict, retrieval_z, train_ranker
+from training.models.train_ranker import (
+    Ranker,
+    Start,
+    best_blend,
+    predict,
+    rank_scores_of,
+    retrieval_z,
+    shares_of,
+    train_ranker,
+)
 from training.models.train_two_tower import train_towers
 from training.models.two_tower import TwoTower
+from training.models.warm_ranker import start_ranker, write_ranker
 from training.retrieval.choose import make_questions, measure_quality
 from training.retrieval.fit import FittedRetriever, RetrievalSettings
 
 SETTINGS, CHOICES = RetrieverSettings(), RetrievalSettings(candidates=256)
-WARM_EPOCHS = 3  # of the ranker's ten
-HASHES, HELD_OUT = 1_000, 150  # users of hashes below HELD_OUT are asked and never learned from, by either generation
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -56,6 +67,14 @@ class Part(NamedTuple):
     log: pd.DataFrame
     earlier: pd.DataFrame
     later: pd.DataFrame
+
+
+class Lessons(NamedTuple):
+    """teaching: requests to learn from, by moment; asked: those of held-out users, the same ones in both generations"""
+
+    features: Features
+    teaching: list[Requests]
+    asked: Requests
 
 
 def measure(dataset: Dataset, seed: int = 0) -> list[Figure]:
@@ -69,12 +88,17 @@ def measure(dataset: Dataset, seed: int = 0) -> list[Figure]:
     }
     questions = make_questions(features, log, now.later, CHOICES)
     found = {way: float(np.mean([measure_quality(fitted, kind) for kind in questions])) for way, (fitted, _) in towers.items()}
-    ndcg, ranker_s = compare_rankers(dataset, features, (before, first), (now, towers[SCRATCH][0]), seed)
+    known = replace(dataset, interactions=before.log.reset_index(drop=True))
+    of_before = build_features(known, known.interactions)
+    rankers = compare_rankers(
+        make_lessons(known, of_before, before, learn_towers(known, of_before, before, seed)[0]),
+        make_lessons(dataset, features, now, towers[SCRATCH][0]),
+        seed,
+    )
     return [
         *(Figure(name=f"two towers {way}: NDCG@10 + Recall@20", values=[value]) for way, value in found.items()),
         Figure(name=f"two towers {WARM} over {SCRATCH}: processor time", values=[towers[WARM][1] / towers[SCRATCH][1]]),
-        *(Figure(name=f"ranker {way}: NDCG@10", values=[value]) for way, value in ndcg.items()),
-        Figure(name=f"ranker {WARM} over {SCRATCH}: processor time", values=[ranker_s[WARM] / ranker_s[SCRATCH]]),
+        *rankers,
     ]
 
 
@@ -102,40 +126,47 @@ def learn_towers(
     return FittedRetriever(retriever, users, make_matrix(part.earlier, users, items), CHOICES.candidates), spent_s
 
 
-def compare_rankers(
-    dataset: Dataset,
-    features: Features,
-    before: tuple[Part, FittedRetriever],
-    now: tuple[Part, FittedRetriever],
-    seed: int,
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return NDCG@10 on users whom neither generation learned from, and the processor time, by way."""
-    settings, tables = RankingSettings().ranker, (dict(features.user_rows), dict(features.item_rows))
-    (old_teaching, old_asked), (teaching, asked) = (make_lessons(dataset, features, *part) for part in (before, now))
-    first = train_ranker(old_teaching, old_asked, tables, settings, seed, lambda _: None)
-    began_s = time.process_time()
-    scratch = train_ranker(teaching, asked, tables, settings, seed, lambda _: None)
-    scratch_s = time.process_time() - began_s
-    warm: DLRM = copy.deepcopy(first.model)
-    warm.read_like(scratch.model)
-    began_s = time.process_time()
-    fit(warm, teaching, asked, replace(settings, epochs=WARM_EPOCHS), np.random.default_rng(seed), lambda _: None)
-    warm_s = time.process_time() - began_s
-    return {SCRATCH: rank_best(scratch.model, asked), WARM: rank_best(warm, asked)}, {SCRATCH: scratch_s, WARM: warm_s}
+def compare_rankers(before: Lessons, now: Lessons, seed: int) -> list[Figure]:
+    """Train the ranker and its student from scratch and from the weights of the generation before, on different features."""
+    settings = RankingSettings(compression="distilled")
+    first, _ = teach(before, settings, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        write_ranker(Path(folder), before.features, first, 1)
+        start = partial(start_ranker, Path(folder), now.features)
+        trained = {SCRATCH: teach(now, settings, seed), WARM: teach(now, settings, seed, start)}
+    figures = []
+    for way, (ranker, _) in trained.items():
+        figures += [
+            Figure(name=f"ranker {way}: NDCG@10", values=[rank_best(ranker.teacher or ranker.model, now.asked)]),
+            Figure(name=f"its student {way}: NDCG@10", values=[ranker.quality["ndcg_at_10"]]),
+        ]
+    for number, name in enumerate(("ranker", "its student")):
+        spent_s = {way: times_s[number] for way, (_, times_s) in trained.items()}
+        figures.append(Figure(name=f"{name} {WARM} over {SCRATCH}: processor time", values=[spent_s[WARM] / spent_s[SCRATCH]]))
+    return figures
 
 
-def make_lessons(
-    dataset: Dataset, features: Features, part: Part, retriever: FittedRetriever
-) -> tuple[list[Requests], Requests]:
-    """Return requests to learn from, by moment, and those of held-out users.."""
+def teach(
+    lessons: Lessons, settings: RankingSettings, seed: int, start: Start | None = None
+) -> tuple[Ranker, tuple[float, float]]:
+    """Train a ranker and its student. Return the student, and the processor time of each in seconds."""
+    tables = (dict(lessons.features.user_rows), dict(lessons.features.item_rows))
+    quiet: Callable[[str], None] = lambda _: None  # noqa: E731
+    began_s = time.process_time()
+    ranker = train_ranker(lessons.teaching, lessons.asked, tables, settings.ranker, seed, quiet, start)
+    taught_s = time.process_time()
+    lesson = Lesson.of(ranker, lessons.teaching, lessons.asked, lambda part: shares_of(rank_scores_of(ranker, part)))
+    student = distil(lesson, settings.student, seed, quiet, start)
+    return student, (taught_s - began_s, time.process_time() - taught_s)
+
+
+def make_lessons(dataset: Dataset, features: Features, part: Part, retriever: FittedRetriever) -> Lessons:
+    """Return requests to learn from, by moment, and those of users whom neither generation learned from."""
     rng, settings = np.random.default_rng(0), replace(RankingSettings(), most_moments=1)
     (latest,), visits = make_requests_by_moment(dataset, part.log, features, lambda _: retriever, settings, rng)
-    parts = [latest] if visits is None else [latest, visits]
-    held_out = [hash_integers(requests.users.user_categorical[:, 0]) % HASHES < HELD_OUT for requests in parts]
-    teaching = [
-        requests.take(np.flatnonzero(~own & requests.taken.any(axis=1))) for requests, own in zip(parts, held_out, strict=True)
-    ]
-    return teaching, latest.take(np.flatnonzero(held_out[0]))
+    teaching, asked = split_validation(latest, settings.ranker.validation_share)
+    others = [] if visits is None else [visits.take(np.flatnonzero(~np.isin(visits.user_ids, asked.user_ids)))]
+    return Lessons(features, [teaching, *others], asked)
 
 
 def rank_best(model: RankingModel, asked: Requests) -> float:

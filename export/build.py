@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,8 @@ from training.models.ranking import (
     take_sample,
 )
 from training.models.ranking_data import Retrieve, statistics_of
+from training.models.train_ranker import Start
+from training.models.warm_ranker import start_ranker, write_ranker
 from training.models.warm_start import EARLIER, SERVED, write_learned
 from training.retrieval.choose import Choices, PastRetrievers, choose_sources
 from training.retrieval.effort import widen_search
@@ -92,17 +95,17 @@ def build_repository(
             start_from = learning.start_from if learning else None
             sources = try_sources(dataset, features, settings, plugin.serves_sequences, start_from, progress)
             retriever = fit_retriever(dataset, features, sources.retrieval, progress)
-            ranking = fit_ranking(dataset, features, retriever, sources.past, settings, progress)
+            start = partial(start_ranker, start_from, features) if start_from else None
+            ranking = fit_ranking(dataset, features, retriever, sources.past, settings, progress, start)
+            if learning:  # before the stages are written, which changes the network
+                keep_weights(learning, features, sources, retriever, ranking)
 
             trained = Trained(features, sources.choices, retriever, ranking)
-            learned = {EARLIER: sources.past.retriever.retriever.sequence, SERVED: retriever.retriever.sequence}
             del sources  # which holds a second retriever and a part of the log
             reports = write_generation(staging, dataset, trained, axes, settings, progress)
             recorded = rehearse_and_seal(staging, dataset, specs, settings, reports, progress)
             generation = publish(plugin, Rehearsed(repository, staging, specs, settings, recorded, workflow), progress)
             progress.note_memory()
-    if learning:
-        write_learned(learning.keep_in, features.items.ids, learned, learning.generations)
     return generation
 
 
@@ -176,22 +179,35 @@ def fit_ranking(
     of_the_past: FitTrainingRetriever,
     settings: Settings,
     progress: Progress,
+    start: Start | None,
 ) -> Ranking:
     """Train the ranker and the re-ranker on candidates of retrievers that were fitted before the labels.
 
     served: the retriever fitted on the whole log; a student imitates the ranker on its candidates, without labels
+    start: sets the weights that the ranker and its student start from; None: they start from scratch
     """
     log, pipeline, choices = dataset.interactions, settings.pipeline, ranking_settings(settings)
     rng = np.random.default_rng(pipeline.seed)
     with progress.phase("ranker") as phase:
         statistics = statistics_of(features, log, choices.statistics)
         lessons = collect_lessons(dataset, log, features, statistics, of_the_past, served, choices, rng)
-        ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.detail, choose_trainer(settings, features))
+        trainer = choose_trainer(settings, features, start)
+        ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.detail, trainer, start)
         phase.result = describe_ranker(ranker, choices)
     with progress.phase("re-ranker") as phase:
         reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.detail)
         phase.result = f"trust {reranker.trust:g}"
     return Ranking(ranker, reranker, statistics, take_sample(lessons, features))
+
+
+def keep_weights(
+    learning: Learning, features: Features, sources: Sources, retriever: FittedRetriever, ranking: Ranking
+) -> None:
+    """Write the weights that the next generation may start from. retriever: the one to serve"""
+    models = {EARLIER: sources.past.retriever.retriever.sequence, SERVED: retriever.retriever.sequence}
+    write_learned(learning.keep_in, features.items.ids, models, learning.generations)
+    if ranking.ranker.learned:
+        write_ranker(learning.keep_in, features, ranking.ranker, learning.generations)
 
 
 def write_generation(
@@ -202,6 +218,8 @@ def write_generation(
         retriever = trained.retriever.retriever
         reports = write_stages(staging, dataset, trained.features, retriever, trained.ranking, axes, settings)
         reports["sources"] = trained.choices.report()
+        sequence = retriever.sequence is not None and retriever.started
+        reports["started_from_weights"] = {"ranker": trained.ranking.ranker.started, "sequence model": sequence}
         reports["tables"], tables = write_ranker_tables(staging, axes, settings)
         write_catalogue(staging.folder(ENSEMBLE), dataset)
         phase.result = f"{reports['index']['kind']}; {tables}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from export.build import build_repository
 from export.continued import continue_log, find_prompted
-from export.learning import keep_learned, measure_erasures, plan_learning
+from export.learning import Learning, keep_learned, measure_erasures, plan_learning
 from export.prequential import answer_live, choose_questions
 from export.relayout import relayout
 from export.settings import Settings, read_served_settings
@@ -31,7 +32,7 @@ from repository.experiments import end_experiment, find_running
 from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
-from repository.registry import record_act
+from repository.registry import read_manifest, record_act
 from server.challenger import unload_challenger
 from server.control import activate, find_running_servers
 from server.environment import RUN_DIR
@@ -90,16 +91,25 @@ def follow_once(
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
         candidate, layout = Path(scratch, "candidate"), layout_of(read_config(repo / ENSEMBLE / CONFIG_FILE))
         learning = plan_learning(split.live, serving, Path(scratch, "learned"), settings.training.scratch_every)
-        build_repository(split.earlier, candidate, settings, console, layout, learning=learning)
+        trained = build_repository(split.earlier, candidate, settings, console, layout, learning=learning)
+        began = describe_start(read_manifest(candidate, trained)["reports"]["started_from_weights"], learning, serving)
         verdict = judge_candidate(candidate, repo, split, Path(scratch, "store"), settings.pipeline.seed)
         if verdict.fault:
             record_act(repo, "not published", serving, reason=str(verdict))
-            return Round(0, f"generation {serving} stays. {verdict}", verdict)
+            return Round(0, f"generation {serving} stays. {verdict}. {began}", verdict)
         generation = publish_candidate(candidate, repo, layout, serving, share, verdict)
         not_kept = keep_learned(learning, split.live, serving, generation, split.erasures)
     met = f" meets {share:.1%} of the users" if share < 1 else ""
     lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
-    return Round(generation, f"generation {generation}{met}. {verdict}{lost}", verdict)
+    return Round(generation, f"generation {generation}{met}. {verdict}. {began}{lost}", verdict)
+
+
+def describe_start(started: Mapping[str, bool], learning: Learning, serving: int) -> str:
+    """Return in words which models of a round started from the weights of the serving generation. started: by model"""
+    names = [f"the {name}" for name, is_started in started.items() if is_started]
+    if names:
+        return f"From the weights of generation {serving}: {', '.join(names)}"
+    return "All models from scratch" if learning.start_from is None else f"All from scratch: generation {serving}'s do not fit"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from training.dataset import Dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.ranking import RankingSettings, make_requests_by_moment
-from training.models.train_ranker import parts
+from training.models.ranking_data import split_validation
 from training.retrieval.fit import fit_training_retriever
 
 
@@ -33,7 +33,7 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
     (latest, *older), of_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
     older += [of_visits] if of_visits else []
-    teaching, validation = parts(latest, choices.ranker.validation_share, rng)
+    teaching, validation = split_validation(latest, choices.ranker.validation_share)
     rows = write_training_data(folder, (teaching, *older), validation, list_inputs(features), choices.ranker, rng)
     progress.note(f"{rows['train']:,} rows to train on and {rows['validation']:,} to validate, in {folder}")
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from export.nvidia.hugectr.ranker import import_ranker
@@ -15,7 +16,7 @@ from training.models.ranking import RankingSettings, TrainRanker
 from training.models.reranker import RerankerSettings
 from training.models.sequence import SequenceShape
 from training.models.teachers import NETWORKS
-from training.models.train_ranker import RankerSettings, train_ranker
+from training.models.train_ranker import RankerSettings, Start, train_ranker
 from training.models.train_sequence import SequenceSettings
 from training.retrieval.fit import RetrievalSettings
 
@@ -67,8 +68,8 @@ def ranking_settings(settings: Settings) -> RankingSettings:
     )
 
 
-def choose_trainer(settings: Settings, features: Features) -> TrainRanker:
-    """Return the function that trains the ranker, or imports a model that HugeCTR trained."""
+def choose_trainer(settings: Settings, features: Features, start: Start | None) -> TrainRanker:
+    """Return the function that trains the ranker, or imports a model that HugeCTR trained. start: as of `train_ranker`"""
     if not settings.hugectr.model:
-        return train_ranker
+        return partial(train_ranker, start=start)
     return import_ranker(Path(settings.hugectr.model), settings.hugectr.name, features)

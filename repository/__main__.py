@@ -26,7 +26,10 @@ DEFAULT = Path("model_repository")
 
 @app.command("list")
 def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
-    """List the generations with their data, quality on validation requests and tags, and which one a server starts with."""
+    """List the generations with their data, quality on validation requests and tags, and which one a server starts with.
+
+    Below: settings that changed from one to the next, drift up to a replacement, and how experiments with a challenger ended.
+    """
     entries = list_generations(repo)
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries]))
@@ -40,6 +43,12 @@ def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
         count = "" if events is None else f"{events:,}"
         table.add_row(number, format_time(entry.published_s), entry.dataset, count, days, *quality, ", ".join(entry.tags))
     Console(markup=False).print(table)
+    for entry in entries:
+        changed = ", ".join(f"{key} = {json.dumps(value)}" for key, value in entry.settings.items())
+        facts = [("settings", changed), ("replaced", entry.drift), *(("experiment", verdict) for verdict in entry.verdicts)]
+        for name, fact in facts:
+            if fact:
+                typer.echo(f"generation {entry.generation}, {name}: {fact}")
 
 
 @app.command()

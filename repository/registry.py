@@ -27,6 +27,7 @@ from serving.contract.tensors import ENSEMBLE
 log = logging.getLogger(__name__)
 
 RECORD_FILE = "registry.jsonl"
+VERDICTS = ("experiment stopped", "rolled back", "promoted", "not promoted")  # acts that end an experiment
 NOT_COMPARED = ("files", "stages", "generation", "schema")  # of a manifest: they differ between any two generations
 
 
@@ -55,6 +56,9 @@ class Entry:
 
     pinned: whether a server starts with it; one that runs already may serve another
     log: facts of the interaction log; quality: the ranker's, by metric
+    settings: those that differ from the generation before in the list, by key with dots; {} for the first one
+    drift: of its requests, in words, when another generation last took its place; "" if none did
+    verdicts: how its experiments as the challenger ended, in words, oldest first
     """
 
     generation: int
@@ -64,6 +68,9 @@ class Entry:
     log: dict[str, Any]
     quality: dict[str, float]
     tags: tuple[str, ...]
+    settings: dict[str, Any]
+    drift: str
+    verdicts: tuple[str, ...]
 
 
 def record_act(repo: Path, action: str, generation: int, tag: str = "", reason: str = "") -> Act:
@@ -138,21 +145,46 @@ def find_tags(acts: list[Act], generation: int) -> tuple[str, ...]:
 
 def list_generations(repo: Path) -> list[Entry]:
     """Return the published generations, oldest first. Raises ConfigError, ArtifactError."""
-    pinned, acts = pinned_generation(repo), read_acts(repo)
-    return [describe_generation(repo, generation, pinned, acts) for generation in published_generations(repo)]
+    pinned, acts, published = pinned_generation(repo), read_acts(repo), published_generations(repo)
+    manifests = [read_manifest(repo, generation) for generation in published]
+    before = [manifests[0], *manifests]
+    return [
+        describe_generation(repo, generation, pinned, acts, *pair)
+        for generation, *pair in zip(published, manifests, before, strict=False)
+    ]
 
 
-def describe_generation(repo: Path, generation: int, pinned: int, acts: list[Act]) -> Entry:
-    """Return one entry of the list. pinned: the pinned generation; acts: the record
+def describe_generation(
+    repo: Path, generation: int, pinned: int, acts: list[Act], manifest: dict[str, Any], before: dict[str, Any]
+) -> Entry:
+    """Return one entry of the list.
 
-    Raises ConfigError, ArtifactError.
+    pinned: the pinned generation; acts: the record; before: manifest of the generation before
     """
-    manifest = read_manifest(repo, generation)
     published_s = int((stage_folder(repo, ENSEMBLE, generation) / MANIFEST_FILE).stat().st_mtime)
     quality = manifest.get("reports", {}).get("validation", {}).get("ranker", {})
     name = manifest.get("dataset", {}).get("name", "")
-    tags = find_tags(acts, generation)
-    return Entry(generation, generation == pinned, published_s, name, manifest.get("log", {}), quality, tags)
+    former = dict(_flatten(before.get("settings", {}), "settings"))
+    settings = {
+        key.removeprefix("settings."): value
+        for key, value in _flatten(manifest.get("settings", {}), "settings")
+        if former.get(key) != value
+    }
+    own = [act for act in acts if act.generation == generation]
+    drift = next((act.reason for act in reversed(own) if act.action == "replaced"), "")
+    verdicts = tuple(f"{act.action}: {act.reason}" for act in own if act.action in VERDICTS)
+    return Entry(
+        generation,
+        generation == pinned,
+        published_s,
+        name,
+        manifest.get("log", {}),
+        quality,
+        find_tags(acts, generation),
+        settings,
+        drift,
+        verdicts,
+    )
 
 
 def read_manifest(repo: Path, generation: int) -> dict[str, Any]:

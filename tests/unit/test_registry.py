@@ -52,6 +52,22 @@ def test_generations_are_listed_with_what_answers_and_their_log(repo):
     assert "…" not in narrow
 
 
+def test_the_list_has_changed_settings_drift_and_experiments(repo):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    end_experiment(repo, "12.0% fewer of its answers are clicked", "rolled back")
+    record_act(repo, "replaced", 1, reason="by 2: drifted: price (PSI 0.4, by chance 0.02)")
+    first, second = list_generations(repo)
+    assert (first.settings, first.verdicts, second.settings, second.drift) == ({}, (), {"pipeline.seed": 7}, "")
+    assert first.drift == "by 2: drifted: price (PSI 0.4, by chance 0.02)"
+    assert second.verdicts == ("rolled back: experiment spring, ab, share 0: 12.0% fewer of its answers are clicked",)
+    assert run(repo, "list").stdout.splitlines()[-3:] == [
+        f"generation 1, replaced: {first.drift}",
+        "generation 2, settings: pipeline.seed = 7",
+        f"generation 2, experiment: {second.verdicts[0]}",
+    ]
+    assert json.loads(run(repo, "list", "--json").stdout)[1]["verdicts"] == list(second.verdicts)
+
+
 def test_a_manifest_has_what_validation_found_for_each_candidate_source(repo):
     sources = read_manifest(repo, 1)["reports"]["sources"]
     assert sources["sequence"] == {"weight": 0.0, "validation": {"0.0": 0.0}}  # not tried: the log is too small

@@ -16,7 +16,7 @@ from training.models.distill import STUDENT, Lesson, distil, macs
 from training.models.prune import prune
 from training.models.quantise import quantise
 from training.models.ranking_data import Requests
-from training.models.train_ranker import Ranker, RankerSettings, Report, gains, rank_scores_of
+from training.models.train_ranker import Ranker, RankerSettings, Report, Start, gains, rank_scores_of
 
 AFTERWARDS = {"pruned": prune, "int8": quantise}  # how the student is made smaller still
 # Shares of the teacher's quality: a network that is significantly below the first, or measured below the second, is not served.
@@ -30,13 +30,14 @@ def compress(
     seed: int = 0,
     report: Report = print,
     least_kept: float = LEAST_KEPT,
+    start: Start | None = None,
 ) -> Ranker:
     """Return the smaller ranker, or the one before it that keeps enough of the teacher's quality.
 
-    compression: "distilled", "pruned" or "int8"; settings: the shape of the student
+    compression: "distilled", "pruned" or "int8"; settings: the shape of the student; start: its weights, as of `train_ranker`
     """
     teacher = lesson.teacher
-    student = choose(distil(lesson, settings, seed, report), teacher, lesson, report, least_kept)
+    student = choose(distil(lesson, settings, seed, report, start), teacher, lesson, report, least_kept)
     if student is teacher or compression == "distilled":
         return student
     return choose(AFTERWARDS[compression](lesson, student, settings, seed, report), student, lesson, report, least_kept)

@@ -23,6 +23,7 @@ from training.models.train_ranker import (
     Ranker,
     RankerSettings,
     Report,
+    Start,
     best_blend,
     fit,
     predict,
@@ -34,7 +35,7 @@ Shares = Callable[[Requests], np.ndarray]
 """N requests -> the softmax of the teachers' scores over each list, float32 [N, C], 0 at padding."""
 
 # Blend 0: the teacher's shares contain its blend of the retrieval score already.
-STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, epochs=15, blends=(0.0,))
+STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, epochs=15, warm_epochs=7, blends=(0.0,))
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Lesson:
         """Return the model as a ranker with its quality on the validation requests."""
         blend, quality = best_blend(predict(model, self.validation), retrieval_z(self.validation), self.validation, blends)
         known = self.teacher.quality | quality | {"teacher_quality": self.teacher.validated}
-        return Ranker(model, blend, known, compression)
+        return Ranker(model, blend, known, compression, self.teacher.started, self.teacher.model)
 
 
 def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
@@ -75,10 +76,18 @@ def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
     return model
 
 
-def distil(lesson: Lesson, settings: RankerSettings = STUDENT, seed: int = 0, report: Report = print) -> Ranker:
-    """Return a ranker of the shape in `settings` that imitates the teacher."""
+def distil(
+    lesson: Lesson,
+    settings: RankerSettings = STUDENT,
+    seed: int = 0,
+    report: Report = print,
+    start: Start | None = None,
+) -> Ranker:
+    """Return a ranker of the shape in `settings` that imitates the teacher. start: as of `train_ranker`"""
     torch.manual_seed(seed)
     model = student_of(lesson.teacher.model, settings)
+    if start and start(model):
+        settings = replace(settings, epochs=settings.warm_epochs)
     lesson.teach(model, settings, seed, lambda text: report(f"distilled {text}"))
     return lesson.judge(model, "distilled", settings.blends)
 

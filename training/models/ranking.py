@@ -24,6 +24,7 @@ from training.models.ranking_data import (
     make_requests,
     make_visit_requests,
     split_again,
+    split_validation,
     statistics_of,
     unlabelled_requests,
 )
@@ -31,7 +32,7 @@ from training.models.reranker import Lists, Reranker, RerankerSettings, train_re
 from training.models.save_ranker import item_vectors_of, save_ranker
 from training.models.save_reranker import save_reranker
 from training.models.teachers import choose_teachers
-from training.models.train_ranker import Ranker, RankerSettings, parts, rank_scores_of, train_ranker
+from training.models.train_ranker import Ranker, RankerSettings, Start, rank_scores_of, train_ranker
 
 MOST_SAMPLES = 32  # requests for the parity reports
 
@@ -114,7 +115,7 @@ def collect_lessons(
     log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
     """
     (latest, *older), visit_requests = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
-    teaching, validation = parts(latest, settings.ranker.validation_share, rng)
+    teaching, validation = split_validation(latest, settings.ranker.validation_share)
     if visit_requests:
         older.append(visit_requests)
     if settings.compression == "none":
@@ -130,8 +131,12 @@ def fit_ranker(
     seed: int,
     say: Callable[[str], None],
     train: TrainRanker = train_ranker,
+    start: Start | None = None,
 ) -> Ranker:
-    """Train the ranker, more teachers if they help, and a smaller ranker, which is returned if it keeps enough quality."""
+    """Train the ranker, more teachers if they help, and a smaller ranker, which is returned if it keeps enough quality.
+
+    start: of the smaller ranker, as of `train_ranker`
+    """
     count = sum(map(len, lessons.teaching))
     say(f"ranker: {count:,} training requests of {len(lessons.teaching)} moments, {len(lessons.validation):,} for validation")
     tables = (dict(features.user_rows), dict(features.item_rows))
@@ -141,7 +146,7 @@ def fit_ranker(
     names = settings.teachers if count <= settings.most_taught else ()
     teachers = choose_teachers(ranker, names, lessons.teaching, lessons.validation, settings.ranker, seed, say)
     lesson = Lesson.of(ranker, [*lessons.teaching, *lessons.unlabelled], lessons.validation, teachers.shares)
-    smaller = compress(lesson, settings.compression, settings.student, seed, say)
+    smaller = compress(lesson, settings.compression, settings.student, seed, say, start=start)
     return replace(smaller, quality=smaller.quality | teachers.report())
 
 

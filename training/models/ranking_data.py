@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from serving.loops.hashing import hash_integers
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import N_FEATURES, TOGETHER, cross_features, scale_strengths
 from training.dataset import Dataset, split_by_time
@@ -28,6 +29,7 @@ Retrieve = Callable[[Examples, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 USERS_PER_BLOCK = 512
 LATER_SHARE = 0.2
+HASHES = 10_000
 PAIRLESS_SHARE = 0.5  # of the requests in a visit, which come as soon after an export as no live pair is counted
 
 
@@ -62,7 +64,7 @@ class Requests:
     users: the Examples of the N users; candidates int32 [N, C] positions, padded with n_items; retrieval_scores float32 [N, C]
     cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `cross_features`
     taken: labels, bool [N, C], or float32 shares of a teacher
-    items: the catalogue at that moment
+    items: the catalogue at that moment; user_ids: int64 [N]
     """
 
     users: Examples
@@ -71,6 +73,7 @@ class Requests:
     cross: np.ndarray
     taken: np.ndarray
     items: ItemSlots
+    user_ids: np.ndarray
 
     @property
     def valid(self) -> np.ndarray:
@@ -88,6 +91,7 @@ class Requests:
             self.cross[rows],
             self.taken[rows],
             self.items,
+            self.user_ids[rows],
         )
 
 
@@ -150,7 +154,8 @@ def make_requests(
     candidates, scores = retrieve(users, user_ids)
     trends = features.log.aggregates.of_items(candidates, first["timestamp"].to_numpy(), rows)
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
-    return Requests(users, candidates.astype(np.int32), scores, cross, find_taken(features, later, user_ids, candidates), items)
+    taken = find_taken(features, later, user_ids, candidates)
+    return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
 
 
 def make_visit_requests(
@@ -176,9 +181,9 @@ def make_visit_requests(
     if not len(rows):
         return None
     events, moments = train.iloc[rows], features.log.before_rows(train, rows)
-    times, item_ids = events["timestamp"].to_numpy(), events["item_id"].to_numpy()
+    times, item_ids, user_ids = (events[name].to_numpy() for name in ("timestamp", "item_id", "user_id"))
     users = features.encode_moments(moments, times, take_context(events, features.context))
-    retrieved = [np.array(values) for values in retrieve(users, events["user_id"].to_numpy())]
+    retrieved = [np.array(values) for values in retrieve(users, user_ids)]
     candidates, scores = (values.copy() for values in retrieved)
     history = users.history_positions.astype(np.int64)
     strengths = put_live_pairs(features.items, train, later, rows, history, candidates, scores)
@@ -190,7 +195,7 @@ def make_visit_requests(
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     taken = candidates == features.items.positions(item_ids)[:, None]
-    return Requests(users, candidates.astype(np.int32), scores, cross, taken, items)
+    return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
 
 
 def served_requests(
@@ -209,7 +214,7 @@ def served_requests(
     items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
     trends = features.item_aggregates[candidates]
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
-    return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items)
+    return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items, user_ids)
 
 
 def unlabelled_requests(
@@ -253,6 +258,19 @@ def find_taken(features: Features, later: pd.DataFrame, user_ids: np.ndarray, ca
     pairs = (row * width + features.items.positions(positives["item_id"].to_numpy()))[known]
     wanted = np.arange(len(user_ids))[:, None] * width + candidates
     return np.isin(wanted, pairs) & (candidates < width - 1)
+
+
+def split_validation(requests: Requests, share: float) -> tuple[Requests, Requests]:
+    """Split into training and validation requests, at least one of the latter and, of two or more, one of the former.
+
+    A user validates in each generation or in none: a ranker that starts from an earlier one's weights must not be validated by
+    requests of users whom that one learned from.
+    """
+    hashes = hash_integers(requests.user_ids) // HASHES % HASHES  # other digits than those that hold users out of retrievers
+    validates = hashes < share * HASHES
+    if not validates.any() or validates.all():
+        validates = np.arange(len(requests)) == np.argmin(hashes)
+    return requests.take(np.flatnonzero(~validates)), requests.take(np.flatnonzero(validates))
 
 
 def _pad(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:

@@ -79,6 +79,7 @@ class Retriever:
 
     neighbours: weights as fitted, before the blend; tower_vectors: float32 [n_items, D]
     sequence_weight: logits of the towers per logit of the sequence model; graph_weight: per unit of the graph's scores
+    started: whether the sequence model was trained from the weights of an earlier generation
     """
 
     model: TwoTower
@@ -89,6 +90,7 @@ class Retriever:
     sequence_weight: float = 1.0
     graph: Graph | None = field(default=None, repr=False)
     graph_weight: float = 1.0
+    started: bool = False
 
     @cached_property
     def item_vectors(self) -> np.ndarray:
@@ -186,7 +188,8 @@ def fit_retriever(
     windows = cut_windows(data.taken, data.n_items, settings.sequence.shape.length)
     if not len(windows.users):
         return fitted
-    return replace(fitted, sequence=train_sequence(windows, data.n_items, settings.sequence, seed, say, start))
+    sequence = train_sequence(windows, data.n_items, settings.sequence, seed, say, start)
+    return replace(fitted, sequence=sequence, started=start is not None)
 
 
 def make_neighbour_matrix(neighbours: Neighbours) -> sp.csr_matrix:

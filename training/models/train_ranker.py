@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from training.models.time_left import TimeLeft
 LEAST_DEVIATION = 0.3  # all numbers are scaled to about 1 (serving/stages/features/ranking.py, NVTabular's Normalize)
 
 Report = Callable[[str], None]
+Start = Callable[[DLRM], bool]
+"""Sets a new model to the weights of an earlier one. Returns False, and leaves it as it is, where these do not fit."""
+
 Measure = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # float32 [N, C] logits, [N, C] taken -> larger is better
 
 
@@ -30,6 +33,7 @@ class RankerSettings:
     top: tuple[int, ...] = (128, 64)
     cold: ColdRows | None = None  # narrow rows of large tables
     epochs: int = 10  # the best one on validation requests is kept
+    warm_epochs: int = 5  # where training starts from the weights of an earlier model
     requests_per_batch: int = 32
     candidates_per_request: int = 128  # all taken ones, the rest sampled
     learning_rate: float = 2e-3
@@ -42,12 +46,18 @@ class RankerSettings:
 
 @dataclass(frozen=True)
 class Ranker:
-    """A trained DLRM. Its rank score is logit + blend * standardised retrieval score. compression: of its network"""
+    """A trained DLRM. Its rank score is logit + blend * standardised retrieval score.
+
+    compression: of its network; started: whether its training started from the weights of an earlier generation
+    teacher: the DLRM that its network imitates, None where it imitates none
+    """
 
     model: DLRM
     blend: float
     quality: dict[str, float]
     compression: str = "none"
+    started: bool = False
+    teacher: DLRM | None = None
 
     @property
     def learned(self) -> bool:
@@ -67,10 +77,12 @@ def train_ranker(
     settings: RankerSettings,
     seed: int = 0,
     report: Report = print,
+    start: Start | None = None,
 ) -> Ranker:
     """Train a ranker that puts taken candidates first.
 
     teaching: requests of one or several moments; tables: of users and of items, name -> rows, in slot order
+    start: sets the weights that training starts from; None: it starts from scratch
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -84,11 +96,13 @@ def train_ranker(
         return Ranker(_zero_logits(model), 1.0, {"requests": 0})
     _standardize(model, teaching)
     _share_rare_rows(model, teaching, settings.min_examples_per_row)
-    fit(model, teaching, validation, settings, rng, report)
+    started = start is not None and start(model)
+    epochs = settings.warm_epochs if started else settings.epochs
+    fit(model, teaching, validation, replace(settings, epochs=epochs), rng, report)
     blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
     quality |= {"requests": sum(map(len, teaching)), "validation_requests": len(validation)}
     report(f"ranker: validation {quality}, blend {blend}")
-    return Ranker(model, blend, quality)
+    return Ranker(model, blend, quality, started=started)
 
 
 @torch.no_grad()
@@ -161,13 +175,6 @@ def retrieval_z(requests: Requests) -> np.ndarray:
     return requests.cross[..., SCORE - N_FEATURES]
 
 
-def parts(requests: Requests, validation_share: float, rng: np.random.Generator) -> tuple[Requests, Requests]:
-    """Split into training and validation requests, with at least one of the latter."""
-    shuffled = rng.permutation(len(requests))
-    n_validation = max(int(len(requests) * validation_share), 1)
-    return requests.take(np.sort(shuffled[n_validation:])), requests.take(np.sort(shuffled[:n_validation]))
-
-
 def batches(teaching: Sequence[Requests], settings: RankerSettings, rng: np.random.Generator) -> Iterator[Requests]:
     """Yield batches in random order, each request with its taken candidates and a sample of others; one moment per batch."""
     size = settings.requests_per_batch
@@ -189,7 +196,7 @@ def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) ->
     take = np.arange(len(batch))[:, None]
     columns = (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken)
     candidates, scores, cross, taken = (values[take, chosen] for values in columns)
-    return Requests(batch.users, candidates, scores, cross, taken, batch.items)
+    return Requests(batch.users, candidates, scores, cross, taken, batch.items, batch.user_ids)
 
 
 def loss_of(model: RankingModel, batch: Requests) -> torch.Tensor:

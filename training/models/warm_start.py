@@ -1,11 +1,12 @@
-"""Keep the weights of the sequence model, so that the next generation starts from them.
+"""Keep the weights of the sequence model and of the ranker, so that the next generation starts from them.
 
-    <folder>/earlier.npz   of the retriever whose candidates teach the ranker: it never saw the later part of the log
-    <folder>/served.npz    of the retriever that is served
+    <folder>/earlier.npz   sequence model of the retriever whose candidates teach the ranker: it never saw the log's later part
+    <folder>/served.npz    sequence model of the retriever that is served
+    <folder>/ranker.npz, student.npz   the ranker's networks (warm_ranker.py)
 
-Rows of the table are matched by item id; new items start at random. Nothing is kept of other models. Item-item neighbours and
-the graph are computed in closed form. Towers start from the factors of the neighbours, which already know the newest events;
-from the weights before they find less, and the ranker finds no more (python -m experiments.warm_parts).
+Rows of the sequence model's table are matched by item id; new items start at random. Nothing is kept of other models. Item-item
+neighbours and the graph are computed in closed form. Towers start from the factors of the neighbours, which already know the
+newest events; from the weights before they find less (python -m experiments.warm_parts).
 """
 
 from __future__ import annotations
@@ -26,24 +27,28 @@ ITEM_IDS, GENERATIONS, TABLE = "item ids", "generations", "table.weight"
 
 
 def write_learned(folder: Path, item_ids: np.ndarray, models: Mapping[str, SequenceModel | None], generations: int) -> None:
-    """Write the weights of models into an empty or new folder.
+    """Write the weights of sequence models into an empty or new folder.
 
     item_ids: int64 [n_items] ascending; models: by EARLIER and SERVED, None where a retriever has none
     generations: how many learned from one another so far
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers: dict[str, Any] = {ITEM_IDS: item_ids, GENERATIONS: np.int64(generations)}
     for name, model in models.items():
-        if model is None:
-            continue
-        arrays: dict[str, Any] = {key: value.numpy() for key, value in model.state_dict().items()}
-        np.savez(folder / f"{name}.npz", **arrays, **numbers)
+        if model is not None:
+            arrays = {key: value.numpy() for key, value in model.state_dict().items()}
+            write_weights(folder, name, {**arrays, ITEM_IDS: item_ids}, generations)
+
+
+def write_weights(folder: Path, name: str, arrays: Mapping[str, np.ndarray], generations: int) -> None:
+    """Write the weights of one model, and how many generations learned from one another so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers: dict[str, Any] = {**arrays, GENERATIONS: np.int64(generations)}
+    np.savez(folder / f"{name}.npz", **numbers)
 
 
 def count_generations(folder: Path) -> int:
     """Return how many generations have learned from one another; 0 without kept weights. Raises ArtifactError."""
-    path = folder / f"{SERVED}.npz"
-    return int(_read(path)[GENERATIONS]) if path.exists() else 0
+    paths = sorted(folder.glob("*.npz"))
+    return int(read_weights(paths[0])[GENERATIONS]) if paths else 0
 
 
 def read_learned(folder: Path, name: str, item_ids: np.ndarray, shape: SequenceShape) -> SequenceModel | None:
@@ -54,7 +59,7 @@ def read_learned(folder: Path, name: str, item_ids: np.ndarray, shape: SequenceS
     path = folder / f"{name}.npz"
     if not path.exists():
         return None
-    kept = _read(path)
+    kept = read_weights(path, ITEM_IDS, TABLE)
     model = SequenceModel(len(item_ids), shape)
     weights = {key: value for key, value in model.state_dict().items() if key != TABLE}
     if any(key not in kept or kept[key].shape != tuple(value.shape) for key, value in weights.items()):
@@ -67,12 +72,12 @@ def read_learned(folder: Path, name: str, item_ids: np.ndarray, shape: SequenceS
     return model
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file that `write_learned` wrote. Raises ArtifactError."""
+def read_weights(path: Path, *required: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a file that `write_weights` wrote. Raises ArtifactError, also where one of `required` is missing."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             kept = dict(arrays)
-        if missing := {ITEM_IDS, GENERATIONS, TABLE} - kept.keys():
+        if missing := {GENERATIONS, *required} - kept.keys():
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
         return kept
     except (OSError, ValueError, EOFError, BadZipFile) as error:

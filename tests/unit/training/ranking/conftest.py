@@ -111,6 +111,7 @@ def train(folder, settings):
         np.concatenate([features.item_aggregates[candidates], cross], axis=2),
         find_taken(features, test, user_ids, candidates),
         ranking.items,
+        user_ids,
     )
     return SimpleNamespace(
         dataset=dataset, train=train, features=features, ranking=ranking, folder=folder, axes=axes, user_ids=user_ids,
