@@ -6,6 +6,9 @@ Users have tastes that change (experiments/shop_world.py). The models know of th
 tritonserver, events go to it with simulated times. `export follow` trains a generation every week, and two simulated hours
 after the tastes of half of the users have changed. Then challengers meet users through the gateway, under the guard. How many
 requests A/B and interleaving need is drawn from served lists and the chances of clicks.
+
+Beside the best lists, served ones get worse from day to day, because nobody is shown again what they took: what was ranked high
+rightly is taken and gone, and what was ranked high wrongly stays. The best lists, which know the tastes, stay as good.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from experiments.shop_decisions import LEAST_SAVED, RUNS, compare_ways, compute_
 from experiments.shop_faults import FAULTS
 from experiments.shop_world import DAY_S, TASTE_DAYS, World
 from export.build import build_repository
-from export.follow import follow_once
+from export.follow import STARTED, Round, follow_once
 from export.relayout import relayout
 from export.settings import Settings
 from live.exposures import read_exposures
@@ -48,7 +51,7 @@ from triton_recommender import Event, Query, Recommender
 SETTINGS = {
     "pipeline": {"recorded_requests": 64},
     "ranker": {"compression": "none"},
-    "training": {"teachers": "one", "minutes": 1.0},
+    "training": {"teachers": "one", "minutes": 1.5},
 }
 LENGTH, BATCH = 10, 64  # items of a list; visits that are asked at once
 EVENTS_PER_USER, LOG_DAYS = 30, 60  # of the log that the first generation learns from
@@ -105,16 +108,17 @@ class Shop:
         self.now_s += hours * 3_600
         self.world.pass_days(hours / 24)
 
-    def learn(self, dataset: Dataset) -> bool:
-        """Train and judge a generation, and serve it if it passes. Return whether it did."""
+    def learn(self, dataset: Dataset) -> Round:
+        """Train and judge a generation, and serve it if it passes."""
         done = follow_once(dataset, self.served.repo, Settings.model_validate(SETTINGS), 1, console)
         say(done.report)
-        return bool(done.generation)
+        return done
 
 
 def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Generator) -> list[Figure]:
     """Let the days pass, with a change of taste in the middle. Return the figures of learning."""
-    changes_on, published, first = days // 2, 0, shop.quality()
+    changes_on, first = days // 2, shop.quality()
+    rounds: list[Round] = []
     for day in range(days):
         if day == changes_on:
             before = shop.quality()
@@ -122,14 +126,13 @@ def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Gener
             changed = shop.quality()
             shop.trade(SALE_HOURS, VISITS_IN_SALE, rng)
             live = shop.quality()
-            renewed = shop.learn(dataset)
-            after = shop.quality()
-            published += renewed
+            rounds.append(shop.learn(dataset))
+            renewed, after = bool(rounds[-1].generation), shop.quality()
             shop.trade(24 - SALE_HOURS, VISITS_PER_DAY, rng)
         else:
             shop.trade(24, VISITS_PER_DAY, rng)
         if day % TRAINED_EVERY_DAYS == TRAINED_EVERY_DAYS - 1:
-            published += shop.learn(dataset)
+            rounds.append(shop.learn(dataset))
         say(f"day {day + 1}: users take {shop.quality():.1%} of what they would of the best lists")
     return [
         Figure(name="lists over the best ones, first day", values=[first]),
@@ -140,7 +143,8 @@ def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Gener
         Figure(name="that generation was published", values=[renewed], at_least=1),
         Figure(name="regained of what was lost", values=[(after - changed) / (before - changed)], at_least=0.95),
         Figure(name="on the last day", values=[shop.quality()]),
-        Figure(name="generations trained and published", values=[published], at_least=1),
+        Figure(name="generations trained and published", values=[sum(bool(done.generation) for done in rounds)], at_least=1),
+        Figure(name="rounds that started from weights", values=[sum(STARTED in done.report for done in rounds)], at_least=1),
     ]
 
 

@@ -50,6 +50,7 @@ from training.dataset import Dataset
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
 DAY_S = 86_400
+STARTED = "From the weights"  # in the report of a round whose models started from those of the serving generation
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def describe_start(started: Mapping[str, bool], learning: Learning, serving: int
     """Return in words which models of a round started from the weights of the serving generation. started: by model"""
     names = [f"the {name}" for name, is_started in started.items() if is_started]
     if names:
-        return f"From the weights of generation {serving}: {', '.join(names)}"
+        return f"{STARTED} of generation {serving}: {', '.join(names)}"
     return "All models from scratch" if learning.start_from is None else f"All from scratch: generation {serving}'s do not fit"
 
 
@@ -149,10 +150,13 @@ def split_log(dataset: Dataset, repo: Path, serving: int, live: Path, least_even
     if len(new_s) < least_events:
         return f"{len(new_s):,} events are newer than generation {serving}, of {least_events:,}"
     last_s = int(dataset.interactions["timestamp"].max())
-    judged_from_s = max(int(np.quantile(new_s, 1 - JUDGED_SHARE, method="lower")), last_s) + 1
+    newest_s, split_s = int(new_s[-1]), int(np.quantile(new_s, 1 - JUDGED_SHARE, method="lower"))
+    judged_from_s = max(min(split_s + 1, newest_s), last_s + 1)
+    if judged_from_s > newest_s:
+        return "no live event is newer than the data set's own log, which is learned whole, so that none is left to judge by"
     earlier = continue_log(dataset, live, judged_from_s)
     if int(earlier.interactions["timestamp"].max()) <= known_until_s:
-        return f"the new events are all of one moment, so that none is left to judge generation {serving} by"
+        return "the new events are all of one second, and cannot be split into earlier ones to learn and later ones to judge by"
     first, serving_first = np.searchsorted(times_s, (judged_from_s, known_until_s + 1)).tolist()
     questions = choose_judged(whole.interactions, live, first)
     if len(questions) < LEAST_QUESTIONS:

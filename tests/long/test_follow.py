@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from contextlib import closing
 from dataclasses import replace
@@ -24,7 +25,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE
 from serving.live.experiment import Experiment, read_experiment
 from serving.live.reader import Reader
-from serving.live.store import live_folder
+from serving.live.store import LEARNED, live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
@@ -94,6 +95,17 @@ def test_a_generation_with_the_live_events_is_published(repo, whole, past):
         assert "waits: experiment spring runs" in done.report
 
 
+def test_a_round_starts_from_the_weights_of_the_round_before(repo, whole, past):
+    for first, end, report in (
+        (EARLY, 3_900, "generation 2. .*: published. All models from scratch"),
+        (3_900, EVERYTHING, "generation (3|2 stays). .*. From the weights of generation 2: the ranker"),
+    ):
+        observe(repo, whole, np.arange(first, end))
+        done = follow_once(past, repo, Settings.model_validate(SETTINGS), 100, QUIET)
+        assert re.fullmatch(report, done.report)
+    assert {path.name for path in (live_folder(repo) / LEARNED / "2").iterdir()} == {"ranker.npz"}
+
+
 @pytest.mark.parametrize(
     ("name", "days_ago", "state"), [("generation-2", 8, "stopped"), ("generation-2", 6, "running"), ("spring", 8, "running")]
 )
@@ -132,6 +144,25 @@ def test_with_too_few_questions_nothing_is_trained(repo, whole, past, repeated):
     done = follow_once(past, repo, Settings.model_validate(SETTINGS), 10, QUIET)
     assert done.report.startswith("waits: the newest events hold ")
     assert published_generations(repo) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(1, "waits: the new events are all of one second"), (2, r"waits: the newest events hold [1-9]\d* questions")],
+    ids=["all", "half of them"],
+)
+def test_events_within_one_second_are_not_split(repo, whole, past, seconds, said):
+    log, rows = whole.interactions.copy(), np.arange(EARLY, EARLY + 100)
+    log.loc[rows, "timestamp"] = log.loc[EARLY, "timestamp"] + 3_600 + rows % seconds
+    log = log.sort_values("timestamp", kind="stable", ignore_index=True)
+    observe(repo, replace(whole, interactions=log), np.flatnonzero(log["timestamp"].isin(log.loc[rows, "timestamp"])))
+    assert re.match(said, follow_once(past, repo, Settings.model_validate(SETTINGS), 10, QUIET).report)
+
+
+def test_a_log_that_is_newer_than_its_live_events_judges_nothing(repo, whole, past):
+    observe(repo, whole, np.arange(EARLY, EARLY + 500))
+    done = follow_once(whole, repo, Settings.model_validate(SETTINGS), 100, QUIET)
+    assert done.report.startswith("waits: no live event is newer than the data set's own log")
 
 
 def test_a_worse_generation_is_not_published_and_the_reason_is_printed(repo, whole, past):

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -31,6 +32,7 @@ from experiments import (
     live_kills,
     merlin,
     merlin_graph,
+    off_policy,
     overhead,
     overhead_figures,
     precision,
@@ -256,6 +258,24 @@ def smoke_live_kills(context: Context) -> list[Figure]:
     return live_kills.make_figures(found, len(acknowledged), {"writer": 2, "machine": 2, "server": 0})
 
 
+def smoke_off_policy(context: Context) -> list[Figure]:
+    """Two policies that show five items at three positions; each log estimates what the other policy really earned."""
+    rates, folder, rng = np.array([0.1, 0.2, 0.3, 0.4, 0.5]), context.folder / "bandit", np.random.default_rng(0)
+    for name, policy in (("random", np.full(5, 0.2)), ("bts", rates / rates.sum())):
+        (folder / name).mkdir(parents=True)
+        items = rng.choice(5, 6_000, p=policy)
+        columns = {"item_id": items, "position": np.arange(6_000) % 3 + 1, "propensity_score": policy[items]}
+        log = pd.DataFrame(columns | {"click": (rng.random(6_000) < rates[items]).astype(int)})
+        log.to_csv(folder / name / "men.csv.gz", index=False)
+    figures = off_policy.measure(folder, compare_with_obp=False)
+    values = {figure.name: figure.values[0] for figure in figures}
+    for judged in ("random", "bts"):
+        for estimator in ("IPS", "SNIPS", "DR"):
+            low, high = (values[f"{judged}: {estimator}, interval, {end}"] for end in ("low", "high"))
+            assert low < values[f"{judged}: click rate as it was"] < high
+    return figures
+
+
 def smoke_simulated_shop(context: Context) -> list[Figure]:
     """The world alone: its log can be exported, its best lists are the best, and both ways to decide find the better ones."""
     world = World(60, 50, context.rng)
@@ -295,6 +315,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "scale": smoke_scale,
     "sequence_latency": lambda context: sequence_latency.measure(context.folder, n_items=50, n_requests=3, rounds=2),
     "interleaving": lambda context: interleaving.measure(World(100, 100, context.rng), (1.0,), 1, context.rng, lambda _: None),
+    "off_policy": smoke_off_policy,
     "simulated_shop": smoke_simulated_shop,
     "tables": smoke_tables,
     "warm_start": lambda context: warm_start.measure(

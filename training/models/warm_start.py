@@ -32,6 +32,7 @@ def write_learned(folder: Path, item_ids: np.ndarray, models: Mapping[str, Seque
     item_ids: int64 [n_items] ascending; models: by EARLIER and SERVED, None where a retriever has none
     generations: how many learned from one another so far
     """
+    folder.mkdir(parents=True, exist_ok=True)
     for name, model in models.items():
         if model is not None:
             arrays = {key: value.numpy() for key, value in model.state_dict().items()}
@@ -39,8 +40,7 @@ def write_learned(folder: Path, item_ids: np.ndarray, models: Mapping[str, Seque
 
 
 def write_weights(folder: Path, name: str, arrays: Mapping[str, np.ndarray], generations: int) -> None:
-    """Write the weights of one model, and how many generations learned from one another so far."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the weights of one model, and how many generations learned from one another so far, into an existing folder."""
     numbers: dict[str, Any] = {**arrays, GENERATIONS: np.int64(generations)}
     np.savez(folder / f"{name}.npz", **numbers)
 

@@ -1,0 +1,145 @@
+"""The ranker starts from the weights of the generation before: rows are matched by what they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import OOV_ROW
+from tests.unit.training.models.conftest import lesson_of
+from tests.unit.training.ranking.conftest import popularity_retrieve
+from training.dataset import Dataset, load_dataset
+from training.features.build import Features, build_features
+from training.features.schema import FeatureSettings
+from training.models.cold_rows import ColdRows
+from training.models.distill import STUDENT, distil
+from training.models.dlrm import DLRM
+from training.models.ranking import RankingSettings, make_requests_by_moment
+from training.models.ranking_data import Requests, split_validation
+from training.models.train_ranker import Ranker, RankerSettings, train_ranker
+from training.models.warm_ranker import start_ranker, write_ranker
+
+SETTINGS = RankerSettings(epochs=3, warm_epochs=1, min_examples_per_row=5)
+SMALL = replace(STUDENT, epochs=2, warm_epochs=1)
+
+
+class Generation(NamedTuple):
+    features: Features
+    teaching: Requests
+    validation: Requests
+
+    def train(self, start=None, settings=SETTINGS, report=lambda _: None) -> Ranker:
+        tables = (dict(self.features.user_rows), dict(self.features.item_rows))
+        return train_ranker([self.teaching], self.validation, tables, settings, 0, report, start)
+
+
+def make_generation(dataset: Dataset) -> Generation:
+    features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=8))
+    settings, rng = RankingSettings(most_moments=1), np.random.default_rng(0)
+    retrieve = partial(popularity_retrieve, features)
+    (latest,), _ = make_requests_by_moment(dataset, dataset.interactions, features, retrieve, settings, rng)
+    return Generation(features, *split_validation(latest, 0.2))
+
+
+@pytest.fixture(scope="module")
+def generations() -> tuple[Generation, Generation]:
+    """Two generations of one shop: the second one knows more of the log, in which values come in another order."""
+    dataset = load_dataset("synthetic:users=100,items=60,events=2500,seed=5")
+    earlier = dataset.interactions.iloc[:900]
+    return make_generation(replace(dataset, interactions=earlier)), make_generation(dataset)
+
+
+@pytest.fixture(scope="module")
+def scratch(generations) -> Ranker:
+    """The ranker of the second generation without the first."""
+    return generations[1].train()
+
+
+@pytest.fixture(scope="module")
+def first(generations) -> Ranker:
+    """The ranker of the first generation, and its student, as one."""
+    before, _ = generations
+    return distil(lesson_of(before.train(), [before.teaching], before.validation), SMALL, report=lambda _: None)
+
+
+@pytest.fixture
+def kept(generations, first, tmp_path):
+    write_ranker(tmp_path, generations[0].features, first, 1)
+    return tmp_path
+
+
+def vectors_by_item(features: Features, model: DLRM) -> dict[int, np.ndarray]:
+    slot = list(features.item_plan.rows).index("item_id")
+    vocabulary = features.item_plan.vocabularies["item_id"]
+    rows, table = vocabulary(features.items.ids), model.item_tables[slot].array()
+    return {item: table[row] for item, row in zip(features.items.ids.tolist(), rows.tolist(), strict=True) if row > OOV_ROW}
+
+
+def test_known_values_keep_their_vectors_and_new_ones_get_that_of_unknown_ones(generations, first, scratch, kept):
+    before, now = generations
+    model = DLRM(scratch.model.shape)
+    assert start_ranker(kept, now.features, model)
+    old, new = vectors_by_item(before.features, first.teacher), vectors_by_item(now.features, model)
+    assert old.keys() < new.keys()
+    assert before.features.item_plan.vocabularies["item_id"].rows.tolist() != list(range(3, 3 + len(old)))
+    slot = list(now.features.item_plan.rows).index("item_id")
+    unknown = first.teacher.item_tables[slot].array()[OOV_ROW]
+    for item, vector in new.items():
+        np.testing.assert_array_equal(vector, old.get(item, unknown))
+    assert (model.item_tables[slot].array()[0] == 0).all()  # padding
+    for kept_layer, layer in zip(first.teacher.network.top, model.network.top, strict=True):
+        torch.testing.assert_close(layer.weight, kept_layer.weight, rtol=0, atol=0)
+
+
+def test_ranker_and_student_take_fewer_epochs_from_their_own_weights(generations, scratch, kept):
+    _, now = generations
+    start, said, of_scratch = partial(start_ranker, kept, now.features), [], []
+    ranker = now.train(start, report=said.append)
+    now.train(settings=replace(SETTINGS, epochs=1), report=of_scratch.append)
+    assert ranker.started
+    assert not scratch.started
+    assert "epoch 1 of 1" in said[0]
+    assert read_loss(said[0]) < read_loss(of_scratch[0])
+    lesson = lesson_of(ranker, [now.teaching], now.validation)
+    said.clear()
+    student = distil(lesson, SMALL, 0, said.append, start)
+    assert student.started
+    assert "epoch 1 of 1" in said[0]
+
+
+def read_loss(line: str) -> float:
+    """Return the mean loss of an epoch from what training says of it."""
+    return float(line.split("loss ")[1].split(",")[0])
+
+
+@pytest.mark.parametrize("other", [{"width": 8}, {"top": (32,)}, {"cold": ColdRows(4, 0.5)}], ids=["width", "layers", "cold"])
+def test_a_ranker_of_another_shape_is_learned_from_scratch(generations, kept, other):
+    _, now = generations
+    settings = replace(SETTINGS, epochs=1, **other)
+    assert not now.train(partial(start_ranker, kept, now.features), settings).started
+
+
+def test_without_kept_weights_a_ranker_is_learned_from_scratch(generations, scratch, tmp_path):
+    assert not start_ranker(tmp_path, generations[1].features, DLRM(scratch.model.shape))
+
+
+def test_a_damaged_file_is_an_error_with_the_remedy(generations, kept):
+    _, now = generations
+    (kept / "ranker.npz").write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(ArtifactError, match=f"Remove {kept}"):
+        now.train(partial(start_ranker, kept, now.features))
+
+
+def test_a_user_validates_in_each_generation_or_in_none(generations):
+    before, now = generations
+    assert not np.isin(now.validation.user_ids, before.teaching.user_ids).any()
+    assert not np.isin(now.teaching.user_ids, before.validation.user_ids).any()
+    assert 0.1 < len(now.validation) / (len(now.validation) + len(now.teaching)) < 0.3
+    one, other = split_validation(now.teaching.take(np.array([0, 1])), 0.0)
+    assert (len(one), len(other)) == (1, 1)
