@@ -30,7 +30,7 @@ from perf.bench import SEED
 from perf.command import run
 from perf.load import analyzer
 from perf.load.workload import draw, read_requests, read_specs, write_analyzer_json
-from perf.observe import read_memory, total_mib
+from perf.observe import read_memory, sum_mib
 from perf.target import Turns, own_server, take_turns
 from server.state import ServerState
 from serving.contract.errors import ExportError
@@ -175,7 +175,7 @@ class Served:
     def measure_memory(self) -> dict[str, float]:
         """Return the MiB of each process, and of all together."""
         processes = read_memory(self.state.tag)
-        return {process.name: process.pss_mib for process in processes} | {"all processes": total_mib(processes)}
+        return {process.name: process.pss_mib for process in processes} | {"all processes": sum_mib(processes)}
 
 
 def make_figures(values: dict[str, list[float]], memory_mib: dict[str, dict[str, float]]) -> list[Figure]:
