@@ -63,7 +63,7 @@ def _start(model: DLRM, features: Features, kept: dict[str, np.ndarray]) -> bool
     for name, value in weights.items():
         value.copy_(torch.from_numpy(kept[name]))
     for name, table in tables.items():
-        table.vectors.weight.copy_(started[name])
+        table.vectors.weight.copy_(started[name][table.owners])
     return True
 
 
