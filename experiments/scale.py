@@ -169,7 +169,7 @@ class Served:
     def measure_latency(self) -> dict[str, float]:
         target = analyzer.Target(ENSEMBLE, self.state.grpc_url, f"localhost:{self.state.ports.http}", self.input_data)
         with self.turns.turn():
-            level = analyzer.measure(target, "concurrency", 1, self.window_s, self.input_data.with_suffix(".npz"))
+            level = analyzer.measure(target, "concurrency", 1, self.window_s, self.input_data.with_name("raw.npz"))
         return {f"{self.name}: p50": level.latency.p50_ms, f"{self.name}: p99": level.latency.p99_ms}
 
     def measure_memory(self) -> dict[str, float]:
@@ -184,7 +184,7 @@ def make_figures(values: dict[str, list[float]], memory_mib: dict[str, dict[str,
     ratios = np.divide(values["large: p50"], values["small: p50"]).tolist()
     figures.append(Figure(name="large over small: p50", values=ratios, unit="x", at_most=MOST_OVER_SMALL))
     for name, processes in memory_mib.items():
-        figures += [Figure(name=f"{name}: memory of {p}", values=[mib / 1024], unit="GiB") for p, mib in processes.items()]
+        figures += [Figure(name=f"{name}: memory of {p}", values=[mib], unit="MiB") for p, mib in processes.items()]
     return figures
 
 

@@ -141,7 +141,8 @@ def compute_features(dataset: Dataset, settings: Settings, workflow: Path | None
     """Fit the feature plans on the whole log. workflow: where to keep NVTabular's own workflow; None: nowhere"""
     with progress.phase("features") as phase:
         chosen, cluster = FeatureSettings(history_length=settings.pipeline.history), find_cluster(settings.dask)
-        features = build_features(dataset, dataset.interactions, chosen, settings.pipeline.seed, workflow, cluster)
+        seed, log = settings.pipeline.seed, dataset.interactions
+        features = build_features(dataset, log, chosen, seed, workflow, cluster, progress.detail)
         phase.result = f"{len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items"
     return features
 

@@ -28,7 +28,7 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     """
     progress, pipeline, choices = Progress(console), settings.pipeline, RankingSettings()
     chosen, cluster = FeatureSettings(history_length=pipeline.history), find_cluster(settings.dask)
-    features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster)
+    features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster, say=progress.detail)
     rng = np.random.default_rng(pipeline.seed)
     of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
     (latest, *older), of_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)

@@ -5,7 +5,7 @@ train ─▶ EventLog (point-in-time states) ─▶ derive ─▶ NVTabular fit 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -133,6 +133,7 @@ def build_features(
     seed: int = 0,
     workflow: Path | None = None,
     cluster: Cluster | None = None,
+    say: Callable[[str], None] = print,
 ) -> Features:
     """Fit and compile the features of a data set, and verify the compiled plan.
 
@@ -140,6 +141,7 @@ def build_features(
     seed: selects the rows of the parity replay
     workflow: folder in which to save NVTabular's user workflow too, for servers that run NVTabular itself
     cluster: the Dask cluster that fits NVTabular, with the same result; None: this process
+    say: reports how far the training columns of a large log are
     Raises ExportError when there is no positive event, or when a plan disagrees with its workflow; with a cluster also
     what `hold_rows` raises.
     """
@@ -158,12 +160,14 @@ def build_features(
         return training_columns(log, train, chosen, schema, settings, dataset.context_columns)
 
     replayed = derive_user_rows(rows[rng.integers(0, len(rows), REPLAY_POOL_ROWS)])
-    with hold_rows(len(rows), lambda part: frame_of(derive_user_rows(rows[part])), cluster) as user_rows:
+    with hold_rows(len(rows), lambda part: frame_of(derive_user_rows(rows[part])), cluster, say=say) as user_rows:
         user_plan, user_report = _fit_and_prove(schema.user, user_rows, replayed, settings, rng, workflow)
     # Models see items as often as they are sold, so the workflow is fitted on the items of positives.
     catalogue = item_columns(dataset.items, schema.item, item_statistics(train, items, log.as_of_s, settings))
     catalogue_frame, sold = frame_of(catalogue), items.positions(train["item_id"].to_numpy()[rows])
-    with hold_rows(len(rows), lambda part: catalogue_frame.iloc[sold[part]].reset_index(drop=True), cluster) as item_rows:
+    with hold_rows(
+        len(rows), lambda part: catalogue_frame.iloc[sold[part]].reset_index(drop=True), cluster, say=say
+    ) as item_rows:
         item_plan, item_report = _fit_and_prove(schema.item, item_rows, catalogue, settings, rng)
     return Features(
         settings=settings,

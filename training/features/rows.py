@@ -22,6 +22,7 @@ from distributed import Client
 from serving.contract.errors import ConfigError
 from training.features.cluster import ROWS_PER_FILE, Cluster, connect
 from training.features.quiet_nvtabular import Dataset
+from training.time_left import TimeLeft
 
 CLIP_QUANTILES = (0.001, 0.999)
 MOST_IN_MEMORY = 3_000_000  # rows in one frame: each takes a kilobyte while NVTabular is fitted
@@ -108,12 +109,16 @@ class ParquetRows:
 
 @contextmanager
 def hold_rows(
-    n_rows: int, derive: Callable[[slice], pd.DataFrame], cluster: Cluster | None, most_in_memory: int = MOST_IN_MEMORY
+    n_rows: int,
+    derive: Callable[[slice], pd.DataFrame],
+    cluster: Cluster | None,
+    most_in_memory: int = MOST_IN_MEMORY,
+    say: Callable[[str], None] = print,
 ) -> Iterator[TrainingRows]:
     """Hold training rows until the end of the context, then remove files and vocabularies.
 
     derive: returns the rows of a slice as a frame (`frame_of`); called once for all rows, or once per file
-    most_in_memory: more rows are held in files, without a cluster too
+    most_in_memory: more rows are held in files, without a cluster too; say: reports each file
     Raises ConfigError when the cluster's folder cannot be written, and DependencyError as `connect` does.
     """
     if cluster is None:
@@ -121,17 +126,22 @@ def hold_rows(
             if n_rows <= most_in_memory:
                 yield MemoryRows(derive(slice(0, n_rows)), Path(folder))
             else:
-                yield ParquetRows(_write_rows(n_rows, derive, Path(folder), min(ROWS_PER_FILE, most_in_memory)), Path(folder))
+                rows_per_file = min(ROWS_PER_FILE, most_in_memory)
+                yield ParquetRows(_write_rows(n_rows, derive, Path(folder), rows_per_file, say), Path(folder))
         return
     with _make_folder(cluster.folder) as folder, connect(cluster.scheduler, Path(folder)) as client:
-        yield ParquetRows(_write_rows(n_rows, derive, Path(folder), cluster.rows_per_file), Path(folder), client)
+        yield ParquetRows(_write_rows(n_rows, derive, Path(folder), cluster.rows_per_file, say), Path(folder), client)
 
 
-def _write_rows(n_rows: int, derive: Callable[[slice], pd.DataFrame], folder: Path, rows_per_file: int) -> tuple[str, ...]:
-    paths: list[str] = []
-    for start in range(0, n_rows, rows_per_file):
-        paths.append(str(folder / f"rows.{len(paths)}.parquet"))
+def _write_rows(
+    n_rows: int, derive: Callable[[slice], pd.DataFrame], folder: Path, rows_per_file: int, say: Callable[[str], None]
+) -> tuple[str, ...]:
+    starts, paths = range(0, n_rows, rows_per_file), list[str]()
+    left = TimeLeft(len(starts))
+    for number, start in enumerate(starts, start=1):
+        paths.append(str(folder / f"rows.{number}.parquet"))
         derive(slice(start, min(start + rows_per_file, n_rows))).to_parquet(paths[-1])
+        say(f"training columns: file {number} of {len(starts)}, {left.describe(number)}")
     return tuple(paths)
 
 

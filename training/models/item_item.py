@@ -7,7 +7,7 @@ are kept, without measurable loss for N from 50 to 200.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from serving.stages.search.search import Neighbours
 from training.models.ease import solve_ease
 from training.models.strongest import split_rows, strongest_per_row
+from training.time_left import TimeLeft
 
 ROWS_PER_BLOCK = 1_024
 
@@ -28,8 +29,10 @@ class ItemItemSettings:
     longest_history: int = 500  # most items per user, sampled at random, for the pairs outside EASE
 
 
-def fit_neighbours(positives: sp.csr_matrix, settings: ItemItemSettings, rng: np.random.Generator) -> Neighbours:
-    """Fit the neighbours. positives: CSR float32 [n_users, n_items], stored entries 1.0."""
+def fit_neighbours(
+    positives: sp.csr_matrix, settings: ItemItemSettings, rng: np.random.Generator, say: Callable[[str], None] = print
+) -> Neighbours:
+    """Fit the neighbours. positives: CSR float32 [n_users, n_items], stored entries 1.0; say: reports how far it is."""
     n_items = positives.shape[1]
     customers = np.diff(positives.tocsc().indptr)
     core = np.argsort(-customers, kind="stable")[: settings.ease_items]
@@ -42,7 +45,16 @@ def fit_neighbours(positives: sp.csr_matrix, settings: ItemItemSettings, rng: np
     if len(core) == n_items:
         return _make_lists([weights], settings.neighbours)
     pairs = _PairsOutside.of(_sample_histories(positives, settings.longest_history, rng), core, settings.l2)
-    return _make_lists((weights[rows] + pairs.weigh(rows) for rows in pairs.split()), settings.neighbours)
+    blocks = list(pairs.split())
+    left, often = TimeLeft(len(blocks)), 1 + len(blocks) // 10
+
+    def weigh_blocks() -> Iterator[sp.csr_matrix]:
+        for number, rows in enumerate(blocks, start=1):
+            yield weights[rows] + pairs.weigh(rows)
+            if number % often == 0:
+                say(f"  item-item: block {number} of {len(blocks)}, {left.describe(number)}")
+
+    return _make_lists(weigh_blocks(), settings.neighbours)
 
 
 def _strongest_rows(weights: np.ndarray, count: int) -> sp.csr_matrix:

@@ -172,7 +172,7 @@ def fit_retriever(
     start: SequenceModel | None = None,
 ) -> Retriever:
     """Fit the retriever: minutes on one core, seconds on small logs. start: a sequence model to train further, in place"""
-    neighbours = fit_neighbours(data.positives, settings.item_item, np.random.default_rng(seed))
+    neighbours = fit_neighbours(data.positives, settings.item_item, np.random.default_rng(seed), say)
     say(f"  item-item: {(neighbours.weights > 0).sum():,} neighbours of {data.n_items:,} items")
     torch.manual_seed(seed)
     model = TwoTower(data.items, data.user_rows, data.examples.user_continuous.shape[1], settings.towers.width)

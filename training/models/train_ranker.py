@@ -13,7 +13,7 @@ from training.models.cold_rows import ColdRows
 from training.models.dlrm import DLRM, RankingModel, Shape
 from training.models.ranking_data import Requests
 from training.models.schedule import rise_and_fall
-from training.models.time_left import TimeLeft
+from training.time_left import TimeLeft
 
 LEAST_DEVIATION = 0.3  # all numbers are scaled to about 1 (serving/stages/features/ranking.py, NVTabular's Normalize)
 

@@ -18,8 +18,8 @@ from serving.loops.hashing import hash_integers
 from training.models.early_stopping import EarlyStopping
 from training.models.schedule import rise_and_fall
 from training.models.sequence import SequenceModel, SequenceShape, sampled_loss
-from training.models.time_left import TimeLeft
 from training.models.train_two_tower import Negatives
+from training.time_left import TimeLeft
 
 DAY_S = 86_400.0
 HASHES = 10_000

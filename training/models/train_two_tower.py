@@ -18,8 +18,8 @@ from serving.stages.search.search import recency_weights
 from training.features.build import Examples
 from training.models.early_stopping import EarlyStopping
 from training.models.schedule import rise_and_fall
-from training.models.time_left import TimeLeft
 from training.models.two_tower import TwoTower, forget_users
+from training.time_left import TimeLeft
 
 
 @dataclass(frozen=True)

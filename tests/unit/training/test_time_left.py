@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from training.models.time_left import TimeLeft
+from training.time_left import TimeLeft
 
 
 @pytest.mark.parametrize(

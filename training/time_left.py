@@ -1,4 +1,4 @@
-"""Estimate how long a training still takes, for people who wait for it."""
+"""Estimate how long a part of an export still takes, for people who wait for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class TimeLeft:
-    """Counts from the moment at which it is made. steps: of the whole training, which may end earlier."""
+    """Counts from the moment at which it is made. steps: of the whole part, which may end earlier."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self._begun_s = steps, time.monotonic()
