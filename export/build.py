@@ -207,7 +207,7 @@ def keep_weights(
     """Write the weights that the next generation may start from. retriever: the one to serve"""
     models = {EARLIER: sources.past.retriever.retriever.sequence, SERVED: retriever.retriever.sequence}
     write_learned(learning.keep_in, features.items.ids, models, learning.generations)
-    if ranking.ranker.learned:
+    if ranking.ranker.learned and "imported" not in ranking.ranker.quality:
         write_ranker(learning.keep_in, features, ranking.ranker, learning.generations)
 
 

@@ -96,12 +96,15 @@ def test_a_generation_with_the_live_events_is_published(repo, whole, past):
 
 
 def test_a_round_starts_from_the_weights_of_the_round_before(repo, whole, past):
-    for first, end, report in (
-        (EARLY, 3_900, "generation 2. .*: published. All models from scratch"),
-        (3_900, EVERYTHING, "generation (3|2 stays). .*. From the weights of generation 2: the ranker"),
+    rows, log = np.arange(EARLY, EVERYTHING), whole.interactions.copy()
+    log.loc[rows, "user_id"] = np.roll(log.loc[rows, "user_id"], 100)
+    log.loc[rows, "timestamp"] += int(log["timestamp"].max() - log.loc[EARLY, "timestamp"]) + 1
+    for events, report in (
+        (whole, "generation 2. .*: published. All models from scratch"),
+        (replace(whole, interactions=log), "generation (3|2 stays). .*. From the weights of generation 2: the ranker"),
     ):
-        observe(repo, whole, np.arange(first, end))
-        done = follow_once(past, repo, Settings.model_validate(SETTINGS), 100, QUIET)
+        observe(repo, events, rows)
+        done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET)
         assert re.fullmatch(report, done.report)
     assert {path.name for path in (live_folder(repo) / LEARNED / "2").iterdir()} == {"ranker.npz"}
 
