@@ -39,7 +39,7 @@ def read_log_trace(name: str) -> np.ndarray:
 
 def replay_tables(trace: np.ndarray, capacity: int) -> float:
     """Return the hit rate of the tables' own cache with room for `capacity` rows."""
-    sections = CachedTable.sections(capacity, RowCodec("fp32", 1))
+    sections = CachedTable.make_sections(capacity, RowCodec("fp32", 1))
     block = PrivateBlock(sections.nbytes)
     CachedTable.initialise(block.view, sections)
     table, hits, half = CachedTable(block, sections, RowCodec("fp32", 1), block.view), 0, len(trace) // 2

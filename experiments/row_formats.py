@@ -30,7 +30,7 @@ from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.opening import plan_in_memory
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.store.table import l2_sections
+from serving.tables.store.table import make_l2_sections
 
 EXACT = "fp32"
 SIZED_ROWS = 1_000_000  # of the tables whose bytes are compared by width
@@ -73,7 +73,7 @@ def figures_of_sizes(row_format: str, width: int, most: float | None) -> list[Fi
 
 def memory_bytes(row_format: str, width: int, dense: bool) -> int:
     """Return the bytes of SIZED_ROWS rows in shared memory."""
-    return l2_sections(TableConfig("sized", SIZED_ROWS, width, row_format, dense, l2_rows=SIZED_ROWS)).nbytes
+    return make_l2_sections(TableConfig("sized", SIZED_ROWS, width, row_format, dense, l2_rows=SIZED_ROWS)).nbytes
 
 
 def measure_quality(repository: Path, data: str) -> list[Figure]:

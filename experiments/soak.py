@@ -39,10 +39,10 @@ from experiments.tables_feed import STARTED_S, run_broker, spawn
 from perf.command import run
 from serving.contract.errors import ServerError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
-from serving.tables.formats.kafka import topic
+from serving.tables.formats.kafka import name_topic
 from serving.tables.leveled import LeveledTables
 from serving.tables.store.memory import ARENA_PREFIX, remove_unused
-from serving.tables.store.table import shared_root
+from serving.tables.store.table import choose_shared_root
 from serving.tables.updates.publisher import Publisher
 from serving.tables.updates.updater import Updater
 
@@ -180,11 +180,11 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
     shared = Shared.of(n_instances, n_rows)
     with ExitStack() as running:
         brokers, _ = running.enter_context(run_broker())
-        Producer({"bootstrap.servers": brokers}).list_topics(topic(MODEL, TABLE), timeout=STARTED_S)  # creates it
+        Producer({"bootstrap.servers": brokers}).list_topics(name_topic(MODEL, TABLE), timeout=STARTED_S)  # creates it
         config = make_settings(folder, n_rows, brokers)
         instances = {f"instance {i}": (run_instance, (config, i, shared)) for i in range(n_instances)}
         processes = Processes({**instances, UPDATER: (run_updater, (config,))}, list(instances), shared)
-        running.callback(remove_unused, shared_root(config) / f"{ARENA_PREFIX}{config.arena}")
+        running.callback(remove_unused, choose_shared_root(config) / f"{ARENA_PREFIX}{config.arena}")
         running.callback(processes.end)
         for name in processes.names:
             processes.start(name)

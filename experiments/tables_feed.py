@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from serving.contract.errors import DependencyError, ServerError
-from serving.tables.formats.kafka import KEY_GROUPS, encode_message, kafka_partition, topic
-from serving.tables.formats.mixer import partition_of
+from serving.tables.formats.kafka import KEY_GROUPS, choose_kafka_partition, encode_message, name_topic
+from serving.tables.formats.mixer import compute_partitions
 
 ROWS_PER_S, MESSAGES_PER_S = 10_000, 50
 STARTED_S, STOPPED_S = 60.0, 20.0
@@ -104,7 +104,7 @@ def make_messages(published: Published, rng: np.random.Generator) -> list[Messag
     """Encode all keys but the last few of each group, in random order."""
     messages, size = [], ROWS_PER_S // MESSAGES_PER_S
     for table, keys in published.keys.items():
-        order, groups = rng.permutation(len(keys)), partition_of(keys, KEY_GROUPS)
+        order, groups = rng.permutation(len(keys)), compute_partitions(keys, KEY_GROUPS)
         for group in range(KEY_GROUPS):
             members = order[groups[order] == group]
             for start in range(0, len(members) - size + 1, size):
@@ -133,12 +133,12 @@ def publish(published: Published) -> None:
     messages = itertools.cycle(make_messages(published, np.random.default_rng(1)))
     producer = Producer({"bootstrap.servers": published.brokers, "enable.idempotence": True, "linger.ms": 0, "log_level": 0})
     partitions = {}
-    for name in [topic(model, table) for model in (published.model, UNREAD) for table in published.keys]:
+    for name in [name_topic(model, table) for model in (published.model, UNREAD) for table in published.keys]:
         partitions[name] = len(producer.list_topics(name, timeout=STARTED_S).topics[name].partitions)
     for _ in tick(published.go, published.stop):
         message = next(messages)
-        name = topic(UNREAD if published.unread.is_set() else published.model, message.table)
-        producer.produce(name, message.payload, partition=kafka_partition(message.group, partitions[name]))
+        name = name_topic(UNREAD if published.unread.is_set() else published.model, message.table)
+        producer.produce(name, message.payload, partition=choose_kafka_partition(message.group, partitions[name]))
         if producer.flush(STARTED_S):
             raise DependencyError(f"Kafka at {published.brokers} acknowledged nothing for {STARTED_S:g} s. Start again.")
         published.count.value += message.rows

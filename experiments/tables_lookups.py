@@ -153,7 +153,7 @@ class Size:
 
     @property
     def counts(self) -> TableCounts:
-        return self.tables.metrics().tables[TABLE].counts
+        return self.tables.read_metrics().tables[TABLE].counts
 
 
 def measure_growth(

@@ -19,7 +19,7 @@ from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
-from serving.tables.store.table import l1_sections, l2_sections
+from serving.tables.store.table import make_l1_sections, make_l2_sections
 
 TABLE = "items"
 WIDTH = 16
@@ -68,7 +68,7 @@ def count_rocksdb_bytes(rows: int) -> int:
 
 
 def count_levels_bytes(table: TableConfig) -> int:
-    return (l1_sections(table).nbytes if table.l1_rows else 0) + (l2_sections(table).nbytes if table.l2_rows else 0)
+    return (make_l1_sections(table).nbytes if table.l1_rows else 0) + (make_l2_sections(table).nbytes if table.l2_rows else 0)
 
 
 def compute_ram_share(rows: int, l1_bytes: int, l2_bytes: int, processes: int = 1) -> float:

@@ -31,9 +31,9 @@ from serving.contract.artifacts import open_array, sha256_of
 from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
-from serving.tables.store.mixed_widths import cold_table
+from serving.tables.store.mixed_widths import name_cold_table
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.store.table import l1_sections
+from serving.tables.store.table import make_l1_sections
 
 if TYPE_CHECKING:
     from training.features.build import Features
@@ -58,7 +58,7 @@ def find_shapes(features: Features, width: int, cold: ColdRows | None = None) ->
         return {name: (n_rows, width) for name, n_rows in rows.items()} | pooled
     first_cold = {name: cold.first(n_rows) for name, n_rows in rows.items()}
     hot = {name: (first, width) for name, first in first_cold.items()}
-    rest = {cold_table(name): (rows[name] - first, cold.width) for name, first in first_cold.items() if first < rows[name]}
+    rest = {name_cold_table(name): (rows[name] - first, cold.width) for name, first in first_cold.items() if first < rows[name]}
     return hot | pooled | rest
 
 
@@ -161,7 +161,7 @@ def with_mean(table: TableConfig, array: np.ndarray) -> TableConfig:
 
 def make_report(config: LevelsConfig, plan: Plan) -> tuple[dict[str, int], str]:
     """Return bytes by level, and a line for people."""
-    l1_bytes = sum(l1_sections(table).nbytes for table in config.tables if table.l1_rows)
+    l1_bytes = sum(make_l1_sections(table).nbytes for table in config.tables if table.l1_rows)
     sizes = {"l1_bytes_per_process": l1_bytes, "l2_bytes": plan.l2_bytes, "l3_bytes": plan.l3_bytes}
     rows, formats = sum(planned.table.rows for planned in plan.tables), {planned.table.row_format for planned in plan.tables}
     tables = f"tables: {len(plan.tables)} of {rows:,} rows ({', '.join(sorted(formats))})"

@@ -12,7 +12,7 @@ from math import ceil
 from hps_config.tables import TableSpec
 from serving.tables.config import TableConfig
 from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
-from serving.tables.store.table import l1_sections, l2_sections, ring_sections
+from serving.tables.store.table import make_l1_sections, make_l2_sections, make_ring_sections
 
 L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one set per table
 L3_ROW_BYTES = 8 + 12  # in addition to the values: key, and RocksDB's sequence numbers, index and filter (measured: 10 to 12)
@@ -32,17 +32,17 @@ def compute_l1_rows(rows: int, share: float) -> int:
 
 def compute_l1_bytes(table: TableSpec, rows: int) -> int:
     """Return the bytes of a cache of `rows` rows in one process."""
-    return l1_sections(make_table_config(table, rows, 0)).nbytes
+    return make_l1_sections(make_table_config(table, rows, 0)).nbytes
 
 
 def compute_l2_bytes(table: TableSpec, rows: int) -> int:
     """Return the bytes of `rows` rows in the machine's shared memory."""
-    return l2_sections(make_table_config(table, 0, rows)).nbytes if rows else 0
+    return make_l2_sections(make_table_config(table, 0, rows)).nbytes if rows else 0
 
 
 def compute_ring_bytes(table: TableSpec) -> int:
     """Return the bytes of the recent updates that shared memory keeps for every L1 to follow, whatever L2 holds."""
-    return ring_sections(make_table_config(table, 0, 0)).nbytes
+    return make_ring_sections(make_table_config(table, 0, 0)).nbytes
 
 
 def compute_l3_bytes(table: TableSpec, rows: int) -> int:

@@ -44,7 +44,7 @@ from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.stages.live.trends import ItemTrends
 from serving.tables.leveled import LeveledTables
-from serving.tables.measurements import measurements
+from serving.tables.measurements import measure_tables
 from serving.tables.opening import open_tables
 from serving.tables.store.mixed_widths import ONE_WIDTH, MixedWidths
 from serving.tables.store.tables import Rows
@@ -279,7 +279,7 @@ class Rank:
 
     def measurements(self) -> Iterator[Measurement]:
         """Yield the counters of the tables' levels, and the drift of the best items since the export."""
-        yield from measurements(self.tables.metrics())
+        yield from measure_tables(self.tables.read_metrics())
         if self.drift:
             yield from self.drift.measurements()
 

@@ -91,7 +91,7 @@ class RetrieveInputs:
         return {
             "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
             "history_weights": recency_weights(history, self.items.n_items),
-            "user_embeddings": self.tables.side_by_side(self.user_tables, inputs["user_categorical"]),
+            "user_embeddings": self.tables.read_side_by_side(self.user_tables, inputs["user_categorical"]),
             "user_continuous": inputs["user_continuous"],
         }
 

@@ -35,7 +35,9 @@ class Filler:
             return
         count = min(max(table.l2_rows, table.l1_rows), table.rows)
         for start in range(0, count, WARM_ROWS):
-            keys = self._lower.first_keys(table.name, start, start + WARM_ROWS)  # up to `count` and more: sets fill unevenly
+            keys = self._lower.list_first_keys(
+                table.name, start, start + WARM_ROWS
+            )  # up to `count` and more: sets fill unevenly
             if len(keys):
                 self.insert(self._lower.fetch_first(table.name, keys))
 
@@ -70,11 +72,11 @@ class Filler:
             for name, part in (self._lower.fetch(late)[0] if late else ready).items():
                 rows.setdefault(name, []).append(part)
         for name, parts in rows.items():
-            most = max(self._rows_per_insertion(name), *(len(part.keys) for part in parts))
+            most = max(self._count_rows_per_insertion(name), *(len(part.keys) for part in parts))
             for part in Fetched.merge(parts).split(min(most, WARM_ROWS)):
                 self.insert({name: part})
 
-    def _rows_per_insertion(self, name: str) -> int:
+    def _count_rows_per_insertion(self, name: str) -> int:
         """Return how many rows of several requests to insert at once: few relative to the cache's sets.
 
         Rows that are inserted together into one set each evict a resident row. Inserted one after the other, the later evicts

@@ -23,7 +23,7 @@ from serving.tables.filling import Filler
 from serving.tables.levels.lower import IN_L2, IN_L3, NOWHERE, PERHAPS_OLD, Fetched, LowerLevels
 from serving.tables.metrics import Metrics, MissCounts, TableMetrics, UpdaterState
 from serving.tables.store.side_by_side import SideBySide
-from serving.tables.store.table import LeveledTable, l1_sections, l2_sections
+from serving.tables.store.table import LeveledTable, make_l1_sections, make_l2_sections
 from serving.tables.store.tables import Rows
 
 CONFIG_FILE = "levels.json"
@@ -226,7 +226,7 @@ class LeveledTables:
         self.filler.settle()
 
     # --- metrics ------------------------------------------------------------------------------------------------------------
-    def metrics(self) -> Metrics:
+    def read_metrics(self) -> Metrics:
         """Return a snapshot of all metrics. It is cheap enough for every few seconds."""
         levels = self.lower.levels
         at_once = dict.fromkeys(self.tables, 0)
@@ -234,22 +234,22 @@ class LeveledTables:
             for name in names:
                 at_once[name] += reader.reads
         return Metrics(
-            tables={name: self._table_metrics(table, at_once[name]) for name, table in self.tables.items()},
+            tables={name: self._read_table_metrics(table, at_once[name]) for name, table in self.tables.items()},
             misses=replace(self._misses, buckets=list(self._misses.buckets)),
             failures={level.name: level.breaker.failures for level in levels},
             down={level.name: str(level.breaker.last_error) for level in levels if level.breaker.last_error is not None},
         )
 
     @staticmethod
-    def _table_metrics(table: LeveledTable, at_once: int) -> TableMetrics:
+    def _read_table_metrics(table: LeveledTable, at_once: int) -> TableMetrics:
         """Return the metrics of one table. at_once: number of rows that were read side by side with other tables, from L2"""
         slots = table.shared.slots if table.shared else None
         return TableMetrics(
             counts=table.sum_counts(at_once),
             l1_rows=table.l1.slots.rows_resident if table.l1 else 0,
-            l1_bytes=l1_sections(table.config).nbytes if table.l1 else 0,
+            l1_bytes=make_l1_sections(table.config).nbytes if table.l1 else 0,
             l2_rows=slots.rows_resident if slots else 0,
-            l2_bytes=l2_sections(table.config).nbytes if slots else 0,
+            l2_bytes=make_l2_sections(table.config).nbytes if slots else 0,
             updater=table.shared.ring.updater if table.shared else NO_UPDATER,
         )
 

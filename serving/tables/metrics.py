@@ -22,28 +22,28 @@ class TableCounts:
     @property
     def hit_rate(self) -> float:
         """The share of rows that a level held; 1 when nothing was looked up."""
-        return self._share(self.l1_hits + self.l2_hits + self.l3_hits, self.rows, 1.0)
+        return self._compute_share(self.l1_hits + self.l2_hits + self.l3_hits, self.rows, 1.0)
 
     @property
     def l1_hit_rate(self) -> float:
-        return self._share(self.l1_hits, self.rows)
+        return self._compute_share(self.l1_hits, self.rows)
 
     @property
     def l2_hit_rate(self) -> float:
         """The share of L1's misses that L2 held."""
-        return self._share(self.l2_hits, self.rows - self.l1_hits)
+        return self._compute_share(self.l2_hits, self.rows - self.l1_hits)
 
     @property
     def l3_hit_rate(self) -> float:
         """The share of L2's misses that L3 held, among those that requests waited for."""
-        return self._share(self.l3_hits, self.l3_hits + self.unknown)
+        return self._compute_share(self.l3_hits, self.l3_hits + self.unknown)
 
     @property
     def default_rate(self) -> float:
-        return self._share(self.late + self.unknown, self.rows)
+        return self._compute_share(self.late + self.unknown, self.rows)
 
     @staticmethod
-    def _share(part: int, whole: int, if_empty: float = 0.0) -> float:
+    def _compute_share(part: int, whole: int, if_empty: float = 0.0) -> float:
         return part / whole if whole else if_empty
 
 
@@ -85,7 +85,7 @@ class MissCounts:
         self.buckets[min(duration_us.bit_length(), LATENCY_BUCKETS - 1)] += 1
         self.total_us += duration_us
 
-    def quantile_us(self, share: float) -> int:
+    def compute_quantile_us(self, share: float) -> int:
         """Return the upper bound of the bucket that holds the quantile; 0 without misses."""
         needed, seen = share * sum(self.buckets), 0
         for bucket, count in enumerate(self.buckets):

@@ -14,7 +14,7 @@ from export.settings import TableSettings
 from server.launcher import TritonServer
 from serving.contract.tensors import Degraded
 from serving.pipeline import Pipeline
-from serving.tables.formats.redis_layout import value_hash
+from serving.tables.formats.redis_layout import name_value_hash
 from serving.tables.updates.publisher import Publisher
 from tests.server.requests import infer
 from tests.server.test_tables import settings_of, table_metrics, with_tables
@@ -104,7 +104,7 @@ def test_a_pipeline_in_process_reads_the_same_cluster(over_redis, repository, cl
         return (answer["degraded"] == degraded).all()
 
     def filled() -> bool:
-        return right(0) and pipeline.stages["rank"].tables.metrics().tables["item_0"].counts.l2_hits > 0
+        return right(0) and pipeline.stages["rank"].tables.read_metrics().tables["item_0"].counts.l2_hits > 0
 
     until(filled)
     cluster.kill()
@@ -139,7 +139,7 @@ def test_updates_reach_the_cluster_and_the_answers(repository, info, tmp_path, c
         held: dict[bytes, bytes] = {}
         for node in cluster.nodes:
             for partition in range(config.redis.num_partitions):
-                name = value_hash(config.model, "item_0", partition)
+                name = name_value_hash(config.model, "item_0", partition)
                 if node.client.execute_command("CLUSTER", "COUNTKEYSINSLOT", node.client.cluster("KEYSLOT", name)):
                     held |= node.client.hgetall(name)
         return held

@@ -23,7 +23,7 @@ from serving.contract.artifacts import MANIFEST_FILE, write_manifest
 from serving.contract.errors import ServerError
 from serving.pipeline import Pipeline
 from serving.tables.config import LevelsConfig, TableConfig, read_config
-from serving.tables.store.table import shared_root
+from serving.tables.store.table import choose_shared_root
 from serving.tables.updates.publisher import Publisher
 from tests.server.requests import infer
 from tests.unit.small_shops import export, shop
@@ -193,7 +193,7 @@ def test_what_was_acknowledged_survives_and_a_source_that_cannot_be_followed_cos
     before, tag = infer(live.client, user_id=USERS), live.server.state.tag
     live.server.stop()
     assert updaters.find_updaters(tag) == []
-    assert not (shared_root(live.config) / f"embedding-tables-{live.config.arena}").exists()
+    assert not (choose_shared_root(live.config) / f"embedding-tables-{live.config.arena}").exists()
     broken = live.repo / "rank" / "1" / "serving" / "tables" / "updates" / "updater.py"
     broken.unlink()
     broken.write_text("raise RuntimeError('cut short')")

@@ -11,7 +11,7 @@ import torch
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.rank import NETWORK, TABLES_FOLDER, RankSettings
-from serving.tables.store.mixed_widths import PROJECTIONS_FILE, cold_table
+from serving.tables.store.mixed_widths import PROJECTIONS_FILE, name_cold_table
 from training.models.dlrm import DLRM
 from training.models.dlrm_graph import export_dlrm
 from training.models.embedding import MixedTable, Table
@@ -45,7 +45,7 @@ def save_ranker(
     np.save(folder / "item_rows.npy", rows)
     (folder / TABLES_FOLDER).mkdir(exist_ok=True)
     mixed = mixed_tables(ranker.model, items)
-    cold = {cold_table(name): table.cold_array() for name, table in mixed.items()}
+    cold = {name_cold_table(name): table.cold_array() for name, table in mixed.items()}
     for name, table in (tables | cold).items():
         np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
     if mixed:

@@ -37,7 +37,7 @@ from serving.stages.parts.specs import (
 from serving.stages.rank import EmbeddingRows, RankInputs, RankOutputs, RankSettings, mark_all_degraded
 from serving.stages.rerank import BestLists, RerankInputs, RerankOutputs, RerankSettings
 from serving.stages.retrieve import RetrieveInputs, RetrieveOutputs, RetrieveSettings
-from serving.tables.measurements import measurements
+from serving.tables.measurements import measure_tables
 
 Arrays = dict[str, np.ndarray]
 
@@ -174,7 +174,7 @@ class RankRows(StagePart):
 
     def measurements(self) -> Iterator[Measurement]:
         """Yield the counters of the tables' levels."""
-        return measurements(self.rows.tables.metrics())
+        return measure_tables(self.rows.tables.read_metrics())
 
     def __call__(self, inputs: Arrays) -> Arrays:
         candidates = self.inputs.items.positions(inputs["candidate_ids"])

@@ -17,52 +17,53 @@ from typing import TypeVar
 import numpy as np
 
 from serving.contract.errors import ConfigError, DataError
-from serving.tables.formats.mixer import partition_of
-from serving.tables.formats.names import TAG_PREFIX, check_keys, tag_name
+from serving.tables.formats.mixer import compute_partitions
+from serving.tables.formats.names import TAG_PREFIX, check_keys, make_tag
 
 Group = TypeVar("Group", int, np.ndarray)
 
 MAGIC = b"HCTR"
 HEADER_BYTES = 8
 MAX_MESSAGE_BYTES = 256 * 1024
-KEY_GROUPS = 8  # groups of keys, by `partition_of`; a group's updates stay in order
+KEY_GROUPS = 8  # groups of keys, by `compute_partitions`; a group's updates stay in order
 
 
-def topic(model: str, table: str) -> str:
+def name_topic(model: str, table: str) -> str:
     """Return the name of the topic of one table's updates: the table's tag."""
-    return tag_name(model, table)
+    return make_tag(model, table)
 
 
-def subscription(update_filters: list[str]) -> list[str]:
+def make_subscription(update_filters: list[str]) -> list[str]:
     """Return the regular expressions to subscribe to. Each filter is matched against the model's part of the topic."""
     return [rf"^{TAG_PREFIX}\.{update_filter}\..+$" for update_filter in update_filters]
 
 
 def is_subscribed(update_filters: list[str], model: str, table: str) -> bool:
     """Return whether a consumer with these filters receives the table's updates."""
-    return any(re.search(pattern, topic(model, table)) for pattern in subscription(update_filters))
+    return any(re.search(pattern, name_topic(model, table)) for pattern in make_subscription(update_filters))
 
 
-def consumer_group(hostname: str) -> str:
+def name_consumer_group(hostname: str) -> str:
     """Return HPS's name for the consumer group of a machine's persistent database."""
     return f"hps.persistent.{hostname}"
 
 
 @cache
-def _row_dtype(width: int) -> np.dtype:
+def _make_row_dtype(width: int) -> np.dtype:
     return np.dtype([("key", "<i8"), ("vector", "<f4", (width,))])
 
 
-def _header(width: int) -> bytes:
+def _pack_header(width: int) -> bytes:
     return MAGIC + struct.pack("<I", 4 * width)
 
 
-def rows_per_message(width: int, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
+def count_rows_per_message(width: int, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
     """Return the number of rows that fit into a message of at most `max_bytes`. Raises ConfigError when none fits."""
-    rows = (max_bytes - HEADER_BYTES) // _row_dtype(width).itemsize
+    row_bytes = _make_row_dtype(width).itemsize
+    rows = (max_bytes - HEADER_BYTES) // row_bytes
     if rows < 1:
         raise ConfigError(
-            f"a row of width {width} takes {_row_dtype(width).itemsize} bytes and does not fit a message of {max_bytes} bytes. "
+            f"a row of width {width} takes {row_bytes} bytes and does not fit a message of {max_bytes} bytes. "
             "Expected at least one row per message. Raise the message size or narrow the table."
         )
     return rows
@@ -80,9 +81,9 @@ def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
             f"update of {len(keys)} keys carries vectors {list(vectors.shape)}. Expected [{len(keys)}, D]. "
             "Pass one vector per key."
         )
-    rows = np.empty(len(keys), _row_dtype(vectors.shape[1]))
+    rows = np.empty(len(keys), _make_row_dtype(vectors.shape[1]))
     rows["key"], rows["vector"] = keys, vectors
-    return _header(vectors.shape[1]) + rows.tobytes()
+    return _pack_header(vectors.shape[1]) + rows.tobytes()
 
 
 def encode_updates(
@@ -91,12 +92,12 @@ def encode_updates(
     """Yield (Kafka partition, payload of at most `max_bytes`). Within a partition the rows keep their order.
 
     keys: int64 [N]; vectors: float32 [N, D]; partition_count: of the topic
-    A key's group, 0 … 7, decides its partition (`kafka_partition`). With fewer than 8 partitions, several groups share one, and
-    its messages hold rows of all of them, because reading a message costs more than reading a row.
+    A key's group, 0 … 7, decides its partition (`choose_kafka_partition`). With fewer than 8 partitions, several groups share
+    one, and its messages hold rows of all of them, because reading a message costs more than reading a row.
     """
     keys, vectors = np.asarray(keys), np.asarray(vectors, np.float32)
-    per_message = rows_per_message(vectors.shape[1], max_bytes)
-    partitions = kafka_partition(partition_of(check_keys(keys, "update"), KEY_GROUPS), partition_count)
+    per_message = count_rows_per_message(vectors.shape[1], max_bytes)
+    partitions = choose_kafka_partition(compute_partitions(check_keys(keys, "update"), KEY_GROUPS), partition_count)
     for partition in range(min(KEY_GROUPS, partition_count)):
         members = np.flatnonzero(partitions == partition)
         for start in range(0, len(members), per_message):
@@ -104,7 +105,7 @@ def encode_updates(
             yield partition, encode_message(keys[chosen], vectors[chosen])
 
 
-def kafka_partition(group: Group, partition_count: int) -> Group:
+def choose_kafka_partition(group: Group, partition_count: int) -> Group:
     """Return the Kafka partition of a key group, or of each group in an array."""
     return group % partition_count
 
@@ -127,7 +128,7 @@ def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.nd
             f"message carries vectors of {value_size} bytes. Expected {4 * width} for width {width}. "
             "Publish rows of the width the serving generation was exported with."
         )
-    row = _row_dtype(width)
+    row = _make_row_dtype(width)
     if (len(payload) - HEADER_BYTES) % row.itemsize:
         raise DataError(
             f"message of {len(payload)} bytes ends inside a row. Expected 8 + n·{row.itemsize} bytes. "
@@ -142,7 +143,7 @@ def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.nd
 
     Raises DataError as `decode_message` does.
     """
-    header, row = _header(width), _row_dtype(width)
+    header, row = _pack_header(width), _make_row_dtype(width)
     sound = [body for body in payloads if body and body[:HEADER_BYTES] == header and len(body) % row.itemsize == HEADER_BYTES]
     if len(sound) < len(payloads):  # one by one, for beacons and for the error of a malformed payload
         keys, vectors = zip(*(decode_message(payload, width) for payload in payloads), strict=True)

@@ -24,7 +24,7 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
-def tag_name(model: str, table: str) -> str:
+def make_tag(model: str, table: str) -> str:
     """Return `hps_et.<model>.<table>`: Kafka topic, RocksDB column family and stem of the Redis hashes of one table."""
     return f"{TAG_PREFIX}.{check_name('model', model)}.{check_name('table', table)}"
 

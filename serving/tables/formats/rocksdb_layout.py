@@ -1,4 +1,4 @@
-"""HPS's layout of tables in RocksDB: one column family per table, named by its tag (`names.tag_name`).
+"""HPS's layout of tables in RocksDB: one column family per table, named by its tag (`names.make_tag`).
 
 We keep the applied offsets in the default column family, which HPS leaves empty.
 

@@ -21,7 +21,7 @@ FIRST_RECYCLED, LAST_RECYCLED = 5, 8  # record types with the log's number
 MASK = np.uint32(0xA282EAD8)
 
 
-def _crc_table() -> np.ndarray:
+def _make_crc_table() -> np.ndarray:
     """Return the table of CRC-32C (Castagnoli), uint32 [256], lowest bit first."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -29,7 +29,7 @@ def _crc_table() -> np.ndarray:
     return table
 
 
-CRC_TABLE = _crc_table()
+CRC_TABLE = _make_crc_table()
 
 
 def find_damage(path: Path) -> int:
@@ -38,7 +38,7 @@ def find_damage(path: Path) -> int:
 
 
 @compiled
-def crc32c(data, table):
+def compute_crc32c(data, table):
     """Return the CRC, uint32, of uint8 [N]."""
     crc = np.uint32(0xFFFFFFFF)
     for byte in data:
@@ -69,7 +69,7 @@ def _scan_records(data, table):
             return -1
         if end > block_end:
             return start
-        crc = crc32c(data[start + 6 : end], table)
+        crc = compute_crc32c(data[start + 6 : end], table)
         masked = np.uint32((crc >> np.uint32(15) | crc << np.uint32(17)) + MASK)
         if masked != stored:
             return start

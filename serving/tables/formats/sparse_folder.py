@@ -51,12 +51,12 @@ def _check_rows(folder: Path, keys: np.ndarray, vectors: np.ndarray, use_counts:
         raise DataError(
             f"{folder}: {len(keys)} keys and use counts {list(np.shape(use_counts))}. Expected [{len(keys)}]. Count every key."
         )
-    repeated = _first_repeated(keys)
+    repeated = _find_repeated(keys)
     if repeated is not None:
         raise DataError(f"{folder}: key {repeated} occurs more than once. Expected unique keys. Keep one row per key.")
 
 
-def _first_repeated(keys: np.ndarray) -> int | None:
+def _find_repeated(keys: np.ndarray) -> int | None:
     in_order = np.sort(keys)
     repeated = np.flatnonzero(in_order[1:] == in_order[:-1])
     return int(in_order[repeated[0]]) if repeated.size else None
@@ -81,7 +81,7 @@ def read_sparse_folder(folder: Path, width: int) -> SparseTable:
         check_keys(keys, str(folder))
     except DataError as error:
         raise ArtifactError(str(error)) from error
-    repeated = _first_repeated(keys)
+    repeated = _find_repeated(keys)
     if repeated is not None:
         raise ArtifactError(
             f"{folder}: key {repeated} occurs more than once. Expected unique keys. Export the repository again."

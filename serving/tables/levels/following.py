@@ -46,21 +46,21 @@ class Following:
         self._live: set[str] = set()  # the files of the last read
         self._lock, self._turns = threading.Lock(), 0  # turns: odd during a catch-up, or after one that failed
 
-    def files(self) -> set[str]:
+    def list_files(self) -> set[str]:
         """Return the names of logs, table files and file lists."""
         return {name for name in os.listdir(self._folder) if name.endswith((".sst", ".log")) or name.startswith("MANIFEST-")}
 
     def open(self) -> None:
         """Open the database, again and again until no file disappears during the opening."""
         for _ in range(MOST_TRIES):
-            before = self.files()
+            before = self.list_files()
             try:
                 self._database = self._open_database()
             except Exception:
-                if before <= self.files():
+                if before <= self.list_files():
                     raise
                 continue
-            if before <= self.files():
+            if before <= self.list_files():
                 self._begun, self._live = find_newest(before), self._list_live_files()
                 return
         raise OSError(f"files disappeared {MOST_TRIES} times during the opening")
@@ -81,9 +81,9 @@ class Following:
     def _repeat_until_complete(self) -> None:
         """Catch up, again and again until no file disappears during it."""
         for _ in range(MOST_TRIES):
-            before = self.files()
+            before = self.list_files()
             self._database.try_catch_up_with_primary()
-            after = self.files()
+            after = self.list_files()
             if before <= after:
                 live = self._list_live_files()
                 if live <= self._live or find_newest(after) == self._begun:

@@ -59,8 +59,8 @@ def load_l3(config: LevelsConfig) -> None:
         try:
             for name in source.names:
                 if not store.has_rows(name):
-                    vectors = source.vectors(name)
-                    store.bulk_load(name, source.keys(name, 0, len(vectors)), vectors)
+                    vectors = source.open_vectors(name)
+                    store.bulk_load(name, source.read_keys(name, 0, len(vectors)), vectors)
         finally:
             store.close()
         mark.write_text("\n".join(sorted(wanted | _read_names(mark))))

@@ -18,7 +18,7 @@ from serving.tables.levels.level import Level, Store
 from serving.tables.store.memory import SharedFolder
 from serving.tables.store.ring import STORED, UNKNOWN, UpdateRing
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.store.table import LeveledTable, open_shared, shared_root
+from serving.tables.store.table import LeveledTable, choose_shared_root, open_shared
 
 NOWHERE, IN_L2, IN_L3, PERHAPS_OLD = 0, 2, 3, 4  # `Fetched.level`
 FEW = np.arange(16)  # shared by all short ranges
@@ -52,7 +52,7 @@ class Fetched:
 
     def fill_in(self, places: np.ndarray, stored: np.ndarray, codec: RowCodec) -> None:
         """Fill in rows that a store returned, float32 [M, D], at the missing positions int64 [M]."""
-        decoded = codec.roundtrip(stored)
+        decoded = codec.round_rows(stored)
         if len(places) == len(self.keys):  # the usual case, without a copy
             self.exact, self.vectors = stored, decoded
             return
@@ -89,7 +89,7 @@ class LowerLevels:
         return self.shared.store is not None or self.shared.use(lambda _: (None, True))[1]
 
     def _attach(self) -> SharedFolder:
-        folder = SharedFolder(shared_root(self.config), self.config.arena)
+        folder = SharedFolder(choose_shared_root(self.config), self.config.arena)
         try:
             opened = open_shared(folder.path, self.config.tables)
         except DependencyError:
@@ -107,7 +107,7 @@ class LowerLevels:
     def _open_rocksdb(self) -> Store:
         from serving.tables.levels.loading import open_l3
 
-        self._caught_up = self._stored()
+        self._caught_up = self._find_stored()
         rings = {name: table.shared.ring for name, table in self.tables.items() if table.shared is not None}
         had = {name: ring.stored_reached.copy() for name, ring in rings.items()}
         store = open_l3(self.config)
@@ -144,13 +144,13 @@ class LowerLevels:
                 rows.vectors[rows.lacking] = self.tables[name].default
         return fetched, intact
 
-    def first_keys(self, name: str, start: int, stop: int) -> np.ndarray:
+    def list_first_keys(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return the keys from `start` to `stop`, hottest first, int64; none for a table whose order is unknown."""
         table = self.tables[name].config
         if table.dense:
             return np.arange(start, min(stop, table.rows))
         source = None if self.source is None else self.source.use(lambda store: (store, True))[0]
-        return source.keys(name, start, stop) if source is not None and name in source.names else np.empty(0, np.int64)
+        return source.read_keys(name, start, stop) if source is not None and name in source.names else np.empty(0, np.int64)
 
     def fetch_first(self, name: str, keys: np.ndarray) -> dict[str, Fetched]:
         """Return rows of a large part of a table, to fill an empty L2."""
@@ -241,7 +241,7 @@ class LowerLevels:
 
     def catch_up(self) -> bool:
         """Make L3 reads include all updates written so far."""
-        stored = self._stored()
+        stored = self._find_stored()
         if self.shared.store is not None and stored == self._caught_up:
             return True
         _, caught_up = (None, True) if self.l3 is None else self.l3.use(lambda store: (store.catch_up(), True))
@@ -249,7 +249,7 @@ class LowerLevels:
             self._caught_up = stored
         return caught_up
 
-    def _stored(self) -> dict[str, int]:
+    def _find_stored(self) -> dict[str, int]:
         """Return the ring positions up to which all stores have the rows, by table."""
         return {name: 0 if table.shared is None else table.shared.ring.stored for name, table in self.tables.items()}
 

@@ -10,8 +10,8 @@ from redis.retry import Retry
 
 from serving.contract.errors import DataError, DependencyError
 from serving.tables.config import RedisConfig
-from serving.tables.formats.mixer import partition_of
-from serving.tables.formats.redis_layout import log_hash, value_hash
+from serving.tables.formats.mixer import compute_partitions
+from serving.tables.formats.redis_layout import name_log_hash, name_value_hash
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
 from serving.tables.levels.level import Found
 from serving.tables.store.batch import Batch
@@ -77,9 +77,9 @@ class RedisStore:
 
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
         """Return (the rows found, True), in one pipeline for all tables. wanted: table -> keys, int64 [N]"""
-        parts = [(table, positions) for table, keys in wanted.items() for positions in self._by_partition(keys)]
+        parts = [(table, positions) for table, keys in wanted.items() for positions in self._group_by_partition(keys)]
         replies = self._run(
-            [("HMGET", self._hashes(table, wanted[table][at])[0], *encode_keys(wanted[table][at])) for table, at in parts]
+            [("HMGET", self._name_hashes(table, wanted[table][at])[0], *encode_keys(wanted[table][at])) for table, at in parts]
         )
         values: dict[str, list[bytes | None]] = {table: [None] * len(keys) for table, keys in wanted.items()}
         for (table, positions), reply in zip(parts, replies, strict=True):
@@ -93,7 +93,7 @@ class RedisStore:
     def begin(self, table: str, reached: LogPosition) -> None:
         """Store the position in the hashes that have none."""
         log = _flatten_offsets(reached)
-        self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
+        self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._name_all_hashes(table)])
 
     def read_position(self, table: str) -> LogPosition:
         """Return the earliest position of all hashes.
@@ -102,7 +102,7 @@ class RedisStore:
         partition counts as 0, unread.
         """
         least = LogPosition(np.full(PARTITIONS, FAR))
-        for log in self._run([("HGETALL", of_log) for _, of_log in self._all_hashes(table)]):
+        for log in self._run([("HGETALL", of_log) for _, of_log in self._name_all_hashes(table)]):
             reached = LogPosition(np.full(PARTITIONS, 0 if BEGUN in log else FAR))
             for partition, offset in log.items():
                 if partition != BEGUN:
@@ -117,9 +117,14 @@ class RedisStore:
         """
         rows, reached = batch.latest, batch.reached.to_dict()
         fields, values = encode_keys(rows.keys), encode_vectors(rows.vectors)
-        at = {int(partition_of(rows.keys[at[:1]], self._config.num_partitions)[0]): at for at in self._by_partition(rows.keys)}
+        at = {
+            int(compute_partitions(rows.keys[at[:1]], self._config.num_partitions)[0]): at
+            for at in self._group_by_partition(rows.keys)
+        }
         commands = []
-        for part, names in enumerate(self._all_hashes(table)):  # also those without new rows, because each stores the offsets
+        for part, names in enumerate(
+            self._name_all_hashes(table)
+        ):  # also those without new rows, because each stores the offsets
             positions = at.get(part, np.empty(0, np.int64))
             arguments: list[bytes | int] = []
             for partition, offset in reached.items():
@@ -139,8 +144,8 @@ class RedisStore:
         try:
             self._run(
                 [
-                    ("EVAL", FILL, 2, *self._hashes(table, keys[at]), len(log) // 2, *log, *_alternate(fields, values, at))
-                    for at in self._by_partition(keys)
+                    ("EVAL", FILL, 2, *self._name_hashes(table, keys[at]), len(log) // 2, *log, *_alternate(fields, values, at))
+                    for at in self._group_by_partition(keys)
                 ]
             )
         except NoRoomError:
@@ -149,24 +154,24 @@ class RedisStore:
 
     def set_offset(self, table: str, partition: int, reached: int) -> None:
         """Raise the offset of a partition of the log to at least `reached`; 0 resets it, so that all of it is read again."""
-        self._run([("EVAL", SET, 2, *names, partition, reached) for names in self._all_hashes(table)])
+        self._run([("EVAL", SET, 2, *names, partition, reached) for names in self._name_all_hashes(table)])
 
-    def _by_partition(self, keys: np.ndarray) -> list[np.ndarray]:
+    def _group_by_partition(self, keys: np.ndarray) -> list[np.ndarray]:
         """Return the positions in `keys`, int64 [N], of each Redis partition's keys; partitions without keys are left out."""
-        partitions = partition_of(keys, self._config.num_partitions)
+        partitions = compute_partitions(keys, self._config.num_partitions)
         order = np.argsort(partitions, kind="stable")
         starts = np.flatnonzero(np.diff(partitions[order], prepend=-1))
         return np.split(order, starts[1:]) if len(keys) else []
 
-    def _hashes(self, table: str, keys: np.ndarray) -> tuple[str, str]:
+    def _name_hashes(self, table: str, keys: np.ndarray) -> tuple[str, str]:
         """Return the names of the two hashes, rows and offsets, of the partition that the keys belong to."""
-        partition = int(partition_of(keys[:1], self._config.num_partitions)[0])
-        return value_hash(self._model, table, partition), log_hash(self._model, table, partition)
+        partition = int(compute_partitions(keys[:1], self._config.num_partitions)[0])
+        return name_value_hash(self._model, table, partition), name_log_hash(self._model, table, partition)
 
-    def _all_hashes(self, table: str) -> list[tuple[str, str]]:
+    def _name_all_hashes(self, table: str) -> list[tuple[str, str]]:
         """Return the names of the two hashes, rows and offsets, of every partition."""
         parts = range(self._config.num_partitions)
-        return [(value_hash(self._model, table, part), log_hash(self._model, table, part)) for part in parts]
+        return [(name_value_hash(self._model, table, part), name_log_hash(self._model, table, part)) for part in parts]
 
     def _run(self, commands: list[tuple]) -> list:
         """Return the replies to commands, sent in one pipeline. Raises NoRoomError or DependencyError."""

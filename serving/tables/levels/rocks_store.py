@@ -18,7 +18,7 @@ from rocksdict import AccessType, Cache, Options, Rdict, SstFileWriter, WriteBat
 
 from serving.contract.errors import DependencyError
 from serving.tables.config import RocksConfig
-from serving.tables.formats.names import check_keys, tag_name
+from serving.tables.formats.names import check_keys, make_tag
 from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, log_key
 from serving.tables.formats.rocksdb_log import find_damage
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
@@ -57,7 +57,7 @@ class RocksStore:
         complete: dict[str, int] | None = None,
     ) -> None:
         self._config, self._widths, self.writable, self._complete = config, widths, writable, complete
-        self._families = {table: tag_name(model, table) for table in widths}
+        self._families = {table: make_tag(model, table) for table in widths}
         self._path, self._damage = Path(config.path), ""
         self._cache = Cache(BLOCK_CACHE_BYTES)
         self._reading = self._failures("read")
@@ -103,14 +103,14 @@ class RocksStore:
         path = str(self._path)
         existing = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
         names = {*existing, *self._families.values()} if self.writable else existing
-        families = {name: self._options() for name in names}
-        self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
+        families = {name: self._make_options() for name in names}
+        self._db = Rdict(path, self._make_options(), column_families=families, access_type=self._access)
         self.column_families = {
             table: self._db.get_column_family(name) for table, name in self._families.items() if name in families
         }
         return self._db
 
-    def _options(self) -> Options:
+    def _make_options(self) -> Options:
         return make_options(self._cache, self._config.direct_reads, self.writable)
 
     def _failures(self, doing: str) -> Failures:
@@ -298,7 +298,7 @@ class RocksStore:
             for start in range(0, len(order), SST_ROWS):
                 rows = order[start : start + SST_ROWS]
                 files.append(f"{folder}/{start}.sst")
-                writer = SstFileWriter(self._options())
+                writer = SstFileWriter(self._make_options())
                 writer.open(files[-1])
                 for key, value in zip(encode_keys(keys[rows]), encode_vectors(vectors[rows]), strict=True):
                     writer[key] = value

@@ -18,13 +18,13 @@ from serving.tables.levels.level import Found
 from serving.tables.store.log_position import LogPosition
 
 
-def sparse_folder(folder: Path, table: TableConfig) -> Path:
+def find_sparse_folder(folder: Path, table: TableConfig) -> Path:
     return folder / f"{table.name}.model"
 
 
 def list_tables_in(folder: Path, tables: tuple[TableConfig, ...]) -> set[str]:
     """Return the tables that have files in the folder. A sparse table may have none: then something else fills it."""
-    return {table.name for table in tables if table.dense or sparse_folder(folder, table).is_dir()}
+    return {table.name for table in tables if table.dense or find_sparse_folder(folder, table).is_dir()}
 
 
 class Source:
@@ -33,9 +33,9 @@ class Source:
     def __init__(self, folder: Path, tables: tuple[TableConfig, ...]) -> None:
         names = list_tables_in(folder, tables)
         held = [table for table in tables if table.name in names]
-        self._dense = {table.name: _dense_rows(folder, table) for table in held if table.dense}
+        self._dense = {table.name: _open_dense_rows(folder, table) for table in held if table.dense}
         self._sparse = {
-            table.name: read_sparse_folder(sparse_folder(folder, table), table.width) for table in held if not table.dense
+            table.name: read_sparse_folder(find_sparse_folder(folder, table), table.width) for table in held if not table.dense
         }
         self._order = {name: np.argsort(rows.keys) for name, rows in self._sparse.items()}
 
@@ -43,13 +43,13 @@ class Source:
     def names(self) -> list[str]:
         return [*self._dense, *self._sparse]
 
-    def keys(self, table: str, start: int, stop: int) -> np.ndarray:
+    def read_keys(self, table: str, start: int, stop: int) -> np.ndarray:
         """Return the keys of these rows, the hottest first, int64 [at most stop - start]."""
         if table in self._dense:
             return np.arange(start, min(stop, len(self._dense[table])))
         return np.asarray(self._sparse[table].keys[start:stop])
 
-    def vectors(self, table: str) -> np.ndarray:
+    def open_vectors(self, table: str) -> np.ndarray:
         """Return all rows, float32 [rows, D], memory-mapped."""
         return self._dense[table] if table in self._dense else self._sparse[table].vectors
 
@@ -59,7 +59,7 @@ class Source:
         for table, keys in wanted.items():
             if table in self._dense or table in self._sparse:
                 places, is_found = self._find_rows(table, keys)
-                rows = np.asarray(self.vectors(table)[np.where(is_found, places, 0)])
+                rows = np.asarray(self.open_vectors(table)[np.where(is_found, places, 0)])
                 found[table] = rows, None if is_found.all() else is_found
         return found, True
 
@@ -86,7 +86,7 @@ class Source:
         self._sparse.clear()
 
 
-def _dense_rows(folder: Path, table: TableConfig) -> np.ndarray:
+def _open_dense_rows(folder: Path, table: TableConfig) -> np.ndarray:
     array = open_array(folder, table.name)
     if array.shape != (table.rows, table.width) or array.dtype != np.float32:
         raise ArtifactError(

@@ -42,9 +42,9 @@ class Batch:
     @cached_property
     def latest(self) -> Batch:
         """The last row of every key, in ascending order of key."""
-        return self.select(last_of_each(self.keys))
+        return self.select(find_last_of_each(self.keys))
 
-    def parts(self, most_rows: int) -> Iterator[Batch]:
+    def split(self, most_rows: int) -> Iterator[Batch]:
         """Yield parts of at most `most_rows` rows, in order. A message is never divided, so a larger one exceeds that."""
         if len(self) <= most_rows:
             yield self
@@ -62,7 +62,7 @@ class Batch:
         return Batch(self.keys[rows], self.vectors[rows], self.partitions[rows], self.offsets[rows])
 
 
-def last_of_each(keys: np.ndarray) -> np.ndarray:
+def find_last_of_each(keys: np.ndarray) -> np.ndarray:
     """Return the positions of the last occurrence of every key, int64 [U], in ascending order of key. keys: int64 [N]"""
     _, first_from_the_end = np.unique(keys[::-1], return_index=True)
     return len(keys) - 1 - first_from_the_end

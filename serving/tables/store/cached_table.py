@@ -26,10 +26,10 @@ class CachedTable(SlotTable):
 
     def __init__(self, block: PrivateBlock | SharedBlock, sections: Sections, codec: RowCodec, base: memoryview) -> None:
         super().__init__(block, sections, codec, base)
-        self._owner = sections.array(base, "owner")
-        self._uses = sections.array(base, "uses")
+        self._owner = sections.view_array(base, "owner")
+        self._uses = sections.view_array(base, "uses")
         self._n_sets = np.uint64(self.capacity // WAYS)
-        self._slot_of_key = sections.array(base, "slot_of_key") if "slot_of_key" in sections.specs else None
+        self._slot_of_key = sections.view_array(base, "slot_of_key") if "slot_of_key" in sections.specs else None
         if self._slot_of_key is None:
             self._places, read_hits, self._find_slots = self._owner, hits.read_hashed_at, hits.find_hashed
         else:
@@ -40,12 +40,12 @@ class CachedTable(SlotTable):
         self._choose(nothing, nothing)  # compile now, not under the lock of the first insertion
 
     @staticmethod
-    def sections(capacity: int, codec: RowCodec, direct_rows: int = 0) -> Sections:
+    def make_sections(capacity: int, codec: RowCodec, direct_rows: int = 0) -> Sections:
         """Return sections for about `capacity` slots, at least one set. direct_rows > 0: an index of that many keys."""
         capacity = max(capacity // WAYS, 1) * WAYS
         specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]] = {
             "header": (np.int64, (HEADER_WORDS,)),
-            **Marks.specs(capacity),
+            **Marks.make_specs(capacity),
             "rows": (codec.dtype, (capacity, codec.columns)),
             "owner": (np.int64, (capacity,)),
             "uses": (np.uint8, (capacity,)),
@@ -57,11 +57,11 @@ class CachedTable(SlotTable):
     @staticmethod
     def initialise(base: memoryview, sections: Sections) -> None:
         """Turn zeroed memory into an empty table."""
-        owner = sections.array(base, "owner")
+        owner = sections.view_array(base, "owner")
         owner[:] = NO_KEY
         Marks(sections, base, len(owner)).clear()
         if "slot_of_key" in sections.specs:
-            sections.array(base, "slot_of_key")[:] = -1
+            sections.view_array(base, "slot_of_key")[:] = -1
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(owner)
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -76,7 +76,7 @@ class CachedTable(SlotTable):
         mixed >>= THIRTY_TWO
         return mixed.view(np.int64)
 
-    def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def _match_keys(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return self._owner.take(slots, mode="clip") == keys
 
     def _remove_references(self, emptied: np.ndarray) -> None:

@@ -27,10 +27,10 @@ class CompleteTable(SlotTable):
         self._set_reader(hits.read_complete_at)
 
     @staticmethod
-    def sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
+    def make_sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
         specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]] = {
             "header": (np.int64, (HEADER_WORDS,)),
-            **Marks.specs(n_rows),
+            **Marks.make_specs(n_rows),
             "rows": (codec.dtype, (n_rows, codec.columns)),
         }
         if rows_elsewhere:
@@ -40,7 +40,7 @@ class CompleteTable(SlotTable):
     @staticmethod
     def initialise(base: memoryview, n_rows: int, codec: RowCodec) -> None:
         """Turn zeroed memory into an empty table."""
-        Marks(CompleteTable.sections(n_rows, codec, rows_elsewhere=True), base, n_rows).clear()
+        Marks(CompleteTable.make_sections(n_rows, codec, rows_elsewhere=True), base, n_rows).clear()
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = n_rows
 
     @property
@@ -54,7 +54,7 @@ class CompleteTable(SlotTable):
         missing = outside | self._marks.is_empty(slots)
         return slots, missing if missing.any() else None
 
-    def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def _match_keys(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return slots == keys
 
     def _remove_references(self, emptied: np.ndarray) -> None:

@@ -5,7 +5,7 @@ change by comparing the table's epoch before and after (slots.py has the protoco
 
 These loops keep the GIL: they take microseconds, and a thread that got it in between might keep it for milliseconds.
 
-Stored rows are passed as `RowCodec.plain` gives them: float32 (fp32), uint16 (fp16), uint8 (int8 and int4).
+Stored rows are passed as `RowCodec.view_plain` gives them: float32 (fp32), uint16 (fp16), uint8 (int8 and int4).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serving.tables.store.lanes import (
     copy_eight,
     copy_four,
     find_in_eight,
-    pointer_at,
+    make_pointer,
     read_four,
     read_in_order,
     read_once,
@@ -112,22 +112,25 @@ def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
 @compiled_with_gil
 def read_complete_at(table, dtype, keys, vectors):
     """Run `read_complete` on a table. table: address of its `describe_table`; dtype: of the stored rows"""
-    return read_complete(_header(table), _rows(table, dtype), keys, vectors)
+    return read_complete(_view_header(table), _view_rows(table, dtype), keys, vectors)
 
 
 @compiled_with_gil
 def read_hashed_at(table, dtype, keys, vectors):
     """Run `read_hashed` on the table at an address. Count uses by COUNTED_AFTER_MISS and COUNTED_EVERY."""
-    counted, owner = _next_counts(table), _array(table, PLACES, np.int64)
-    return _note_misses(table, read_hashed(_header(table), owner, _uses(table), counted, _rows(table, dtype), keys, vectors))
+    counted, owner = _count_read(table), _view_array(table, PLACES, np.int64)
+    return _note_misses(
+        table, read_hashed(_view_header(table), owner, _view_uses(table), counted, _view_rows(table, dtype), keys, vectors)
+    )
 
 
 @compiled_with_gil
 def read_indexed_at(table, dtype, keys, vectors):
     """Run `read_indexed` on the table at an address."""
-    counted, slot_of_key = _next_counts(table), _array(table, PLACES, np.int32)
+    counted, slot_of_key = _count_read(table), _view_array(table, PLACES, np.int32)
     return _note_misses(
-        table, read_indexed(_header(table), slot_of_key, _uses(table), counted, _rows(table, dtype), keys, vectors)
+        table,
+        read_indexed(_view_header(table), slot_of_key, _view_uses(table), counted, _view_rows(table, dtype), keys, vectors),
     )
 
 
@@ -148,9 +151,9 @@ def describe_table(header, rows, *parts):
 
 
 @register_jitable
-def _next_counts(table):
+def _count_read(table):
     """Count a read and return whether its uses are counted."""
-    words = _words(table)
+    words = _view_words(table)
     words[READS] += 1
     return words[READS] % COUNTED_EVERY == 0 or words[READS] <= COUNTED_AFTER_MISS
 
@@ -159,35 +162,35 @@ def _next_counts(table):
 def _note_misses(table, state):
     """Start the count of reads since the last miss again, if a row was missing. Return `state`."""
     if state == SOME_MISSING:
-        _words(table)[READS] = 0
+        _view_words(table)[READS] = 0
     return state
 
 
 @register_jitable
-def _header(table):
-    return carray(pointer_at(_words(table)[HEADER]), (HEADER_WORDS,), np.int64)
+def _view_header(table):
+    return carray(make_pointer(_view_words(table)[HEADER]), (HEADER_WORDS,), np.int64)
 
 
 @register_jitable
-def _rows(table, dtype):
-    words = _words(table)
-    return carray(pointer_at(words[ROWS]), (words[ROWS + 1], words[ROWS + 2]), dtype)
+def _view_rows(table, dtype):
+    words = _view_words(table)
+    return carray(make_pointer(words[ROWS]), (words[ROWS + 1], words[ROWS + 2]), dtype)
 
 
 @register_jitable
-def _uses(table):
-    return _array(table, USES, np.uint8)
+def _view_uses(table):
+    return _view_array(table, USES, np.uint8)
 
 
 @register_jitable
-def _array(table, n, dtype):
-    words = _words(table)
-    return carray(pointer_at(words[n]), (words[n + 1],), dtype)
+def _view_array(table, n, dtype):
+    words = _view_words(table)
+    return carray(make_pointer(words[n]), (words[n + 1],), dtype)
 
 
 @register_jitable
-def _words(table):
-    return carray(pointer_at(table), (WORDS,), np.int64)
+def _view_words(table):
+    return carray(make_pointer(table), (WORDS,), np.int64)
 
 
 @register_jitable
@@ -269,11 +272,11 @@ def decode_row(rows, row, vectors, n):
 
 
 @overload(decode_row, inline="always")  # a call would push sixteen words of array headers per row
-def _decoder(rows, row, vectors, n):
-    return {types.float32: _fp32, types.uint16: _fp16, types.uint8: _codes}[rows.dtype]
+def _choose_decoder(rows, row, vectors, n):
+    return {types.float32: _decode_fp32, types.uint16: _decode_fp16, types.uint8: _decode_codes}[rows.dtype]
 
 
-def _fp32(rows, row, vectors, n):
+def _decode_fp32(rows, row, vectors, n):
     width, column = vectors.shape[1], 0
     if width == WIDE:
         copy_eight(rows, row * WIDE, vectors, n * WIDE)
@@ -290,24 +293,24 @@ def _fp32(rows, row, vectors, n):
         column += 1
 
 
-def _fp16(rows, row, vectors, n):
+def _decode_fp16(rows, row, vectors, n):
     for column in range(vectors.shape[1]):
-        vectors[n, column] = _half(rows[row, column])
+        vectors[n, column] = _widen_half(rows[row, column])
 
 
-def _codes(rows, row, vectors, n):
+def _decode_codes(rows, row, vectors, n):
     width, columns = vectors.shape[1], rows.shape[1]
     codes = columns - SCALE_BYTES
     scales = read_four(rows, row * columns + codes)
-    scale, offset = _half(scales), _half(scales >> 16)
+    scale, offset = _widen_half(scales), _widen_half(scales >> 16)
     if codes == width:  # int8; also int4 of one column, whose high half is 0
-        _bytes(rows, row * columns, vectors, n * width, width, scale, offset)
+        _decode_bytes(rows, row * columns, vectors, n * width, width, scale, offset)
     else:
-        _halves(rows, row * columns, vectors, n * width, width, scale, offset)
+        _decode_halves(rows, row * columns, vectors, n * width, width, scale, offset)
 
 
 @register_jitable(inline="always")
-def _bytes(rows, place, vectors, n, width, scale, offset):
+def _decode_bytes(rows, place, vectors, n, width, scale, offset):
     if width == WIDE:
         scale_eight(rows, place, vectors, n, scale, offset)
         scale_eight(rows, place + LANES, vectors, n + LANES, scale, offset)
@@ -322,7 +325,7 @@ def _bytes(rows, place, vectors, n, width, scale, offset):
 
 
 @register_jitable(inline="always")
-def _halves(rows, place, vectors, n, width, scale, offset):
+def _decode_halves(rows, place, vectors, n, width, scale, offset):
     if width == WIDE:
         scale_eight_halves(rows, place, vectors, n, scale, offset)
         scale_eight_halves(rows, place + LANES // 2, vectors, n + LANES, scale, offset)
@@ -338,7 +341,7 @@ def _halves(rows, place, vectors, n, width, scale, offset):
 
 
 @compiled
-def _half(bits):
+def _widen_half(bits):
     """Return the float32 of the bits of a finite float16."""
     bits = np.int32(bits)
     return np.int32((bits & 0x7FFF) << 13 | (bits & 0x8000) << 16).view(np.float32) * FP16_TO_FP32

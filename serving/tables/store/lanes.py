@@ -32,7 +32,7 @@ def scale_eight(typing_context, codes, place, target, target_place, scale, offse
     """Write eight values code · scale + offset, each step rounded. codes: uint8; the others: float32."""
 
     def generate(context, builder, signature, arguments):
-        codes = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_BYTE, LANES))
+        codes = _load(builder, _compute_pointer(context, builder, signature, arguments, 0), ir.VectorType(_BYTE, LANES))
         _scale(context, builder, signature, arguments, codes)
         return context.get_dummy_value()
 
@@ -45,7 +45,7 @@ def scale_eight_halves(typing_context, codes, place, target, target_place, scale
 
     def generate(context, builder, signature, arguments):
         kind = ir.VectorType(_BYTE, LANES // 2)
-        codes = _load(builder, _pointer(context, builder, signature, arguments, 0), kind)
+        codes = _load(builder, _compute_pointer(context, builder, signature, arguments, 0), kind)
         low = builder.and_(codes, ir.Constant(kind, [15] * (LANES // 2)))
         high = builder.lshr(codes, ir.Constant(kind, [4] * (LANES // 2)))
         order = ir.Constant(ir.VectorType(_WORD, LANES), [0, 4, 1, 5, 2, 6, 3, 7])
@@ -60,7 +60,7 @@ def find_in_eight(typing_context, values, place, wanted):
     """Return the distance from `place` to the first of eight int64 values that equals `wanted`, 8 when none does."""
 
     def generate(context, builder, signature, arguments):
-        values = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_LONG, LANES))
+        values = _load(builder, _compute_pointer(context, builder, signature, arguments, 0), ir.VectorType(_LONG, LANES))
         equal = builder.icmp_signed("==", values, _broadcast(builder, arguments[2]))
         bits = builder.zext(builder.bitcast(equal, ir.IntType(LANES)), _LONG)
         beyond = builder.or_(bits, ir.Constant(_LONG, 1 << LANES))
@@ -70,7 +70,7 @@ def find_in_eight(typing_context, values, place, wanted):
 
 
 @intrinsic
-def pointer_at(typing_context, address):
+def make_pointer(typing_context, address):
     """Return an int64 address as a pointer, for `carray`. The caller keeps the memory alive."""
 
     def generate(context, builder, signature, arguments):
@@ -84,7 +84,7 @@ def read_four(typing_context, values, place):
     """Return four bytes of a uint8 array as int32, the lowest first."""
 
     def generate(context, builder, signature, arguments):
-        return _load(builder, _pointer(context, builder, signature, arguments, 0), _WORD)
+        return _load(builder, _compute_pointer(context, builder, signature, arguments, 0), _WORD)
 
     return _sign_arrays(types.int32, (types.uint8,), values, place), generate
 
@@ -94,7 +94,7 @@ def read_once(typing_context, values, place):
     """Read an int32 of shared memory once, so that the checked value is the used value."""
 
     def generate(context, builder, signature, arguments):
-        return builder.load_atomic(_pointer(context, builder, signature, arguments, 0), "monotonic", 4)
+        return builder.load_atomic(_compute_pointer(context, builder, signature, arguments, 0), "monotonic", 4)
 
     return _sign_arrays(types.int32, (types.int32,), values, place), generate
 
@@ -105,7 +105,7 @@ def read_in_order(typing_context, words, place):
 
     def generate(context, builder, signature, arguments):
         builder.fence("acquire")
-        return builder.load_atomic(_pointer(context, builder, signature, arguments, 0), "acquire", 8)
+        return builder.load_atomic(_compute_pointer(context, builder, signature, arguments, 0), "acquire", 8)
 
     return _sign_arrays(types.int64, (types.int64,), words, place), generate
 
@@ -114,8 +114,8 @@ def _copy(count, source, place, target, target_place):
     """Return the signature and the code generator of a copy of `count` values."""
 
     def generate(context, builder, signature, arguments):
-        values = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_FLOAT, count))
-        _store(builder, values, _pointer(context, builder, signature, arguments, 2))
+        values = _load(builder, _compute_pointer(context, builder, signature, arguments, 0), ir.VectorType(_FLOAT, count))
+        _store(builder, values, _compute_pointer(context, builder, signature, arguments, 2))
         return context.get_dummy_value()
 
     return _sign_arrays(types.void, (types.float32, types.float32), source, place, target, target_place), generate
@@ -132,7 +132,7 @@ def _sign_arrays(result, elements, *arguments):
     return result(*(types.int64 if isinstance(kind, types.Integer) else kind for kind in arguments))
 
 
-def _pointer(context, builder, signature, arguments, number):
+def _compute_pointer(context, builder, signature, arguments, number):
     """Return a pointer into the array `arguments[number]`, at the place that the next argument gives."""
     array = context.make_array(signature.args[number])(context, builder, arguments[number])
     return builder.gep(array.data, [arguments[number + 1]])
@@ -160,4 +160,4 @@ def _scale(context, builder, signature, arguments, codes):
     """Write codes · scale + offset to the target. arguments: those of `scale_eight`"""
     scaled = builder.fmul(builder.uitofp(codes, _FLOATS), _broadcast(builder, arguments[4]))
     values = builder.fadd(scaled, _broadcast(builder, arguments[5]))
-    _store(builder, values, _pointer(context, builder, signature, arguments, 2))
+    _store(builder, values, _compute_pointer(context, builder, signature, arguments, 2))

@@ -65,7 +65,7 @@ class LogPosition:
         """Move each partition back to the other position, where that is earlier."""
         np.minimum(self.offsets, other.offsets, out=self.offsets)
 
-    def behind(self, other: LogPosition) -> list[int]:
+    def find_behind(self, other: LogPosition) -> list[int]:
         """Return the partitions in which the other position is later."""
         return np.flatnonzero(self.offsets < other.offsets).tolist()
 

@@ -26,11 +26,11 @@ class Marks:
 
     def __init__(self, sections: Sections, base: memoryview, capacity: int) -> None:
         self.capacity = capacity
-        self._words = sections.array(base, "words")
-        self.empty = sections.array(base, "empty")
+        self._words = sections.view_array(base, "words")
+        self.empty = sections.view_array(base, "empty")
 
     @staticmethod
-    def specs(capacity: int) -> dict[str, tuple[np.dtype | type, tuple[int, ...]]]:
+    def make_specs(capacity: int) -> dict[str, tuple[np.dtype | type, tuple[int, ...]]]:
         """Return the section specs for `Sections`."""
         n_groups = -(-capacity // GROUP)
         return {"words": (np.uint32, (n_groups,)), "empty": (np.uint8, (n_groups,))}
@@ -43,18 +43,18 @@ class Marks:
     @staticmethod
     def is_being_written(words: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Return which slots are being written, bool [N], by their words."""
-        return words & _writing_bit(slots) != 0
+        return words & _compute_writing_bits(slots) != 0
 
     def is_empty(self, slots: np.ndarray) -> np.ndarray:
         """Return which slots are empty, bool [N]."""
-        return self.empty.take(slots >> GROUP_BITS, mode="clip") & _slot_bit(slots) != 0
+        return self.empty.take(slots >> GROUP_BITS, mode="clip") & _compute_slot_bits(slots) != 0
 
     # --- writers ------------------------------------------------------------------------------------------------------------
     def begin(self, slots: np.ndarray) -> int:
         """Mark slots as being written and not empty. Return how many were empty."""
         groups, empty = slots >> GROUP_BITS, self.is_empty(slots)
-        np.bitwise_or.at(self._words, groups, _writing_bit(slots))
-        np.bitwise_and.at(self.empty, groups[empty], ~_slot_bit(slots[empty]))
+        np.bitwise_or.at(self._words, groups, _compute_writing_bits(slots))
+        np.bitwise_and.at(self.empty, groups[empty], ~_compute_slot_bits(slots[empty]))
         return int(np.count_nonzero(empty))
 
     def end(self, slots: np.ndarray) -> None:
@@ -70,7 +70,7 @@ class Marks:
 
     def empty_out(self, torn: np.ndarray) -> None:
         """Mark the slots of `torn` as empty and readable."""
-        np.bitwise_or.at(self.empty, torn >> GROUP_BITS, _slot_bit(torn))
+        np.bitwise_or.at(self.empty, torn >> GROUP_BITS, _compute_slot_bits(torn))
         self.end(torn)
 
     def clear(self) -> None:
@@ -83,11 +83,11 @@ class Marks:
         return int(np.unpackbits(self.empty).sum())
 
 
-def _slot_bit(slots: np.ndarray) -> np.ndarray:
+def _compute_slot_bits(slots: np.ndarray) -> np.ndarray:
     """Return each slot's bit in its byte of eight slots, uint8 [N]."""
     return (1 << (slots & GROUP - 1)).astype(np.uint8)
 
 
-def _writing_bit(slots: np.ndarray) -> np.ndarray:
+def _compute_writing_bits(slots: np.ndarray) -> np.ndarray:
     """Return each slot's "being written" bit in its word, uint32 [N]."""
     return (1 << (slots & GROUP - 1) + COUNT_BITS).astype(np.uint32)

@@ -41,7 +41,7 @@ class Sections:
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
             self.nbytes += -(-size // ALIGNMENT) * ALIGNMENT
 
-    def array(self, block: memoryview, name: str) -> np.ndarray:
+    def view_array(self, block: memoryview, name: str) -> np.ndarray:
         """Return the section as a writable array over `block`."""
         dtype, shape = self.specs[name]
         return np.frombuffer(block, dtype, int(np.prod(shape)), self.offsets[name]).reshape(shape)

@@ -25,7 +25,7 @@ PROJECTIONS_FILE = "projections.npz"  # table -> float32 [W, D]
 Wanted = tuple[tuple[str, ...], np.ndarray]  # S table names, and int [..., S]: one key per table
 
 
-def cold_table(name: str) -> str:
+def name_cold_table(name: str) -> str:
     """Return the name of the table of cold rows."""
     return f"{name}-cold"
 
@@ -60,17 +60,17 @@ class MixedWidths:
 
     @property
     def cold_tables(self) -> tuple[str, ...]:
-        return tuple(map(cold_table, self.first_cold))
+        return tuple(map(name_cold_table, self.first_cold))
 
     def count_keys(self, stored: Mapping[str, int]) -> dict[str, int]:
         """Return the number of keys by table, from the number of stored rows by name."""
-        return {**stored, **{name: first + stored[cold_table(name)] for name, first in self.first_cold.items()}}
+        return {**stored, **{name: first + stored[name_cold_table(name)] for name, first in self.first_cold.items()}}
 
     def read_all(self, tables: EmbeddingTables, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Return all rows of these tables by name, float32 [rows, D]."""
         rows = {name: tables.tables[name] for name in names}
         for name in self.first_cold:
-            rows[name] = np.concatenate([rows[name], widen(tables.tables[cold_table(name)], self.projections[name])])
+            rows[name] = np.concatenate([rows[name], widen(tables.tables[name_cold_table(name)], self.projections[name])])
         return rows
 
     def gather(self, tables: Tables, *wanted: Wanted) -> Rows[list[np.ndarray]]:
@@ -80,7 +80,7 @@ class MixedWidths:
         """
         if not self.first_cold or not any(name in self.first_cold for names, _ in wanted for name in names):
             return tables.gather(*wanted)
-        groups = [group for answer, (names, keys) in enumerate(wanted) for group in self._groups(answer, names, keys)]
+        groups = [group for answer, (names, keys) in enumerate(wanted) for group in self._split_by_width(answer, names, keys)]
         groups = [group for group in groups if group.keys.size]
         read, degraded = tables.gather(*((group.names, group.keys) for group in groups))
         width = next(iter(self.projections.values())).shape[1]
@@ -89,7 +89,7 @@ class MixedWidths:
             answers[group.answer][group.place] = rows if group.projection is None else widen(rows, group.projection)
         return Rows(answers, degraded)
 
-    def _groups(self, answer: int, names: tuple[str, ...], keys: np.ndarray) -> Iterator[_Group]:
+    def _split_by_width(self, answer: int, names: tuple[str, ...], keys: np.ndarray) -> Iterator[_Group]:
         one_width = [slot for slot, name in enumerate(names) if name not in self.first_cold]
         if one_width:
             yield _Group(answer, np.s_[..., one_width, :], tuple(names[slot] for slot in one_width), keys[..., one_width])
@@ -99,7 +99,7 @@ class MixedWidths:
                 hot = slot_keys < first
                 yield _Group(answer, (hot, place), (name,), slot_keys[hot][:, None])
                 yield _Group(
-                    answer, (~hot, place), (cold_table(name),), slot_keys[~hot][:, None] - first, self.projections[name]
+                    answer, (~hot, place), (name_cold_table(name),), slot_keys[~hot][:, None] - first, self.projections[name]
                 )
 
 

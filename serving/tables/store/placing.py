@@ -24,7 +24,7 @@ def choose_slots(sets, uses, empty, placed, slots):
         if row == 0 or sets[row] != sets[row - 1]:
             taken = 0
         first = sets[row] * WAYS
-        way = _least_used(uses, first, empty[sets[row]], taken)
+        way = _find_least_used(uses, first, empty[sets[row]], taken)
         if way < WAYS:
             taken |= 1 << way
             placed[n_placed], slots[n_placed] = row, first + way
@@ -33,7 +33,7 @@ def choose_slots(sets, uses, empty, placed, slots):
 
 
 @register_jitable
-def _least_used(uses, first, empty, taken):
+def _find_least_used(uses, first, empty, taken):
     """Return the least used of eight slots that is not `taken`; 8 when all are."""
     least, chosen = MOST_USES + 1, WAYS
     for way in range(WAYS):

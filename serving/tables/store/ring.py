@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from serving.tables.metrics import UpdaterState
-from serving.tables.store.batch import last_of_each
+from serving.tables.store.batch import find_last_of_each
 from serving.tables.store.log_position import PARTITIONS, LogPosition
 from serving.tables.store.memory import Sections
 from serving.tables.store.row_formats import RowCodec
@@ -33,14 +33,14 @@ class UpdateRing:
 
     def __init__(self, sections: Sections, base: memoryview) -> None:
         self.words = base[: 8 * N_WORDS].cast("q")
-        self.begun, self.reached, self.stored_reached = map(LogPosition, sections.array(base, "log"))
-        self._keys = sections.array(base, "keys")
-        self._rows = sections.array(base, "rows")
+        self.begun, self.reached, self.stored_reached = map(LogPosition, sections.view_array(base, "log"))
+        self._keys = sections.view_array(base, "keys")
+        self._rows = sections.view_array(base, "rows")
         self.size = len(self._keys)
         self._staged = 0  # position after the rows that `show` will publish
 
     @staticmethod
-    def sections(n_rows: int, codec: RowCodec) -> Sections:
+    def make_sections(n_rows: int, codec: RowCodec) -> Sections:
         """Return the sections of shared memory for a table of `n_rows` rows."""
         size = min(MAX_ROWS, max(n_rows, 64))
         return Sections(
@@ -102,7 +102,7 @@ class UpdateRing:
         """Let readers see the staged rows."""
         self.words[HEAD] = self._staged
 
-    def lap(self) -> None:
+    def lap_readers(self) -> None:
         """Lap every reader, so that all of them drop their cached rows."""
         self.words[CLAIMED] = self.words[HEAD] + 2 * self.size
         self.words[HEAD] = self.words[CLAIMED]
@@ -113,11 +113,11 @@ class UpdateRing:
         Of each key only the last row is returned: keys int64 [U], encoded rows [U, columns].
         """
         head = self.words[HEAD]
-        places = self._places(position, head)
+        places = self._find_places(position, head)
         keys, encoded_rows = self._keys[places], self._rows[places]
-        if self._lapped(position):
+        if self._is_lapped(position):
             return None
-        latest = last_of_each(keys)
+        latest = find_last_of_each(keys)
         return keys[latest], encoded_rows[latest], head
 
     def find_changed(self, keys: np.ndarray, position: int) -> np.ndarray:
@@ -125,14 +125,14 @@ class UpdateRing:
         head = self.words[HEAD]
         if head == position:
             return np.zeros(len(keys), bool)
-        recent = self._keys[self._places(position, head)]
-        return np.ones(len(keys), bool) if self._lapped(position) else np.isin(keys, recent)
+        recent = self._keys[self._find_places(position, head)]
+        return np.ones(len(keys), bool) if self._is_lapped(position) else np.isin(keys, recent)
 
-    def _places(self, position: int, head: int) -> np.ndarray:
+    def _find_places(self, position: int, head: int) -> np.ndarray:
         """Return the indices of the rows from `position` to `head`; none when the ring cannot hold so many."""
         return np.arange(position, max(head, position) if head - position <= self.size else position) % self.size
 
-    def _lapped(self, position: int) -> bool:
+    def _is_lapped(self, position: int) -> bool:
         """Return whether rows since `position` were or are being overwritten, or the position belongs to an earlier ring."""
         return not 0 <= self.words[CLAIMED] - position <= self.size
 

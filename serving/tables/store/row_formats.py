@@ -63,11 +63,11 @@ class RowCodec:
         vectors += scales[:, 1:]
         return vectors
 
-    def plain(self, stored: np.ndarray) -> np.ndarray:
+    def view_plain(self, stored: np.ndarray) -> np.ndarray:
         """Return a view of encoded rows, [N, columns], in a dtype that compiled loops can read: uint16 instead of float16."""
         return stored.view(np.uint16) if self.row_format == "fp16" else stored
 
-    def roundtrip(self, vectors: np.ndarray) -> np.ndarray:
+    def round_rows(self, vectors: np.ndarray) -> np.ndarray:
         """Return fp32 rows, [N, width], as a look-up returns them, whichever level holds them."""
         return vectors if self.row_format == "fp32" else self.decode(self.encode(vectors))
 

@@ -34,12 +34,12 @@ class SharedRows:
         block = SharedBlock(path, total * codec.row_bytes, initialise=lambda view: None)
         self.rows = np.frombuffer(block.view, codec.dtype).reshape(total, codec.columns)
 
-    def rows_of(self, table: str) -> np.ndarray:
+    def view_rows(self, table: str) -> np.ndarray:
         """Return the encoded rows of one table, [rows, columns]."""
         start = self._starts[table]
         return self.rows[start : start + self._n_rows[table]]
 
-    def starts(self, tables: Sequence[str]) -> np.ndarray:
+    def find_starts(self, tables: Sequence[str]) -> np.ndarray:
         """Return the first row of each table, int64 [S]."""
         return np.array([self._starts[table] for table in tables], np.int64)
 
@@ -48,9 +48,9 @@ class SideBySide:
     """Reads S of the tables in `rows` at once. names: of the tables; tables: their slots, in the same order"""
 
     def __init__(self, rows: SharedRows, names: Sequence[str], tables: Sequence[CompleteTable]) -> None:
-        self._stored, self._width = rows.codec.plain(rows.rows), rows.codec.width
+        self._stored, self._width = rows.codec.view_plain(rows.rows), rows.codec.width
         self._headers = [table.header for table in tables]
-        self._starts = rows.starts(names)
+        self._starts = rows.find_starts(names)
         self._n_rows = np.array([table.capacity for table in tables], np.uint64)
         self.reads = 0  # rows that `read` has returned of each table
 

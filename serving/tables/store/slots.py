@@ -56,8 +56,8 @@ class SlotTable:
         self.lock, self.codec, self.nbytes = block.lock, codec, sections.nbytes
         self.header = base[: HEADER_WORDS * 8].cast("q")
         self._header = np.frombuffer(base, np.int64, HEADER_WORDS)  # a view for compiled loops
-        self._rows = sections.array(base, "rows") if rows is None else rows
-        self._plain, self._width = codec.plain(self._rows), codec.width
+        self._rows = sections.view_array(base, "rows") if rows is None else rows
+        self._plain, self._width = codec.view_plain(self._rows), codec.width
         self._dtype = self._plain.dtype
         self.capacity = len(self._rows)
         self._marks = Marks(sections, base, self.capacity)
@@ -75,7 +75,7 @@ class SlotTable:
         """Return slots [N], undefined where missing, and bool [N] missing or None. Valid only while nobody writes."""
         raise NotImplementedError
 
-    def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def _match_keys(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return whether each slot holds its key, bool [N]; a writer may change that at any time."""
         raise NotImplementedError
 
@@ -109,7 +109,7 @@ class SlotTable:
             slots, absent = self.find(keys)
             before = self._marks.read_words(slots)
             has_row, stored = (
-                self._owned(slots, keys) & ~self._marks.is_empty(slots),
+                self._match_keys(slots, keys) & ~self._marks.is_empty(slots),
                 self._rows.take(slots, axis=0, mode="clip"),
             )
             being_written = self._marks.is_being_written(before, slots) & (slots >= 0)

@@ -38,28 +38,28 @@ class ReadRows(Protocol):
         ...
 
 
-def l1_sections(config: TableConfig) -> Sections:
+def make_l1_sections(config: TableConfig) -> Sections:
     """Return L1's memory per process (`.nbytes`). Rows are stored decoded, so that a hit costs no arithmetic."""
     codec = RowCodec("fp32", config.width)
     direct = config.dense and 4 * config.rows <= L1_INDEX_SHARE * config.l1_rows * codec.row_bytes
-    return CachedTable.sections(min(config.l1_rows, config.rows), codec, config.rows if direct else 0)
+    return CachedTable.make_sections(min(config.l1_rows, config.rows), codec, config.rows if direct else 0)
 
 
-def l2_sections(config: TableConfig) -> Sections:
+def make_l2_sections(config: TableConfig) -> Sections:
     """Return L2's memory per machine (`.nbytes`), without the update ring."""
     codec = RowCodec(config.row_format, config.width)
     if config.complete:
-        return CompleteTable.sections(config.rows, codec)
+        return CompleteTable.make_sections(config.rows, codec)
     direct = config.dense and 4 * config.rows <= INDEX_SHARE * config.l2_rows * codec.row_bytes
-    return CachedTable.sections(config.l2_rows, codec, config.rows if direct else 0)
+    return CachedTable.make_sections(config.l2_rows, codec, config.rows if direct else 0)
 
 
-def ring_sections(config: TableConfig) -> Sections:
+def make_ring_sections(config: TableConfig) -> Sections:
     """Return the update ring's memory per machine (`.nbytes`)."""
-    return UpdateRing.sections(config.rows, RowCodec(config.row_format, config.width))
+    return UpdateRing.make_sections(config.rows, RowCodec(config.row_format, config.width))
 
 
-def shared_root(config: LevelsConfig) -> Path:
+def choose_shared_root(config: LevelsConfig) -> Path:
     """Return the folder of arenas: the setting, otherwise a choice that is the same for every process.
 
     That is shared memory, or the temporary folder where a container has too little of it; its pages are shared too.
@@ -69,7 +69,9 @@ def shared_root(config: LevelsConfig) -> Path:
     for root in (SHARED_MEMORY, tempfile.gettempdir()):
         if Path(root, f"{ARENA_PREFIX}{config.arena}").exists():  # another process has created it there
             return Path(root)
-    needed = sum(ring_sections(table).nbytes + (table.l2_rows > 0) * l2_sections(table).nbytes for table in config.tables)
+    needed = sum(
+        make_ring_sections(table).nbytes + (table.l2_rows > 0) * make_l2_sections(table).nbytes for table in config.tables
+    )
     fits = Path(SHARED_MEMORY).is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * needed
     return Path(SHARED_MEMORY if fits else tempfile.gettempdir())
 
@@ -96,9 +98,9 @@ class SharedTable:
     def __init__(self, folder: Path, config: TableConfig, side_by_side: SharedRows | None) -> None:
         self.codec = RowCodec(config.row_format, config.width)
         self.side_by_side = side_by_side if config.complete else None
-        ring, slots = ring_sections(config), l2_sections(config)
+        ring, slots = make_ring_sections(config), make_l2_sections(config)
         if config.complete:
-            slots = CompleteTable.sections(config.rows, self.codec, rows_elsewhere=True)
+            slots = CompleteTable.make_sections(config.rows, self.codec, rows_elsewhere=True)
         has_l2 = config.l2_rows > 0
 
         def initialise(view: memoryview) -> None:
@@ -114,7 +116,7 @@ class SharedTable:
         base = block.view[ring.nbytes :]
         self.slots: CompleteTable | CachedTable | None = None
         if config.complete:
-            rows = None if side_by_side is None else side_by_side.rows_of(config.name)
+            rows = None if side_by_side is None else side_by_side.view_rows(config.name)
             self.slots = CompleteTable(block, slots, self.codec, base, rows)
         elif has_l2:
             self.slots = CachedTable(block, slots, self.codec, base)
@@ -168,7 +170,7 @@ class HotRows:
 
     def _start_empty(self, position: int) -> None:
         """Drop all rows and follow the ring from `position` on."""
-        sections = l1_sections(self._config)
+        sections = make_l1_sections(self._config)
         block = PrivateBlock(sections.nbytes)
         CachedTable.initialise(block.view, sections)
         self.slots = CachedTable(block, sections, RowCodec("fp32", self._config.width), block.view)

@@ -58,7 +58,7 @@ class EmbeddingTables:
         """Return rows of the table `name`, float32 [..., D]. rows: int [...], which the caller must know to exist"""
         return self.tables[name].take(rows, axis=0)
 
-    def side_by_side(self, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
+    def read_side_by_side(self, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
         """Return one row of each of S tables per request, concatenated, float32 [B, sum of D]. rows: int64 [B, S]
 
         Raises RequestError for a row that does not exist.

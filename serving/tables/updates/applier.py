@@ -24,7 +24,7 @@ from serving.tables.store.batch import Batch
 from serving.tables.store.log_position import LogPosition
 from serving.tables.store.memory import SharedFolder
 from serving.tables.store.ring import STORED, UNKNOWN
-from serving.tables.store.table import open_shared, shared_root
+from serving.tables.store.table import choose_shared_root, open_shared
 from serving.tables.updates.backlog import Backlog
 
 
@@ -44,7 +44,7 @@ class Applier:
     def __init__(self, config: LevelsConfig) -> None:
         self._config = config
         self._widths = {table.name: table.width for table in config.tables}
-        self._folder = SharedFolder(shared_root(config), config.arena)
+        self._folder = SharedFolder(choose_shared_root(config), config.arena)
         self.path = self._folder.path
         self.shared = open_shared(self.path, config.tables)
         self.rocksdb: Backlog | None = None
@@ -79,7 +79,7 @@ class Applier:
             backlog.reached[table].rewind(position)
             ring.stored_reached.rewind(position)
             ring.set(STORED, UNKNOWN)
-            ring.lap()
+            ring.lap_readers()
         backlog.lose()
 
     def _adopt_redis(self, backlog: Backlog, store: RedisStore) -> None:
@@ -106,7 +106,7 @@ class Applier:
         """Whether a store lost data (it was refilled, or is an older snapshot), so that `start` must replay the log."""
         return any(store.lost_rows for store in self._stores)
 
-    def highest_offset(self, table: str, partition: int) -> int:
+    def find_highest_offset(self, table: str, partition: int) -> int:
         """Return the highest offset that any level may have applied of this partition."""
         if self.rocksdb is not None:  # new shared memory starts from RocksDB's offsets
             self.rocksdb.open()
@@ -126,7 +126,7 @@ class Applier:
                 wanted[table].rewind(reached)
             store.restart(store.reached)
             for table, low in lows.items():
-                for partition in store.reached[table].behind(low):
+                for partition in store.reached[table].find_behind(low):
                     store.set_offset(table, partition, low[partition])
         available = {table: position.copy() for table, position in wanted.items()}
         for table, low in lows.items():
@@ -144,7 +144,7 @@ class Applier:
         if begun.any():  # an updater that died began these rows: apply them in one piece, as it did
             self._apply(table, batch.select(begun))
             batch = batch.select(~begun)
-        for part in batch.parts(ring.most_staged):  # larger parts would lap readers of the ring
+        for part in batch.split(ring.most_staged):  # larger parts would lap readers of the ring
             if len(part):
                 self._apply(table, part)
 

@@ -96,7 +96,7 @@ class Backlog:
             vectors, partitions, offsets = map(np.array, zip(*rows.values(), strict=True))
             in_order = np.lexsort((offsets, partitions))
             batch = Batch(np.fromiter(rows, np.int64, len(rows)), vectors, partitions, offsets).select(in_order)
-            if not all(self._store(table, part) for part in batch.parts(DRAINED_ROWS)):
+            if not all(self._store(table, part) for part in batch.split(DRAINED_ROWS)):
                 return
             del self._waiting[table]
             self.reached[table].advance(self._waits_for.pop(table))

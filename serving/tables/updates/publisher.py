@@ -8,7 +8,7 @@ import numpy as np
 from confluent_kafka import KafkaException, Producer
 
 from serving.contract.errors import DataError, DependencyError
-from serving.tables.formats.kafka import MAX_MESSAGE_BYTES, encode_updates, topic
+from serving.tables.formats.kafka import MAX_MESSAGE_BYTES, encode_updates, name_topic
 
 TOPIC_WAIT_S = 0.1  # between two looks at a topic that is being created
 
@@ -48,14 +48,14 @@ class Publisher:
                 f"{table}: {len(keys)} keys and rows {list(vectors.shape)}. Expected [{len(keys)}, {self._widths[table]}]. "
                 "Publish rows of the width the serving generation was exported with."
             )
-        name = topic(self._model, table)
-        for partition, payload in encode_updates(keys, vectors, partition_count=self._partition_count(name)):
+        name = name_topic(self._model, table)
+        for partition, payload in encode_updates(keys, vectors, partition_count=self._count_partitions(name)):
             self._produce(name, payload, partition)
 
     def _produce(self, name: str, payload: bytes, partition: int) -> None:
         while True:
             try:
-                self._producer.produce(name, payload, partition=partition, on_delivery=self._delivered)
+                self._producer.produce(name, payload, partition=partition, on_delivery=self._note_delivery)
                 self._producer.poll(0)
                 return
             except BufferError:  # the producer's queue is full: wait until it has sent some messages
@@ -63,11 +63,11 @@ class Publisher:
             except KafkaException as error:  # such as a topic that was created again with fewer partitions
                 raise self._make_error(str(error)) from error
 
-    def _delivered(self, error, _message) -> None:
+    def _note_delivery(self, error, _message) -> None:
         if error is not None:
             self._undelivered.append(str(error))
 
-    def _partition_count(self, name: str) -> int:
+    def _count_partitions(self, name: str) -> int:
         """Return the number of partitions of a topic. Wait for a missing one: brokers create it after they have answered."""
         deadline_s = time.monotonic() + self._timeout_s
         while name not in self._partitions:

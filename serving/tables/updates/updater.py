@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from serving.contract.errors import ConfigError, DataError
 from serving.contract.locks import hold_lock_unless
 from serving.tables.config import LevelsConfig
-from serving.tables.formats.kafka import consumer_group, decode_messages, is_subscribed, topic
+from serving.tables.formats.kafka import decode_messages, is_subscribed, name_consumer_group, name_topic
 from serving.tables.store.batch import Batch
 from serving.tables.store.log_position import PARTITIONS, LogPosition
 from serving.tables.store.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, LOST, REJECTED, STORE_DOWN
@@ -41,12 +41,12 @@ def yield_to_requests() -> None:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def partition_of(message: Message) -> tuple[str, int]:
+def read_partition(message: Message) -> tuple[str, int]:
     """Return the topic and the partition, which every consumed message has."""
     return cast(str, message.topic()), cast(int, message.partition())
 
 
-def offset_of(message: Message) -> int:
+def read_offset(message: Message) -> int:
     return cast(int, message.offset())
 
 
@@ -61,7 +61,7 @@ class Updater:
         self._assigned_at_s = -TOPICS_EVERY_S
         self._collected_at_s = 0.0
         self._uncommitted = 0  # batches
-        self._tables = {topic(config.model, table): table for table in self.applier.shared}
+        self._tables = {name_topic(config.model, table): table for table in self.applier.shared}
         self._held: list[Message] = []  # the first part of a batch that must be applied as a whole
         self._seen: dict[tuple[str, int], int] = {}  # the last offset of each partition since it was assigned
         self._lost_up_to: dict[tuple[str, int], int] = {}  # offsets that were counted as lost
@@ -83,7 +83,7 @@ class Updater:
         return Consumer(
             {
                 "bootstrap.servers": self._updates.brokers,
-                "group.id": consumer_group(socket.gethostname()),
+                "group.id": name_consumer_group(socket.gethostname()),
                 "enable.auto.commit": False,
                 "enable.partition.eof": False,
                 "auto.offset.reset": "earliest",  # if the committed message is gone, all that is left is new
@@ -102,7 +102,7 @@ class Updater:
         """
         self._assigned_at_s = time.monotonic()
         try:
-            present = self._partitions()
+            present = self._find_partitions()
             if present and (present != self._assigned or self.applier.lost_rows):
                 committed = self._consumer.committed(list(present), timeout=METADATA_TIMEOUT_S)
                 self._consumer.assign(self._choose_starts(committed))
@@ -115,7 +115,7 @@ class Updater:
         if self._assigned:
             self.applier.check_redis()
 
-    def _partitions(self) -> set[TopicPartition]:
+    def _find_partitions(self) -> set[TopicPartition]:
         topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
         present = {
             TopicPartition(name, partition)
@@ -149,7 +149,7 @@ class Updater:
     def _read_so_far(self, place: TopicPartition, high: int) -> int:
         """Return the committed offset of a partition whose next message will have the offset `high`."""
         table = self._tables[place.topic]
-        if max(place.offset, self.applier.highest_offset(table, place.partition)) > high:
+        if max(place.offset, self.applier.find_highest_offset(table, place.partition)) > high:
             log.warning("%s [%d] ends at %d: the topic was created again", place.topic, place.partition, high)
             self.applier.forget_log(table, place.partition)
             return 0
@@ -203,10 +203,10 @@ class Updater:
             else:
                 self._track_offset(message)
                 self._held.append(message)
-        last = {partition_of(message): offset_of(message) for message in self._held}
+        last = {read_partition(message): read_offset(message) for message in self._held}
         whole = {place: self._is_whole(*place, offset) for place, offset in last.items()}
-        ready = [message for message in self._held if whole[partition_of(message)]]
-        self._held = [message for message in self._held if not whole[partition_of(message)]]
+        ready = [message for message in self._held if whole[read_partition(message)]]
+        self._held = [message for message in self._held if not whole[read_partition(message)]]
         return ready
 
     def _is_whole(self, name: str, partition: int, offset: int) -> bool:
@@ -216,11 +216,11 @@ class Updater:
 
     def _track_offset(self, message: Message) -> None:
         """Track offsets, which decrease only when the topic was created again."""
-        place, offset = partition_of(message), offset_of(message)
+        place, offset = read_partition(message), read_offset(message)
         if offset < self._seen.get(place, 0):
             log.warning("%s [%d] starts again: the topic was created again", *place)
             self.applier.forget_log(self._tables[place[0]], place[1])
-            self._held = [held for held in self._held if partition_of(held) != place]  # of the old topic
+            self._held = [held for held in self._held if read_partition(held) != place]  # of the old topic
         self._seen[place] = offset
 
     def _collect(self) -> list[Message]:
@@ -236,7 +236,7 @@ class Updater:
         """Apply whole messages, table by table, and record the age of the oldest message of each table."""
         of_table: dict[str, list[Message]] = {}
         for message in messages:
-            of_table.setdefault(self._tables[partition_of(message)[0]], []).append(message)
+            of_table.setdefault(self._tables[read_partition(message)[0]], []).append(message)
         for table, parts in of_table.items():
             self.apply_table(table, parts)
             sent_ms = min(message.timestamp()[1] for message in parts)

@@ -354,7 +354,7 @@ def _load_on_a_full_disk(config: LevelsConfig, report: str) -> None:
     tiers, most = LeveledTables(config, warm=False), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
     answer, degraded = tiers.lookup("items", KEYS)
-    exported, said = (answer == random_rows(ROWS, WIDTH)).all(), tiers.metrics().down["rocksdb"]
+    exported, said = (answer == random_rows(ROWS, WIDTH)).all(), tiers.read_metrics().down["rocksdb"]
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     recovers(tiers, random_rows(ROWS, WIDTH))
     Path(report).write_text(f"{degraded} {exported} {said}")
@@ -378,7 +378,7 @@ def test_a_file_system_that_takes_no_folder(config, instance, tmp_path):
     config = replace(config, rocksdb=RocksConfig(str(tmp_path / "link" / "db")))
     tiers = instance(config)
     assert_answer(tiers.lookup("items", KEYS), random_rows(ROWS, WIDTH), degraded=True)
-    assert "Check the disk, its free space and the permissions" in tiers.metrics().down["rocksdb"]
+    assert "Check the disk, its free space and the permissions" in tiers.read_metrics().down["rocksdb"]
     (tmp_path / "link").unlink()
     (tmp_path / "room").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "room")

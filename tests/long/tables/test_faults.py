@@ -87,9 +87,9 @@ def test_a_database_that_cannot_be_opened(open_tiers, settings, tmp_path):
     tiers.lower.l3.close()
     resident, degraded = own_or_default(tiers)
     assert degraded
-    assert resident.sum() == tiers.metrics().tables["items"].l2_rows
+    assert resident.sum() == tiers.read_metrics().tables["items"].l2_rows
     assert not own_or_default(again)[0].any()
-    assert "rocksdb" in again.metrics().down
+    assert "rocksdb" in again.read_metrics().down
 
     (tmp_path / "db").unlink()
     shutil.move(tmp_path / "away", settings["rocksdb"].path)
@@ -105,14 +105,14 @@ def test_exported_rows_stand_in_for_a_database_that_is_down(open_tiers, settings
     assert own.all()
     assert degraded
     tiers.settle()
-    table = tiers.metrics().tables["items"]
+    table = tiers.read_metrics().tables["items"]
     assert (table.counts.perhaps_old, table.counts.unknown, table.l2_rows) == (ROWS, 0, 0)
-    assert tiers.metrics().hit_rate == 0
+    assert tiers.read_metrics().hit_rate == 0
 
     (tmp_path / "db").unlink()
     until(lambda: is_whole(tiers))
     tiers.settle()
-    assert tiers.metrics().tables["items"].l2_rows == RESIDENT
+    assert tiers.read_metrics().tables["items"].l2_rows == RESIDENT
 
 
 def test_a_look_at_the_database_ends_no_pause(open_tiers, settings):
@@ -207,10 +207,10 @@ def test_no_room_in_shared_memory(open_tiers, settings, monkeypatch):
         own, degraded = own_or_default(tiers)
         assert own.all()
         assert degraded
-        assert "no room" in tiers.metrics().down["shared memory"]
+        assert "no room" in tiers.read_metrics().down["shared memory"]
     until(lambda: is_whole(tiers))
     tiers.settle()
-    assert tiers.metrics().tables["items"].l2_rows > 0
+    assert tiers.read_metrics().tables["items"].l2_rows > 0
 
 
 def test_a_full_l2_evicts_and_stays_right(open_tiers, settings):
@@ -220,7 +220,7 @@ def test_a_full_l2_evicts_and_stays_right(open_tiers, settings):
         keys = rng.integers(0, ROWS, 300)
         np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])
         tiers.settle()
-    assert tiers.metrics().tables["items"].l2_rows == RESIDENT
+    assert tiers.read_metrics().tables["items"].l2_rows == RESIDENT
 
 
 def test_an_arena_left_by_killed_processes_is_removed_by_the_next_one(tmp_path):

@@ -24,7 +24,7 @@ from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.new_ids import NewIds
 from serving.stages.live import measurements as live
-from serving.tables.measurements import measurements
+from serving.tables.measurements import measure_tables
 from serving.tables.metrics import Metrics as TablesMetrics
 from serving.tables.metrics import MissCounts, TableCounts, TableMetrics, UpdaterState
 from tests.contract import fake_backend
@@ -109,7 +109,7 @@ def test_our_own_metrics_are_named_as_prometheus_asks():
     kinds += [(measured.name, measured.kind) for measured in triton_adapter().Metrics("rank").measurements()]
     table = TableMetrics(TableCounts(), 0, 0, 0, 0, UpdaterState(0, 0, 0, 0.0, 0, False, False))
     tables = TablesMetrics({"items": table}, MissCounts(), {"redis": 0}, {})
-    kinds += [(measured.name, measured.kind) for measured in measurements(tables)]
+    kinds += [(measured.name, measured.kind) for measured in measure_tables(tables)]
     assert len(kinds) > 15
     assert [name for name, kind in kinds if name.endswith("_total") != (kind == "counter")] == []
     assert [name for name, _ in kinds if re.search(r"_(us|ms|µs|millis|kb|mb|mib|percent)\b", name)] == []

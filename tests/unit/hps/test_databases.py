@@ -6,7 +6,7 @@ from rocksdict import Options, Rdict
 
 from serving.contract.errors import DataError
 from serving.tables.formats import redis_layout, rows
-from serving.tables.formats.names import tag_name
+from serving.tables.formats.names import make_tag
 
 KEYS = np.array([0, 1, -2, 256, 2**62, np.iinfo(np.int64).min])  # zero bytes at either end must survive
 VECTORS = np.random.default_rng(0).normal(size=(len(KEYS), 3)).astype(np.float32)
@@ -55,11 +55,11 @@ def test_stored_bytes_of_another_size():
 
 
 def test_redis_names():
-    assert redis_layout.value_hash("rank", "item", 3) == "hps_et{hps_et.rank.item/p3}v"
+    assert redis_layout.name_value_hash("rank", "item", 3) == "hps_et{hps_et.rank.item/p3}v"
 
 
 def test_rocksdb_holds_what_an_independent_reader_expects(tmp_path):
-    family = tag_name("rank", "item")
+    family = make_tag("rank", "item")
     options = Options(raw_mode=True)
     database = Rdict(str(tmp_path), options)
     table = database.create_column_family(family, options)

@@ -111,7 +111,7 @@ def test_messages_of_quarter_megabyte_are_full():
 
 def test_a_row_larger_than_a_message():
     with pytest.raises(ConfigError, match="does not fit a message of 20 bytes"):
-        kafka.rows_per_message(16, 20)
+        kafka.count_rows_per_message(16, 20)
 
 
 @pytest.mark.parametrize("payload", [b"", b"HCT", b"XXXX\x40\0\0\0", b"HCTR\x40\0"])
@@ -150,7 +150,7 @@ def test_one_vector_per_key(shape):
 
 
 def test_filters_are_matched_against_the_model():
-    assert kafka.subscription([".+"]) == [r"^hps_et\..+\..+$"]
+    assert kafka.make_subscription([".+"]) == [r"^hps_et\..+\..+$"]
     assert kafka.is_subscribed([".+"], "rank", "item")
     assert kafka.is_subscribed(["rank"], "rank", "item")
     assert not kafka.is_subscribed(["item"], "rank", "item")
@@ -159,6 +159,6 @@ def test_filters_are_matched_against_the_model():
 
 
 def test_consumer_groups_and_partitions():
-    assert kafka.consumer_group("host") == "hps.persistent.host"
-    assert [kafka.kafka_partition(group, 3) for group in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert kafka.topic("rank", "item") == "hps_et.rank.item"
+    assert kafka.name_consumer_group("host") == "hps.persistent.host"
+    assert [kafka.choose_kafka_partition(group, 3) for group in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert kafka.name_topic("rank", "item") == "hps_et.rank.item"

@@ -49,7 +49,7 @@ def test_the_last_row_of_each_key_stays(sent):
 @settings(max_examples=200, deadline=None)
 def test_parts_are_the_whole_and_cut_no_message(sent, most_rows):
     batch = batch_of(sent)
-    parts = list(batch.parts(most_rows))
+    parts = list(batch.split(most_rows))
     assert [value for part in parts for value in part.vectors[:, 0].tolist()] == batch.vectors[:, 0].tolist()
     messages = [set(zip(part.partitions.tolist(), part.offsets.tolist(), strict=True)) for part in parts]
     assert sum(map(len, messages)) == len(set().union(*messages))

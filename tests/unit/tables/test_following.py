@@ -51,7 +51,7 @@ class Replacements:
 
     def watching(self) -> AbstractContextManager[None]:
         """Replace files while this thread opens a secondary, or catches up."""
-        return called_on_return(self.follow_look, Following.files)
+        return called_on_return(self.follow_look, Following.list_files)
 
     def follow_look(self) -> None:
         turn, is_second = divmod(self.looks, 2)
@@ -114,7 +114,7 @@ def test_it_catches_up_again_until_no_file_went_away(stores, folder, times):
 def test_new_files_are_no_reason_to_do_it_again(stores, folder):
     _, secondary = stores
     looks = count(1)
-    with called_on_return(lambda: (folder / f"{90000 + next(looks)}.sst").touch(), Following.files):
+    with called_on_return(lambda: (folder / f"{90000 + next(looks)}.sst").touch(), Following.list_files):
         secondary.catch_up()
     assert next(looks) == 3
 
@@ -270,7 +270,7 @@ class FollowingTold(Following):
         super().__init__(Path(), "it", told.open)
         self._told = told
 
-    def files(self) -> set[str]:
+    def list_files(self) -> set[str]:
         return set(self._told.there)
 
 

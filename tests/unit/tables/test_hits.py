@@ -42,7 +42,7 @@ def test_rows_are_decoded_as_by_numpy(row_format, width):
     slots = rng.integers(-1, N_ROWS, 500)
     vectors = np.full((len(slots), width), 7, np.float32)
     expected = hits_oracle.decode_rows(codec, stored, slots, vectors)
-    hits.decode_rows(codec.plain(stored), slots, vectors)
+    hits.decode_rows(codec.view_plain(stored), slots, vectors)
     np.testing.assert_array_equal(bits(vectors), bits(expected))
 
 
@@ -62,7 +62,7 @@ def test_a_complete_table_refuses_keys_outside(row_format):
         keys = np.array(keys, np.int64)
         vectors = np.zeros((len(keys), 16), np.float32)
         there = bool(((keys >= 0) & (keys < N_ROWS)).all())
-        state = hits.read_complete(QUIET, codec.plain(stored), keys, vectors)
+        state = hits.read_complete(QUIET, codec.view_plain(stored), keys, vectors)
         assert state == (hits.ALL_THERE if there else hits.SOME_MISSING)
         if there:
             np.testing.assert_array_equal(bits(vectors), bits(codec.decode(stored[keys])))
@@ -70,13 +70,13 @@ def test_a_complete_table_refuses_keys_outside(row_format):
 
 def cached(codec: RowCodec, capacity: int, direct_rows: int, keys: np.ndarray) -> tuple[CachedTable, dict[str, np.ndarray]]:
     """Return a table that was asked to hold `keys`, and the arrays of its memory by name."""
-    sections = CachedTable.sections(capacity, codec, direct_rows)
+    sections = CachedTable.make_sections(capacity, codec, direct_rows)
     block = PrivateBlock(sections.nbytes)
     CachedTable.initialise(block.view, sections)
     table = CachedTable(block, sections, codec, block.view)
     with table.writing():
         table.insert(keys, some_rows(codec, len(keys), np.random.default_rng(1)))
-    return table, {name: sections.array(block.view, name) for name in sections.specs}
+    return table, {name: sections.view_array(block.view, name) for name in sections.specs}
 
 
 keys_asked = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 130), max_size=60)
@@ -186,7 +186,7 @@ def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
     """The slow way, slot by slot, that a read goes when the table's epoch is odd."""
     codec, keys = RowCodec(row_format, 16), np.arange(40)
     if kind == "complete":
-        sections = CompleteTable.sections(50, codec)
+        sections = CompleteTable.make_sections(50, codec)
         block = PrivateBlock(sections.nbytes)
         CompleteTable.initialise(block.view, 50, codec)
         table = CompleteTable(block, sections, codec, block.view)

@@ -37,7 +37,7 @@ class DictionaryTwin:
     """What a lookup must give: the row of the key as its format keeps it, or the default."""
 
     def __init__(self, rows: np.ndarray, row_format: str, default: float) -> None:
-        vectors = RowCodec(row_format, rows.shape[1]).roundtrip(rows)
+        vectors = RowCodec(row_format, rows.shape[1]).round_rows(rows)
         self.rows, self.default = dict(enumerate(vectors)), np.full(rows.shape[1], default, np.float32)
 
     def lookup(self, keys: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ def test_lookup_writes_into_the_callers_array(source, open_tiers):
         tiers = open_tiers(TableConfig("items", ROWS, WIDTH, row_format, l2_rows=ROWS), source=source(items=rows))
         out = np.empty((2, WIDTH), np.float32)
         assert tiers.lookup("items", np.array([3, 5]), out).values is out
-        np.testing.assert_array_equal(out, RowCodec(row_format, WIDTH).roundtrip(rows[[3, 5]]))
+        np.testing.assert_array_equal(out, RowCodec(row_format, WIDTH).round_rows(rows[[3, 5]]))
 
 
 def test_keys_of_any_shape_and_integer_type(source, open_tiers):
@@ -136,13 +136,13 @@ THRESHOLDS = [(1.1, True), (1.0, True), (0.95, True), (0.9, False), (0.5, False)
 def test_the_threshold_means_what_hps_means(threshold, waits, open_tiers, source):
     """100 distinct keys, 10 of them missing: a hit rate of 0.9, whatever is asked twice. Below the threshold: wait."""
     tiers, rows = with_l1_of(np.arange(90), threshold, open_tiers, source)
-    late = tiers.metrics().tables["items"].counts.late
+    late = tiers.read_metrics().tables["items"].counts.late
     keys = np.concatenate([np.arange(100), np.arange(5), np.full(50, 95)])
     expected = rows[keys].copy()
     if not waits:
         expected[keys >= 90] = 0.25
     np.testing.assert_array_equal(tiers.lookup("items", keys).values, expected)
-    assert tiers.metrics().tables["items"].counts.late - late == (0 if waits else 60)
+    assert tiers.read_metrics().tables["items"].counts.late - late == (0 if waits else 60)
     tiers.settle()
     np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])  # fetched for later
 
@@ -184,22 +184,22 @@ def test_rows_below_are_promoted_so_that_the_next_request_hits(open_tiers, sourc
     for _ in range(2):
         tiers.lookup("items", keys)
         tiers.settle()
-    counts = tiers.metrics().tables["items"].counts
+    counts = tiers.read_metrics().tables["items"].counts
     assert (counts.rows, counts.l1_hits, counts.l2_hits, counts.l3_hits) == (20, 10, 0, 10)
     another = open_tiers(table, **settings, warm=False)  # with the same L2 and an empty L1
     another.lookup("items", keys)
-    assert another.metrics().tables["items"].counts.l2_hits == 10
+    assert another.read_metrics().tables["items"].counts.l2_hits == 10
 
 
 def test_metrics_add_up(open_tiers, source):
     tiers, _ = with_l1_of(np.arange(90), 1.1, open_tiers, source)
     tiers.lookup("items", np.array([0, 1, 2, 95, 95, ROWS]))
-    metrics = tiers.metrics()
+    metrics = tiers.read_metrics()
     counts = metrics.tables["items"].counts
     assert (counts.rows, counts.l1_hits, counts.l2_hits, counts.l3_hits, counts.unknown, counts.late) == (96, 3, 0, 92, 1, 0)
     assert metrics.hit_rate == counts.hit_rate == 95 / 96
     assert (counts.l1_hit_rate, counts.default_rate) == (3 / 96, 1 / 96)
-    assert metrics.misses.quantile_us(0.5) > 0
+    assert metrics.misses.compute_quantile_us(0.5) > 0
     assert metrics.down == {}
 
 
@@ -263,7 +263,7 @@ def test_hps_sparse_folders_fill_the_levels_hottest_keys_first(below, tmp_path, 
     tiers = open_tiers(table, source=str(tmp_path / "tables"), rocksdb=rocksdb)
     hottest = keys[np.argsort(-uses)][:8]
     tiers.lookup("items", hottest)
-    counts = tiers.metrics().tables["items"].counts
+    counts = tiers.read_metrics().tables["items"].counts
     assert counts.l1_hits + counts.l2_hits == len(hottest)
     for _ in range(2):
         np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows)
@@ -279,7 +279,7 @@ def test_an_instance_that_finds_l2_filled_fills_nothing(open_tiers, source):
     open_tiers(table, source=folder)
     shutil.rmtree(folder)
     tiers = open_tiers(table, source=folder)
-    assert not tiers.metrics().down
+    assert not tiers.read_metrics().down
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, random_rows(ROWS, WIDTH))
 
 

@@ -21,7 +21,7 @@ def test_positions_move_to_the_later_or_the_earlier_offset_of_each_partition(our
     assert [later[partition] for partition in PARTITIONS] == [max(pair) for pair in pairs]
     assert [earlier[partition] for partition in PARTITIONS] == [min(pair) for pair in pairs]
     assert LogPosition.at(ours).covers(other) == all(one >= another for one, another in pairs)
-    assert LogPosition.at(ours).behind(other) == [at for at, (one, another) in enumerate(pairs) if one < another]
+    assert LogPosition.at(ours).find_behind(other) == [at for at, (one, another) in enumerate(pairs) if one < another]
     assert later.covers(other)
     assert LogPosition.at(ours).to_dict() == ours
 

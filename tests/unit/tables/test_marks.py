@@ -13,9 +13,9 @@ from serving.tables.store.memory import Sections
 
 def marks_of(capacity: int, count: int = 0) -> Marks:
     """count: the write count of all words"""
-    sections = Sections(Marks.specs(capacity))
+    sections = Sections(Marks.make_specs(capacity))
     memory = memoryview(bytearray(sections.nbytes))
-    sections.array(memory, "words")[:] = count
+    sections.view_array(memory, "words")[:] = count
     marks = Marks(sections, memory, capacity)
     marks.clear()
     return marks

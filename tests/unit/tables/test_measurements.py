@@ -6,7 +6,7 @@ import numpy as np
 
 from serving.contract.measurements import COUNTER
 from serving.tables.config import TableConfig
-from serving.tables.measurements import measurements
+from serving.tables.measurements import measure_tables
 from tests.unit.tables.conftest import random_rows
 
 
@@ -17,7 +17,7 @@ def test_every_value_has_a_name_of_its_own_and_counters_only_grow(source, open_t
     for keys in (np.arange(50), np.arange(100), np.array([1000, 5])):
         tiers.lookup("items", keys)
         tiers.settle()
-        snapshot = list(measurements(tiers.metrics()))
+        snapshot = list(measure_tables(tiers.read_metrics()))
         now = {(metric.name, *metric.labels.items()): metric.value for metric in snapshot}
         assert len(now) == len(snapshot)
         kinds = {(metric.name, *metric.labels.items()): metric.kind for metric in snapshot}

@@ -9,7 +9,7 @@ import pytest
 
 from serving.contract.errors import ArtifactError
 from serving.tables.config import RocksConfig, TableConfig
-from serving.tables.store.mixed_widths import ONE_WIDTH, PROJECTIONS_FILE, MixedWidths, cold_table, widen
+from serving.tables.store.mixed_widths import ONE_WIDTH, PROJECTIONS_FILE, MixedWidths, name_cold_table, widen
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.tables import EmbeddingTables
 from tests.unit.tables.conftest import random_rows
@@ -29,7 +29,7 @@ WIDTHS = MixedWidths(FIRST_COLD, {"user": random_rows(NARROW, WIDTH, 6), "item":
 
 def dictionary(row_format: str = "fp32") -> dict[tuple[str, int], np.ndarray]:
     """(whole table, key) -> its row, worked out one value at a time."""
-    stored = {name: RowCodec(row_format, rows.shape[1]).roundtrip(rows) for name, rows in STORED.items()}
+    stored = {name: RowCodec(row_format, rows.shape[1]).round_rows(rows) for name, rows in STORED.items()}
     rows = {}
     for name, n_rows in ROWS.items():
         for key in range(n_rows):
@@ -37,7 +37,7 @@ def dictionary(row_format: str = "fp32") -> dict[tuple[str, int], np.ndarray]:
             if key < first:
                 rows[name, key] = stored[name][key]
                 continue
-            narrow, projection = stored[cold_table(name)][key - first], WIDTHS.projections[name]
+            narrow, projection = stored[name_cold_table(name)][key - first], WIDTHS.projections[name]
             row = np.zeros(WIDTH, np.float32)
             for column in range(WIDTH):
                 value = narrow[0] * projection[0, column]
@@ -101,7 +101,7 @@ def test_only_rows_that_were_asked_for_are_read(open_tiers, source):
     tiers = open_tiers(tables(), source=source(**STORED))
     keys = keys_of(("item",), (4, 50))
     WIDTHS.gather(tiers, (("item",), keys))
-    counted = {name: table.counts.rows for name, table in tiers.metrics().tables.items()}
+    counted = {name: table.counts.rows for name, table in tiers.read_metrics().tables.items()}
     cold = int((keys >= FIRST_COLD["item"]).sum())
     assert counted == {"user": 0, "user-cold": 0, "city": 0, "item": keys.size - cold, "item-cold": cold}
 
@@ -109,7 +109,7 @@ def test_only_rows_that_were_asked_for_are_read(open_tiers, source):
 def test_misses_of_hot_and_cold_rows_are_one_wave(open_tiers, source):
     tiers = open_tiers(tables(l2_rows=0), source=source(**STORED))
     WIDTHS.gather(tiers, (("user", "item"), keys_of(("user", "item"), (20,))))
-    assert sum(tiers.metrics().misses.buckets) == 1
+    assert sum(tiers.read_metrics().misses.buckets) == 1
 
 
 def test_a_row_is_the_same_in_every_batch():

@@ -21,7 +21,7 @@ from serving.tables.levels.loading import REMOVED_PREFIX, SOURCE_FILE, USERS_FIL
 from serving.tables.opening import open_tables, plan_in_memory
 from serving.tables.store import table as table_module
 from serving.tables.store.memory import ARENA_PREFIX
-from serving.tables.store.table import shared_root
+from serving.tables.store.table import choose_shared_root
 from serving.tables.store.tables import EmbeddingTables
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import assert_answer, random_rows
@@ -94,12 +94,12 @@ def test_another_export_gets_rows_of_its_own(source, shared):
 
 def test_small_shared_memory_is_left_alone(source, shared, monkeypatch):
     config = plan_in_memory(Path(source(items=random_rows(50, 4))), "rank")
-    assert shared_root(config) == shared
+    assert choose_shared_root(config) == shared
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    assert shared_root(config) == Path(tempfile.gettempdir())
+    assert choose_shared_root(config) == Path(tempfile.gettempdir())
     (shared / f"{ARENA_PREFIX}{config.arena}").mkdir()  # by an instance that came before
-    assert shared_root(config) == shared
-    assert shared_root(replace(config, shared_folder="elsewhere")) == Path("elsewhere")
+    assert choose_shared_root(config) == shared
+    assert choose_shared_root(replace(config, shared_folder="elsewhere")) == Path("elsewhere")
 
 
 def test_a_database_beside_ours_that_cannot_be_judged_is_left_alone(config, instances, tmp_path):
@@ -109,7 +109,7 @@ def test_a_database_beside_ours_that_cannot_be_judged_is_left_alone(config, inst
     (beside / USERS_FILE).touch()
     (beside / SOURCE_FILE).write_text("x" * 5000)
     tiers = instances()
-    assert not tiers.metrics().down
+    assert not tiers.read_metrics().down
     assert_answer(tiers.lookup("items", np.arange(ROWS)), random_rows(ROWS, WIDTH), degraded=False)
     assert beside.exists()
 

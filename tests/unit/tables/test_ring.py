@@ -14,7 +14,7 @@ CODEC = RowCodec("fp32", 2)
 
 
 def ring_of(n_rows: int = 64) -> UpdateRing:
-    sections = UpdateRing.sections(n_rows, CODEC)
+    sections = UpdateRing.make_sections(n_rows, CODEC)
     return UpdateRing(sections, PrivateBlock(sections.nbytes).view)
 
 
@@ -76,7 +76,7 @@ def test_what_a_dead_publisher_overwrote_stays_overwritten():
 def test_a_lap_makes_every_reader_forget():
     ring = ring_of()
     ring.publish(np.array([1, 2]), rows_of([1, 2]))
-    ring.lap()
+    ring.lap_readers()
     assert all(ring.read_since(position) is None for position in range(3))
     assert ring.find_changed(np.array([5]), 2).all()
     position = ring.head

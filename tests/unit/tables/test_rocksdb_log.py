@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from serving.tables.config import RocksConfig
-from serving.tables.formats.rocksdb_log import CRC_TABLE, crc32c, find_damage
+from serving.tables.formats.rocksdb_log import CRC_TABLE, compute_crc32c, find_damage
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.log_position import LogPosition
 from tests.unit.tables.updating import Log
 
 
 def test_the_checksum_of_the_castagnoli_check_string():
-    assert crc32c(np.frombuffer(b"123456789", np.uint8), CRC_TABLE) == 0xE3069283
+    assert compute_crc32c(np.frombuffer(b"123456789", np.uint8), CRC_TABLE) == 0xE3069283
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def error_bound(row_format: str, vectors: np.ndarray) -> np.ndarray:
 @settings(max_examples=100, deadline=None)
 def test_no_value_is_further_off_than_promised(row_format, vectors):
     codec = RowCodec(row_format, vectors.shape[1])
-    error = np.abs(codec.roundtrip(vectors).astype(np.float64) - vectors)
+    error = np.abs(codec.round_rows(vectors).astype(np.float64) - vectors)
     assert (error <= error_bound(row_format, vectors)).all()
 
 
@@ -80,14 +80,14 @@ def test_bytes_per_row(row_format, width, share):
 
 def test_fp32_is_exact_and_fp16_is_numpys():
     vectors = np.random.default_rng(1).standard_normal((50, 7), dtype=np.float32)
-    np.testing.assert_array_equal(RowCodec("fp32", 7).roundtrip(vectors), vectors)
-    np.testing.assert_array_equal(RowCodec("fp16", 7).roundtrip(vectors), vectors.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(RowCodec("fp32", 7).round_rows(vectors), vectors)
+    np.testing.assert_array_equal(RowCodec("fp16", 7).round_rows(vectors), vectors.astype(np.float16).astype(np.float32))
 
 
 def test_constant_and_zero_rows_come_back_exactly():
     vectors = np.repeat(np.array([[0.0], [0.5], [-2.0]], np.float32), 8, axis=1)
     for row_format in FORMATS:
-        np.testing.assert_array_equal(RowCodec(row_format, 8).roundtrip(vectors), vectors)
+        np.testing.assert_array_equal(RowCodec(row_format, 8).round_rows(vectors), vectors)
 
 
 def test_nibbles_of_an_odd_width():

@@ -94,14 +94,14 @@ def test_rows_that_are_not_there_yet_come_from_below(open_with, tables):
     tiers = open_with(warm=False)
     keys = keys_of(NAMES, (4,))
     np.testing.assert_array_equal(tiers.gather((NAMES, keys)).values[0], tables.gather((NAMES, keys)).values[0])
-    assert tiers.metrics().tables["a"].counts.l3_hits > 0
+    assert tiers.read_metrics().tables["a"].counts.l3_hits > 0
 
 
 def test_what_is_read_at_once_is_counted_per_table(open_with):
     tiers = open_with()
     tiers.gather((("a", "b"), keys_of(("a", "b"), (4, 5))))
     tiers.lookup("a", np.arange(3))
-    counts = {name: table.counts for name, table in tiers.metrics().tables.items()}
+    counts = {name: table.counts for name, table in tiers.read_metrics().tables.items()}
     assert {name: (count.rows, count.l2_hits) for name, count in counts.items()} == {"a": (23, 23), "b": (20, 20), "c": (0, 0)}
 
 

@@ -39,13 +39,13 @@ def table_of(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: 
 def table_and_memory(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: int = N_KEYS):
     """Return such a table, and the arrays of its memory by name."""
     if kind == "complete":
-        sections = CompleteTable.sections(n_keys, CODEC)
+        sections = CompleteTable.make_sections(n_keys, CODEC)
         make: type[CompleteTable] | type[CachedTable] = CompleteTable
 
         def initialise(view):
             CompleteTable.initialise(view, n_keys, CODEC)
     else:
-        sections = CachedTable.sections(capacity, CODEC, n_keys if kind == "direct" else 0)
+        sections = CachedTable.make_sections(capacity, CODEC, n_keys if kind == "direct" else 0)
         make = CachedTable
 
         def initialise(view):
@@ -56,7 +56,7 @@ def table_and_memory(kind: str, capacity: int = 2048, path: Path | None = None, 
     else:
         block = PrivateBlock(sections.nbytes)
         initialise(block.view)
-    return make(block, sections, CODEC, block.view), {name: sections.array(block.view, name) for name in sections.specs}
+    return make(block, sections, CODEC, block.view), {name: sections.view_array(block.view, name) for name in sections.specs}
 
 
 def rows_of(keys: np.ndarray, version: int = 0) -> np.ndarray:

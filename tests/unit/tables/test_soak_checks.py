@@ -32,7 +32,7 @@ class Soak:
     """A ring, and one process that looks up what it is told to be given."""
 
     def __init__(self) -> None:
-        sections = UpdateRing.sections(ROWS, CODEC)
+        sections = UpdateRing.make_sections(ROWS, CODEC)
         self.ring = UpdateRing(sections, memoryview(bytearray(sections.nbytes)))
         self.published, self.due = np.full(ROWS, 10, np.int32), np.zeros(ROWS, np.int32)
         self.checker = Checker(self.published, self.due, Applied(self.ring, CODEC, ROWS))

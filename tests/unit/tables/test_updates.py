@@ -84,7 +84,7 @@ def test_a_message_at_fault_is_refused_alone(config, instances):
     bodies = [good[0], b"not a message", good[1], encode_message(np.array([9]), np.ones((1, WIDTH + 1)))]
     updater.apply_table("items", [SentMessage(body, offset) for offset, body in enumerate(bodies)])
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])).values, versions([7, 8], 2))
-    assert tiers.metrics().tables["items"].updater.messages_rejected == 2
+    assert tiers.read_metrics().tables["items"].updater.messages_rejected == 2
     updater.close()
 
 
@@ -126,7 +126,7 @@ def test_from_publisher_to_lookup(broker, config, instances):
             publisher.publish("items", np.arange(ROWS), versions(np.arange(ROWS), version))
         publisher.flush()
         until(lambda: (tiers.lookup("items", np.arange(ROWS)).values == versions(np.arange(ROWS), 4)).all())
-        state = tiers.metrics().tables["items"].updater
+        state = tiers.read_metrics().tables["items"].updater
         assert state.lag_ms > 0
         assert time.time() * 1e3 - state.heartbeat_unix_ms < 10_000
         assert not state.broker_down
@@ -135,7 +135,7 @@ def test_from_publisher_to_lookup(broker, config, instances):
         broker.send("hps_et.rank.items", b"HCTR\x08\x00\x00\x00" + bytes(16))  # another width
         broker.send("hps_et.rank.items", b"not a message")
         broker.send("hps_et.rank.items", b"")
-        until(lambda: tiers.metrics().tables["items"].updater.messages_rejected == 3)
+        until(lambda: tiers.read_metrics().tables["items"].updater.messages_rejected == 3)
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, versions(np.arange(ROWS), 4))
 
 
@@ -215,13 +215,13 @@ def test_a_broker_that_is_back_counts_as_such_without_any_message(config, instan
     tiers = instances()
 
     def is_down() -> bool:
-        return tiers.metrics().tables["items"].updater.broker_down
+        return tiers.read_metrics().tables["items"].updater.broker_down
 
     code = "from tests.unit.tables.kafka_broker import MockBroker as B; b = B(); print(b.address, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as broker:
         try:
             with updating(replace(config, updates=UpdateConfig(broker.stdout.readline().strip()))):
-                until(lambda: tiers.metrics().tables["items"].updater.heartbeat_unix_ms > 0)
+                until(lambda: tiers.read_metrics().tables["items"].updater.heartbeat_unix_ms > 0)
                 assert not is_down()
                 broker.send_signal(signal.SIGSTOP)
                 until(is_down)
@@ -252,7 +252,7 @@ def test_messages_are_kept_by_the_brokers_until_a_store_that_is_down_has_their_r
         publisher.publish("items", keys, versions(keys, 1))
         publisher.flush()
         until(lambda: (tiers.lookup("items", keys).values == versions(keys, 1)).all())
-        until(lambda: tiers.metrics().tables["items"].updater.store_down)
+        until(lambda: tiers.read_metrics().tables["items"].updater.store_down)
         assert committed(config) == [0, 0, 0, 0]
         while_down.close()
         until(lambda: committed(config) == [1, 1, 1, 1])
@@ -296,9 +296,9 @@ def test_a_broker_that_vanishes_leaves_serving_alone(config, instances):
     broker.create("hps_et.rank.items")
     tiers, rows = instances(), random_rows(ROWS, WIDTH)
     with updating(replace(config, updates=UpdateConfig(broker.address))):
-        until(lambda: tiers.metrics().tables["items"].updater.heartbeat_unix_ms > 0)
+        until(lambda: tiers.read_metrics().tables["items"].updater.heartbeat_unix_ms > 0)
         broker.stop()
-        until(lambda: tiers.metrics().tables["items"].updater.broker_down)
+        until(lambda: tiers.read_metrics().tables["items"].updater.broker_down)
         assert_answer(tiers.lookup("items", np.arange(ROWS)), rows, degraded=False)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
-from serving.tables.formats.kafka import consumer_group
+from serving.tables.formats.kafka import name_consumer_group
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.loading import WRITER_FILE
 from serving.tables.levels.rocks_store import RocksStore
@@ -24,7 +24,7 @@ from serving.tables.updates.updater import Updater
 
 ROWS, WIDTH = 300, 4
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
-GROUP = consumer_group(socket.gethostname())
+GROUP = name_consumer_group(socket.gethostname())
 
 # The imports of a reader and a writer are preloaded, because they take a spawned process a second.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -61,7 +61,7 @@ def versions(keys: np.ndarray, version: int | np.ndarray) -> np.ndarray:
 
 
 def applied(tiers: LeveledTables) -> int:
-    return tiers.metrics().tables["items"].updater.rows_applied
+    return tiers.read_metrics().tables["items"].updater.rows_applied
 
 
 def rocksdb_of(config: LevelsConfig) -> RocksConfig:

@@ -70,9 +70,9 @@ def test_rows_come_from_redis_and_are_copied_up_from_rocksdb(tiers, server):
     tiers.settle()
     assert right(tiers)
     tiers.settle()
-    before = tiers.metrics().tables["items"].counts
+    before = tiers.read_metrics().tables["items"].counts
     assert right(tiers, degraded=False)
-    after = tiers.metrics().tables["items"].counts
+    after = tiers.read_metrics().tables["items"].counts
     assert after.l2_hits - before.l2_hits == ROWS
 
 
@@ -86,7 +86,7 @@ def test_without_room_for_the_update_ring_rows_from_redis_may_lack_updates(confi
         full.setattr(os, "posix_fallocate", refuse)
         tiers = LeveledTables(config)
         assert right(tiers, degraded=True)
-        assert tiers.metrics().down.keys() == {"shared memory"}
+        assert tiers.read_metrics().down.keys() == {"shared memory"}
     until(lambda: right(tiers, degraded=False))
     tiers.close()
 
@@ -94,10 +94,10 @@ def test_without_room_for_the_update_ring_rows_from_redis_may_lack_updates(confi
 def test_gone_and_back(tiers, server):
     server.stop()
     assert right(tiers, degraded=True)
-    assert "redis" in tiers.metrics().down
+    assert "redis" in tiers.read_metrics().down
     server.start()
     until(lambda: right(tiers, degraded=False))
-    assert tiers.metrics().down == {}
+    assert tiers.read_metrics().down == {}
 
 
 def test_slow_costs_one_timeout_and_then_nothing(tiers, server):
@@ -148,9 +148,9 @@ def test_a_full_redis_takes_no_more_rows_and_goes_on_answering(tiers, server):
     server.client.config_set("maxmemory", 1)
     assert right(tiers)
     tiers.settle()
-    assert tiers.metrics().misses.insertions_dropped > 0
+    assert tiers.read_metrics().misses.insertions_dropped > 0
     assert right(tiers, degraded=False)
-    assert tiers.metrics().down == {}
+    assert tiers.read_metrics().down == {}
     server.client.config_set("maxmemory", 0)
     assert right(tiers)
     tiers.settle()

@@ -13,7 +13,7 @@ from serving.stages.rank import Rank
 from serving.stages.rerank import Rerank
 from serving.stages.rules.config import ITEMS_FILE
 from serving.tables.store import table as table_module
-from serving.tables.store.mixed_widths import MixedWidths, cold_table
+from serving.tables.store.mixed_widths import MixedWidths, name_cold_table
 from serving.tables.store.tables import EmbeddingTables
 from tests.interrupting import called_on_return
 
@@ -73,7 +73,7 @@ def test_rows_that_no_table_has_are_refused(request, tmp_path, shop, beyond):
     rows = np.load(rank / "item_rows.npy")
     shape, tables = request.getfixturevalue(shop).rank, EmbeddingTables.load(rank / "tables").tables
     name = shape.inputs.settings.item_tables[-1]
-    n_rows = len(tables[name]) + len(tables.get(cold_table(name), ()))
+    n_rows = len(tables[name]) + len(tables.get(name_cold_table(name), ()))
     rows[-2, -1] = n_rows - 1
     np.save(rank / "item_rows.npy", rows)
     Rank.load(rank).close()

@@ -11,7 +11,7 @@ from export.tables import find_shapes
 from serving.contract.errors import DependencyError
 from serving.contract.tensors import Degraded
 from serving.stages.rank import TABLES_FOLDER, Rank
-from serving.tables.store.mixed_widths import cold_table
+from serving.tables.store.mixed_widths import name_cold_table
 from serving.tables.store.tables import EmbeddingTables
 from tests.unit.training.ranking.conftest import COLD, SETTINGS, tensors, through_both
 from training.models.save_ranker import mixed_tables
@@ -54,7 +54,7 @@ def test_rows_of_two_widths_are_the_trained_ones_bit_for_bit(mixed):
     for name, table in mixed_tables(mixed.ranking.ranker.model, mixed.ranking.items).items():
         np.testing.assert_array_equal(tables.lookup(name, np.arange(table.first_cold)).values, table.array())
         cold = table.cold_array()
-        np.testing.assert_array_equal(tables.lookup(cold_table(name), np.arange(len(cold))).values, cold)
+        np.testing.assert_array_equal(tables.lookup(name_cold_table(name), np.arange(len(cold))).values, cold)
         keys = torch.arange(len(table.shared))[:, None]
         (wide,) = mixed.rank.rows.widths.gather(tables, ((name,), keys.numpy())).values
         with torch.no_grad():
