@@ -38,13 +38,13 @@ def pick_by_cluster(repo: Path, n_users: int, n_clusters: int, seed: int = 0) ->
 
 def read_active_users(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return int64 [U] ids, int64 [U] events, most first, and float32 [U, D] vectors of the served generation; U <= POOL."""
-    from serving.contract.artifacts import stage_folder
+    from serving.contract.artifacts import find_stage_folder
     from serving.stages.preprocess import Preprocess  # Faiss and ONNX Runtime: a client needs neither
     from serving.stages.retrieve import Retrieve
 
     generation = pinned_generation(repo)
-    preprocess = Preprocess.load(stage_folder(repo, "preprocess", generation))
-    retrieve = Retrieve.load(stage_folder(repo, "retrieve", generation))
+    preprocess = Preprocess.load(find_stage_folder(repo, "preprocess", generation))
+    retrieve = Retrieve.load(find_stage_folder(repo, "retrieve", generation))
     all_user_ids = preprocess.inputs.embedded.user_ids
     events = preprocess.inputs.embedded.lookup(all_user_ids).event_count
     active = np.argsort(-events, kind="stable")[:POOL]
@@ -54,10 +54,10 @@ def read_active_users(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def compute_vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
-    from serving.contract.tensors import stage_specs
+    from serving.contract.tensors import make_stage_specs
 
-    spec = stage_specs(preprocess.info.axes, preprocess.info.context)["preprocess"]
-    inputs = {tensor.name: tensor.filled(len(user_ids)) for tensor in spec.inputs if tensor.optional}
+    spec = make_stage_specs(preprocess.info.axes, preprocess.info.context)["preprocess"]
+    inputs = {tensor.name: tensor.make_filled(len(user_ids)) for tensor in spec.inputs if tensor.optional}
     features = preprocess(inputs | {"user_id": user_ids[:, None]})
     return retrieve.user_vectors(features, retrieve.items.positions(features["history_ids"]))
 

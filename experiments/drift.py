@@ -24,10 +24,10 @@ from export.recording import requests_like
 from export.references import compute_watched
 from perf.command import run
 from repository.recorded import RECORDED_FILE, read_recorded
-from serving.contract.artifacts import stage_folder
-from serving.contract.distributions import OTHER, Reference, kl, psi, read_references
+from serving.contract.artifacts import find_stage_folder
+from serving.contract.distributions import OTHER, Reference, compute_kl, compute_psi, read_references
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, ensemble_spec, stage_specs
+from serving.contract.tensors import ENSEMBLE, make_ensemble_spec, make_stage_specs
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.preprocess import Preprocess
 from serving.stages.rank import Rank
@@ -58,13 +58,15 @@ class Watched:
     def draw_window(self, generator: np.random.Generator) -> Columns:
         """Return features and scores of WINDOW_ROWS requests that the export has not seen."""
         info = self.stages[0].info
-        spec = ensemble_spec(stage_specs(info.axes, info.context))
+        spec = make_ensemble_spec(make_stage_specs(info.axes, info.context))
         return compute_watched(*self.stages, requests_like(self.dataset, spec, WINDOW_ROWS, generator))
 
     def compare(self, window: Columns) -> dict[str, float]:
         """Return each feature's PSI over what chance explains: above 1, it alarms."""
         observed = {name: own.count_shares(window[name]) for name, own in self.references.items()}
-        return {name: psi(np.asarray(own.shares), observed[name]) / own.psi_bound for name, own in self.references.items()}
+        return {
+            name: compute_psi(np.asarray(own.shares), observed[name]) / own.psi_bound for name, own in self.references.items()
+        }
 
     def alarms(self, window: Columns) -> list[str]:
         return [name for name, ratio in self.compare(window).items() if ratio > 1]
@@ -74,7 +76,7 @@ class Watched:
 def open_watched(repo: Path, dataset: Dataset) -> Iterator[Watched]:
     """Open the served generation of a repository. dataset: of its export"""
     generation = pinned_generation(repo)
-    folders = {name: stage_folder(repo, name, generation) for name in ("preprocess", "retrieve", "rank", ENSEMBLE)}
+    folders = {name: find_stage_folder(repo, name, generation) for name in ("preprocess", "retrieve", "rank", ENSEMBLE)}
     preprocess, retrieve = Preprocess.load(folders["preprocess"]), Retrieve.load(folders["retrieve"])
     references = [*read_references(folders["preprocess"]), *read_references(folders["rank"])]
     with closing(Rank.load(folders["rank"], as_exported=True)) as rank:
@@ -107,7 +109,11 @@ def compare_with_evidently(columns: Columns, window: Columns) -> float:
     worst = 0.0
     for name, values in columns.items():
         expected, found = (part / part.sum() for part in count_as_evidently(values, window[name]))
-        worst = max(worst, abs(theirs[name]["psi"] - psi(expected, found)), abs(theirs[name]["kl"] - kl(expected, found)))
+        worst = max(
+            worst,
+            abs(theirs[name]["psi"] - compute_psi(expected, found)),
+            abs(theirs[name]["kl"] - compute_kl(expected, found)),
+        )
     return worst
 
 

@@ -31,7 +31,7 @@ from experiments.served import Served, serve_with_gateway
 from perf.command import run
 from server.processes import find_server_members
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import STAGES, ensemble_spec
+from serving.contract.tensors import STAGES, make_ensemble_spec
 from serving.pipeline import Pipeline
 from triton_recommender import Recommender
 
@@ -110,7 +110,7 @@ def attack(
 ) -> tuple[dict[str, Counter], ValidRequests]:
     """Send `count` requests, a thousand of each kind at a time. Return the statuses by kind, and the valid requests."""
     specs, generation, http_port = pipeline.specs, pipeline.info.generation, served.state.ports.http
-    recommend = ensemble_spec(specs)
+    recommend = make_ensemble_spec(specs)
     kinds: dict[str, Callable[[int], Counter]] = {
         "gRPC": lambda size: send_grpc(served.grpc_url, [forge_request(recommend, rng) for _ in range(size)]),
         "forged records": lambda size: send_grpc(
@@ -171,7 +171,7 @@ def main(
         finish("malformed-loops", "Forged records in the stages", command, f"{loops} records", figures, results, machine)
         return
     with serve_with_gateway(repo) as served:
-        send_grpc(served.grpc_url, [forge_request(ensemble_spec(pipeline.specs), rng) for _ in range(200)])  # warm
+        send_grpc(served.grpc_url, [forge_request(make_ensemble_spec(pipeline.specs), rng) for _ in range(200)])  # warm
         before, before_mb = {process.pid for process in find_server_members(served.state.tag)}, served.measure_rss_mb()
         statuses, valid = attack(served, pipeline, requests, rng)
         after, after_mb = {process.pid for process in find_server_members(served.state.tag)}, served.measure_rss_mb()

@@ -180,7 +180,7 @@ def serve_contenders(
 
 def requests_for(spec: ModelSpec, user_ids: np.ndarray) -> Arrays:
     """Return one request per user [N, …]: the id, and every other tensor with its fill, as our clients send it."""
-    return {tensor.name: tensor.filled(len(user_ids)) for tensor in spec.inputs if tensor.optional} | {"user_id": user_ids}
+    return {tensor.name: tensor.make_filled(len(user_ids)) for tensor in spec.inputs if tensor.optional} | {"user_id": user_ids}
 
 
 def baseline_spec() -> ModelSpec:

@@ -42,7 +42,7 @@ from perf.target import Turns, own_server, read_site, take_turns
 from repository.config import CONFIG_FILE, LAYOUTS
 from repository.models import read_config, read_repository, write_config
 from server.launcher import TritonServer
-from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE, STAGES
 
@@ -120,7 +120,7 @@ def lay_out(repo: Path, scratch: Path, candidates: int | None) -> int:
         generation = relayout(repo, scratch / layout, layout, candidates)
         copy_without_batching(scratch / layout, scratch / (layout + UNBATCHED))
         copy_with_empty_stages(scratch / layout, scratch / (layout + EMPTY))
-    return read_stage(stage_folder(scratch / layout, STAGES[0], generation)).axes.candidates
+    return read_stage(find_stage_folder(scratch / layout, STAGES[0], generation)).axes.candidates
 
 
 def copy_without_batching(repo: Path, copy: Path) -> None:

@@ -70,7 +70,7 @@ def measure_batch(
     sample = take_complete_rows(columns, batch)
     frame = frame_of(sample)
     user_ids = np.resize(dataset.users["user_id"].to_numpy(), batch)
-    inputs = {t.name: t.filled(batch) for t in stage.info.spec.inputs if t.optional} | {"user_id": user_ids[:, None]}
+    inputs = {t.name: t.make_filled(batch) for t in stage.info.spec.inputs if t.optional} | {"user_id": user_ids[:, None]}
     return {
         "workflow": measure_median_us(lambda: workflow.transform(frame), 20),
         "plan": measure_median_us(lambda: features.user_plan(sample), 300),

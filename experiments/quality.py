@@ -20,7 +20,7 @@ from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish
 from export.evaluate import SERVED, evaluate_dataset
 from export.settings import Settings
 from perf.command import run
-from serving.contract.artifacts import MANIFEST_FILE, read_json, stage_folder
+from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from training.dataset import load_dataset
@@ -74,7 +74,7 @@ def main(
         name = dataset.description.name
         repository = WORK / name
         figures = make_figures(evaluate_dataset(dataset, repository, Settings(), Console(stderr=True)))
-        exported = read_json(stage_folder(repository, ENSEMBLE, pinned_generation(repository)), MANIFEST_FILE)
+        exported = read_json(find_stage_folder(repository, ENSEMBLE, pinned_generation(repository)), MANIFEST_FILE)
         figures += make_choice_figures(exported["reports"]["sources"])
         conditions = "last 20 % of each user's events, default settings, a real server"
         if name in TUNED_ON:

@@ -33,10 +33,10 @@ from perf.live.shop import Shop, open_shop
 from perf.load.workload import ask
 from perf.report.results import to_json_line
 from server.health import open_local_client
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES, live_specs
+from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES, make_live_specs
 from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset, load_dataset
 from training.features.build import take_context
@@ -88,7 +88,7 @@ def run_command(
 
 def find_first_unseen_row(dataset: Dataset, repo: Path) -> int:
     """Return the first row of the log that a repository has not seen. Raises ConfigError when it has seen all of them."""
-    as_of_s = UserStore(stage_folder(repo, STAGES[0], pinned_generation(repo)) / "store").as_of_s
+    as_of_s = UserStore(find_stage_folder(repo, STAGES[0], pinned_generation(repo)) / "store").as_of_s
     first = int(np.searchsorted(dataset.interactions["timestamp"].to_numpy(), as_of_s, side="right"))
     if first == len(dataset.interactions):
         raise ConfigError(
@@ -116,8 +116,8 @@ class Replay:
     def steps(self, shop: Shop, first: int, seconds: float) -> Iterator[None]:
         """Post events up to each question, and ask it; yield after each. Questions that are late are left out."""
         events, end, sequence = self.dataset.interactions, len(self.dataset.interactions), 0
-        context = tuple(column.tensor() for column in self.dataset.context_columns)
-        observe = live_specs(context)[OBSERVE]
+        context = tuple(column.tensor for column in self.dataset.context_columns)
+        observe = make_live_specs(context)[OBSERVE]
         times_s = events["timestamp"].to_numpy()
         self.started_s, start = time.monotonic(), first
         with open_local_client(shop.site.grpc_url) as client:
@@ -141,7 +141,7 @@ class Replay:
         columns |= {"after": np.array([sequence])} if sequence else {}
         recommend = shop.specs[ENSEMBLE]
         inputs = {
-            t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.filled(1)
+            t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.make_filled(1)
             for t in recommend.inputs
         }
         sent_s = time.perf_counter()

@@ -23,7 +23,7 @@ import typer
 from experiments.harness import RESULTS, Figure, ResultsFolder, bootstrap_drop, finish, read_machine
 from hps_config.tables import ROW_FORMATS
 from perf.command import run
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.pipeline import Pipeline
 from serving.stages.rank import TABLES_FOLDER
 from serving.tables.config import LevelsConfig, TableConfig
@@ -85,7 +85,7 @@ def measure_quality(repository: Path, data: str) -> list[Figure]:
     dataset, pipeline = load_dataset(data), Pipeline.load(repository)
     problem = make_problem(dataset)
     refuse_nothing_to_find(dataset, problem)
-    config = plan_in_memory(stage_folder(repository, "rank", pipeline.info.generation) / TABLES_FOLDER, "rank")
+    config = plan_in_memory(find_stage_folder(repository, "rank", pipeline.info.generation) / TABLES_FOLDER, "rank")
     qualities: dict[str, Quality] = {}
     for row_format in ROW_FORMATS:
         with open_with_rows(pipeline, with_format(config, row_format)) as served:

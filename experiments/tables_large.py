@@ -40,7 +40,7 @@ from perf.load.workload import draw, serialise
 from perf.observe import REPORTED_AFTER_S, read_samples
 from perf.target import Turns, own_server, read_site, take_turns
 from perf.tune.variant import seal_again
-from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
@@ -139,7 +139,7 @@ def measure_large(
 
 
 def read_candidates(repo: Path) -> int:
-    return read_stage(stage_folder(repo, "rank", pinned_generation(repo))).axes.candidates
+    return read_stage(find_stage_folder(repo, "rank", pinned_generation(repo))).axes.candidates
 
 
 def serve_case(repo: Path, source: str, scratch: Path, rows: int, case: str, keys: np.ndarray, running: ExitStack) -> Side:
@@ -154,7 +154,7 @@ def serve_case(repo: Path, source: str, scratch: Path, rows: int, case: str, key
 def make_large_repository(repo: Path, scratch: Path, source: str, rows: int, case: str, keys: np.ndarray) -> None:
     """Write `scratch`/repository: `repo` with the code as it is now, its rank stage over the large table."""
     generation = relayout(repo, scratch / "repository", "ensemble")
-    folder = stage_folder(scratch / "repository", "rank", generation)
+    folder = find_stage_folder(scratch / "repository", "rank", generation)
     own, links = read_own_tables(folder), scratch / "tables"
     assert own.source is not None
     links.mkdir()

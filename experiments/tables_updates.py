@@ -33,7 +33,7 @@ from perf.load.workload import Arrays, ask, compute_stage_inputs, draw
 from perf.target import own_server, read_site
 from perf.tune.variant import seal_again
 from server.health import open_local_client
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE, ModelSpec, unpack_records
 from serving.stages.features.ids import ItemIndex
@@ -82,7 +82,7 @@ def measure_updates(repo: Path, scratch: Path, seconds: float, rounds: int, step
         step("a server, a broker, a publisher and a watcher")
         brokers, _ = running.enter_context(run_broker())
         generation = make_live_repository(repo, scratch / "live", brokers, scratch / "state")
-        tables = stage_folder(scratch / "live", "rank", generation) / "tables"
+        tables = find_stage_folder(scratch / "live", "rank", generation) / "tables"
         server = running.enter_context(own_server(scratch / "live"))
         bench = new_bench(read_site(server.state), "updates", scratch / "raw")
         model = read_config(tables / CONFIG_FILE).model
@@ -114,7 +114,7 @@ def measure_updates(repo: Path, scratch: Path, seconds: float, rounds: int, step
 def make_live_repository(repo: Path, live: Path, brokers: str, state: Path) -> int:
     """Write `repo` with the code as it is now and tables that are updated; return its generation."""
     generation = relayout(repo, live, "ensemble")
-    tables = stage_folder(live, "rank", generation) / "tables"
+    tables = find_stage_folder(live, "rank", generation) / "tables"
     for name in (PS_FILE, CONFIG_FILE):
         (tables / name).unlink()
     write_tables(tables, TableSettings(brokers=brokers, state=str(state)), 1, 64 * 1024)

@@ -39,7 +39,7 @@ from repository.publish import Staging
 from repository.recorded import Recorded
 from server.control import find_held_generations
 from server.environment import RUN_DIR
-from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, ensemble_spec, stage_specs
+from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, make_ensemble_spec, make_stage_specs
 from serving.live.store import live_folder
 from serving.stages.rank import TABLES_FOLDER
 from serving.stages.rules.applied import FOLDER
@@ -86,7 +86,7 @@ def build_repository(
         workflow = Path(folder, "workflow") if plugin.keeps_workflow(settings) else None
         features = compute_features(dataset, settings, workflow, progress)
         axes = make_axes(features, settings.pipeline)
-        specs = stage_specs(axes, features.context)
+        specs = make_stage_specs(axes, features.context)
         with staged as staging:
             plugin.refuse_early(repository, staging, specs, settings)
             write_rules(staging.folder("rerank"), rules, dataset, features, settings.pipeline)
@@ -247,7 +247,7 @@ def rehearse_and_seal(
     with progress.phase("rehearsal") as phase:
         rng, n_requests = np.random.default_rng(settings.pipeline.seed), settings.pipeline.recorded_requests
         requests, watched = (
-            requests_like(dataset, ensemble_spec(specs), times * n_requests, rng) for times in (1, REFERENCE_TIMES)
+            requests_like(dataset, make_ensemble_spec(specs), times * n_requests, rng) for times in (1, REFERENCE_TIMES)
         )
         fixed = settings.compute.index_effort > 0
         widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)

@@ -38,7 +38,7 @@ from server.control import activate, find_running_servers
 from server.environment import RUN_DIR
 from server.experiment import begin_experiment, release_challenger
 from server.state import ServerState
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
@@ -145,7 +145,7 @@ def split_log(dataset: Dataset, repo: Path, serving: int, live: Path, least_even
     """Split the log; return why to wait where it does not hold enough that generation `serving` has not learned."""
     erasures, whole = measure_erasures(live), continue_log(dataset, live)
     times_s = whole.interactions["timestamp"].to_numpy()
-    known_until_s = UserStore(stage_folder(repo, STAGES[0], serving) / "store").as_of_s
+    known_until_s = UserStore(find_stage_folder(repo, STAGES[0], serving) / "store").as_of_s
     new_s = times_s[times_s > known_until_s]
     if len(new_s) < least_events:
         return f"{len(new_s):,} events are newer than generation {serving}, of {least_events:,}"

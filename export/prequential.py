@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import OBSERVE, live_specs
+from serving.contract.tensors import OBSERVE, make_live_specs
 from serving.live.reader import Reader
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
@@ -118,9 +118,9 @@ def event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
     if log.label or log.weight:
         columns["value"] = events["label" if log.label else "weight"]
     columns |= take_context(events, dataset.context_columns)
-    tensors = live_specs(tuple(column.tensor() for column in dataset.context_columns))[OBSERVE].inputs
+    tensors = make_live_specs(tuple(column.tensor for column in dataset.context_columns))[OBSERVE].inputs
     return {
-        t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.filled(len(rows))
+        t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.make_filled(len(rows))
         for t in tensors
     }
 

@@ -22,7 +22,7 @@ def requests_like(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.
     """Return the ensemble's input tensors by name, each [count, *dims]; `spec` is the ensemble's."""
     rows = dataset.interactions.iloc[np.sort(rng.choice(len(dataset.interactions), count))]
     item_ids = dataset.items["item_id"].to_numpy()
-    tensors = {tensor.name: tensor.filled(count) for tensor in spec.inputs if tensor.optional}
+    tensors = {tensor.name: tensor.make_filled(count) for tensor in spec.inputs if tensor.optional}
     tensors["user_id"] = rows["user_id"].to_numpy(np.int64, copy=True).reshape(-1, 1)
     strangers = rng.random(count) < UNKNOWN_SHARE
     tensors["user_id"][strangers] = np.iinfo(np.int64).max - rng.integers(1_000_000, size=(strangers.sum(), 1))
@@ -37,7 +37,7 @@ def make_context_tensor(values: np.ndarray, column: ContextColumn) -> np.ndarray
     """Return raw context values [N] as a request tensor [N, 1]."""
     if column.kind == "string":
         values = np.array([b"" if value is None else value.encode() for value in values], object)
-    return values.astype(column.tensor().numpy_dtype).reshape(-1, 1)
+    return values.astype(column.tensor.numpy_dtype).reshape(-1, 1)
 
 
 def _fill_some(tensor: np.ndarray, chosen: np.ndarray, item_ids: np.ndarray, rng: np.random.Generator) -> None:

@@ -18,10 +18,10 @@ from repository.publish import Staging
 from repository.recorded import RECORDED_FILE, read_recorded
 from server.control import find_held_generations
 from server.environment import RUN_DIR
-from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_stage, stage_folder, verify_manifest
+from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, find_stage_folder, read_stage, verify_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, stage_specs
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, make_stage_specs
 from training.retrieval.effort import widen_search
 
 REWRITTEN = ("serving", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RECORDED_FILE, *STAGES)  # not copied
@@ -41,11 +41,11 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     generation = pinned_generation(source)
     published = source / ENSEMBLE / str(generation)
     facts = verify_manifest(published)
-    folders = {name: stage_folder(source, name, generation) for name in (*STAGES, *LIVE_MODELS)}
+    folders = {name: find_stage_folder(source, name, generation) for name in (*STAGES, *LIVE_MODELS)}
     infos = {name: read_stage(folder) for name, folder in folders.items()}
     first = infos[STAGES[0]]
     axes = replace(first.axes, candidates=candidates or first.axes.candidates)
-    specs = stage_specs(axes, first.context)
+    specs = make_stage_specs(axes, first.context)
     settings = read_exported_settings(published, facts)
     with Staging(repository, layout, find_held=lambda repo: find_held_generations(repo, RUN_DIR)) as staging:
         staging.check_contract(specs)

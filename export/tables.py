@@ -27,7 +27,7 @@ from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json, read_ps_json
 from hps_config.report import format_bytes
 from repository.finding import Finding, count_errors
-from serving.contract.artifacts import open_array, sha256_of
+from serving.contract.artifacts import compute_sha256, open_array
 from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
@@ -149,7 +149,7 @@ def check_tables(folder: Path) -> list[Finding]:
 
 def compute_digest(folder: Path, tables: Mapping[str, np.ndarray]) -> str:
     """Return a digest of the tables, 12 hex digits."""
-    contents = "".join(f"{name} {sha256_of(folder / f'{name}.npy')}\n" for name in tables)
+    contents = "".join(f"{name} {compute_sha256(folder / f'{name}.npy')}\n" for name in tables)
     return hashlib.sha256(contents.encode()).hexdigest()[:12]
 
 

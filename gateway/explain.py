@@ -16,7 +16,7 @@ import numpy as np
 from gateway.rules_trace import trace_rules
 from gateway.shop import Shop
 from live.exposures import SOURCE_NAMES
-from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, ensemble_spec
+from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, make_ensemble_spec
 from serving.pipeline import Pipeline, pad_rows
 from serving.stages.live.users import SeenSince
 from serving.stages.search.search import recency_weights
@@ -127,8 +127,8 @@ def build_inputs(
     history: Sequence[int] | None = None,
 ) -> Arrays:
     """Return the inputs of one request, absent optional ones filled. history: None: the user's own. Raises InvalidRequest."""
-    known = {t.name: t for t in ensemble_spec(pipeline.specs).inputs}
-    inputs = {name: tensor.filled(1) for name, tensor in known.items() if tensor.optional}
+    known = {t.name: t for t in make_ensemble_spec(pipeline.specs).inputs}
+    inputs = {name: tensor.make_filled(1) for name, tensor in known.items() if tensor.optional}
     inputs["user_id"] = np.array([[user_id]], np.int64)
     inputs["exclude"] = pad_rows([exclude], known["exclude"].dims[0])
     if history is not None:

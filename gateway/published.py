@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.contract.artifacts import MANIFEST_FILE, StageInfo, open_array, read_json, read_stage, stage_folder
+from serving.contract.artifacts import MANIFEST_FILE, StageInfo, find_stage_folder, open_array, read_json, read_stage
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.live.events import ITEM_CHANGED
@@ -55,8 +55,8 @@ class Published:
     @classmethod
     def load(cls, repo: Path, generation: int) -> Published:
         """Read a generation. Raises ArtifactError or CatalogueError."""
-        preprocess = stage_folder(repo, STAGES[0], generation)
-        retrieve = stage_folder(repo, STAGES[1], generation)
+        preprocess = find_stage_folder(repo, STAGES[0], generation)
+        retrieve = find_stage_folder(repo, STAGES[1], generation)
         path = repo / ENSEMBLE / str(generation) / POPULAR_FILE
         try:
             popular = tuple(map(int, json.loads(path.read_text())))

@@ -29,7 +29,7 @@ from live.messages import MessageDecoder
 from live.replay import replay as replay_log
 from live.sharing import Sharer
 from live.users import find_user_id
-from serving.contract.artifacts import read_stage, stage_folder, stage_settings
+from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import pinned_generation
 from serving.contract.logs import configure_logging
@@ -140,7 +140,7 @@ def consume(
 ) -> None:
     """Read events from Kafka into the store until SIGTERM; [live] of the export names brokers and topic."""
     configure_logging(logging.INFO)
-    with closing(Observe.load(stage_folder(repo, OBSERVE, generation))) as observe:
+    with closing(Observe.load(find_stage_folder(repo, OBSERVE, generation))) as observe:
         settings = observe.settings
         if not settings.brokers:
             raise ConfigError("The export names no Kafka brokers. Set [live] brokers, and export again.")
@@ -157,7 +157,7 @@ def share(
 ) -> None:
     """Share the state of users and items in Redis until SIGTERM; [live] redis of the export names its nodes."""
     configure_logging(logging.INFO)
-    with closing(Observe.load(stage_folder(repo, OBSERVE, generation))) as observe:
+    with closing(Observe.load(find_stage_folder(repo, OBSERVE, generation))) as observe:
         info = observe.info
         if not info.live_redis:
             raise ConfigError("The export names no Redis. Set [live] redis, and export again.")
@@ -205,7 +205,7 @@ def erase(user: Annotated[str, typer.Argument(help="the user, as the shop writes
 def find_store(repo: Path) -> Path:
     """Return the folder of a repository's live store. Raises ConfigError where there is none."""
     try:
-        stated = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
+        stated = read_stage(find_stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
     except RecommenderError:
         stated = ""  # a store outlives its repository
     folder = live_folder(repo, stated)
@@ -224,14 +224,14 @@ def stop_on_signals() -> threading.Event:
 
 def read_published_settings(repo: Path) -> LiveSettings:
     """Return the settings of a repository's `observe`. Raises ArtifactError when it has none."""
-    folder = stage_folder(repo, OBSERVE, pinned_generation(repo))
-    return stage_settings(folder, read_stage(folder), LiveSettings)
+    folder = find_stage_folder(repo, OBSERVE, pinned_generation(repo))
+    return make_stage_settings(folder, read_stage(folder), LiveSettings)
 
 
 def open_shared_state(repo: Path) -> RedisState | None:
     """Open the Redis cluster that shares a repository's users. Return None where they are not shared."""
     try:
-        info = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo)))
+        info = read_stage(find_stage_folder(repo, OBSERVE, pinned_generation(repo)))
     except RecommenderError:  # a store outlives its repository
         return None
     return RedisState(info.live_redis, info.live_project, PATIENT_S) if info.live_redis else None

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.contract.tensors import UPSERT, TensorSpec, live_specs
+from serving.contract.tensors import UPSERT, TensorSpec, make_live_specs
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch
 
 USER_IDS = {"user_id", "id"}  # fields that may identify a user
-CHANGE_INPUTS = live_specs()[UPSERT].inputs
+CHANGE_INPUTS = make_live_specs()[UPSERT].inputs
 INT64 = range(-(1 << 63), 1 << 63)
 LARGEST_FP32 = int(np.finfo(np.float32).max)  # an integer: JSON has integers that no float can hold
 

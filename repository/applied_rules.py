@@ -15,7 +15,7 @@ import numpy as np
 
 from repository.finding import Finding, finding_of
 from repository.rules import compile_rules, find_misfits, insert_rows
-from serving.contract.artifacts import open_array, read_json, read_stage, stage_folder
+from serving.contract.artifacts import find_stage_folder, open_array, read_json, read_stage
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.locks import hold_lock
@@ -52,7 +52,7 @@ class Version:
 
 def rules_folder(repository: Path) -> Path:
     """Return the folder of the versions: in the live store, which belongs to the shop and not to a generation."""
-    info = read_stage(stage_folder(repository, "rerank", pinned_generation(repository)))
+    info = read_stage(find_stage_folder(repository, "rerank", pinned_generation(repository)))
     return live_folder(repository, info.live_folder) / FOLDER
 
 
@@ -83,7 +83,7 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> 
         hand_over(folder.parent, repository)
     make_folder(folder)
     hand_over(folder, folder.parent)
-    exported = stage_folder(repository, "rerank", generation)
+    exported = find_stage_folder(repository, "rerank", generation)
     with hold_lock(folder / "lock"):
         hand_over(folder / "lock", folder.parent)
         if not list_versions(folder):
@@ -123,14 +123,14 @@ def read_current_values(folder: Path, shop: str) -> dict[str, Any] | None:
 def add_version(repository: Path, folder: Path, generation: int, values: Mapping[str, Any], note: str) -> Version:
     """Write the next version, complete or not at all. Return it when it is durable."""
     number = 1 + max((version.number for version in list_versions(folder)), default=0)
-    shop = read_stage(stage_folder(repository, "rerank", generation)).shop
+    shop = read_stage(find_stage_folder(repository, "rerank", generation)).shop
     version = Version(number, dict(values), note, shop, generation, time.time())
     staging = folder / f".{number}"
     shutil.rmtree(staging, ignore_errors=True)
     compiled = staging / str(generation)
     catalogue = read_catalogue(repository, generation)
     compile_rules(compiled, RulesConfig.from_dict(values), **catalogue)
-    items = ItemIndex.load(stage_folder(repository, "rerank", generation) / "item_ids.npy")
+    items = ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy")
     insert_rows(compiled / ITEMS_FILE, len(items.newcomers))
     Rules.load(compiled, generation)
     (staging / VERSION_FILE).write_text(json.dumps(vars(version), ensure_ascii=False, indent=1) + "\n")
@@ -170,13 +170,13 @@ def make_durable(path: Path) -> None:
 
 def read_catalogue(repository: Path, generation: int) -> dict[str, Any]:
     """Return a generation's catalogue as arguments of `compile_rules`. Raises ConfigError for a generation without it."""
-    folder = stage_folder(repository, "rerank", generation)
+    folder = find_stage_folder(repository, "rerank", generation)
     content, ids = Content.load(folder), ItemIndex.load(folder / "item_ids.npy").ids
     if content is None:
         raise ConfigError(
             f"Generation {generation} does not know its items' categories, because an older version exported it. Export again."
         )
-    names = stage_folder(repository, ENSEMBLE, generation) / NAMES_FILE
+    names = find_stage_folder(repository, ENSEMBLE, generation) / NAMES_FILE
     category, provider = (
         [None if code == NO_GROUP else known[code] for code in codes.tolist()]
         for known, codes in zip(content.names, content.codes, strict=True)
@@ -186,7 +186,7 @@ def read_catalogue(repository: Path, generation: int) -> dict[str, Any]:
         "category": category,
         "provider": provider,
         "price": np.load(folder / PRICES_FILE) if (folder / PRICES_FILE).exists() else None,
-        "popularity": np.asarray(open_array(stage_folder(repository, "rank", generation), "popularity"))[: len(ids), 0],
+        "popularity": np.asarray(open_array(find_stage_folder(repository, "rank", generation), "popularity"))[: len(ids), 0],
         "items_returned": read_stage(folder).axes.items_returned,
         "item_names": json.loads(names.read_text()) if names.exists() else None,
     }

@@ -23,11 +23,11 @@ from repository.replay import replay
 from repository.tables import has_update_source
 from serving.contract.artifacts import (
     MANIFEST_FILE,
+    compute_sha256,
+    find_stage_folder,
     get_section,
     read_json,
     read_stage,
-    sha256_of,
-    stage_folder,
     verify_manifest,
 )
 from serving.contract.errors import RecommenderError
@@ -126,14 +126,14 @@ def check_versions(repository: Path) -> Iterator[Finding]:
     generation = pinned_generation(repository)
     own = repository / ENSEMBLE / str(generation)
     digests = get_section(read_json(own, MANIFEST_FILE), "stages", own)
-    stages = {name: stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)}
+    stages = {name: find_stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)}
     for folder in (own, *stages.values()):
         manifest = verify_manifest(folder)
         if manifest.get("generation") != generation:
             fact = f"Folder {generation} holds generation {manifest.get('generation')}"
             yield Finding("error", str(folder.relative_to(repository)), fact, "Folders were moved by hand; export again.")
     for name, folder in stages.items():
-        if sha256_of(folder / MANIFEST_FILE) != digests.get(name):
+        if compute_sha256(folder / MANIFEST_FILE) != digests.get(name):
             where = str(folder.relative_to(repository))
             yield Finding(
                 "error", where, "Its manifest is not the one that this generation was published with", "Export again."
@@ -183,7 +183,7 @@ def check_stages(repository: Path) -> Iterator[Finding]:
     """Check that each stage's settings belong to the generation of its folder, and that its records match config.pbtxt."""
     generation = pinned_generation(repository)
     for name in (*STAGES, *LIVE_MODELS):
-        folder = stage_folder(repository, name, generation)
+        folder = find_stage_folder(repository, name, generation)
         info = read_stage(folder)
         if info.generation != generation:
             yield Finding("error", f"{name}/{generation}", "stage.json states another generation", "Export again.")

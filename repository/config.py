@@ -12,7 +12,16 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
 from serving.contract.errors import ExportError
-from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, RECORD, STAGES, ModelSpec, RecordSpec, TensorSpec, ensemble_spec
+from serving.contract.tensors import (
+    ENSEMBLE,
+    LIVE_MODELS,
+    RECORD,
+    STAGES,
+    ModelSpec,
+    RecordSpec,
+    TensorSpec,
+    make_ensemble_spec,
+)
 
 CONFIG_FILE = "config.pbtxt"
 LAYOUTS = ("ensemble", "fused")  # one model per stage behind an ensemble, or one model that runs the four stages
@@ -98,7 +107,7 @@ def set_instances(config: pb.ModelConfig, count: int) -> None:
 
 def ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serving) -> pb.ModelConfig:
     """Return the config of the ensemble `recommend`, with every step pinned to `generation`, so that no answer mixes two."""
-    spec = ensemble_spec(stages)
+    spec = make_ensemble_spec(stages)
     config = pb.ModelConfig(name=spec.name, platform="ensemble", max_batch_size=serving.max_batch_size)
     _add_tensors(config, spec)
     config.version_policy.specific.versions.append(generation)

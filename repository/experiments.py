@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from repository.registry import record_act
-from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.locks import hold_lock
@@ -22,7 +22,7 @@ NOT_PROMOTED = "not promoted"  # an act in the registry
 
 def experiment_folder(repository: Path) -> Path:
     """Return the folder that holds the experiment: the live store's, which belongs to the shop and not to a generation."""
-    info = read_stage(stage_folder(repository, STAGES[0], pinned_generation(repository)))
+    info = read_stage(find_stage_folder(repository, STAGES[0], pinned_generation(repository)))
     return live_folder(repository, info.live_folder)
 
 

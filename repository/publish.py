@@ -41,7 +41,7 @@ from repository.generations import published_generations, write_pins
 from repository.lock import publication_lock
 from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
 from repository.models import read_config, refuse_unservable_path, write_config
-from serving.contract.artifacts import MANIFEST_FILE, read_stage, sha256_of, verify_manifest, write_manifest
+from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_stage, verify_manifest, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import (
@@ -50,9 +50,9 @@ from serving.contract.tensors import (
     STAGES,
     Axes,
     ModelSpec,
-    ensemble_spec,
-    live_specs,
-    stage_specs,
+    make_ensemble_spec,
+    make_live_specs,
+    make_stage_specs,
 )
 
 PIPELINE = "serving.pipeline"
@@ -158,7 +158,7 @@ class Staging:
         """
         copy_serving_code(self.folder(ENSEMBLE), (PIPELINE,))
         forbid_caches(self.folder(ENSEMBLE))
-        digests = {name: sha256_of(self.folder(name) / MANIFEST_FILE) for name in (*STAGES, *LIVE_MODELS)}
+        digests = {name: compute_sha256(self.folder(name) / MANIFEST_FILE) for name in (*STAGES, *LIVE_MODELS)}
         write_manifest(self.folder(ENSEMBLE), generation=self.generation, stages=digests, **facts)
 
     def publish(self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray]) -> int:
@@ -187,7 +187,7 @@ class Staging:
             folder, versions = self.repository / name, sorted({previous, self.generation})
             place_version(self.folder(name), folder)
             write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], versions, warmup_rows=0))
-        for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: ensemble_spec(specs)}).items():
+        for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: make_ensemble_spec(specs)}).items():
             folder, pinned = self.repository / name, {self.generation} if name == ENSEMBLE else served
             place_version(self.folder(name), folder)
             write_warmup(folder / "warmup", spec, warmup, rows)
@@ -200,8 +200,8 @@ class Staging:
 
 def derive_live_specs(stages: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
     """Return the specs of the live models. They have the context columns of the first stage."""
-    fixed = {tensor.name for tensor in stage_specs(Axes())[STAGES[0]].inputs}
-    return live_specs(tuple(tensor for tensor in stages[STAGES[0]].inputs if tensor.name not in fixed))
+    fixed = {tensor.name for tensor in make_stage_specs(Axes())[STAGES[0]].inputs}
+    return make_live_specs(tuple(tensor for tensor in stages[STAGES[0]].inputs if tensor.name not in fixed))
 
 
 def refuse_other_file_system(staging: Path, repository: Path) -> None:
@@ -249,7 +249,7 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
             f"{repository} is laid out as {found!r}, this generation as {layout!r}. "
             "Generations of one repository share their layout: export into another REPO, or remove this one first."
         )
-    specs = {**specs, **derive_live_specs(specs), ENSEMBLE: ensemble_spec(specs)}
+    specs = {**specs, **derive_live_specs(specs), ENSEMBLE: make_ensemble_spec(specs)}
     for name in reversed(models_of(layout)):  # `recommend` first, because it is the model that callers know
         if differing := compare_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
             raise ExportError(

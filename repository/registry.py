@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repository.generations import published_generations
-from serving.contract.artifacts import MANIFEST_FILE, read_json, stage_folder
+from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
@@ -161,7 +161,7 @@ def describe_generation(
 
     pinned: the pinned generation; acts: the record; before: manifest of the generation before
     """
-    published_s = int((stage_folder(repo, ENSEMBLE, generation) / MANIFEST_FILE).stat().st_mtime)
+    published_s = int((find_stage_folder(repo, ENSEMBLE, generation) / MANIFEST_FILE).stat().st_mtime)
     quality = manifest.get("reports", {}).get("validation", {}).get("ranker", {})
     name = manifest.get("dataset", {}).get("name", "")
     former = dict(_flatten(before.get("settings", {}), "settings"))
@@ -192,7 +192,7 @@ def read_manifest(repo: Path, generation: int) -> dict[str, Any]:
     published = published_generations(repo)
     if generation not in published:
         raise ConfigError(f"Generation {generation} is not in {repo}, which holds {list(published)}.")
-    return read_json(stage_folder(repo, ENSEMBLE, generation), MANIFEST_FILE)
+    return read_json(find_stage_folder(repo, ENSEMBLE, generation), MANIFEST_FILE)
 
 
 def diff_generations(repo: Path, one: int, other: int) -> dict[str, tuple[Any, Any]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serving.contract.artifacts import read_json, stage_folder
+from serving.contract.artifacts import find_stage_folder, read_json
 
 SETTINGS = Path("tables") / "levels.json"
 
 
 def tables_settings(repository: Path, generation: int) -> Path:
     """Return the path of the settings of a generation's tables, whether or not it exists."""
-    return stage_folder(repository, "rank", generation) / SETTINGS
+    return find_stage_folder(repository, "rank", generation) / SETTINGS
 
 
 def has_update_source(repository: Path, generation: int) -> bool:

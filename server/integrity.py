@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, load_manifest, sha256_of
+from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, compute_sha256, load_manifest
 from serving.contract.errors import ArtifactError
 
 Stamp = tuple[int, int, int, int]  # inode, bytes, times of the last change of content and of status
@@ -93,7 +93,7 @@ def _list_files(folder: Path) -> list[PublishedFile]:
     stated = load_manifest(folder)["files"]
     digests = {name: fact.get("sha256", "") if isinstance(fact, dict) else "" for name, fact in stated.items()}
     files = [PublishedFile(folder / name, digest) for name, digest in digests.items()]
-    return [PublishedFile(manifest, sha256_of(manifest)), *files]
+    return [PublishedFile(manifest, compute_sha256(manifest)), *files]
 
 
 def _read_stamp(path: Path) -> Stamp | None:
@@ -107,7 +107,7 @@ def _read_stamp(path: Path) -> Stamp | None:
 
 def _find_fault(file: PublishedFile) -> str:
     try:
-        return "" if sha256_of(file.path) == file.sha256 else _describe_difference(file.path)
+        return "" if compute_sha256(file.path) == file.sha256 else _describe_difference(file.path)
     except OSError as error:
         return f"{file.path} cannot be read: {error.strerror}"
 

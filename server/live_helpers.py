@@ -19,7 +19,7 @@ import psutil
 from server import log, processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
-from serving.contract.artifacts import read_stage, stage_folder, stage_settings
+from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import ArtifactError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE
@@ -42,9 +42,9 @@ def list_commands(state: ServerState) -> dict[str, list[str]]:
     """Return the command of each helper by its name; none for a repository without `observe`."""
     try:
         generation = pinned_generation(state.repo)
-        folder = stage_folder(state.repo, OBSERVE, generation)
+        folder = find_stage_folder(state.repo, OBSERVE, generation)
         info = read_stage(folder)
-        settings = stage_settings(folder, info, LiveSettings)
+        settings = make_stage_settings(folder, info, LiveSettings)
     except ArtifactError:
         return {}
     common = ["--repo", str(state.repo), "--tag", state.tag]

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from serving.contract.artifacts import StageInfo, read_stage, stage_folder, verify_manifest
+from serving.contract.artifacts import StageInfo, find_stage_folder, read_stage, verify_manifest
 from serving.contract.errors import RequestError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import PAD_ID, STAGES, ModelSpec, stage_specs
+from serving.contract.tensors import PAD_ID, STAGES, ModelSpec, make_stage_specs
 from serving.live.reader import Reader
 from serving.stages.preprocess import Preprocess
 from serving.stages.rank import Rank
@@ -46,7 +46,7 @@ class Pipeline:
         as_exported: read the embedding rows of the files; otherwise those of this machine's servers, with updates
         """
         generation = generation or pinned_generation(repository)
-        folders = {name: stage_folder(repository, name, generation) for name in STAGES}
+        folders = {name: find_stage_folder(repository, name, generation) for name in STAGES}
         for folder in folders.values():
             verify_manifest(folder)
         info = read_stage(folders["preprocess"])
@@ -56,7 +56,7 @@ class Pipeline:
         }
         if live:
             stages = {name: stage.with_live(live) if hasattr(stage, "with_live") else stage for name, stage in stages.items()}
-        return cls(info, stages, stage_specs(info.axes, info.context))
+        return cls(info, stages, make_stage_specs(info.axes, info.context))
 
     def close(self) -> None:
         """Release what the stages share with other processes. The pipeline cannot be called afterwards."""
@@ -82,7 +82,7 @@ class Pipeline:
         batch = len(tensors["user_id"])
         for name in STAGES:
             spec = self.specs[name]
-            fields = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.input_fields}
+            fields = {t.name: tensors[t.name] if t.name in tensors else t.make_filled(batch) for t in spec.input_fields}
             if faults := self.stages[name].faults(fields):
                 raise RequestError(faults[min(faults)])
             tensors.update(self.stages[name](fields))
@@ -103,7 +103,7 @@ class Pipeline:
         if not len(user_ids):
             raise RequestError("There are no user_ids. Expected at least one; an unknown user is served as a cold start.")
         inputs: Arrays = {"user_id": np.asarray(user_ids, np.int64).reshape(-1, 1)}
-        axes, columns = self.info.axes, {column.name: column.tensor() for column in self.info.context}
+        axes, columns = self.info.axes, {column.name: column.tensor for column in self.info.context}
         for name, rows, width in (("history", history, axes.history), ("exclude", exclude, axes.exclusions)):
             if rows is not None:
                 inputs[name] = pad_rows(rows, width)

@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 from live.exposures import read_exposures
 from repository.experiments import experiment_folder
-from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import run_program
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
@@ -260,7 +260,7 @@ def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
 
 def read_answers(repo: Path) -> tuple[pa.Table, Path]:
     """Return all logged answers, and the folder of the live store. Raises TrialError without any."""
-    info = read_stage(stage_folder(repo, STAGES[0], pinned_generation(repo)))
+    info = read_stage(find_stage_folder(repo, STAGES[0], pinned_generation(repo)))
     folder = live_folder(repo, info.live_folder)
     exposures = read_exposures(folder)
     if not len(exposures):

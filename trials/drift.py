@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import chdtri
 
-from serving.contract.distributions import OTHER, Reference, psi_of_rows
+from serving.contract.distributions import OTHER, Reference, compute_row_psi
 
 BINS = 10
 LEAST_ROWS = 10  # of a category with a bin of its own
@@ -61,7 +61,7 @@ def psi_bound(shares: Sequence[float], reference_rows: int, rows: int, chance: f
     likely = (np.asarray(shares) * reference_rows + 0.5) / (reference_rows + 0.5 * len(shares))
     generator = np.random.default_rng(0)
     expected, observed = (generator.multinomial(count, likely, RESAMPLES) / count for count in (reference_rows, rows))
-    paired = [psi_of_rows(expected, np.roll(observed, shift, axis=0)) for shift in range(PAIRINGS)]
+    paired = [compute_row_psi(expected, np.roll(observed, shift, axis=0)) for shift in range(PAIRINGS)]
     degrees = np.count_nonzero(shares) - 1
     if chance >= RARE or degrees < 1:
         return float(np.quantile(paired, 1 - chance))

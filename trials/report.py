@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from live.exposures import SOURCE_NAMES
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.contract.generations import pinned_generation
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import NO_GROUP, Content
@@ -82,7 +82,7 @@ def summarise_categories(feedback: Feedback, repo: Path, generation: int) -> dic
 
     Raises TrialError for a generation that was exported without its items' categories.
     """
-    folder = stage_folder(repo, "rerank", generation)
+    folder = find_stage_folder(repo, "rerank", generation)
     content = Content.load(folder)
     if content is None:
         raise TrialError(f"Generation {generation} does not know its items' categories: an older version exported it.")

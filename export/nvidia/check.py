@@ -22,7 +22,7 @@ from repository.config import CONFIG_FILE, read_record_fields
 from repository.finding import Finding, count_errors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, read_recorded
-from serving.contract.artifacts import MANIFEST_FILE, describe_file, get_section, read_json, read_stage, sha256_of
+from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, describe_file, get_section, read_json, read_stage
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.parts.gpu_index import MOST_GPU_RESULTS
@@ -72,7 +72,10 @@ def check_files(repository: Path) -> Iterator[Finding]:
     for name in (*digests, ENSEMBLE):
         folder = repository / name / str(generation)
         manifest = read_json(folder, MANIFEST_FILE)
-        if manifest.get("generation") != generation or digests.get(name, "") not in ("", sha256_of(folder / MANIFEST_FILE)):
+        if manifest.get("generation") != generation or digests.get(name, "") not in (
+            "",
+            compute_sha256(folder / MANIFEST_FILE),
+        ):
             yield error(f"{name}/{generation}", "It is not the one that this generation was published with")
         for file, fact in get_section(manifest, "files", folder).items():
             if not (folder / file).is_file() or describe_file(folder / file) != fact:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.contract.artifacts import StageInfo, open_array, read_stage, verify_manifest
-from serving.contract.tensors import STAGES, ModelSpec, stage_specs
+from serving.contract.tensors import STAGES, ModelSpec, make_stage_specs
 from serving.stages.features.ranking import feature_names
 from serving.stages.parts.specs import Sizes
 from serving.stages.rerank import LIST_FEATURES
@@ -45,7 +45,7 @@ class Source:
 
     @property
     def specs(self) -> dict[str, ModelSpec]:
-        return stage_specs(self.info["rank"].axes, self.info["rank"].context)
+        return make_stage_specs(self.info["rank"].axes, self.info["rank"].context)
 
     @property
     def table_names(self) -> tuple[str, ...]:

@@ -37,9 +37,9 @@ from repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, stage_config
 from repository.model_files import forbid_caches, write_warmup
 from repository.models import write_config
 from repository.recorded import RECORDED_FILE, read_recorded
-from serving.contract.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
+from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_json, write_manifest
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, ModelSpec, ensemble_spec, new_lineage
+from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, ModelSpec, make_ensemble_spec, new_lineage
 from serving.stages.features.encode import Plan
 from serving.stages.parts.gpu_index import SCRATCH_BYTES
 from serving.stages.parts.models import PART_TYPES
@@ -213,7 +213,7 @@ class Writer:
             write_config(self.target / stage / CONFIG_FILE, config)
         stages = self.source.specs
         config = make_nested_config(
-            ensemble_spec(stages), list(stages.values()), self.source.generation, self.max_batch_size(ENSEMBLE)
+            make_ensemble_spec(stages), list(stages.values()), self.source.generation, self.max_batch_size(ENSEMBLE)
         )
         write_config(self.target / ENSEMBLE / CONFIG_FILE, config)
 
@@ -223,7 +223,7 @@ class Writer:
         shutil.copytree(folder, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
         facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
         with_manifest = [name for name in list_models(self.merlin) if (self.version_folder(name) / MANIFEST_FILE).exists()]
-        digests = {name: sha256_of(self.version_folder(name) / MANIFEST_FILE) for name in with_manifest}
+        digests = {name: compute_sha256(self.version_folder(name) / MANIFEST_FILE) for name in with_manifest}
         facts |= {
             "profile": PROFILE_NAME,
             PROFILE_NAME: self.merlin.model_dump(mode="json"),
@@ -252,6 +252,6 @@ class Writer:
         specs = self.source.specs | self.specs
         workflows = [part.name for part in self.parts if part.kind == NVTABULAR]
         for spec in (specs[name] for name in (*list_python_models(self.merlin), *workflows)):
-            fills = {t.name: t.filled(WARMUP_ROWS) for t in spec.inputs if t.optional}
+            fills = {t.name: t.make_filled(WARMUP_ROWS) for t in spec.inputs if t.optional}
             tensors = fills | traced[spec.name] | {"lineage": new_lineage(WARMUP_ROWS, ANY_GENERATION)}
             write_warmup(self.target / spec.name / "warmup", spec, tensors, WARMUP_ROWS)

@@ -17,10 +17,20 @@ from perf.answers import read_tensors
 from perf.load.workload import Arrays, read_requests, read_specs, serialise
 from perf.target import Site, own_server, read_site
 from server.environment import MEASURED_DIR
-from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, OBSERVE, PAD_ID, STAGES, UPSERT, Degraded, ModelSpec, live_specs
+from serving.contract.tensors import (
+    ENSEMBLE,
+    LIVE_MODELS,
+    OBSERVE,
+    PAD_ID,
+    STAGES,
+    UPSERT,
+    Degraded,
+    ModelSpec,
+    make_live_specs,
+)
 from serving.live.store import live_folder
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import UserStore
@@ -54,10 +64,10 @@ class Shop:
 
     @classmethod
     def of(cls, site: Site) -> Shop:
-        first = stage_folder(site.repo, STAGES[0], site.generation)
+        first = find_stage_folder(site.repo, STAGES[0], site.generation)
         return cls(
             site,
-            read_specs(site.repo, site.generation) | live_specs(),
+            read_specs(site.repo, site.generation) | make_live_specs(),
             np.array(UserStore(first / "store").user_ids),
             np.array(ItemIndex.load(first / "item_ids.npy").ids),
             read_requests(site.repo, site.generation),
@@ -118,7 +128,7 @@ def copied(repo: Path, live: bool = True) -> Iterator[Path]:
 
     Raises ConfigError for a repository that states where its live store is: the copy would write there.
     """
-    stated = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
+    stated = read_stage(find_stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
     if stated:
         raise ConfigError(
             f"{repo} keeps its live store in {stated}, where the made-up events of a measurement would be written. "

@@ -21,9 +21,9 @@ from repository.config import CONFIG_FILE, compare_tensors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, Recorded, read_recorded
 from server.health import open_local_client
-from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ArtifactError, ConfigError
-from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, stage_specs
+from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, make_ensemble_spec, make_stage_specs
 
 Arrays = dict[str, np.ndarray]
 ZIPF_EXPONENT = 1.0
@@ -35,9 +35,9 @@ def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
 
     Raises ArtifactError when this code has other tensors for them.
     """
-    info = read_stage(stage_folder(repo, STAGES[0], generation))
-    stages = stage_specs(info.axes, info.context)
-    specs = {**stages, ENSEMBLE: ensemble_spec(stages)}
+    info = read_stage(find_stage_folder(repo, STAGES[0], generation))
+    stages = make_stage_specs(info.axes, info.context)
+    specs = {**stages, ENSEMBLE: make_ensemble_spec(stages)}
     for name in (name for name in specs if (repo / name).is_dir()):
         config = read_config(repo / name / CONFIG_FILE)
         if not config.max_batch_size:  # behind hps, where dims begin with the batch
@@ -122,7 +122,7 @@ def compute_stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int,
     with open_local_client(url) as client:
         for name in STAGES:
             spec = specs[name]
-            inputs[name] = {t.name: tensors[t.name] if t.name in tensors else t.filled(count) for t in spec.inputs}
+            inputs[name] = {t.name: tensors[t.name] if t.name in tensors else t.make_filled(count) for t in spec.inputs}
             tensors.update(ask(client, spec, str(generation), inputs[name]))
     return inputs
 

@@ -17,7 +17,15 @@ from export.settings import ComputeSettings, Settings
 from repository.config import CONFIG_FILE, Serving, models_of, set_instances
 from repository.generations import write_pins
 from repository.models import read_config, write_config
-from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_json, read_stage, sha256_of, stage_folder, write_manifest
+from serving.contract.artifacts import (
+    MANIFEST_FILE,
+    STAGE_FILE,
+    compute_sha256,
+    find_stage_folder,
+    read_json,
+    read_stage,
+    write_manifest,
+)
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.stages.search.search import INDEX_FILE
@@ -48,7 +56,7 @@ def _apply_serving(config, serving: Serving) -> None:
 
 
 def change_rank_threads(repository: Path, generation: int, compute: ComputeSettings) -> None:
-    folder = stage_folder(repository, "rank", generation)
+    folder = find_stage_folder(repository, "rank", generation)
     info = read_stage(folder)
     if info.settings["threads"] == compute.rank_threads:
         return
@@ -59,7 +67,7 @@ def change_rank_threads(repository: Path, generation: int, compute: ComputeSetti
 
 def change_effort(repository: Path, generation: int, compute: ComputeSettings) -> None:
     """Set the index's effort. Do nothing for 0, or for a catalogue without an index."""
-    folder = stage_folder(repository, "retrieve", generation)
+    folder = find_stage_folder(repository, "retrieve", generation)
     path = folder / INDEX_FILE
     if not compute.index_effort or not path.exists():
         return
@@ -72,9 +80,9 @@ def change_effort(repository: Path, generation: int, compute: ComputeSettings) -
 
 def seal_again(repository: Path, generation: int, stage: str) -> None:
     """Write new manifests for a changed stage folder and its generation."""
-    own, whole = stage_folder(repository, stage, generation), repository / ENSEMBLE / str(generation)
+    own, whole = find_stage_folder(repository, stage, generation), repository / ENSEMBLE / str(generation)
     _write_manifest(own)
-    _write_manifest(whole, {stage: sha256_of(own / MANIFEST_FILE)})
+    _write_manifest(whole, {stage: compute_sha256(own / MANIFEST_FILE)})
 
 
 def _write_manifest(folder: Path, digests: dict[str, str] | None = None) -> None:

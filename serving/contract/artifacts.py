@@ -27,9 +27,9 @@ from serving.contract.tensors import (
     Axes,
     ContextColumn,
     ModelSpec,
-    ensemble_spec,
-    live_specs,
-    stage_specs,
+    make_ensemble_spec,
+    make_live_specs,
+    make_stage_specs,
 )
 
 STAGE_FILE = "stage.json"
@@ -59,15 +59,15 @@ class StageInfo:
     @property
     def spec(self) -> ModelSpec:
         if self.stage in LIVE_MODELS:
-            return live_specs(tuple(column.tensor() for column in self.context))[self.stage]
-        specs = stage_specs(self.axes, self.context)
-        return ensemble_spec(specs) if self.stage == ENSEMBLE else specs[self.stage]
+            return make_live_specs(tuple(column.tensor for column in self.context))[self.stage]
+        specs = make_stage_specs(self.axes, self.context)
+        return make_ensemble_spec(specs) if self.stage == ENSEMBLE else specs[self.stage]
 
     def write(self, folder: Path) -> None:
         (folder / STAGE_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
-def stage_folder(repository: Path, stage: str, generation: int) -> Path:
+def find_stage_folder(repository: Path, stage: str, generation: int) -> Path:
     """Return the version folder of a stage, in either layout."""
     fused = repository / ENSEMBLE / str(generation) / stage
     return fused if fused.is_dir() else repository / stage / str(generation)
@@ -83,7 +83,7 @@ def read_stage(folder: Path) -> StageInfo:
         raise ArtifactError(f"{folder / STAGE_FILE} does not describe a stage ({error}). {REMEDY}") from error
 
 
-def stage_settings(folder: Path, info: StageInfo, kind: type) -> Any:
+def make_stage_settings(folder: Path, info: StageInfo, kind: type) -> Any:
     """Return `info.settings` as the stage's own dataclass `kind`. Raises ArtifactError when a setting is missing or unknown."""
     try:
         return kind(**info.settings)
@@ -105,7 +105,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 def open_array(folder: Path, name: str) -> np.ndarray:
     """Return `<name>.npy`, memory-mapped and not writable. Raises ArtifactError when it is missing, truncated or pickled.
 
-    All processes share its pages. Writes through `writable` go to a private copy of a page (copy-on-write), never to the file.
+    All processes share its pages. Writes through `view_writable` go to a private copy of a page, never to the file.
     """
     path = folder / f"{name}.npy"
     try:
@@ -117,7 +117,7 @@ def open_array(folder: Path, name: str) -> np.ndarray:
         raise ArtifactError(f"{path} cannot be opened as an array: {error}. {REMEDY}") from error
 
 
-def writable(array: np.ndarray) -> np.ndarray:
+def view_writable(array: np.ndarray) -> np.ndarray:
     """Return a writable view of an array from `open_array`. Writes change this process's own copy only."""
     view = array.view()
     view.flags.writeable = True
@@ -161,7 +161,7 @@ def open_network(folder: Path, name: str, threads: int = 1):
         raise ArtifactError(f"{path} cannot be loaded by ONNX Runtime {ort.__version__}: {error}. {REMEDY}") from error
 
 
-def sha256_of(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(HASH_BLOCK_BYTES):
@@ -169,7 +169,7 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def published_files(folder: Path) -> list[Path]:
+def list_published_files(folder: Path) -> list[Path]:
     """Return all files that a manifest lists, relative to `folder`: all but the manifest and Python's caches."""
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in files if path.parts[-1] != MANIFEST_FILE and "__pycache__" not in path.parts)
@@ -177,12 +177,12 @@ def published_files(folder: Path) -> list[Path]:
 
 def describe_file(path: Path) -> dict[str, Any]:
     """Return the manifest's entry of a file: its SHA-256 and its size."""
-    return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+    return {"sha256": compute_sha256(path), "bytes": path.stat().st_size}
 
 
 def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
     """Write `manifest.json` for the files in `folder`, with `facts` (generation, reports, …), and return it."""
-    files = {str(path): describe_file(folder / path) for path in published_files(folder)}
+    files = {str(path): describe_file(folder / path) for path in list_published_files(folder)}
     manifest = {"schema": 1, **facts, "files": files}
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
@@ -217,7 +217,7 @@ def verify_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _compare_files(folder: Path, stated: dict[str, Any]) -> None:
-    present = {str(path) for path in published_files(folder)}
+    present = {str(path) for path in list_published_files(folder)}
     if missing := sorted(stated.keys() - present):
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}, which its manifest lists. {REMEDY}")
     if extra := sorted(present - stated.keys()):

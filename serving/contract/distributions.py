@@ -50,18 +50,18 @@ class Reference:
         return sums / max(len(values), 1)
 
 
-def psi(expected: np.ndarray, observed: np.ndarray) -> float:
+def compute_psi(expected: np.ndarray, observed: np.ndarray) -> float:
     """Return the population stability index of two rows of shares: sum (observed - expected) * ln(observed / expected)."""
-    return float(psi_of_rows(expected, observed))
+    return float(compute_row_psi(expected, observed))
 
 
-def psi_of_rows(expected: np.ndarray, observed: np.ndarray) -> np.ndarray:
+def compute_row_psi(expected: np.ndarray, observed: np.ndarray) -> np.ndarray:
     """Return the PSI of each pair of rows of shares, float64 [...]. expected, observed: float64 [..., bins]"""
     expected, observed = fill_empty(expected), fill_empty(observed)
     return ((observed - expected) * np.log(observed / expected)).sum(axis=-1)
 
 
-def kl(expected: np.ndarray, observed: np.ndarray) -> float:
+def compute_kl(expected: np.ndarray, observed: np.ndarray) -> float:
     """Return the Kullback-Leibler divergence D(expected || observed) of two rows of shares, in nats."""
     expected, observed = fill_empty(expected), fill_empty(observed)
     expected, observed = expected / expected.sum(), observed / observed.sum()

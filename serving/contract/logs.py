@@ -22,10 +22,10 @@ class JsonFormatter(logging.Formatter):
         fields = dict(getattr(record, "fields", {}))
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json_line(record.levelname, record.name, record.getMessage(), record.created, **fields)
+        return format_json_line(record.levelname, record.name, record.getMessage(), record.created, **fields)
 
 
-def json_line(level: str, logger: str, message: str, unix_s: float, **fields: Any) -> str:
+def format_json_line(level: str, logger: str, message: str, unix_s: float, **fields: Any) -> str:
     """Return one line of a log. unix_s: when it happened; fields: further fields"""
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s)) + f".{int(unix_s % 1 * 1_000):03d}Z"
     return json.dumps({"time": moment, "level": level, "logger": logger, "message": message, **fields}, default=str)

@@ -111,7 +111,7 @@ class TensorSpec:
         """Return whether an array has this dtype and the shape [batch, *dims]."""
         return values.dtype == self.numpy_dtype and values.shape == (batch, *self.dims)
 
-    def filled(self, batch: int) -> np.ndarray:
+    def make_filled(self, batch: int) -> np.ndarray:
         """Return an array [batch, *dims] of the fill value."""
         return np.full((batch, *self.dims), self.fill, self.numpy_dtype)
 
@@ -142,7 +142,7 @@ class RecordSpec(TensorSpec):
     @cached_property
     def layout(self) -> np.dtype:
         """The numpy structure of one row."""
-        return row_layout(self.fields)
+        return make_row_layout(self.fields)
 
     def pack(self, tensors: Mapping[str, np.ndarray], validated: bool = False) -> np.ndarray:
         """Return tensors by name, each [B, *dims], as one uint8 [B, n]. Raises RecommenderError when dtype or shape differ.
@@ -169,14 +169,14 @@ class RecordSpec(TensorSpec):
         return {field.name: np.ascontiguousarray(rows[field.name]) for field in self.fields}
 
 
-def row_layout(fields: tuple[TensorSpec, ...]) -> np.dtype:
+def make_row_layout(fields: tuple[TensorSpec, ...]) -> np.dtype:
     """Return the NumPy structure of one row, padded so that every row of a batch is aligned."""
     return np.dtype([(field.name, field.numpy_dtype, field.dims) for field in fields], align=True)
 
 
-def record(name: str, *fields: TensorSpec) -> RecordSpec:
+def make_record(name: str, *fields: TensorSpec) -> RecordSpec:
     """Return the spec of a record with these fields."""
-    return RecordSpec(name, "UINT8", (row_layout(fields).itemsize,), fields=fields)
+    return RecordSpec(name, "UINT8", (make_row_layout(fields).itemsize,), fields=fields)
 
 
 def expand_records(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -231,8 +231,9 @@ class ContextColumn:
     name: str
     kind: str
 
+    @property
     def tensor(self) -> TensorSpec:
-        """Return the spec of the column's optional input tensor."""
+        """The spec of the column's optional input tensor."""
         kinds: dict[str, tuple[str, int | float | bytes]] = {
             "integer": ("INT64", MISSING_INT),
             "string": ("BYTES", b""),
@@ -248,12 +249,12 @@ GENERATION = TensorSpec("generation", "INT64", (1,))
 LINEAGE = TensorSpec("lineage", "INT64", (2,))  # passed from stage to stage: the generation, and the Degraded bits so far
 
 
-def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str, ModelSpec]:
+def make_stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str, ModelSpec]:
     """Return the specs of the four stages by name, in order. context: the data set's context columns"""
     after = TensorSpec("after", "INT64", (1,), optional=True, fill=NO_SEQUENCE)
     exclude = TensorSpec("exclude", "INT64", (axes.exclusions,), optional=True, fill=PAD_ID)
     history = TensorSpec("history", "INT64", (axes.history,), optional=True, fill=FROM_STORE)
-    user = record(
+    user = make_record(
         "user",
         USER_ID,
         TensorSpec("user_categorical", "INT64", (axes.user_categorical,)),
@@ -267,8 +268,8 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
         for name, dtype in (("candidate_ids", "INT64"), ("retrieval_scores", "FP32"), ("rank_scores", "FP32"))
     )
     sources = TensorSpec("candidate_sources", "UINT8", (axes.candidates,))
-    candidates = record("candidates", ids, scores, sources, LINEAGE)
-    ranked = record("ranked", USER_ID, ids, scores, sources, rank_scores, LINEAGE)
+    candidates = make_record("candidates", ids, scores, sources, LINEAGE)
+    ranked = make_record("ranked", USER_ID, ids, scores, sources, rank_scores, LINEAGE)
     answer = (
         TensorSpec("item_ids", "INT64", (axes.items_returned,)),
         TensorSpec("scores", "FP32", (axes.items_returned,)),
@@ -278,7 +279,7 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
         TensorSpec("sources", "INT32", (axes.items_returned,)),
     )
     specs = (
-        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history, after), (user,)),
+        ModelSpec("preprocess", (USER_ID, *(c.tensor for c in context), history, after), (user,)),
         ModelSpec("retrieve", (user, exclude), (candidates,)),
         ModelSpec("rank", (user, candidates), (ranked,)),
         ModelSpec("rerank", (ranked,), answer),
@@ -286,7 +287,7 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
     return {spec.name: spec for spec in specs}
 
 
-def live_specs(context: tuple[TensorSpec, ...] = ()) -> dict[str, ModelSpec]:
+def make_live_specs(context: tuple[TensorSpec, ...] = ()) -> dict[str, ModelSpec]:
     """Return the specs of `observe` and `upsert` by name. context: the tensors of the context columns."""
     sequence = (TensorSpec("sequence", "INT64", (1,)),)
     event = (
@@ -303,7 +304,7 @@ def live_specs(context: tuple[TensorSpec, ...] = ()) -> dict[str, ModelSpec]:
     return {OBSERVE: ModelSpec(OBSERVE, event, sequence), UPSERT: ModelSpec(UPSERT, change, sequence)}
 
 
-def ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
+def make_ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
     """Return the spec of `recommend`: the inputs that no stage produces, and the outputs of the last stage."""
     produced = {t.name for spec in stages.values() for t in spec.outputs}
     inputs = {t.name: t for spec in stages.values() for t in spec.inputs if t.name not in produced}

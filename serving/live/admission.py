@@ -105,7 +105,7 @@ class EventAdmission:
             return [b""] * count
         rows: list[dict] = [{} for _ in range(count)]
         for column in self.context:
-            missing = column.tensor().fill
+            missing = column.tensor.fill
             for row, value in zip(rows, inputs[column.name][:, 0].tolist(), strict=True):
                 if value != missing and value == value:  # NaN is missing too
                     row[column.name] = value.decode(errors="replace") if isinstance(value, bytes) else value

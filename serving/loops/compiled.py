@@ -49,7 +49,7 @@ def compiled(function: Callable, nogil: bool = True) -> Any:
     return loop
 
 
-def machine_code(function: Any, *arguments: Any) -> Callable:
+def find_entry_point(function: Any, *arguments: Any) -> Callable:
     """Return the entry point that a `compiled` function uses for arguments of these types, after one call with them.
 
     It skips numba's dispatch by type, half the cost of a short call: the caller guarantees the types.
@@ -67,7 +67,7 @@ class ContentLocator(_CacheLocator):
 
     def get_cache_path(self) -> str:
         checked = "_checked" if config.BOUNDSCHECK else ""
-        return os.path.join(cache_root(), f"{NAME}_{self._module}_{hash_module(self._module)}{checked}")
+        return os.path.join(find_cache_root(), f"{NAME}_{self._module}_{hash_module(self._module)}{checked}")
 
     def get_source_stamp(self) -> str:
         return hash_module(self._module)
@@ -117,7 +117,7 @@ class SharedCache(FunctionCache):
             warnings.warn(f"Compiled code is not kept in {self.cache_path} ({reason}): every start compiles it.", stacklevel=2)
 
 
-def cache_root() -> str:
+def find_cache_root() -> str:
     """Return the folder that holds the folders of all modules."""
     return config.CACHE_DIR or AppDirs("numba", appauthor=False).user_cache_dir
 
@@ -128,8 +128,8 @@ def cache_lock() -> Iterator[None]:
 
     There is one lock per user, because users of one root cannot open each other's; it is beside the folders that it guards.
     """
-    os.makedirs(cache_root(), exist_ok=True)
-    with open(os.path.join(cache_root(), f"{NAME}-{os.getuid()}.lock"), "w") as lock:
+    os.makedirs(find_cache_root(), exist_ok=True)
+    with open(os.path.join(find_cache_root(), f"{NAME}-{os.getuid()}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -156,7 +156,7 @@ def remove_oldest() -> None:
     """Remove all but the last used folders of each module. A process that was about to use one of them compiles for itself."""
     with cache_lock():
         by_module: dict[str, list[Path]] = {}
-        for path in Path(cache_root()).iterdir():
+        for path in Path(find_cache_root()).iterdir():
             if ours := OURS.fullmatch(path.name):
                 by_module.setdefault(ours["module"], []).append(path)
         for folders in by_module.values():

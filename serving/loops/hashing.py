@@ -49,13 +49,13 @@ def _hash_texts(text, ends):
     hashes = np.empty(len(ends), np.uint64)
     start = 0
     for row in range(len(ends)):
-        hashes[row] = _mix(_siphash(text[start : ends[row]]))
+        hashes[row] = _mix(_compute_siphash(text[start : ends[row]]))
         start = ends[row]
     return hashes
 
 
 @compiled
-def _siphash(text):
+def _compute_siphash(text):
     """Return SipHash-2-4 of uint8 [n], read as little-endian words. The top byte of the last word is the length's low byte."""
     v0, v1, v2, v3 = _K0 ^ _START[0], _K1 ^ _START[1], _K0 ^ _START[2], _K1 ^ _START[3]
     for start in range(0, len(text) + 1, 8):

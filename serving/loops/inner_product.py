@@ -19,7 +19,7 @@ LANES = 16
 
 
 @compiled
-def inner_product(a, b):
+def compute_inner_product(a, b):
     """Return the inner product, float32, of two contiguous float32 [D]."""
     width = len(a)
     total = sum_in_lanes(a, b, width // LANES)

@@ -10,7 +10,7 @@ RUN = 8  # items sorted by insertion before the merges begin
 
 
 @compiled
-def falling(score):
+def compute_sort_key(score):
     """Return a sort key, int64 within 2**31, that falls as the score rises; NaN sorts last, 0.0 equals -0.0."""
     if np.isnan(score):
         return np.int64(0x7FFFFFFF)

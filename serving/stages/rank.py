@@ -18,10 +18,10 @@ from serving.contract.artifacts import (
     REMEDY,
     StageInfo,
     check_range,
+    make_stage_settings,
     open_checked_array,
     open_network,
     read_stage,
-    stage_settings,
 )
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.measurements import Measurement
@@ -230,7 +230,7 @@ class Rank:
         as_exported: read the embedding rows of the files, without updates (`open_tables`)
         """
         info = read_stage(folder)
-        settings = stage_settings(folder, info, RankSettings)
+        settings = make_stage_settings(folder, info, RankSettings)
         network = open_network(folder, NETWORK, settings.threads)
         inputs = RankInputs.load(folder, settings)
         n_taken = {tensor.name: tensor.shape[-1] for tensor in network.get_inputs()}["pair_numbers"]

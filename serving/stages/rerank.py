@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, StageInfo, open_checked_array, open_network, read_stage, stage_settings
+from serving.contract.artifacts import REMEDY, StageInfo, make_stage_settings, open_checked_array, open_network, read_stage
 from serving.contract.errors import ArtifactError
 from serving.contract.measurements import Measurement
 from serving.contract.tensors import PAD_ID, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
-from serving.loops.ordering import falling, sort_stably
+from serving.loops.ordering import compute_sort_key, sort_stably
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
@@ -172,7 +172,7 @@ class Rerank:
     def load(cls, folder: Path) -> Rerank:
         """Load the stage from its version folder. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
-        settings = stage_settings(folder, info, RerankSettings)
+        settings = make_stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
         inputs, outputs = RerankInputs.load(folder, items), RerankOutputs.load(folder, info, settings, items)
         network = open_network(folder, NETWORK, settings.threads)
@@ -250,7 +250,7 @@ def pick_best_columns(scores: np.ndarray, count: int) -> np.ndarray:
     order, spare_order = np.empty(width, np.int64), np.empty(width, np.int64)
     for row in range(batch):
         for column in range(width):
-            ranks[column], order[column] = falling(scores[row, column]), column
+            ranks[column], order[column] = compute_sort_key(scores[row, column]), column
         sort_stably(ranks, order, width, spare_ranks, spare_order)
         columns[row] = order[: columns.shape[1]]
     return columns

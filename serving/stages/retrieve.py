@@ -17,10 +17,10 @@ import numpy as np
 from serving.contract.artifacts import (
     REMEDY,
     StageInfo,
+    make_stage_settings,
     open_checked_array,
     open_network,
     read_stage,
-    stage_settings,
 )
 from serving.contract.errors import ArtifactError
 from serving.contract.measurements import Measurement
@@ -209,7 +209,7 @@ class Retrieve:
     def load(cls, folder: Path) -> Retrieve:
         """Load the stage from its version folder. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
-        settings = stage_settings(folder, info, RetrieveSettings)
+        settings = make_stage_settings(folder, info, RetrieveSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
         outputs = RetrieveOutputs.load(folder, info, settings, items)
         inputs = RetrieveInputs.load(folder, info, settings, items)

@@ -21,9 +21,9 @@ from serving.contract.tensors import (
     ContextColumn,
     RecordSpec,
     find_generation_faults,
+    make_stage_specs,
     new_lineage,
     pack_records,
-    stage_specs,
     unpack_records,
 )
 from serving.stages.adapter.deadlines import DeadlineCheck
@@ -269,7 +269,7 @@ def test_all_stages_in_one_model_answer_with_the_ensembles_tensors(fused):
     values = {name: metric.value for name, metric in pb.MetricFamily.metrics.items()}
     assert [values[f"recommender_stage_rows_total/{name}"] for name in STAGES] == [1, 1, 1, 1]
     assert all(values[f"recommender_stage_seconds_total/{name}"] > 0 for name in STAGES)
-    specs = stage_specs(AXES, CONTEXT)
+    specs = make_stage_specs(AXES, CONTEXT)
     for name, link in zip(STAGES, fused.chain, strict=True):
         assert link.stage.seen[0].keys() == {t.name for t in specs[name].input_fields}
 

@@ -12,7 +12,7 @@ from repository import check
 from repository.models import read_config, write_config
 from repository.recorded import RECORDED_FILE, read_recorded
 from repository.tables import tables_settings
-from serving.contract.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
+from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_json, write_manifest
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.repositories import copy_to_change, small_repository
 
@@ -29,7 +29,9 @@ def reseal(repository):
     for name in models:
         write_manifest(repository / name / "1", stage=name, generation=1)
     own = repository / ENSEMBLE / "1"
-    facts = read_json(own, MANIFEST_FILE) | {"stages": {n: sha256_of(repository / n / "1" / MANIFEST_FILE) for n in models}}
+    facts = read_json(own, MANIFEST_FILE) | {
+        "stages": {n: compute_sha256(repository / n / "1" / MANIFEST_FILE) for n in models}
+    }
     write_manifest(own, **{key: value for key, value in facts.items() if key not in ("schema", "files")})
 
 

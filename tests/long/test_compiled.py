@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.loops.compiled import KEPT_FOLDERS, NAME, machine_code
+from serving.loops.compiled import KEPT_FOLDERS, NAME, find_entry_point
 from serving.loops.hashing import mix_all
 
 SERVING = Path(__file__).parents[2] / "serving"
@@ -74,7 +74,7 @@ def test_a_copy_of_the_code_finds_what_another_compiled(copies, cache, value):
 
 def test_machine_code_does_what_the_function_does():
     numbers = np.arange(5, dtype=np.uint64)
-    np.testing.assert_array_equal(machine_code(mix_all, numbers)(numbers), mix_all(numbers))
+    np.testing.assert_array_equal(find_entry_point(mix_all, numbers)(numbers), mix_all(numbers))
 
 
 def test_another_module_or_docstring_compiles_nothing_anew(copies, cache):

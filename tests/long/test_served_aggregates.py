@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.contract.tensors import PAD_ID
 from serving.live.aggregations import StateTable, entity_keys
 from serving.pipeline import Pipeline
@@ -22,7 +22,7 @@ def test_the_rank_stage_serves_the_items_aggregates(tmp_path):
     table = StateTable(aggregates.plans["item"])
     table.update(aggregates.keys["item"], aggregates.events)
     expected = aggregate_numbers(table.read(entity_keys("item", item_ids, item_ids, {}), 1_000 * features.as_of_s))
-    numbers = np.load(stage_folder(repository, "rank", 1) / "item_numbers.npy")
+    numbers = np.load(find_stage_folder(repository, "rank", 1) / "item_numbers.npy")
     np.testing.assert_array_equal(numbers[: len(expected), -1:], expected)
     assert not numbers[len(expected) :, -1:].any()  # rows kept free for new items, and the padding row
     assert len(np.unique(expected)) > 1

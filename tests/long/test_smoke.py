@@ -62,7 +62,7 @@ from perf.recall import measure_served_recall
 from perf.tune.lab import measure_smaller_efforts
 from repository.config import LAYOUTS
 from repository.models import read_repository
-from serving.contract.artifacts import stage_folder, verify_manifest
+from serving.contract.artifacts import find_stage_folder, verify_manifest
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.rules.config import RulesConfig
@@ -200,7 +200,7 @@ def smoke_quality(context: Context) -> list[Figure]:
     problem = make_problem(context.dataset)
     fit, _ = GRIDS["popularity"]
     popularity = evaluate(fit(problem.test.positives), problem.test)
-    folder = stage_folder(context.repo, ENSEMBLE, pinned_generation(context.repo))
+    folder = find_stage_folder(context.repo, ENSEMBLE, pinned_generation(context.repo))
     sources = json.loads((folder / "manifest.json").read_text())["reports"]["sources"]
     figures = quality.make_figures({"popularity": popularity, "after rank": popularity, quality.SERVED: popularity})
     return figures + quality.make_choice_figures(sources)
@@ -219,7 +219,7 @@ def smoke_tables_large(context: Context) -> list[Figure]:
     """The repository over the large table is sound; its table does not exist, because only a server would open it."""
     scratch, keys = context.folder / "large", np.zeros((2, 256), np.int32)
     tables_large.make_large_repository(context.repo, scratch, "no-table", 5_000_000, tables_workload.WAITS, keys)
-    folder = stage_folder(scratch / "repository", "rank", pinned_generation(scratch / "repository"))
+    folder = find_stage_folder(scratch / "repository", "rank", pinned_generation(scratch / "repository"))
     verify_manifest(folder)
     assert (folder / "model.py").read_text() == tables_large.MODEL.read_text()
     return [

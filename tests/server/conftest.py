@@ -20,7 +20,7 @@ from server.health import open_local_client
 from server.launcher import TritonServer
 from server.ports import is_free
 from server.processes import SHM_DIR, find_members
-from serving.contract.artifacts import StageInfo, read_stage, stage_folder
+from serving.contract.artifacts import StageInfo, find_stage_folder, read_stage
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES
 from tests import repositories
@@ -74,7 +74,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def info(repository: Path) -> StageInfo:
-    return read_stage(stage_folder(repository, STAGES[0], pinned_generation(repository)))
+    return read_stage(find_stage_folder(repository, STAGES[0], pinned_generation(repository)))
 
 
 @pytest.fixture(scope="session")

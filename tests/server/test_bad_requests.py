@@ -10,7 +10,7 @@ from tritonclient.utils import InferenceServerException
 from experiments.forged import forge_fields, forge_http, forge_request, forge_stage_request
 from experiments.malformed import send_grpc, send_http
 from server.processes import find_server_members
-from serving.contract.tensors import PAD_ID, STAGES, ensemble_spec, pack_records
+from serving.contract.tensors import PAD_ID, STAGES, make_ensemble_spec, pack_records
 from serving.pipeline import Pipeline
 from tests.server.requests import infer, tensor
 
@@ -173,7 +173,7 @@ def test_malformed_requests_and_forged_records_harm_nobody(server, client, repos
     """A slice of `python -m experiments.malformed`: coded errors or answers, no process ends, valid answers stay the same."""
     rng, pipeline = np.random.default_rng(0), Pipeline.load(repository)
     before, answer = {process.pid for process in find_server_members(server.state.tag)}, infer(client, user_id=[1])
-    recommend, generation = ensemble_spec(pipeline.specs), pipeline.info.generation
+    recommend, generation = make_ensemble_spec(pipeline.specs), pipeline.info.generation
     broken = [forge_request(recommend, rng) for _ in range(200)]
     forged = [forge_stage_request(pipeline.specs[STAGES[i % 4]], generation, rng) for i in range(200)]
     pipeline.close()

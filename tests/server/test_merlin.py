@@ -18,8 +18,8 @@ from export.settings import Settings
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from server.health import open_local_client
 from server.launcher import TritonServer
-from serving.contract.artifacts import read_stage, stage_folder
-from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, new_lineage, pack_records, stage_specs, unpack_records
+from serving.contract.artifacts import find_stage_folder, read_stage
+from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, make_stage_specs, new_lineage, pack_records, unpack_records
 from tests.repositories import SERVED_DATA
 from tests.server.merlin_doubles import stand_in
 from tests.server.requests import ask_each, infer, tensor
@@ -151,7 +151,7 @@ def test_a_caller_may_send_the_user_alone(served):
 def test_the_stages_answer_alone_too(served, recorded, info):
     """A nested stage takes and gives the records of the cpu profile's stage."""
     _, client = served
-    specs, user_id = stage_specs(info.axes, info.context), recorded.inputs["user_id"][:1]
+    specs, user_id = make_stage_specs(info.axes, info.context), recorded.inputs["user_id"][:1]
     stages = ask_stages(client, user_id)
     found = unpack_records(specs["retrieve"].outputs, {"candidates": stages["rank"]["candidates"]})
     ranked = stages["rerank"]["ranked"]
@@ -169,7 +169,7 @@ def test_another_generation_is_refused_by_every_stage(served, recorded, info):
     foreign = {"lineage": new_lineage(1, info.generation + 5)}
     given = {"user_id": np.array([[1]]), "candidate_ids": ids, "retrieval_scores": scores, "rank_scores": scores} | foreign
     given["candidate_sources"] = np.zeros(ids.shape, np.uint8)
-    specs = stage_specs(info.axes, info.context)
+    specs = make_stage_specs(info.axes, info.context)
     user = {t.name: np.zeros((1, *t.dims), t.numpy_dtype) for t in specs["preprocess"].output_fields}
     for stage in ("retrieve", "rank", "rerank"):
         records = [t for t in specs[stage].inputs if isinstance(t, RecordSpec)]
@@ -201,7 +201,9 @@ def embeddings(client, keys, numkeys):
 @uses_hps
 def test_hps_gives_one_flat_tensor(served, keys_per_sample, repository, info):
     _, client = served
-    (width,) = {np.load(table).shape[1] for table in stage_folder(repository, "rank", info.generation).glob("tables/*.npy")}
+    (width,) = {
+        np.load(table).shape[1] for table in find_stage_folder(repository, "rank", info.generation).glob("tables/*.npy")
+    }
     answer = embeddings(client, np.zeros((1, keys_per_sample), np.int64), np.array([[keys_per_sample]], np.int32))
     assert answer.shape == (keys_per_sample * width,)
 

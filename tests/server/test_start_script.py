@@ -20,7 +20,7 @@ from server.environment import build_backend_directory, build_server_env, find_w
 from server.launcher import MEMORY_RACE
 from server.ports import find_free_ports
 from serving.contract.tensors import ENSEMBLE
-from serving.loops.compiled import cache_root
+from serving.loops.compiled import find_cache_root
 from tests.repositories import small_repository
 from tests.server.requests import infer
 
@@ -48,7 +48,7 @@ def served(tmp_path):
     env = build_server_env(wheel)
     env |= {"PATH": f"{program.parent}:{env['PATH']}", "MODELS": str(tmp_path / "models")}
     env |= {"ENGINES": str(tmp_path / "engines"), "BACKENDS": str(backends)}
-    env |= {"NUMBA_CACHE_DIR": cache_root()}  # what other servers of this machine have compiled
+    env |= {"NUMBA_CACHE_DIR": find_cache_root()}  # what other servers of this machine have compiled
     address, log = f"localhost:{ports.grpc}", tmp_path / "log"
 
     def start() -> subprocess.Popen:

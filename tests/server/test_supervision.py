@@ -15,7 +15,7 @@ from repository.experiments import change_share, end_experiment, start_experimen
 from repository.registry import read_acts
 from server import control, gateway, guard, watch
 from server.condition import examine
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.contract.generations import pinned_generation
 from serving.live.experiment import Experiment
 from tests.repositories import small_repository
@@ -80,7 +80,7 @@ def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
 
 def test_a_changed_artifact_is_not_served(shop):
     """Without another generation, this one stays out of service until its files are as published."""
-    path = stage_folder(shop.repo, "rank", shop.state.generation) / "stage.json"
+    path = find_stage_folder(shop.repo, "rank", shop.state.generation) / "stage.json"
     published = path.read_bytes()
     path.chmod(0o644)
     path.write_bytes(published[:-2] + b"\n\n")
@@ -109,7 +109,7 @@ def test_a_server_that_dies_on_damaged_files_comes_back_with_another_generation(
     damaged = shop.state.generation
     (supervisor,) = control.list_supervisors(shop.state.tag)
     supervisor.suspend()
-    path = stage_folder(shop.repo, "rank", damaged) / "stage.json"
+    path = find_stage_folder(shop.repo, "rank", damaged) / "stage.json"
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
     psutil.Process(shop.state.pid).kill()

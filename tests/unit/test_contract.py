@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import RecommenderError
-from serving.contract.tensors import Axes, RecordSpec, TensorSpec, pack_records, record, stage_specs, unpack_records
+from serving.contract.tensors import Axes, RecordSpec, TensorSpec, make_record, make_stage_specs, pack_records, unpack_records
 
 # Widths that leave gaps: an odd number of 4-byte values before 8-byte ones, and nothing at all.
 ODD = Axes(candidates=5, history=3, user_categorical=2, user_continuous=1)
@@ -12,7 +12,7 @@ BARE = Axes(candidates=1, history=1, user_categorical=0, user_continuous=0)
 RECORDS = [
     pytest.param(tensor, id=f"{name}-{tensor.name}")
     for name, axes in (("odd", ODD), ("bare", BARE), ("default", Axes(user_categorical=9, user_continuous=6)))
-    for spec in stage_specs(axes).values()
+    for spec in make_stage_specs(axes).values()
     for tensor in spec.outputs
     if isinstance(tensor, RecordSpec)
 ]
@@ -59,7 +59,7 @@ def test_bytes_from_anywhere_in_memory_become_aligned_arrays(spec):
 
 
 def test_a_field_of_two_records_comes_from_the_later_one_and_others_are_handed_on():
-    spec = stage_specs(ODD)["rank"]
+    spec = make_stage_specs(ODD)["rank"]
     user, candidates = (random_fields(tensor, 2, seed) for seed, tensor in enumerate(spec.inputs))
     taken = unpack_records(spec.inputs, pack_records(spec.inputs[:1], user) | pack_records(spec.inputs[1:], candidates))
     assert taken.keys() == {t.name for t in spec.input_fields}
@@ -74,11 +74,11 @@ def test_a_field_of_two_records_comes_from_the_later_one_and_others_are_handed_o
     "wrong", [np.zeros((1, 3), np.int64), np.zeros((2, 1), np.int64), np.zeros((2, 3), np.int32)], ids=["rows", "width", "type"]
 )
 def test_a_field_of_another_form_is_refused_not_spread_or_cast(wrong):
-    spec = stage_specs(ODD)["preprocess"].outputs[0]
+    spec = make_stage_specs(ODD)["preprocess"].outputs[0]
     with pytest.raises(RecommenderError, match=r"history_ids of the record user is int.*the contract says INT64 \(2, 3\)"):
         spec.pack(random_fields(spec, 2) | {"history_ids": wrong})
 
 
 def test_a_record_says_what_it_holds():
-    spec = record("pair", TensorSpec("a", "FP32", (1,)), TensorSpec("b", "INT64", (2,)))
+    spec = make_record("pair", TensorSpec("a", "FP32", (1,)), TensorSpec("b", "INT64", (2,)))
     assert spec.text == "pair UINT8 [24] (a FP32 [1]; b INT64 [2])"

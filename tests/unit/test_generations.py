@@ -7,10 +7,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 from repository.config import Serving, ensemble_config, stage_config
 from serving.contract.errors import ArtifactError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, Axes, ensemble_spec, stage_specs
+from serving.contract.tensors import ENSEMBLE, Axes, make_ensemble_spec, make_stage_specs
 from serving.pipeline import Pipeline
 
-SPECS = stage_specs(Axes())
+SPECS = make_stage_specs(Axes())
 
 
 def repository(folder, text):
@@ -22,7 +22,7 @@ def repository(folder, text):
 
 @pytest.mark.parametrize(
     "config",
-    [ensemble_config(SPECS, 1207, Serving()), stage_config(ensemble_spec(SPECS), Serving(), [1207], 2)],
+    [ensemble_config(SPECS, 1207, Serving()), stage_config(make_ensemble_spec(SPECS), Serving(), [1207], 2)],
     ids=["steps", "one model"],
 )
 @pytest.mark.parametrize("one_line", [False, True])

@@ -5,7 +5,7 @@ import pytest
 
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import RequestError
-from serving.contract.tensors import PAD_ID, Axes, ContextColumn, stage_specs
+from serving.contract.tensors import PAD_ID, Axes, ContextColumn, make_stage_specs
 from serving.pipeline import Pipeline, pad_rows
 
 INFO = StageInfo("preprocess", 1, Axes(history=3), (ContextColumn("store", "string"),))
@@ -22,7 +22,7 @@ INFO = StageInfo("preprocess", 1, Axes(history=3), (ContextColumn("store", "stri
     ],
 )
 def test_a_request_that_does_not_fit_its_users_is_refused(inputs, message):
-    pipeline = Pipeline(INFO, {}, stage_specs(INFO.axes, INFO.context))
+    pipeline = Pipeline(INFO, {}, make_stage_specs(INFO.axes, INFO.context))
     with pytest.raises(RequestError, match=message):
         pipeline.recommend([1, 2], **inputs)
 

@@ -40,7 +40,7 @@ def info(features, **axes) -> StageInfo:
 
 def request(stage: Preprocess, user_ids, **tensors) -> dict[str, np.ndarray]:
     """Inputs for user ids, absent tensors filled as the adapter fills them."""
-    inputs = {t.name: t.filled(len(user_ids)) for t in stage.info.spec.inputs if t.optional}
+    inputs = {t.name: t.make_filled(len(user_ids)) for t in stage.info.spec.inputs if t.optional}
     return inputs | {"user_id": np.array(user_ids, np.int64)[:, None]} | tensors
 
 

@@ -21,14 +21,23 @@ from repository.publish import Staging, find_served_generation, hold_nothing, li
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     StageInfo,
+    compute_sha256,
+    find_stage_folder,
     read_stage,
-    sha256_of,
-    stage_folder,
     verify_manifest,
     write_manifest,
 )
 from serving.contract.errors import ArtifactError, ConfigError, ExportError, ServerError
-from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
+from serving.contract.tensors import (
+    ENSEMBLE,
+    LIVE_MODELS,
+    STAGES,
+    Axes,
+    ModelSpec,
+    TensorSpec,
+    make_ensemble_spec,
+    make_stage_specs,
+)
 from tests.clocks import PatientClock
 from tests.repositories import copy_to_change
 
@@ -42,7 +51,7 @@ def recorded(specs, rows=4):
 
 
 def publish_once(repository, axes=AXES, layout="ensemble", find_held=hold_nothing):
-    specs = stage_specs(axes)
+    specs = make_stage_specs(axes)
     with Staging(repository, layout, find_held) as staging:
         for name in STAGES:
             StageInfo(name, staging.generation, axes).write(staging.folder(name))
@@ -78,7 +87,7 @@ def test_a_generation_is_whole_and_verified(tmp_path):
         assert "model.py" in manifest["files"]
         assert "serving/contract/tensors.py" in manifest["files"]
         assert {w.batch_size for w in read_config(repository / name / CONFIG_FILE).model_warmup} == {1, WARMUP_BATCH}
-        first = stage_specs(AXES)[name].inputs[0]
+        first = make_stage_specs(AXES)[name].inputs[0]
         size = int(np.prod(first.dims)) * first.numpy_dtype.itemsize
         assert [len((repository / name / "warmup" / f"{first.name}_{row}").read_bytes()) for row in range(4)] == [size] * 4
     assert [path.name for path in tmp_path.glob(".repo.staging")] == []
@@ -99,7 +108,7 @@ def test_a_path_that_no_model_starts_from_is_refused_before_training(tmp_path):
         Staging(tmp_path / "two words" / "repo") as staging,
         pytest.raises(ConfigError, match="no model starts from there"),
     ):
-        staging.check_contract(stage_specs(AXES))
+        staging.check_contract(make_stage_specs(AXES))
 
 
 def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):
@@ -107,11 +116,11 @@ def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):
     publish_once(repository, layout="fused")
     assert {model.name for model in read_repository(repository)} == {ENSEMBLE, *LIVE_MODELS}
     version = repository / ENSEMBLE / "1"
-    assert read_stage(version).spec == ensemble_spec(stage_specs(AXES))
+    assert read_stage(version).spec == make_ensemble_spec(make_stage_specs(AXES))
     facts = verify_manifest(version)
     assert {f"{name}/stage.json" for name in STAGES} | {"model.py", "serving/contract/tensors.py"} <= facts["files"].keys()
     for name in STAGES:
-        assert sha256_of(stage_folder(repository, name, 1) / MANIFEST_FILE) == facts["stages"][name]
+        assert compute_sha256(find_stage_folder(repository, name, 1) / MANIFEST_FILE) == facts["stages"][name]
         verify_manifest(version / name)
     assert {path.name for path in (repository / ENSEMBLE / "warmup").iterdir()} >= {"user_id_0", "exclude_3"}
 
@@ -255,7 +264,7 @@ def test_a_failure_before_the_last_rename_changes_nothing_that_answers(published
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_file_changed_after_sealing_is_refused(tmp_path, layout):
-    specs = stage_specs(AXES)
+    specs = make_stage_specs(AXES)
     with Staging(tmp_path / "repo", layout) as staging:
         for name in STAGES:
             StageInfo(name, staging.generation, AXES).write(staging.folder(name))
@@ -304,7 +313,7 @@ def test_another_contract_is_refused(published):
 def test_records_of_as_many_bytes_with_other_fields_are_another_contract(published):
     repository = published()
     other = replace(AXES, user_categorical=1, user_continuous=3)
-    assert [stage_specs(axes)["retrieve"].inputs[0].dims for axes in (AXES, other)] == [(88,), (88,)]
+    assert [make_stage_specs(axes)["retrieve"].inputs[0].dims for axes in (AXES, other)] == [(88,), (88,)]
     with pytest.raises(ExportError, match=r"user UINT8 \[88\] .*user_categorical INT64 \[1\].* of rank differ"):
         publish_once(repository, other)
     assert find_served_generation(repository) == 1

@@ -6,7 +6,7 @@ import pytest
 from export.recording import requests_like
 from repository.recorded import Recorded, compare_answers, read_recorded
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import FROM_STORE, PAD_ID, Axes, ensemble_spec, stage_specs
+from serving.contract.tensors import FROM_STORE, PAD_ID, Axes, make_ensemble_spec, make_stage_specs
 from training.dataset import load_dataset
 
 
@@ -17,7 +17,7 @@ def dataset():
 
 @pytest.fixture(scope="module")
 def spec(dataset):
-    return ensemble_spec(stage_specs(Axes(history=6, exclusions=4), dataset.context_columns))
+    return make_ensemble_spec(make_stage_specs(Axes(history=6, exclusions=4), dataset.context_columns))
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,18 @@ from tritonclient.grpc import model_config_pb2 as pb
 from repository import config as c
 from repository.models import read_config, write_config
 from serving.contract.errors import ExportError
-from serving.contract.tensors import STAGES, Axes, ContextColumn, ModelSpec, TensorSpec, ensemble_spec, record, stage_specs
+from serving.contract.tensors import (
+    STAGES,
+    Axes,
+    ContextColumn,
+    ModelSpec,
+    TensorSpec,
+    make_ensemble_spec,
+    make_record,
+    make_stage_specs,
+)
 
-SPECS = stage_specs(
+SPECS = make_stage_specs(
     Axes(user_categorical=5, user_continuous=3), (ContextColumn("device", "string"), ContextColumn("hour", "continuous"))
 )
 
@@ -64,7 +73,7 @@ def test_priorities_and_queue_limits_are_written_when_asked_for():
 def test_the_ensemble_parses_back_and_pins_every_step():
     text = text_format.MessageToString(c.ensemble_config(SPECS, 7, c.Serving()))
     config = text_format.Parse(text, pb.ModelConfig())
-    assert c.spec_of(config) == without_fills(ensemble_spec(SPECS))
+    assert c.spec_of(config) == without_fills(make_ensemble_spec(SPECS))
     assert [(s.model_name, s.model_version) for s in config.ensemble_scheduling.step] == [(name, 7) for name in STAGES]
     assert list(config.version_policy.specific.versions) == [7]
 
@@ -88,7 +97,9 @@ def test_preferred_batch_sizes_stay_within_the_maximum():
 
 def test_edges_that_disagree_are_refused():
     user, candidates = SPECS["rank"].inputs
-    other = record("candidates", *(replace(t, dtype="INT32") if t.name == "candidate_ids" else t for t in candidates.fields))
+    other = make_record(
+        "candidates", *(replace(t, dtype="INT32") if t.name == "candidate_ids" else t for t in candidates.fields)
+    )
     rank = replace(SPECS["rank"], inputs=(user, other))
     with pytest.raises(ExportError, match=r"candidate_ids INT64 \[256\].* and rank expects .*candidate_ids INT32 \[256\]"):
         c.check_edges({**SPECS, "rank": rank})

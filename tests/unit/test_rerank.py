@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from repository.rules import compile_rules
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage
-from serving.loops.ordering import falling, sort_stably
+from serving.loops.ordering import compute_sort_key, sort_stably
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.features.ids import ItemIndex
@@ -35,7 +35,7 @@ SCORES = st.lists(st.one_of(st.sampled_from(ODD), st.floats(width=32)), min_size
 @given(SCORES)
 def test_falling_sorts_as_the_negated_score(scores):
     scores = np.array(scores, np.float32)
-    ranks = np.array([falling(score) for score in scores])
+    ranks = np.array([compute_sort_key(score) for score in scores])
     np.testing.assert_array_equal(np.argsort(ranks, kind="stable"), np.argsort(-scores, kind="stable"))
     assert (np.abs(ranks) < 2**31).all()
 

@@ -9,7 +9,7 @@ import torch
 
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ArtifactError, RequestError
-from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage, stage_specs
+from serving.contract.tensors import PAD_ID, Axes, Degraded, make_stage_specs, new_lineage
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
 from serving.stages.retrieve import Retrieve
@@ -120,7 +120,7 @@ def test_candidates_equal_the_slow_twin(tmp_path, filter_seen):
     short = (got["candidate_ids"] != PAD_ID).sum(axis=1, keepdims=True) < AXES.items_returned
     np.testing.assert_array_equal(got["lineage"][:, 1:], Degraded.PREPROCESS | np.where(short, int(Degraded.RETRIEVE), 0))
     assert stage.faults(inputs) == {}
-    for tensor in stage_specs(AXES)["retrieve"].output_fields:
+    for tensor in make_stage_specs(AXES)["retrieve"].output_fields:
         assert got[tensor.name].shape == (4, *tensor.dims)
         assert got[tensor.name].dtype == tensor.numpy_dtype
     falling = np.diff(np.maximum(got["retrieval_scores"], -1e9), axis=1) <= 0

@@ -9,7 +9,7 @@ from numba import TypingError
 
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import Sources
-from serving.loops.inner_product import inner_product
+from serving.loops.inner_product import compute_inner_product
 from serving.stages.search.loading import load_search
 from serving.stages.search.loops import select_smallest
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
@@ -259,7 +259,7 @@ def test_threads_that_share_a_search_are_answered_as_one_is(whole):
 def test_vectors_that_lanes_cannot_read_are_refused(change):
     vectors = change(np.ones((3, 32), np.float32))
     with pytest.raises(TypingError, match="lanes cannot read"):
-        inner_product(vectors[0], vectors[1])
+        compute_inner_product(vectors[0], vectors[1])
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
@@ -298,7 +298,7 @@ def test_an_index_on_a_gpu_is_asked_once_and_finds_the_same():
 @pytest.mark.parametrize("width", [1, 5, 15, 16, 17, 63, 64, 65, 200])
 def test_inner_products_are_summed_in_the_order_that_is_promised(width):
     for a, b in np.random.default_rng(width).normal(size=(50, 2, width)).astype(np.float32):
-        assert inner_product(a, b) == inner_product_slowly(a, b)
+        assert compute_inner_product(a, b) == inner_product_slowly(a, b)
 
 
 @pytest.mark.parametrize("n_keys", [0, 1, 2, 20, 1_000])

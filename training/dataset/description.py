@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serving.contract.errors import ConfigError, DataError
-from serving.contract.tensors import LIVE_MODELS, STAGES, Axes, ensemble_spec, live_specs, stage_specs
+from serving.contract.tensors import LIVE_MODELS, STAGES, Axes, make_ensemble_spec, make_live_specs, make_stage_specs
 from serving.live.aggregations import parse_aggregations
 
 FILE_NAME = "dataset.toml"
@@ -25,8 +25,8 @@ ITEM_ROLES = ("title", "category", "provider", "available")
 
 
 def _tensor_names() -> set[str]:
-    stages = stage_specs(Axes())
-    specs = (*stages.values(), *live_specs().values(), ensemble_spec(stages))
+    stages = make_stage_specs(Axes())
+    specs = (*stages.values(), *make_live_specs().values(), make_ensemble_spec(stages))
     return {t.name for s in specs for t in (*s.inputs, *s.outputs, *s.input_fields, *s.output_fields)} | {*STAGES, *LIVE_MODELS}
 
 

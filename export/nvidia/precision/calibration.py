@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, STAGES, stage_specs
+from serving.contract.tensors import ENSEMBLE, STAGES, make_stage_specs
 from serving.pipeline import STAGE_TYPES, Pipeline
 
 Arrays = dict[str, np.ndarray]
@@ -43,7 +43,7 @@ def replace_networks(pipeline: Pipeline, networks: Mapping[str, Any]) -> Pipelin
 def find_stage_folders(repository: Path) -> dict[str, Path]:
     """Return the version folders of every stage and of `recommend`, of the generation that a server answers with."""
     generation = pinned_generation(repository)
-    return {stage: stage_folder(repository, stage, generation) for stage in STAGES} | {
+    return {stage: find_stage_folder(repository, stage, generation) for stage in STAGES} | {
         ENSEMBLE: repository / ENSEMBLE / str(generation)
     }
 
@@ -52,7 +52,7 @@ def open_pipeline(folders: Mapping[str, Path]) -> Pipeline:
     """Return the pipeline of a generation, published or only staged. folders: as `find_stage_folders` gives them."""
     stages = {stage: STAGE_TYPES[stage].load(folders[stage]) for stage in STAGES}
     info = read_stage(folders[STAGES[0]])
-    return Pipeline(info, stages, stage_specs(info.axes, info.context))
+    return Pipeline(info, stages, make_stage_specs(info.axes, info.context))
 
 
 def halve_lists(feed: Arrays) -> Arrays:

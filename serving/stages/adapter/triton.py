@@ -23,7 +23,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.contract.artifacts import StageInfo, read_stage, verify_manifest
 from serving.contract.errors import ArtifactError, RecommenderError
-from serving.contract.logs import json_line
+from serving.contract.logs import format_json_line
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
 from serving.live.opening import open_reader
 from serving.live.reader import Reader
@@ -194,7 +194,7 @@ def join_requests(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[in
         if tensor.optional:
             for tensors, n in zip(given, rows, strict=True):
                 if tensor.name not in tensors:
-                    tensors[tensor.name] = tensor.filled(n)
+                    tensors[tensor.name] = tensor.make_filled(n)
     if len(given) == 1:
         return given[0], rows
     return {t.name: np.concatenate([tensors[t.name] for tensors in given]) for t in spec.inputs}, rows
@@ -259,5 +259,5 @@ def make_caller_error(stage: str, error: Exception, request_id: str) -> Any:
     if isinstance(error, RecommenderError):
         return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, ERROR_CODES[error.status]))
     fields = {"stage": stage, "request_id": request_id, "exception": traceback.format_exc()}
-    pb_utils.Logger.log_error(json_line("ERROR", "adapter", f"{type(error).__name__} in {stage}", time.time(), **fields))
+    pb_utils.Logger.log_error(format_json_line("ERROR", "adapter", f"{type(error).__name__} in {stage}", time.time(), **fields))
     return pb_utils.TritonError(f"Internal error in {stage} ({type(error).__name__}); the server's log has the details.")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.contract.distributions import Reference, kl, psi, read_references
+from serving.contract.distributions import Reference, compute_kl, compute_psi, read_references
 from serving.contract.measurements import COUNTER, GAUGE, Measurement
 
 WINDOW_ROWS = 2_000  # requests of one process in a window
@@ -65,7 +65,7 @@ class DriftWindow:
                 (np.asarray(reference.shares), reference.count_shares(column))
                 for reference, column in zip(self._references, columns, strict=True)
             ]
-            self._divergences = [(psi(*pair), kl(*pair)) for pair in pairs]
+            self._divergences = [(compute_psi(*pair), compute_kl(*pair)) for pair in pairs]
             self._windows += 1
             self._rows = 0
         text, watched = "Windows of requests compared with the export's", {"watched": self._watched}

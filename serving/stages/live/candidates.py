@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serving.contract.artifacts import writable
+from serving.contract.artifacts import view_writable
 from serving.loops.compiled import compiled
-from serving.loops.inner_product import inner_product
+from serving.loops.inner_product import compute_inner_product
 from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.sales import LiveSales
 from serving.stages.search.search import Blocked, Search
@@ -48,10 +48,10 @@ class SearchedItems:
         Its neighbours are those of the first template.
         """
         vectors, neighbours = self.search.item_vectors, self.search.neighbours
-        writable(vectors)[position] = vectors[templates].mean(axis=0)
-        writable(self.history)[position] = self.history[templates].mean(axis=0)
+        view_writable(vectors)[position] = vectors[templates].mean(axis=0)
+        view_writable(self.history)[position] = self.history[templates].mean(axis=0)
         for array in (neighbours.positions, neighbours.weights):
-            writable(array)[position] = array[templates[0]]
+            view_writable(array)[position] = array[templates[0]]
         self.newcomers = np.append(self.newcomers, position)
         self.search.set_servable(position, True)
 
@@ -59,8 +59,8 @@ class SearchedItems:
         """Compute the vectors of a new item from its columns, and follow the availability of any item."""
         if self.tower and np.any(self.newcomers == position):
             vectors, width = self.tower.compute_vectors(columns), self.search.item_vectors.shape[1]
-            writable(self.search.item_vectors)[position] = vectors[:width]
-            writable(self.history)[position] = vectors[width:]
+            view_writable(self.search.item_vectors)[position] = vectors[:width]
+            view_writable(self.history)[position] = vectors[width:]
         if "available" in columns:
             self.search.set_servable(position, columns["available"] is not False)
 
@@ -121,7 +121,7 @@ def choose_newcomers(newcomers, vectors, user_vector, blocked):
     losses = np.empty(len(older), np.float64)
     for place in range(len(older)):
         is_blocked = np.any(blocked == older[place])
-        losses[place] = np.inf if is_blocked else -inner_product(vectors[older[place]], user_vector)
+        losses[place] = np.inf if is_blocked else -compute_inner_product(vectors[older[place]], user_vector)
     best = np.argsort(losses, kind="mergesort")[: MOST_NEWCOMERS - LATEST_NEWCOMERS]
     return np.concatenate((older[best], newcomers[-LATEST_NEWCOMERS:]))
 
@@ -150,7 +150,7 @@ def put_newcomers(newcomers, vectors, user_vectors, blocked, starts, positions, 
             else:
                 last -= 1
             positions[row, place] = position
-            scores[row, place] = inner_product(vectors[position], user_vectors[row])
+            scores[row, place] = compute_inner_product(vectors[position], user_vectors[row])
 
 
 @compiled
@@ -181,7 +181,7 @@ def lift_popular(
             if is_listed or not servable[position] or np.any(blocked[starts[row] : starts[row + 1]] == position):
                 continue
             merged[count] = position
-            values[count] = -(inner_product(vectors[position], user_vectors[row]) + lifts[position])
+            values[count] = -(compute_inner_product(vectors[position], user_vectors[row]) + lifts[position])
             count += 1
         order = np.argsort(values[:count], kind="mergesort")
         for place in range(min(width, count)):

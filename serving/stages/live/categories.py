@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serving.contract.artifacts import writable
+from serving.contract.artifacts import view_writable
 from serving.stages.features.user_state import NO_CATEGORY
 from serving.stages.live.content import Content, get_text
 from serving.stages.rules.config import CATEGORY
@@ -25,8 +25,8 @@ class ItemCategories:
         self.codes = self.content.map_groups(CATEGORY, self.item_category)
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
-        writable(self.item_category)[position] = NO_CATEGORY
+        view_writable(self.item_category)[position] = NO_CATEGORY
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         if "category" in columns:
-            writable(self.item_category)[position] = self.codes.get(get_text(columns["category"]), NO_CATEGORY)
+            view_writable(self.item_category)[position] = self.codes.get(get_text(columns["category"]), NO_CATEGORY)

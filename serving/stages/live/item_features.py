@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from serving.contract.artifacts import writable
+from serving.contract.artifacts import view_writable
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import CategoryColumn, NumberColumn, Plan
 from serving.stages.features.user_state import raw_name
@@ -40,11 +40,11 @@ class ItemFeatures:
         for slot, column in enumerate(self.plan.categorical):
             if slot >= FIRST_SLOT and column.kind != "hash":
                 vocabularies = {name: values for name, values in self.plan.vocabularies.items() if name == column.name}
-                yield writable(self.rows), slot, column.source, Plan((column,), (), (), vocabularies)
+                yield view_writable(self.rows), slot, column.source, Plan((column,), (), (), vocabularies)
 
     def _numbers(self) -> Iterator[tuple[np.ndarray, int, str, Plan]]:
         for place, column in enumerate(self.plan.continuous):
-            yield writable(self.numbers), place, column.source, Plan((), (column,))
+            yield view_writable(self.numbers), place, column.source, Plan((), (column,))
 
     def begin(self, position: int) -> None:
         """Write the features of a new item without known columns and without sales. position: of the item"""

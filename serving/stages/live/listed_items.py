@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serving.contract.artifacts import writable
+from serving.contract.artifacts import view_writable
 from serving.contract.tensors import PAD_ID
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
@@ -40,7 +40,7 @@ class ListedItems:
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
         """Write the rows of a new item. templates: int64 [T] positions of the items most like it"""
-        writable(self.item_vectors)[position] = self.item_vectors[templates].mean(axis=0)
+        view_writable(self.item_vectors)[position] = self.item_vectors[templates].mean(axis=0)
         self._begin_record(position)
 
     def use_rules(self, rules: Rules) -> None:
@@ -52,7 +52,7 @@ class ListedItems:
     def _begin_record(self, position: int) -> None:
         """Write the rules' record of a new item whose columns are not known yet."""
         item_id, config = int(self.items.padded_ids[position]), self.rules.config
-        record = writable(self.rules.items)[position : position + 1]
+        record = view_writable(self.rules.items)[position : position + 1]
         record["group"], record["cap"], record["draw_rate"] = -1 - position, NO_CAP, 1.0
         is_blocked, slot = item_id in config.blocked_ids, config.slots.get(item_id, BLOCKED)
         record["zone"] = BLOCKED if is_blocked else slot - BLOCKED
@@ -61,7 +61,7 @@ class ListedItems:
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Write what changed columns of an item mean for the rules: its category, provider and price."""
         config = self.rules.config
-        record = writable(self.rules.items)[position : position + 1]
+        record = view_writable(self.rules.items)[position : position + 1]
         for role, key in enumerate(GROUPS):
             if key not in columns:
                 continue

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from serving.contract.artifacts import StageInfo, read_stage, stage_folder, stage_settings
+from serving.contract.artifacts import StageInfo, find_stage_folder, make_stage_settings, read_stage
 from serving.contract.measurements import Measurement
 from serving.contract.tensors import STAGES
 from serving.live.admission import ChangeAdmission, EventAdmission
@@ -86,7 +86,7 @@ class LiveModel:
         store: folder of a live store to use instead of the repository's own
         """
         info = read_stage(folder)
-        settings = stage_settings(folder, info, LiveSettings)
+        settings = make_stage_settings(folder, info, LiveSettings)
         repository = folder.parents[1]
         seeds = cls.open_seeds(repository, info.generation)
         place = store or live_folder(repository, info.live_folder)
@@ -136,7 +136,7 @@ class Observe(LiveModel):
 
     @classmethod
     def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds:
-        return GenerationSeeds(UserFiles.open(stage_folder(repository, STAGES[0], generation) / "store"))
+        return GenerationSeeds(UserFiles.open(find_stage_folder(repository, STAGES[0], generation) / "store"))
 
     @cached_property
     def admission(self) -> EventAdmission:

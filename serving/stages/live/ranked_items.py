@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from serving.contract.artifacts import writable
+from serving.contract.artifacts import view_writable
 from serving.contract.tensors import OOV_ROW
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import SCALE
@@ -47,16 +47,16 @@ class RankedItems:
         """
         like, statistics = templates[0], self.statistics
         for array in (self.item_rows, self.item_numbers, statistics.neighbours, statistics.neighbour_weights):
-            writable(array)[position] = array[like]
-        writable(self.item_rows)[position, 0] = OOV_ROW
+            view_writable(array)[position] = array[like]
+        view_writable(self.item_rows)[position, 0] = OOV_ROW
         if self.features:
             self.features.begin(position)
         if self.trends:
             self.trends.begin(position)
-        writable(statistics.popularity)[position] = 0.0
-        writable(statistics.popularity_then)[position] = 0.0
-        writable(statistics.sold_days)[position] = 0.0, statistics.clock.log_days + statistics.elapsed_days[0]
-        writable(statistics.groups)[position] = NO_CATEGORY
+        view_writable(statistics.popularity)[position] = 0.0
+        view_writable(statistics.popularity_then)[position] = 0.0
+        view_writable(statistics.sold_days)[position] = 0.0, statistics.clock.log_days + statistics.elapsed_days[0]
+        view_writable(statistics.groups)[position] = NO_CATEGORY
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Write what changed columns of an item mean for the ranker: its features, category and provider."""
@@ -64,7 +64,7 @@ class RankedItems:
             self.features.change(position, columns)
         if self.trends:
             self.trends.change_item(position, columns)
-        groups = writable(self.statistics.groups)
+        groups = view_writable(self.statistics.groups)
         for role, name in enumerate(GROUPS):
             if name in columns:
                 groups[position, role] = self.group_codes[role].get(get_text(columns[name]), NO_CATEGORY)
@@ -85,11 +85,11 @@ class RankedItems:
         statistics, live, elapsed_days = self.statistics, sales.counts[rows], sales.elapsed_days
         statistics.elapsed_days[0] = elapsed_days
         counted = np.column_stack([counts[rows, 0] + live, counts[rows, 1:] * sales.fading + sales.live_counts(rows)])
-        writable(statistics.popularity)[rows] = np.log1p(counted) * SCALE
+        view_writable(statistics.popularity)[rows] = np.log1p(counted) * SCALE
         first, last = (sold_days[rows] + elapsed_days).T
         is_sold, was_sold = live > 0, counts[rows, 0] > 0
         first_live, last_live = (sales.days_since(moments[rows]) for moments in (sales.first_s, sales.last_s))
         first = np.where(was_sold, first, 0.0)
         first = np.where(is_sold, np.where(was_sold, np.maximum(first, first_live), first_live), first)
         last = np.where(is_sold, np.minimum(last, last_live), last)
-        writable(statistics.sold_days)[rows] = np.column_stack([first, last])
+        view_writable(statistics.sold_days)[rows] = np.column_stack([first, last])

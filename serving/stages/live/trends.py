@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, check_range, open_checked_array, read_json, writable
+from serving.contract.artifacts import REMEDY, check_range, open_checked_array, read_json, view_writable
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.live.aggregations import EVENT, Aggregation, EntityPlan, compile_aggregations, hash_categories
 from serving.live.aggregations.loops import RING
@@ -58,12 +58,12 @@ class EntityTrends:
     def load(cls, folder: Path, number: int, plan: EntityPlan, column: str, numbers: np.ndarray) -> EntityTrends:
         """Open the files of one entity, number 0, 1, … of trends.json. Raises ArtifactError."""
         if plan.entity == ITEM:
-            return cls(plan, writable(open_checked_array(folder, f"records.{number}", plan.dtype, len(numbers))), numbers)
+            return cls(plan, view_writable(open_checked_array(folder, f"records.{number}", plan.dtype, len(numbers))), numbers)
         keys = open_checked_array(folder, f"keys.{number}", "int64", None)
         records = open_checked_array(folder, f"records.{number}", plan.dtype, len(keys) + 1)
         record_of = open_checked_array(folder, f"record_of.{number}", "int32", len(numbers))
         check_range(folder / f"record_of.{number}.npy", record_of, len(keys))
-        return cls(plan, writable(records), numbers, writable(record_of), keys, column)
+        return cls(plan, view_writable(records), numbers, view_writable(record_of), keys, column)
 
     def count(self, positions: np.ndarray, events: np.ndarray, clock_ms: int) -> None:
         """Add events, EVENT [N], of items to their records. positions: int64 [N]"""
@@ -155,7 +155,7 @@ class ItemTrends:
         entities = []
         for number, (plan, column) in enumerate(zip(plans, columns, strict=True)):
             last = first + len(plan.names)
-            entities.append(EntityTrends.load(folder, number, plan, column, writable(item_numbers)[:, first:last]))
+            entities.append(EntityTrends.load(folder, number, plan, column, view_writable(item_numbers)[:, first:last]))
             first = last
         counted = CountedEvents(items, as_of_s, names, amount, open_prices(folder))
         return cls(items, tuple(entities), counted, find_step_ms(aggregations))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serving.contract.artifacts import writable
+from serving.contract.artifacts import view_writable
 from serving.contract.errors import DependencyError
 from serving.live.aggregations import EVENT
 from serving.live.events import Flags
@@ -51,7 +51,7 @@ class UserTrends:
         stored = store.aggregates
         if stored is None:
             return None
-        stored = stored._replace(records=writable(stored.records))
+        stored = stored._replace(records=view_writable(stored.records))
         names, amount, prices = stored.event_names, stored.amount, stored.prices
         counted = CountedEvents(items, store.as_of_s, names, amount, prices, skipped=Flags.ERASED)
         trends = cls(reader, store.user_ids, stored, counted, new_bytes)

@@ -19,7 +19,7 @@ from serving.live.layout import Layout
 from serving.live.reader import PAIR, UserReader, UserSnapshot
 from serving.live.store import Progress
 from serving.live.timeline import Timeline
-from serving.loops.compiled import compiled, machine_code
+from serving.loops.compiled import compiled, find_entry_point
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import UserState
 from serving.stages.live.measurements import RecentTimes
@@ -96,7 +96,7 @@ class LiveUsers:
         layout = Layout()
         records = np.frombuffer(layout.empty_users(2).tobytes(), layout.user)
         return replace(
-            self, write=machine_code(write_records, *self._arguments(nobody, [0, 1], records, Timeline.of([], 0, 0)))
+            self, write=find_entry_point(write_records, *self._arguments(nobody, [0, 1], records, Timeline.of([], 0, 0)))
         )
 
     def _write(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline) -> None:

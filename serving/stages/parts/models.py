@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.contract.artifacts import StageInfo, read_stage, stage_settings
+from serving.contract.artifacts import StageInfo, make_stage_settings, read_stage
 from serving.contract.errors import DependencyError
 from serving.contract.measurements import Measurement
 from serving.contract.tensors import ModelSpec, find_generation_faults
@@ -74,7 +74,7 @@ class RetrieveFeatures(StagePart):
     @classmethod
     def load(cls, folder: Path) -> RetrieveFeatures:
         info, part = read_part(folder)
-        settings = stage_settings(folder, info, RetrieveSettings)
+        settings = make_stage_settings(folder, info, RetrieveSettings)
         return cls(info, part, RetrieveInputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
 
     def __call__(self, inputs: Arrays) -> Arrays:
@@ -91,7 +91,7 @@ class RetrieveSearch(StagePart):
     @classmethod
     def load(cls, folder: Path) -> RetrieveSearch:
         info, part = read_part(folder)
-        settings = stage_settings(folder, info, RetrieveSettings)
+        settings = make_stage_settings(folder, info, RetrieveSettings)
         return cls(info, part, RetrieveOutputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
 
     def with_live(self, reader: Reader) -> RetrieveSearch:
@@ -129,7 +129,7 @@ class RankFeatures(StagePart):
     @classmethod
     def load(cls, folder: Path) -> RankFeatures:
         info, part = read_part(folder)
-        return cls(info, part, RankInputs.load(folder, stage_settings(folder, info, RankSettings)))
+        return cls(info, part, RankInputs.load(folder, make_stage_settings(folder, info, RankSettings)))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
@@ -165,7 +165,7 @@ class RankRows(StagePart):
     @classmethod
     def load(cls, folder: Path, as_exported: bool = False) -> RankRows:
         info, part = read_part(folder)
-        inputs = RankInputs.load(folder, stage_settings(folder, info, RankSettings))
+        inputs = RankInputs.load(folder, make_stage_settings(folder, info, RankSettings))
         return cls(info, part, inputs, EmbeddingRows.load(folder, info, inputs, as_exported))
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class RankScores(StagePart):
     @classmethod
     def load(cls, folder: Path) -> RankScores:
         info, part = read_part(folder)
-        return cls(info, part, RankOutputs(stage_settings(folder, info, RankSettings).blend))
+        return cls(info, part, RankOutputs(make_stage_settings(folder, info, RankSettings).blend))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         return self.outputs.scores(inputs, inputs["logits"], inputs["retrieval_part"])
@@ -216,7 +216,7 @@ class RerankList(StagePart):
     @classmethod
     def load(cls, folder: Path) -> RerankList:
         info, part = read_part(folder)
-        settings = stage_settings(folder, info, RerankSettings)
+        settings = make_stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
         return cls(info, part, BestLists(items, settings.list_length), RerankInputs.load(folder, items))
 
@@ -234,7 +234,7 @@ class RerankRules(StagePart):
     @classmethod
     def load(cls, folder: Path) -> RerankRules:
         info, part = read_part(folder)
-        settings = stage_settings(folder, info, RerankSettings)
+        settings = make_stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
         return cls(info, part, BestLists(items, settings.list_length), RerankOutputs.load(folder, info, settings, items))
 

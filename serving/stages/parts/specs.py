@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serving.contract.artifacts import StageInfo, stage_settings
-from serving.contract.tensors import USER_ID, ModelSpec, TensorSpec, stage_specs
+from serving.contract.artifacts import StageInfo, make_stage_settings
+from serving.contract.tensors import USER_ID, ModelSpec, TensorSpec, make_stage_specs
 
 PREPROCESS_FEATURES, PREPROCESS_WORKFLOW, PREPROCESS_TENSORS = (
     "preprocess_features",
@@ -79,12 +79,12 @@ class PartSettings:
 
     @classmethod
     def of(cls, folder: Path, info: StageInfo) -> PartSettings:
-        return stage_settings(folder, info, cls)
+        return make_stage_settings(folder, info, cls)
 
 
 def part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
     """Return the specs of all parts but `rank_embeddings`, by name, with our own tables; for HPS see `put_behind_hps`."""
-    stages = stage_specs(info.axes, info.context)
+    stages = make_stage_specs(info.axes, info.context)
     known = {
         t.name: t for spec in stages.values() for t in (*spec.input_fields, *spec.output_fields, *spec.inputs, *spec.outputs)
     }
@@ -164,7 +164,7 @@ def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, Mod
 
     NVTabular's model may use one name for a raw and an encoded column, so between the parts they have prefixes.
     """
-    stage = stage_specs(info.axes, info.context)["preprocess"]
+    stage = make_stage_specs(info.axes, info.context)["preprocess"]
     known = {tensor.name: tensor for tensor in stage.output_fields}
     raw, encoded = (
         {name: TensorSpec(side(name), dtype, (1,)) for name, dtype in types.items()}

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from serving.loops.compiled import compiled
-from serving.loops.inner_product import inner_product
-from serving.loops.ordering import falling
+from serving.loops.inner_product import compute_inner_product
+from serving.loops.ordering import compute_sort_key
 from serving.loops.read_ahead import LINE_BYTES, prefetch
 
 FREE, BLOCKED, NEVER = -1, -2, -3  # may be served; not to this user; never
@@ -90,9 +90,9 @@ def search_request(vector, history, weights, blocked, near, catalogue, scratch, 
     n_slots, n_near = add_index_results(near, n_slots, catalogue.vectors, scratch)
     for slot in range(n_slots):
         item = items[slot]
-        score = np.float32(sums[slot]) + inner_product(catalogue.vectors[item], vector)
+        score = np.float32(sums[slot]) + compute_inner_product(catalogue.vectors[item], vector)
         sums[slot] = score
-        keys[slot] = (falling(score) << ITEM_BITS) | item  # ties go to the lower position
+        keys[slot] = (compute_sort_key(score) << ITEM_BITS) | item  # ties go to the lower position
     n_kept = select_smallest(keys, n_slots, len(positions))
     for rank in range(n_kept):
         item = keys[rank] & (2**ITEM_BITS - 1)
@@ -125,7 +125,7 @@ def mark_sources(
                 continue
             for term in range(len(bits)):
                 first, end = columns[term]
-                if inner_product(vectors[item][first:end], vector[first:end]) > 0.0:
+                if compute_inner_product(vectors[item][first:end], vector[first:end]) > 0.0:
                     marks[slot] |= bits[term]
             before[slot], place[item] = place[item], slot
         for rank in range(len(recency[row])):

@@ -22,7 +22,7 @@ from serving.contract.artifacts import REMEDY, check_range, open_checked_array
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import Sources
 from serving.loops.compiled import compiled
-from serving.loops.inner_product import inner_product
+from serving.loops.inner_product import compute_inner_product
 from serving.stages.search.loops import FREE, NEVER, Catalogue, Scratch, count_blocked, mark_sources, search_requests
 
 MOST_ANN_RESULTS = 2_048  # requests that need more (long lists of seen items) are searched exactly
@@ -116,7 +116,7 @@ def normalise_queries(vectors, queries):
     """Write vectors, float32 [B, D], scaled to length 1, and a 0 after each, to queries, float32 [B, D + 1]."""
     for row in range(len(vectors)):
         vector, query = vectors[row], queries[row]
-        length = max(np.sqrt(inner_product(vector, vector)), SMALLEST_LENGTH)
+        length = max(np.sqrt(compute_inner_product(vector, vector)), SMALLEST_LENGTH)
         for d in range(len(vector)):
             query[d] = vector[d] / length
         query[len(vector)] = 0.0

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy import empty
 
-from serving.loops.compiled import machine_code
+from serving.loops.compiled import find_entry_point
 from serving.tables.store import hits
 from serving.tables.store.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES
 from serving.tables.store.marks import Marks
@@ -67,7 +67,7 @@ class SlotTable:
         self._words = hits.describe_table(self._header, self._plain, *parts)
         self._address = self._words.ctypes.data
         nothing = np.empty(0, np.int64), np.empty((0, self._width), np.float32)
-        self._read_hits = machine_code(read_hits, self._address, self._dtype, *nothing)
+        self._read_hits = find_entry_point(read_hits, self._address, self._dtype, *nothing)
         self._words[hits.READS] = 0  # that read does not count
 
     # --- slots of keys ------------------------------------------------------------------------------------------------------

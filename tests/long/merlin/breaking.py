@@ -7,7 +7,7 @@ import json
 from export.check import check_repository
 from hps_config.parsers import load_json
 from repository.models import read_config, write_config
-from serving.contract.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
+from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_json, write_manifest
 
 EMBEDDINGS = "rank_embeddings"
 
@@ -35,5 +35,5 @@ def reseal(repository, model: str) -> None:
     write_manifest(repository / model / "1", generation=1)
     own = repository / "recommend" / "1"
     facts = {k: v for k, v in read_json(own, MANIFEST_FILE).items() if k not in ("schema", "files")}
-    facts["stages"][model] = sha256_of(repository / model / "1" / MANIFEST_FILE)
+    facts["stages"][model] = compute_sha256(repository / model / "1" / MANIFEST_FILE)
     write_manifest(own, **facts)

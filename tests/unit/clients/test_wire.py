@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.contract.tensors import Axes, ContextColumn, ensemble_spec, stage_specs
+from serving.contract.tensors import Axes, ContextColumn, make_ensemble_spec, make_stage_specs
 from triton_recommender import InvalidRequest, Query, Timeouts
 from triton_recommender.models import ModelDescription
 from triton_recommender.tensors import FROM_STORE, MISSING_INT, PAD_ID, Degraded, Sources
@@ -26,8 +26,8 @@ def test_a_bare_user_sends_the_fill_of_everything_else():
     assert tensors["user_id"].tolist() == [[17850]]
     axes = Axes(history=H, exclusions=E)
     context = tuple(ContextColumn(n, k) for n, k in (("store", "integer"), ("device", "string"), ("basket", "continuous")))
-    for tensor in ensemble_spec(stage_specs(axes, context)).inputs[1:]:
-        np.testing.assert_array_equal(tensors[tensor.name], tensor.filled(1), err_msg=tensor.name)
+    for tensor in make_ensemble_spec(make_stage_specs(axes, context)).inputs[1:]:
+        np.testing.assert_array_equal(tensors[tensor.name], tensor.make_filled(1), err_msg=tensor.name)
         assert tensors[tensor.name].dtype == tensor.numpy_dtype
 
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from serving.contract.logs import JsonFormatter, json_line
+from serving.contract.logs import JsonFormatter, format_json_line
 from triton_recommender import Unavailable
 
 
@@ -16,7 +16,7 @@ def lines(caplog):
 
 
 def test_a_line_is_one_object_with_utc_time():
-    line = json_line("WARNING", "gateway", 'two\nlines, "quoted"', 1_700_000_000.25, request_id="r-1")
+    line = format_json_line("WARNING", "gateway", 'two\nlines, "quoted"', 1_700_000_000.25, request_id="r-1")
     assert "\n" not in line
     time = "2023-11-14T22:13:20.250Z"
     message = 'two\nlines, "quoted"'

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from serving.contract.tensors import MISSING_INT, OBSERVE, UPSERT, ContextColumn, live_specs
+from serving.contract.tensors import MISSING_INT, OBSERVE, UPSERT, ContextColumn, make_live_specs
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import ITEM_CHANGED, USER_CHANGED, EventKind, EventKinds, Flags
 from tests.unit.live.batches import KINDS, START_MS
@@ -21,7 +21,7 @@ CHANGES = ChangeAdmission({"item": {"price": "number", "title": "text", "tags": 
 def observed(count: int = 1, **columns) -> dict[str, np.ndarray]:
     """Inputs of `observe`, [count, 1]; what is not given is absent."""
     inputs = {}
-    for tensor in live_specs(tuple(column.tensor() for column in CONTEXT))[OBSERVE].inputs:
+    for tensor in make_live_specs(tuple(column.tensor for column in CONTEXT))[OBSERVE].inputs:
         values = columns.get(tensor.name, [tensor.fill if tensor.optional else 1] * count)
         inputs[tensor.name] = np.array(values, tensor.numpy_dtype).reshape(-1, 1)
     return inputs
@@ -30,7 +30,7 @@ def observed(count: int = 1, **columns) -> dict[str, np.ndarray]:
 def changed(kind: bytes, changed_id: int, columns: object) -> dict[str, np.ndarray]:
     text = columns if isinstance(columns, bytes) else json.dumps(columns).encode()
     values = {"kind": np.array([[kind]], object), "id": np.array([[changed_id]]), "columns": np.array([[text]], object)}
-    assert values.keys() == {tensor.name for tensor in live_specs()[UPSERT].inputs}
+    assert values.keys() == {tensor.name for tensor in make_live_specs()[UPSERT].inputs}
     return values
 
 
@@ -73,7 +73,7 @@ def test_everything_an_event_may_carry_is_kept():
     ],
 )
 def test_a_malformed_event_is_refused_alone(column, value, message):
-    tensor = next(t for t in live_specs(tuple(column.tensor() for column in CONTEXT))[OBSERVE].inputs if t.name == column)
+    tensor = next(t for t in make_live_specs(tuple(column.tensor for column in CONTEXT))[OBSERVE].inputs if t.name == column)
     sound = tensor.fill if tensor.optional else 1
     faults = ADMISSION.faults(observed(3, **{column: [sound, value, sound]}), START_MS)
     assert faults.keys() == {1}

@@ -18,7 +18,7 @@ import pytest
 from live.archive import read_log
 from live.consumer import EventConsumer
 from live.messages import MessageDecoder
-from serving.contract.tensors import OBSERVE, ContextColumn, live_specs
+from serving.contract.tensors import OBSERVE, ContextColumn, make_live_specs
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch
 from serving.live.layout import Layout
@@ -67,9 +67,9 @@ def broker():
 
 
 def consumer_of(writer: Writer, brokers: str = "") -> EventConsumer:
-    context = tuple(column.tensor() for column in CONTEXT)
+    context = tuple(column.tensor for column in CONTEXT)
     changes = ChangeAdmission({"item": {"price": "number"}, "user": {}}, {})
-    decoder = MessageDecoder(EventAdmission(KINDS, CONTEXT), changes, live_specs(context)[OBSERVE].inputs, writer.codes)
+    decoder = MessageDecoder(EventAdmission(KINDS, CONTEXT), changes, make_live_specs(context)[OBSERVE].inputs, writer.codes)
     return EventConsumer(writer, decoder, brokers, TOPIC)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.content_tower import ContentTower
 from tests.unit.live.test_live_answers import answer, upserted
@@ -55,7 +55,7 @@ def test_no_tower_is_served_where_the_items_most_alike_are_nearer():
 def test_a_new_items_vectors_are_those_of_the_tower(repository, pipeline, upsert):
     columns = {"title": "game number 7", "kind": "game", "category": "game"}
     tokens = np.array(sorted(compute_tokens(columns))[:2])
-    width = np.load(stage_folder(repository, "retrieve", 1) / "item_vectors.npy").shape[1]
+    width = np.load(find_stage_folder(repository, "retrieve", 1) / "item_vectors.npy").shape[1]
     weights = np.arange(3 * (2 * width - 1), dtype=np.float32).reshape(3, -1)
     arrays = pipeline.stages["retrieve"].outputs.live_items.arrays
     arrays.tower = ContentTower(tokens, weights)

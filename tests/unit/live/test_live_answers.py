@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from perf.live.reads import make_empty_state
-from serving.contract.artifacts import stage_folder
-from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, OBSERVE, PAD_ID, Degraded, live_specs
+from serving.contract.artifacts import find_stage_folder
+from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, OBSERVE, PAD_ID, Degraded, make_live_specs
 from serving.live.admission import EventAdmission
 from serving.live.events import EventBatch, EventKinds
 from serving.live.layout import Layout
@@ -36,7 +36,7 @@ def event_inputs(**columns) -> dict[str, np.ndarray]:
     count = len(columns["user_id"])
     return {
         tensor.name: np.array(columns.get(tensor.name, [tensor.fill] * count), tensor.numpy_dtype).reshape(-1, 1)
-        for tensor in live_specs()[OBSERVE].inputs
+        for tensor in make_live_specs()[OBSERVE].inputs
     }
 
 
@@ -54,7 +54,7 @@ def answer(pipeline: Pipeline, users: list[int], **inputs: list) -> dict[str, np
 
 
 def last_event_ms(repository: Path) -> int:
-    return UserStore(stage_folder(repository, "preprocess", 1) / "store").as_of_s * 1000
+    return UserStore(find_stage_folder(repository, "preprocess", 1) / "store").as_of_s * 1000
 
 
 def test_without_a_store_answers_are_those_of_the_generation(repository, reader):

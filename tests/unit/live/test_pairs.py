@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.live.events import HEADER, EventBatch, Flags
 from serving.live.layout import Layout
 from serving.live.reader import Reader
@@ -290,7 +290,7 @@ def test_a_companion_rises_for_users_who_have_its_item(repository, observe, read
     without = replace(rank, inputs=replace(rank.inputs, novelty=None))
     fields = {tensor.name: trace[tensor.name] for tensor in pipeline.specs["rank"].input_fields}
     lifts = rank(fields)["rank_scores"] - without(fields)["rank_scores"]
-    sold = np.expm1(np.load(stage_folder(repository, "rank", 1) / "popularity.npy")[:, 0] / SCALE)
+    sold = np.expm1(np.load(find_stage_folder(repository, "rank", 1) / "popularity.npy")[:, 0] / SCALE)
     column = trace["candidate_ids"][0].tolist().index(second)
     assert sold[asked] > 0
     assert lifts[0, column] == pytest.approx(np.log1p(3 * 5 / (1 + sold[asked].item())), rel=1e-4)

@@ -12,7 +12,7 @@ import pytest
 
 from live.archive import compact
 from live.erase import erase_user
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ArtifactError
 from serving.live.aggregations import Aggregation
 from serving.live.events import HEADER, ITEM_CHANGED, Flags
@@ -236,7 +236,7 @@ def test_the_clock_moves_all_items_on_a_part_at_a_time(shop, dataset):
 
 
 def test_the_rank_stage_reads_live_sales_of_an_item(repository, observe, reader):
-    folder, at_ms = stage_folder(repository, "rank", 1), last_event_ms(repository)
+    folder, at_ms = find_stage_folder(repository, "rank", 1), last_event_ms(repository)
     rank = Rank.load(folder).with_live(reader)
     before = rank.inputs.item_numbers.copy()
     observe(event_inputs(user_id=[1, 2, 3], item_id=[45] * 3, timestamp_ms=[at_ms + 20_000] * 3))

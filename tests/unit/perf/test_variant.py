@@ -21,9 +21,9 @@ from repository.config import LAYOUTS
 from repository.generations import write_pins
 from repository.models import read_config
 from repository.publish import Staging
-from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
+from serving.contract.artifacts import MANIFEST_FILE, StageInfo, compute_sha256, find_stage_folder, read_stage, verify_manifest
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import CHALLENGER, ENSEMBLE, STAGES, stage_specs
+from serving.contract.tensors import CHALLENGER, ENSEMBLE, STAGES, make_stage_specs
 from serving.stages.rank import RankSettings
 from serving.stages.search.search import INDEX_FILE
 from tests.unit.perf.conftest import AXES
@@ -37,7 +37,7 @@ def layout(request):
 @pytest.fixture
 def repository(tmp_path, layout, choice):
     """Published, with nothing in it but what a variant changes."""
-    specs, settings = stage_specs(AXES), Settings(serving={"queue_delay_us": 50})
+    specs, settings = make_stage_specs(AXES), Settings(serving={"queue_delay_us": 50})
     own = {"rank": asdict(RankSettings((), (), 0.0)), "retrieve": {"index": choice.kind}}
     with Staging(tmp_path / "repository", layout) as staging:
         for name in STAGES:
@@ -52,7 +52,7 @@ def repository(tmp_path, layout, choice):
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): sha256_of(path) for path in folder.rglob("*") if path.is_file()}
+    return {str(path.relative_to(folder)): compute_sha256(path) for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_variant_serves_the_changes_and_the_original_stays(repository, layout, tmp_path):
@@ -67,22 +67,22 @@ def test_a_variant_serves_the_changes_and_the_original_stays(repository, layout,
     assert [group.count for group in config.instance_group] == [1, instances - 1]
     assert config.dynamic_batching.max_queue_delay_microseconds == delay
     assert list(config.dynamic_batching.preferred_batch_size) == [4, 16]
-    assert read_stage(stage_folder(tmp_path / "variant", "rank", 1)).settings["threads"] == 2
-    index = faiss.read_index(str(stage_folder(tmp_path / "variant", "retrieve", 1) / INDEX_FILE))
+    assert read_stage(find_stage_folder(tmp_path / "variant", "rank", 1)).settings["threads"] == 2
+    index = faiss.read_index(str(find_stage_folder(tmp_path / "variant", "retrieve", 1) / INDEX_FILE))
     assert faiss.downcast_index(index).nprobe == 77
 
     whole = verify_manifest(tmp_path / "variant" / ENSEMBLE / "1")
     for name in STAGES:
-        folder = stage_folder(tmp_path / "variant", name, 1)
+        folder = find_stage_folder(tmp_path / "variant", name, 1)
         verify_manifest(folder)
-        assert whole["stages"][name] == sha256_of(folder / MANIFEST_FILE)
+        assert whole["stages"][name] == compute_sha256(folder / MANIFEST_FILE)
 
 
 def test_the_current_settings_are_the_same_files(repository, layout, tmp_path):
     make_variant(repository, tmp_path / "variant", layout, read_served_settings(repository))
     assert contents(tmp_path / "variant") == contents(repository)
-    index = stage_folder(repository, "retrieve", 1) / INDEX_FILE
-    assert index.samefile(stage_folder(tmp_path / "variant", "retrieve", 1) / INDEX_FILE)
+    index = find_stage_folder(repository, "retrieve", 1) / INDEX_FILE
+    assert index.samefile(find_stage_folder(tmp_path / "variant", "retrieve", 1) / INDEX_FILE)
 
 
 def test_a_variant_loads_the_champion_alone_while_an_experiment_runs(repository, layout, tmp_path):

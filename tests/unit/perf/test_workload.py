@@ -14,21 +14,21 @@ from serving.contract.tensors import (
     PAD_ID,
     Axes,
     ContextColumn,
-    ensemble_spec,
+    make_ensemble_spec,
+    make_stage_specs,
     pack_records,
-    stage_specs,
 )
 
 AXES = Axes(candidates=8, history=4, exclusions=3, items_returned=2, user_categorical=1, user_continuous=1)
 CONTEXT = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("hour", "continuous"))
-STAGES = stage_specs(AXES, CONTEXT)
-SPEC = ensemble_spec(STAGES)
+STAGES = make_stage_specs(AXES, CONTEXT)
+SPEC = make_ensemble_spec(STAGES)
 
 
 @pytest.fixture
 def requests():
     """Row 0 sends everything, row 1 the user alone, rows 2 and 3 are the same user's."""
-    rows = {t.name: t.filled(4) if t.optional else np.array([[17], [23], [42], [42]]) for t in SPEC.inputs}
+    rows = {t.name: t.make_filled(4) if t.optional else np.array([[17], [23], [42], [42]]) for t in SPEC.inputs}
     rows["store"][0], rows["device"][0], rows["hour"][0] = 5, "Łódź".encode(), 3.5
     rows["history"][0] = [9, 8, PAD_ID, PAD_ID]
     rows["exclude"][0] = [7, PAD_ID, PAD_ID]

@@ -13,7 +13,7 @@ import pytest
 from server import live_helpers, processes
 from server.ports import Ports
 from server.state import ServerState
-from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.tensors import OBSERVE
 from serving.live.reader import Reader
 from serving.live.store import live_folder
@@ -30,7 +30,7 @@ TOPIC = "shop-events"
 @pytest.fixture
 def state(tmp_path) -> Iterator[ServerState]:
     repo = link_code(repository_with_kinds(), tmp_path / "repo")
-    Observe.load(stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
+    Observe.load(find_stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
     state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
     processes.terminate(live_helpers.find_helpers(state.tag))
@@ -39,7 +39,7 @@ def state(tmp_path) -> Iterator[ServerState]:
 
 def set_live(repo: Path, **settings: object) -> None:
     """Change what the export said of `observe`."""
-    path = stage_folder(repo, OBSERVE, 1) / "stage.json"
+    path = find_stage_folder(repo, OBSERVE, 1) / "stage.json"
     facts = json.loads(path.read_text())
     path.write_text(json.dumps(facts | {"settings": facts["settings"] | settings}))
 
@@ -50,7 +50,7 @@ def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, t
     live_helpers.follow(state, tmp_path)
     broker.send(TOPIC, b'{"user_id": 3, "item_id": 5}')
     log = tmp_path / "logs" / "live-consume-1.log"
-    with closing(Reader(live_folder(state.repo), read_stage(stage_folder(state.repo, OBSERVE, 1)).shop)) as reader:
+    with closing(Reader(live_folder(state.repo), read_stage(find_stage_folder(state.repo, OBSERVE, 1)).shop)) as reader:
 
         def n_events() -> int:
             with reader.snapshot() as snapshot:

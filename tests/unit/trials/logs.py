@@ -40,7 +40,7 @@ def observe(repo: Path, given: Mapping[str, Any]) -> None:
             {
                 tensor.name: np.array(given[tensor.name], tensor.numpy_dtype)[:, None]
                 if tensor.name in given
-                else tensor.filled(count)
+                else tensor.make_filled(count)
                 for tensor in model.info.spec.inputs
             }
         )

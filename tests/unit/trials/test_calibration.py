@@ -108,7 +108,7 @@ def click(repo: Path, numbers: np.ndarray, after_s: float = 60.0) -> None:
     given = {"user_id": numbers // 20, "item_id": np.full(len(numbers), 3), "request_id": [b"a%d" % n for n in numbers]}
     specs = observe.info.spec.inputs
     own = {t.name: np.array(given[t.name], t.numpy_dtype)[:, None] for t in specs if t.name in given}
-    observe({t.name: own[t.name] if t.name in own else t.filled(len(numbers)) for t in specs})
+    observe({t.name: own[t.name] if t.name in own else t.make_filled(len(numbers)) for t in specs})
     observe.close()
 
 

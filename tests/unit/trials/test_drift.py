@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from serving.contract.distributions import Reference, kl, psi
+from serving.contract.distributions import Reference, compute_kl, compute_psi
 from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
 from trials.drift import FALSE_ALARMS, bound_psi, describe_categories, describe_numbers, psi_bound
 
@@ -19,7 +19,7 @@ def bounded(reference: Reference) -> Reference:
 
 
 def alarms(reference: Reference, window: np.ndarray) -> bool:
-    return psi(np.asarray(reference.shares), reference.count_shares(window)) > reference.psi_bound
+    return compute_psi(np.asarray(reference.shares), reference.count_shares(window)) > reference.psi_bound
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_users_who_are_frequent_by_chance_are_no_drift(seed):
 
 def test_psi_and_kl_by_hand():
     expected, found = np.array([0.5, 0.5]), np.array([0.25, 0.75])
-    assert psi(expected, found) == pytest.approx(0.25 * np.log(3))
-    assert kl(expected, found) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
-    assert psi(expected, expected) == kl(expected, expected) == 0
+    assert compute_psi(expected, found) == pytest.approx(0.25 * np.log(3))
+    assert compute_kl(expected, found) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
+    assert compute_psi(expected, expected) == compute_kl(expected, expected) == 0
 
 
 @pytest.mark.parametrize("chance", [0.001, FALSE_ALARMS, FALSE_ALARMS / FEATURES])
@@ -80,7 +80,7 @@ def test_windows_exceed_the_bound_as_often_as_stated(shares):
     generator, chance, samples = np.random.default_rng(7), 0.01, 5_000
     bound = psi_bound(shares, 1_000, WINDOW_ROWS, chance)
     pairs = zip(*(generator.multinomial(n, shares, samples) / n for n in (1_000, WINDOW_ROWS)), strict=True)
-    exceeding = np.mean([psi(expected, observed) > bound for expected, observed in pairs])
+    exceeding = np.mean([compute_psi(expected, observed) > bound for expected, observed in pairs])
     assert exceeding == pytest.approx(chance, abs=0.004)
 
 

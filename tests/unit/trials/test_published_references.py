@@ -13,9 +13,9 @@ import pytest
 from export.recording import requests_like
 from export.references import REFERENCE_TIMES
 from repository.recorded import RECORDED_FILE, read_recorded
-from serving.contract.artifacts import stage_folder
-from serving.contract.distributions import Reference, psi, read_references, write_references
-from serving.contract.tensors import ENSEMBLE, PAD_ID, ensemble_spec, stage_specs
+from serving.contract.artifacts import find_stage_folder
+from serving.contract.distributions import Reference, compute_psi, read_references, write_references
+from serving.contract.tensors import ENSEMBLE, PAD_ID, make_ensemble_spec, make_stage_specs
 from serving.pipeline import Pipeline
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.features.encode import Plan
@@ -34,13 +34,13 @@ def pipeline() -> Iterator[Pipeline]:
 def draw_requests(pipeline: Pipeline, seed: int, *counts: int) -> list[dict[str, np.ndarray]]:
     """Return all tensors of requests like those of the log, of `counts` requests in turn from one generator."""
     dataset, generator = load_dataset(small_repository().parent / "data"), np.random.default_rng(seed)
-    spec = ensemble_spec(stage_specs(pipeline.info.axes, pipeline.info.context))
+    spec = make_ensemble_spec(make_stage_specs(pipeline.info.axes, pipeline.info.context))
     return [pipeline.trace(requests_like(dataset, spec, count, generator)) for count in counts]
 
 
 def test_the_score_of_the_best_candidate_is_described(pipeline):
-    recorded = len(read_recorded(stage_folder(small_repository(), ENSEMBLE, 1) / RECORDED_FILE).inputs["user_id"])
-    *_, reference = read_references(stage_folder(small_repository(), "rank", 1))
+    recorded = len(read_recorded(find_stage_folder(small_repository(), ENSEMBLE, 1) / RECORDED_FILE).inputs["user_id"])
+    *_, reference = read_references(find_stage_folder(small_repository(), "rank", 1))
     assert (reference.name, reference.rows) == ("rank_score", REFERENCE_TIMES * recorded)
     _, watched = draw_requests(pipeline, 0, recorded, reference.rows)  # as the export drew them
     np.testing.assert_allclose(reference.shares, reference.count_shares(watched["rank_scores"].max(axis=1)))
@@ -54,7 +54,7 @@ def trace(pipeline) -> dict[str, np.ndarray]:
 
 
 def test_the_best_items_are_described_as_the_ranker_reads_them(pipeline):
-    folder = stage_folder(small_repository(), "rank", 1)
+    folder = find_stage_folder(small_repository(), "rank", 1)
     references = {reference.name: reference for reference in read_references(folder)}
     (trace,) = draw_requests(pipeline, 3, WINDOW_ROWS)
     best = trace["candidate_ids"][np.arange(WINDOW_ROWS), trace["rank_scores"].argmax(axis=1)]
@@ -62,7 +62,7 @@ def test_the_best_items_are_described_as_the_ranker_reads_them(pipeline):
     column = [own.name for own in Plan.load(folder / "item_plan").continuous].index("catalogue_unit_price")
     price = np.load(folder / "item_numbers.npy")[ItemIndex.load(folder / "item_ids.npy").positions(best), column]
     reference = references["catalogue_unit_price"]
-    assert psi(np.asarray(reference.shares), reference.count_shares(price)) < reference.psi_bound < np.inf
+    assert compute_psi(np.asarray(reference.shares), reference.count_shares(price)) < reference.psi_bound < np.inf
 
 
 def find_alarms(rank: Rank) -> set[str]:
@@ -76,7 +76,7 @@ def find_alarms(rank: Rank) -> set[str]:
 
 @pytest.mark.parametrize(("moved_by", "alarms"), [(0.0, False), (100.0, True)])
 def test_the_rank_stage_tells_when_scores_have_moved(trace, moved_by, alarms):
-    with closing(Rank.load(stage_folder(small_repository(), "rank", 1))) as rank:
+    with closing(Rank.load(find_stage_folder(small_repository(), "rank", 1))) as rank:
         rank(trace | {"user_continuous": trace["user_continuous"] + np.float32(moved_by)})
         found = find_alarms(rank)
     assert ("rank_score" in found) == alarms
@@ -87,13 +87,13 @@ def test_the_rank_stage_tells_when_other_items_win(pipeline, trace):
     """As after a rule or an index that leaves most of the catalogue out: each list is of two items alone."""
     few = np.full_like(trace["candidate_ids"], PAD_ID)
     few[:, :2] = pipeline.stages["rank"].inputs.items.ids[-2:]
-    with closing(Rank.load(stage_folder(small_repository(), "rank", 1))) as rank:
+    with closing(Rank.load(find_stage_folder(small_repository(), "rank", 1))) as rank:
         rank(trace | {"candidate_ids": few})
         assert {"item_id", "catalogue_unit_price"} <= find_alarms(rank)
 
 
 def test_an_older_versions_references_leave_the_stage_unwatched(tmp_path):
-    folder = Path(shutil.copytree(stage_folder(small_repository(), "rank", 1), tmp_path / "rank"))
+    folder = Path(shutil.copytree(find_stage_folder(small_repository(), "rank", 1), tmp_path / "rank"))
     write_references(folder, [Reference("rank_score", 10, (1.0, 0.0))])
     with closing(Rank.load(folder)) as rank:
         assert not [own for own in rank.measurements() if own.name.startswith("recommender_drift")]

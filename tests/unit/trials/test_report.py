@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
-from serving.contract.artifacts import stage_folder
+from serving.contract.artifacts import find_stage_folder
 from serving.live.experiment import Experiment
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.trials.logs import events, exposures
@@ -204,6 +204,6 @@ def test_arms_are_told_apart_on_a_narrow_screen(repo):
 
 
 def test_an_export_without_categories_is_named(repo, feedback):
-    shutil.rmtree(stage_folder(repo, "rerank", 1) / "content")
+    shutil.rmtree(find_stage_folder(repo, "rerank", 1) / "content")
     with pytest.raises(TrialError, match="Generation 1 does not know its items' categories"):
         summarise(feedback, "category", repo)

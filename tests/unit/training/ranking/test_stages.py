@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from serving.contract.artifacts import StageInfo
-from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, new_lineage, stage_specs
+from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, make_stage_specs, new_lineage
 from serving.stages import rank as rank_stage
 from serving.stages.rank import Rank, RankOutputs
 from serving.stages.rerank import LIST_FEATURES, list_features
@@ -95,7 +95,7 @@ def test_served_items_equal_the_trained_list_network(trained):
 
 
 def test_answers_have_the_tensors_of_the_contract(trained):
-    specs = stage_specs(trained.axes)
+    specs = make_stage_specs(trained.axes)
     for name, answer in zip(("rank", "rerank"), through_both(trained, np.arange(3)), strict=True):
         outputs, inputs = (
             {t.name: (t.dims, t.numpy_dtype) for t in side} for side in (specs[name].output_fields, specs[name].input_fields)
