@@ -74,11 +74,11 @@ class Stretch:
         """One request per invoice."""
         return Stretch(self.user_id[self.ends], self.time_s[self.ends], self.ends[self.ends])
 
-    def part(self, start: int, end: int) -> Stretch:
+    def take(self, start: int, end: int) -> Stretch:
         return Stretch(self.user_id[start:end], self.time_s[start:end], self.ends[start:end])
 
-    def parts(self, count: int) -> list[Stretch]:
-        return [self.part(start, end) for start, end in pairwise(np.linspace(0, len(self), count + 1).astype(int).tolist())]
+    def split(self, count: int) -> list[Stretch]:
+        return [self.take(start, end) for start, end in pairwise(np.linspace(0, len(self), count + 1).astype(int).tolist())]
 
 
 def read_stretch(data: str, count: int) -> Stretch:
@@ -135,7 +135,7 @@ def measure_warming(stretch: Stretch, repo: Path, ttl_s: float) -> list[Figure]:
         ].tolist(),
     }
     visits = stretch.visits
-    visits = visits.part(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + ttl_s)))
+    visits = visits.take(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + ttl_s)))
     return [
         Figure(
             name=f"hit rate of the first day's visits, warmed with {who}", values=[replay_hit_rate(visits, ttl_s, True, users)]
@@ -161,17 +161,17 @@ class Way:
     def __exit__(self, *exc: object) -> None:
         self.shop.close()
 
-    def _n_hits(self) -> int:
+    def _count_hits(self) -> int:
         return self.cache.counts.hits if self.cache else 0
 
     def ask(self, stretch: Stretch) -> None:
         """Send one request after the other; forget the users of an invoice that has ended."""
         for user, end in zip(stretch.user_id.tolist(), stretch.ends.tolist(), strict=True):
-            before, started_ns = self._n_hits(), time.perf_counter_ns()
+            before, started_ns = self._count_hits(), time.perf_counter_ns()
             answer = self.shop.recommend(user)
             self.latencies_ns.append(time.perf_counter_ns() - started_ns)
             self.answers.append(answer)
-            self.hits.append(self._n_hits() > before)
+            self.hits.append(self._count_hits() > before)
             if end and self.cache:
                 self.cache.forget([user])
 
@@ -201,7 +201,7 @@ def measure_times(
                 for way in ways:
                     way.warm_up(strangers)
                 before = read_cache_hits(cached_url)
-                for number, part in enumerate(stretch.parts(rounds)):
+                for number, part in enumerate(stretch.split(rounds)):
                     report(f"time, {reading}, round {number + 1}")
                     for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
                         way.ask(part)
@@ -291,8 +291,8 @@ def main(
     figures = measure_hit_rates(stretch) + measure_warming(stretch, repo, 86_400)
     strangers = np.setdiff1d(np.arange(1, 4 * WARM_UP), stretch.user_id)[:WARM_UP].tolist()
     readings = {
-        "lines": stretch.part(0, requests),
-        "visits": stretch.part(requests, len(stretch)).visits.part(0, requests // 4),
+        "lines": stretch.take(0, requests),
+        "visits": stretch.take(requests, len(stretch)).visits.take(0, requests // 4),
     }
     times, differing = measure_times(readings, strangers, repo, rounds, report)
     title, command = "Caches of answers on a recorded log", f"python -m experiments.cache --data {data}"

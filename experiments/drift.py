@@ -68,7 +68,7 @@ class Watched:
             name: compute_psi(np.asarray(own.shares), observed[name]) / own.psi_bound for name, own in self.references.items()
         }
 
-    def alarms(self, window: Columns) -> list[str]:
+    def find_alarms(self, window: Columns) -> list[str]:
         return [name for name, ratio in self.compare(window).items() if ratio > 1]
 
 
@@ -135,7 +135,7 @@ def measure(watched: Watched, windows: int = STATIONARY_WINDOWS, shifts: int = S
     for number in range(shifts):
         reference = movable[number % len(movable)]
         window = shift_feature(watched.draw_window(generator), reference, generator)
-        found += watched.alarms(window) == [reference.name]
+        found += watched.find_alarms(window) == [reference.name]
     false_alarms = sum(max(of_window.values()) > 1 for of_window in ratios)
     mean_ratio = float(np.mean([list(of_window.values()) for of_window in ratios]))
     return [

@@ -82,7 +82,7 @@ def write(store: FeatureStore, name: str, view: dict, rows: list[dict]) -> None:
     store.write_to_online_store(name, frame[[view["join_key"], *view["features"], "event_timestamp"]])
 
 
-def vectors(project: str, views: dict, samples: dict) -> dict:
+def make_vectors(project: str, views: dict, samples: dict) -> dict:
     """Return Feast's own bytes: of keys, fields and values."""
     key = EntityKey(join_keys=["user_id"], entity_values=[Value(int64_val=-17850)])
     (name, view), *_ = views.items()
@@ -109,7 +109,7 @@ def main() -> None:
     for name, view in asked["views"].items():
         answered["read"][name] = read(store, name, view, asked["ids"][name])
         write(store, name, view, asked["to_write"][name])
-    answered["vectors"] = vectors(project, asked["views"], asked["samples"])
+    answered["vectors"] = make_vectors(project, asked["views"], asked["samples"])
     (folder / "answered.json").write_text(json.dumps(answered))
 
 

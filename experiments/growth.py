@@ -22,7 +22,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, rows_one_by_one
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, split_into_rows
 from perf.bench import SEED
 from perf.command import progress, run
 from perf.load.workload import draw, read_requests
@@ -78,7 +78,7 @@ def measure_candidates(repo: Path, sizes: tuple[int, ...], calls_per_size: int, 
     """Return the figures of C: times, slopes, and the recall of each size's search."""
     pipeline = Pipeline.load(repo)
     rows = draw(read_requests(repo, pipeline.info.generation), calls_per_size, rng)
-    batches = list(rows_one_by_one(rows))
+    batches = list(split_into_rows(rows))
     search = pipeline.stages["retrieve"].search
     widened_by, judged_by = (compute_recorded_vectors(pipeline, repo, first) for first in (WIDENED_BY, JUDGED_BY))
     calls, recalls = {}, []

@@ -25,8 +25,8 @@ __all__ = [
     "draw_zipf_keys",
     "finish",
     "read_machine",
-    "rows_one_by_one",
     "run_in_turns",
+    "split_into_rows",
 ]
 
 DataSets = Annotated[list[str], typer.Option(help="a folder with a dataset.toml, or a bundled name; may be given again")]
@@ -56,7 +56,7 @@ def draw_zipf_keys(n_keys: int, exponent: float, shape: int | tuple[int, ...], r
     return np.searchsorted(cumulative, rng.random(shape) * cumulative[-1]).astype(np.int64)
 
 
-def rows_one_by_one(tensors: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+def split_into_rows(tensors: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
     """Yield requests of one row each."""
     for row in range(len(next(iter(tensors.values())))):
         yield {name: values[row : row + 1] for name, values in tensors.items()}

@@ -92,7 +92,7 @@ class Contender:
             level = analyzer.measure(target, "concurrency", clients, self.window_s, self.input_data.with_name("raw.npz"))
         return level.latency.p50_ms, level.achieved_rate
 
-    def best_clients(self) -> int:
+    def find_best_clients(self) -> int:
         """Return the number of clients with the most answers/s."""
         first, *others = CLIENTS[self.name]
         return max((first, *others), key=lambda clients: self.measure(clients)[1]) if others else first
@@ -124,7 +124,7 @@ def main(
         progress(len(repositories) * (rounds + 1)) as step,
         serve_contenders(repositories, read_specs(repo, generation)[ENSEMBLE], user_ids, window_s) as contenders,
     ):
-        differing = differing_answers(contenders, user_ids[:COMPARED_USERS])
+        differing = compare_contenders(contenders, user_ids[:COMPARED_USERS])
         figures = measure(contenders, rounds, step)
     title = "merlin-systems 23.8 and ours on the same tritonserver"
     conditions = f"{data}, C = {CANDIDATES}, {rounds} rounds in turns, load generator on the same machine"
@@ -169,21 +169,21 @@ def serve_contenders(
         contenders = []
         for name, repository in repositories.items():
             state = running.enter_context(own_server(repository)).state
-            spec = recommend if name in LAYOUTS else baseline_spec()
+            spec = recommend if name in LAYOUTS else make_baseline_spec()
             input_data = folder / f"{spec.name}.json"
-            write_analyzer_json(input_data, spec, requests_for(spec, user_ids))
+            write_analyzer_json(input_data, spec, make_requests(spec, user_ids))
             window = window_s if name in (*LAYOUTS, BEST) else max(window_s, SLOW_WINDOW_S)
             turns = running.enter_context(take_turns(state.tag))
             contenders.append(Contender(name, state, turns, spec, input_data, window))
         yield contenders
 
 
-def requests_for(spec: ModelSpec, user_ids: np.ndarray) -> Arrays:
+def make_requests(spec: ModelSpec, user_ids: np.ndarray) -> Arrays:
     """Return one request per user [N, …]: the id, and every other tensor with its fill, as our clients send it."""
     return {tensor.name: tensor.make_filled(len(user_ids)) for tensor in spec.inputs if tensor.optional} | {"user_id": user_ids}
 
 
-def baseline_spec() -> ModelSpec:
+def make_baseline_spec() -> ModelSpec:
     """Return the tensors of an exported ensemble: one user per request (max_batch_size 0)."""
     outputs = (TensorSpec("item_ids", "INT64", (-1,)), TensorSpec("scores", "FP32", (-1,)))
     return ModelSpec(MODEL, (TensorSpec("user_id", "INT64", (1,)),), outputs)
@@ -193,7 +193,7 @@ def measure(contenders: list[Contender], rounds: int, step: Callable[[str], None
     clients = {}
     for contender in contenders:
         step(f"{contender.name}: how many clients")
-        clients[contender.name] = contender.best_clients()
+        clients[contender.name] = contender.find_best_clients()
     tasks = {c.name: partial(c.measure_round, clients[c.name]) for c in contenders}
     return make_figures(run_in_turns(tasks, rounds, step))
 
@@ -214,7 +214,7 @@ def make_figures(values: dict[str, list[float]]) -> list[Figure]:
     return figures
 
 
-def differing_answers(contenders: list[Contender], user_ids: np.ndarray) -> str:
+def compare_contenders(contenders: list[Contender], user_ids: np.ndarray) -> str:
     """Return "" when all variants agree, and both of our layouts answer as in process; else what differs."""
     answers = {contender.name: answer_users(contender, user_ids) for contender in contenders}
     differences = []
@@ -232,7 +232,7 @@ def answer_users(contender: Contender, user_ids: np.ndarray) -> Arrays:
     """Return the outputs for these users, [N, …]; the baseline is asked for one user at a time."""
     with contender.turns.turn(), open_local_client(contender.state.grpc_url) as client:
         if contender.spec.name == ENSEMBLE:
-            return ask(client, contender.spec, "", requests_for(contender.spec, user_ids))
+            return ask(client, contender.spec, "", make_requests(contender.spec, user_ids))
         answers = [ask(client, contender.spec, "", {"user_id": user_id}) for user_id in user_ids]
         return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
 

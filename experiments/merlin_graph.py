@@ -99,21 +99,21 @@ class RandomGraph(Graph):
         super().__init__()
         self.rng = rng
 
-    def normal(self, name: str, *shape: int) -> str:
+    def add_normal(self, name: str, *shape: int) -> str:
         return self.constant(name, (self.rng.normal(size=shape) / shape[0] ** 0.5).astype(np.float32))
 
-    def rows(self, cardinalities: Sequence[int]) -> str:
+    def add_rows(self, cardinalities: Sequence[int]) -> str:
         """Add the look-up of all tables, stored one after another in one array: float32 [N, F, D]."""
         starts = np.concatenate([[0], np.cumsum(cardinalities)])
         tables = self.rng.normal(size=(starts[-1], EMBEDDING_WIDTH)).astype(np.float32)
         at = self.add("Add", (CODES, self.constant("starts", starts[:-1].astype(np.int64))), "rows_at")
         return self.add("Gather", (self.constant("tables", tables), at), "rows", axis=0)
 
-    def layers(self, name: str, source: str, widths: Sequence[int], last_relu: bool) -> str:
+    def add_layers(self, name: str, source: str, widths: Sequence[int], last_relu: bool) -> str:
         for number, (width, next_width) in enumerate(pairwise(widths)):
             layer = f"{name}_{number}"
             biases = self.constant(f"{layer}_bias", np.zeros(next_width, np.float32))
-            source = self.add("Gemm", (source, self.normal(f"{layer}_weight", width, next_width), biases), layer)
+            source = self.add("Gemm", (source, self.add_normal(f"{layer}_weight", width, next_width), biases), layer)
             if number < len(widths) - 2 or last_relu:
                 source = self.add("Relu", (source,), f"{layer}_relu")
         return source
@@ -126,10 +126,10 @@ class RandomGraph(Graph):
 def write_tower(path: Path, cardinalities: Sequence[int], n_numbers: int, rng: np.random.Generator) -> None:
     """Write a network F * 16 + G -> 128 -> 64. cardinalities: rows of each table, one per categorical column."""
     builder, n_codes = RandomGraph(rng), len(cardinalities)
-    flat = builder.add("Flatten", (builder.rows(cardinalities),), "flat_rows", axis=1)
+    flat = builder.add("Flatten", (builder.add_rows(cardinalities),), "flat_rows", axis=1)
     joined = builder.add("Concat", (flat, NUMBERS), "joined", axis=1)
     widths = (n_codes * EMBEDDING_WIDTH + n_numbers, TOWER_HIDDEN, VECTOR_WIDTH)
-    vectors = builder.layers("tower", joined, widths, last_relu=False)
+    vectors = builder.add_layers("tower", joined, widths, last_relu=False)
     builder.add("Identity", (vectors,), VECTORS)
     builder.write(path, n_codes, n_numbers, VECTORS, VECTOR_WIDTH)
 
@@ -137,20 +137,20 @@ def write_tower(path: Path, cardinalities: Sequence[int], n_numbers: int, rng: n
 def write_dlrm(path: Path, cardinalities: Sequence[int], n_numbers: int, rng: np.random.Generator) -> None:
     """Write a network: bottom G-64-16; dots of the F + 1 vectors; top (dots + 16)-128-64-1 -> scores [N, 1]."""
     builder, n_codes = RandomGraph(rng), len(cardinalities)
-    bottom = builder.layers("bottom", NUMBERS, (n_numbers, BOTTOM_HIDDEN, EMBEDDING_WIDTH), last_relu=True)
+    bottom = builder.add_layers("bottom", NUMBERS, (n_numbers, BOTTOM_HIDDEN, EMBEDDING_WIDTH), last_relu=True)
     own_row = builder.add("Unsqueeze", (bottom, builder.constant("axis_1", np.array([1], np.int64))), "bottom_row")
-    vectors = builder.add("Concat", (own_row, builder.rows(cardinalities)), "dlrm_vectors", axis=1)
+    vectors = builder.add("Concat", (own_row, builder.add_rows(cardinalities)), "dlrm_vectors", axis=1)
     turned = builder.add("Transpose", (vectors,), "turned", perm=[0, 2, 1])
     square = builder.add("Flatten", (builder.add("MatMul", (vectors, turned), "products"),), "flat_products", axis=1)
-    pairs = pair_positions(n_codes + 1)
+    pairs = list_pair_positions(n_codes + 1)
     dots = builder.add("Gather", (square, builder.constant("pairs", pairs)), "dots", axis=1)
     joined = builder.add("Concat", (bottom, dots), "top_input", axis=1)
-    scores = builder.layers("top", joined, (EMBEDDING_WIDTH + len(pairs), *TOP_HIDDEN, 1), last_relu=False)
+    scores = builder.add_layers("top", joined, (EMBEDDING_WIDTH + len(pairs), *TOP_HIDDEN, 1), last_relu=False)
     builder.add("Identity", (scores,), SCORES)
     builder.write(path, n_codes, n_numbers, SCORES, 1)
 
 
-def pair_positions(n_vectors: int) -> np.ndarray:
+def list_pair_positions(n_vectors: int) -> np.ndarray:
     """Return int64 [n * (n - 1) / 2]: positions of each pair's dot in the flattened matrix of all dots."""
     rows, columns = np.tril_indices(n_vectors, k=-1)
     return (rows * n_vectors + columns).astype(np.int64)

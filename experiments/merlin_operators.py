@@ -88,10 +88,10 @@ class Network(_WithFile):
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def transform(self, col_selector: ColumnSelector, transformable: Any) -> Any:
-        def joined(names: tuple[str, ...], dtype: type) -> np.ndarray:
+        def join(names: tuple[str, ...], dtype: type) -> np.ndarray:
             return np.stack([transformable[name].values.reshape(-1).astype(dtype, copy=False) for name in names], axis=1)
 
-        feeds = {"codes": joined(self.codes, np.int64), "numbers": joined(self.numbers, np.float32)}
+        feeds = {"codes": join(self.codes, np.int64), "numbers": join(self.numbers, np.float32)}
         return type(transformable)({self.output: self.opened.run([self.output], feeds)[0]})
 
     def compute_output_schema(self, input_schema, col_selector, prev_output_schema=None) -> Schema:

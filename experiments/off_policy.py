@@ -55,7 +55,7 @@ def read_log(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, usecols=["item_id", "position", "click", "propensity_score"])
 
 
-def policy_of(frame: pd.DataFrame, items: int, positions: int) -> np.ndarray:
+def estimate_policy(frame: pd.DataFrame, items: int, positions: int) -> np.ndarray:
     """Return the probability of each item at each position, float64 [positions, items]: mean of the logged propensities.
 
     Thompson sampling's propensities move little within the log's week. Items that it never showed get none.
@@ -67,7 +67,7 @@ def policy_of(frame: pd.DataFrame, items: int, positions: int) -> np.ndarray:
     return table / table.sum(axis=1, keepdims=True)
 
 
-def expected_rewards(frame: pd.DataFrame, rows: np.ndarray, items: int) -> np.ndarray:
+def estimate_rewards(frame: pd.DataFrame, rows: np.ndarray, items: int) -> np.ndarray:
     """Return the click rate of each item for each row, float64 [rows, items], learned from the other half of the log.
 
     Cross-fitting: a reward model that had seen a decision would make the doubly robust estimate too sure.
@@ -91,7 +91,7 @@ def estimate_all(
     target = policy[log["position"].to_numpy() - 1]
     rewards, propensities = log["click"].to_numpy(np.float64), log["propensity_score"].to_numpy(np.float64)
     chosen = np.arange(len(rows)), items
-    weights, expected = compute_importance_weights(target[chosen], propensities), expected_rewards(frame, rows, policy.shape[1])
+    weights, expected = compute_importance_weights(target[chosen], propensities), estimate_rewards(frame, rows, policy.shape[1])
     estimates = {
         "IPS": estimate_ips(rewards, weights),
         "SNIPS": estimate_snips(rewards, weights),
@@ -129,7 +129,7 @@ def may_be_equal(estimate: Estimate, on_policy: Estimate) -> bool:
     return abs(estimate.value - on_policy.value) <= float(np.hypot(*sides))
 
 
-def slate_rate(frame: pd.DataFrame) -> float:
+def sum_position_rates(frame: pd.DataFrame) -> float:
     """Return the sum of the click rates of the positions."""
     return float(frame.groupby("position")["click"].mean().sum())
 
@@ -141,7 +141,7 @@ def judge_halves(log: pd.DataFrame, policy: np.ndarray, on_policy: pd.DataFrame)
     the rate of a half of it (not of slates).
     """
     holding, equal = defaultdict[str, list[bool]](list), defaultdict[str, list[bool]](list)
-    click_rate, of_slates = on_policy["click"].mean(), slate_rate(on_policy)
+    click_rate, of_slates = on_policy["click"].mean(), sum_position_rates(on_policy)
     for seed in range(SEEDS):
         generator = np.random.default_rng(seed)
         rows, others = (generator.permutation(len(frame))[: len(frame) // 2] for frame in (log, on_policy))
@@ -166,7 +166,7 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
     figures, worst = [], 0.0
     for logged, judged in (("random", "bts"), ("bts", "random")):
         log, on_policy = logs[logged], logs[judged]
-        policy = policy_of(on_policy, items, positions)
+        policy = estimate_policy(on_policy, items, positions)
         estimates, arrays = estimate_all(log, np.arange(len(log)), policy)
         slates, slate_arrays = estimate_slates(log, policy)
         holding, equal = judge_halves(log, policy, on_policy)
@@ -181,7 +181,7 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
             ):
                 held = f"{judged}: {name}, seeds of {SEEDS} {question}"
                 figures.append(Figure(name=held, values=[sum(verdicts[name])], at_least=LEAST_HOLDING))
-        clicks = [100 * slate_rate(on_policy)]
+        clicks = [100 * sum_position_rates(on_policy)]
         figures.append(Figure(name=f"{judged}: slates, clicks of {positions} positions as they were", values=clicks, unit="%"))
         for name, estimate in slates.items():
             figures += to_figures(f"{judged}: {name}", estimate)

@@ -222,7 +222,7 @@ def measure_at_peak(sides: Sides, copy: str) -> Values:
     bench = sides.benches[copy]
     before = read_server_time(bench)
     level = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", sides.peak_clients[copy], sides.window_s)
-    spent = read_server_time(bench).per_answer(before, level.stages[ENSEMBLE].requests)
+    spent = read_server_time(bench).compute_per_answer(before, level.stages[ENSEMBLE].requests)
     return {f"{copy} rate": level.achieved_rate, f"{copy} server us": spent.server_us, f"{copy} models us": spent.models_us}
 
 
@@ -233,7 +233,7 @@ def measure_at_half(bench: Bench, copy: str, peak_rate: float) -> Values:
     if half.latency is None:
         raise ServerError(f"Nothing was answered at half of the peak: {half.errors}")
     assert half.idle_share is not None  # only older runs lack it
-    spent = read_server_time(bench).per_answer(before, half.latency.count)
+    spent = read_server_time(bench).compute_per_answer(before, half.latency.count)
     values = {"p50": half.latency.p50_ms, "p99": half.latency.p99_ms, "errors": half.error_share, "idle": half.idle_share}
     values |= {"models us": spent.models_us, "models waited us": spent.models_waited_us}
     values |= {"server us": spent.server_us, "server waited us": spent.server_waited_us}

@@ -78,14 +78,14 @@ def make_figures(
         Figure(name="in process: all cores, in batches", values=values["in process rate, batches"], unit="/s"),
     ]
     for layout, bounds in (BOUNDS_OF_LONG_LISTS if candidates >= LONG_LIST else BOUNDS).items():
-        figures += figures_of_layout({name: np.array(by_round) for name, by_round in values.items()}, layout, bounds)
+        figures += make_layout_figures({name: np.array(by_round) for name, by_round in values.items()}, layout, bounds)
         name = f"{layout}: peak memory of all processes"
         figures.append(Figure(name=name, values=[memory_mb[layout]], unit="MB", at_most=bounds.memory_mb))
     figures.append(Figure(name=f"recall of exact search at C = {candidates:,}", values=[recall], at_least=WANTED_RECALL))
     return [*figures, Figure(name="answers compared under load", values=[compared])]
 
 
-def figures_of_layout(by_round: dict[str, np.ndarray], layout: str, bounds: Bounds) -> list[Figure]:
+def make_layout_figures(by_round: dict[str, np.ndarray], layout: str, bounds: Bounds) -> list[Figure]:
     """by_round: float64 [rounds] of each measurement."""
     empty, unbatched, in_process = f"{layout}-empty", f"{layout}-unbatched", by_round["in process p50"]
     cold_ms = by_round["in process p50, paused"] - in_process
@@ -93,34 +93,36 @@ def figures_of_layout(by_round: dict[str, np.ndarray], layout: str, bounds: Boun
     left = by_round[f"{empty} rate"] / (by_round[f"{empty} rate"] + batches)
     empty_us = by_round[f"{empty} server us"] + by_round[f"{empty} models us"]
 
-    def figure(name: str, values: np.ndarray, unit: str = "", **bound: float | None) -> Figure:
+    def make_figure(name: str, values: np.ndarray, unit: str = "", **bound: float | None) -> Figure:
         return Figure(name=f"{layout}: {name}", values=values.tolist(), unit=unit, **bound)
 
     p50_ms, rate = by_round[f"{layout} p50"], by_round[f"{layout} rate"]
     many, many_unbatched = by_round[f"{layout} rate, many"], by_round[f"{unbatched} rate, many"]
     return [
-        figure("p50 of one client", p50_ms, "ms"),
-        figure("p50 of one client beyond in process", p50_ms - in_process, "ms", at_most=bounds.beyond_ms),
-        figure("the same with no-op stages, plus the cold-cache cost", by_round[f"{empty} p50"] + cold_ms, "ms"),
-        *(figure(f"one client, {part}", by_round[f"{layout} {part}"], "µs") for part in PARTS),
-        *(figure(f"one client of no-op stages, {part}", by_round[f"{empty} {part}"], "µs") for part in PARTS),
-        figure("answers/s at the peak", rate, "/s"),
-        figure("answers/s over in process", rate / by_round["in process rate"], at_least=bounds.share),
-        figure("answers/s over in process in batches", rate / batches),
-        figure("the same if the server's own work were all it added", left),
-        figure("no-op stages: answers/s at the peak", by_round[f"{empty} rate"], "/s"),
-        figure("processor time of an answer at the peak: models", by_round[f"{layout} models us"], "µs"),
-        figure("processor time of an answer at the peak: server", by_round[f"{layout} server us"], "µs"),
-        figure("no-op stages: processor time of an answer at the peak", empty_us, "µs"),
-        figure(
+        make_figure("p50 of one client", p50_ms, "ms"),
+        make_figure("p50 of one client beyond in process", p50_ms - in_process, "ms", at_most=bounds.beyond_ms),
+        make_figure("the same with no-op stages, plus the cold-cache cost", by_round[f"{empty} p50"] + cold_ms, "ms"),
+        *(make_figure(f"one client, {part}", by_round[f"{layout} {part}"], "µs") for part in PARTS),
+        *(make_figure(f"one client of no-op stages, {part}", by_round[f"{empty} {part}"], "µs") for part in PARTS),
+        make_figure("answers/s at the peak", rate, "/s"),
+        make_figure("answers/s over in process", rate / by_round["in process rate"], at_least=bounds.share),
+        make_figure("answers/s over in process in batches", rate / batches),
+        make_figure("the same if the server's own work were all it added", left),
+        make_figure("no-op stages: answers/s at the peak", by_round[f"{empty} rate"], "/s"),
+        make_figure("processor time of an answer at the peak: models", by_round[f"{layout} models us"], "µs"),
+        make_figure("processor time of an answer at the peak: server", by_round[f"{layout} server us"], "µs"),
+        make_figure("no-op stages: processor time of an answer at the peak", empty_us, "µs"),
+        make_figure(
             "p99/p50 at half of the peak",
             by_round[f"{layout} half, p99"] / by_round[f"{layout} half, p50"],
             at_most=bounds.tail,
         ),
-        figure("share of errors at half of the peak", by_round[f"{layout} half, errors"], at_most=0.0),
-        *(figure(f"half of the peak: {w}", by_round[f"{layout} half, {k}"], unit) for k, (w, unit) in AT_HALF.items()),
-        figure("batching over none: answers/s of 32 clients", many / many_unbatched, at_least=bounds.batching),
-        figure("batching over none: p50 of one client", p50_ms / by_round[f"{unbatched} p50"], at_most=bounds.batching_one),
+        make_figure("share of errors at half of the peak", by_round[f"{layout} half, errors"], at_most=0.0),
+        *(make_figure(f"half of the peak: {w}", by_round[f"{layout} half, {k}"], unit) for k, (w, unit) in AT_HALF.items()),
+        make_figure("batching over none: answers/s of 32 clients", many / many_unbatched, at_least=bounds.batching),
+        make_figure(
+            "batching over none: p50 of one client", p50_ms / by_round[f"{unbatched} p50"], at_most=bounds.batching_one
+        ),
     ]
 
 
@@ -128,7 +130,7 @@ def measure_breakdown(bench: Bench, copy: str, window_s: float, empty: bool) -> 
     """Measure one client for a while, and what the server and the models count meanwhile; no-op stages count nothing."""
     before = {} if empty else read_settled(bench)
     level = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
-    stages_us = 0.0 if empty else stage_us(before, read_settled(bench))
+    stages_us = 0.0 if empty else compute_stage_us(before, read_settled(bench))
     models = [times for name, times in level.stages.items() if name != ENSEMBLE or len(level.stages) == 1]
     round_trip_us, models_us = 1e3 * level.latency.mean_ms, sum(m.compute_infer_us for m in models)
     queue_us, copies_us = sum(m.queue_us for m in models), sum(m.compute_input_us + m.compute_output_us for m in models)
@@ -142,16 +144,18 @@ def read_settled(bench: Bench) -> Samples:
     return read_samples(bench.site.metrics_url)
 
 
-def stage_us(before: Samples, after: Samples) -> float:
+def compute_stage_us(before: Samples, after: Samples) -> float:
     """Return the microseconds of one row in all stages. Raises ServerError where no stage is counted."""
 
-    def growth_of(name: str) -> dict[str, float]:
+    def compute_growth(name: str) -> dict[str, float]:
         return {labels: value - before.get((name, labels), 0.0) for (n, labels), value in after.items() if n == name}
 
-    rows = growth_of(STAGE_ROWS)
+    rows = compute_growth(STAGE_ROWS)
     if not rows:
         raise ServerError(f"The server's metrics lack {STAGE_ROWS}. Expected a repository exported here: export it again.")
-    return 1e6 * float(np.sum([seconds / rows[stage] for stage, seconds in growth_of(STAGE_SECONDS).items() if rows[stage]]))
+    return 1e6 * float(
+        np.sum([seconds / rows[stage] for stage, seconds in compute_growth(STAGE_SECONDS).items() if rows[stage]])
+    )
 
 
 class PerAnswer(NamedTuple):
@@ -172,7 +176,7 @@ class ProcessorTime:
     server_waited_s: float
     models_waited_s: float
 
-    def per_answer(self, earlier: ProcessorTime, answers: int) -> PerAnswer:
+    def compute_per_answer(self, earlier: ProcessorTime, answers: int) -> PerAnswer:
         return PerAnswer(*(1e6 * (now - then) / answers for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 

@@ -60,12 +60,12 @@ def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> fl
         for _ in range(2):  # the first round tells how many requests the seconds hold
             requests, _ = make_requests(served, count, LONG_MS, rng)
             answers, taken_s = uvloop.run(send_closed_loop(served.port, requests, client_count))
-            rate = answers.good(SLO_S).sum() / taken_s
+            rate = answers.find_good(SLO_S).sum() / taken_s
             count = max(int(rate * seconds), 200)
         best = max(best, rate)
     due_s = draw_due_s(2 * best, seconds, rng)
     answers = uvloop.run(send_open_loop(served.port, make_requests(served, len(due_s), LONG_MS, rng)[0], due_s))
-    return max(best, answers.good(SLO_S).sum() / due_s[-1])
+    return max(best, answers.find_good(SLO_S).sum() / due_s[-1])
 
 
 def measure_overload(
@@ -76,10 +76,10 @@ def measure_overload(
     answers = uvloop.run(send_open_loop(served.port, requests, due_s))
     high = Answers(answers.latency_s[is_high], answers.status[is_high], answers.degraded[is_high])
     return {
-        "goodput over peak": answers.good(SLO_S).sum() / due_s[-1] / peak,
-        "p99 of accepted": compute_percentile_ms(answers.accepted(), 99),
-        "p99 of accepted, high priority": compute_percentile_ms(high.accepted(), 99),
-        "share of high priority accepted": len(high.accepted()) / max(len(high.status), 1),
+        "goodput over peak": answers.find_good(SLO_S).sum() / due_s[-1] / peak,
+        "p99 of accepted": compute_percentile_ms(answers.select_accepted_s(), 99),
+        "p99 of accepted, high priority": compute_percentile_ms(high.select_accepted_s(), 99),
+        "share of high priority accepted": len(high.select_accepted_s()) / max(len(high.status), 1),
         "without any answer": float((answers.status != 200).sum()),
         "recovered after": measure_recovery(served, rng),
     }
@@ -91,7 +91,7 @@ def measure_recovery(served: Served, rng: np.random.Generator, limit_s: float = 
     while in_a_row < 10 and time.monotonic() - begun_s < limit_s:
         answers, _ = uvloop.run(send_closed_loop(served.port, make_requests(served, 1, LONG_MS, rng)[0], 1))
         first_s = time.monotonic() - begun_s if in_a_row == 0 else first_s
-        in_a_row = in_a_row + 1 if answers.good(SLO_S).all() else 0
+        in_a_row = in_a_row + 1 if answers.find_good(SLO_S).all() else 0
     return first_s if in_a_row == 10 else limit_s
 
 
@@ -156,7 +156,7 @@ def main(
     machine, rng, figures = read_machine(), np.random.default_rng(0), []
     with serve_with_gateway(repo) as served:
         measure_peak(served, 2.0, rng)  # warm
-        idle_ms = compute_percentile_ms(measure_idle(served, max(seconds, 5.0), rng).accepted(), 99)
+        idle_ms = compute_percentile_ms(measure_idle(served, max(seconds, 5.0), rng).select_accepted_s(), 99)
         peak = measure_peak(served, seconds, rng)
         before_mb = served.measure_rss_mb()
         figures += [Figure(name="idle p99", values=[idle_ms], unit="ms"), Figure(name="peak", values=[peak], unit="/s")]

@@ -63,7 +63,7 @@ def measure_graphs(networks: Networks, feeds: dict[str, list[Arrays]]) -> list[F
     for stage in LOWERED_STAGES:
         lowered = {precision: networks[precision][stage] for precision in PRECISIONS}
         sessions = {precision: open_session(network.model) for precision, network in lowered.items()}
-        latencies_ms = {batch: measure_ms(sessions, first_rows(feeds[stage][0], batch)) for batch in BATCHES}
+        latencies_ms = {batch: measure_ms(sessions, take_first_rows(feeds[stage][0], batch)) for batch in BATCHES}
         for precision, network in lowered.items():
             name = f"{precision}: {NETWORKS[stage]}"
             figures.append(Figure(name=f"{name}, multiply-adds below fp32", values=[network.share]))
@@ -79,7 +79,7 @@ def open_session(model: onnx.ModelProto) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def first_rows(feed: Arrays, rows: int) -> Arrays:
+def take_first_rows(feed: Arrays, rows: int) -> Arrays:
     return {name: values[:rows] for name, values in feed.items()}
 
 

@@ -81,7 +81,7 @@ def run_command(
     console.print(f"{len(dataset.interactions) - first:,} events to replay, {len(rows):,} questions; frozen answers first")
     replay = Replay(dataset, rows, answer_frozen(repo, dataset, rows).items)
     with open_shop(repo) as shop:
-        show(replay, replay.steps(shop, first, 60 * minutes), console)
+        show(replay, replay.take_steps(shop, first, 60 * minutes), console)
     console.print(replay.make_table())
     print(to_json_line(replay.make_document()))
 
@@ -113,7 +113,7 @@ class Replay:
     late: int = 0  # answers that do not reflect the events before them
     started_s: float = field(default_factory=time.monotonic)
 
-    def steps(self, shop: Shop, first: int, seconds: float) -> Iterator[None]:
+    def take_steps(self, shop: Shop, first: int, seconds: float) -> Iterator[None]:
         """Post events up to each question, and ask it; yield after each. Questions that are late are left out."""
         events, end, sequence = self.dataset.interactions, len(self.dataset.interactions), 0
         context = tuple(column.tensor for column in self.dataset.context_columns)

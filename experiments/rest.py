@@ -41,7 +41,7 @@ STARTED_S = 60.0
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def measured(latencies_s: np.ndarray, seconds: float, cpu_s: float, way: str, clients_n: int) -> dict[str, float]:
+def make_measures(latencies_s: np.ndarray, seconds: float, cpu_s: float, way: str, clients_n: int) -> dict[str, float]:
     """Return the figures of one way by name."""
     if not len(latencies_s):
         raise ServerError(f"{way} answered nothing. Look at its log.")
@@ -54,7 +54,7 @@ def measured(latencies_s: np.ndarray, seconds: float, cpu_s: float, way: str, cl
     }
 
 
-def cpu_s(processes: list[psutil.Process]) -> float:
+def read_cpu_s(processes: list[psutil.Process]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
@@ -63,7 +63,7 @@ def ask_grpc(served: Served, users: list[int], seconds: float, clients_n: int) -
     processes = [p for p in find_members(served.state.tag) if p not in served.find_gateway_processes()]
     with Recommender(served.grpc_url) as recommender, ThreadPoolExecutor(clients_n) as pool:
         recommender.recommend(users[0])
-        until_s, before_s = time.perf_counter() + seconds, cpu_s(processes)
+        until_s, before_s = time.perf_counter() + seconds, read_cpu_s(processes)
 
         def ask(first: int) -> list[float]:
             latencies_s, place = [], first
@@ -74,7 +74,7 @@ def ask_grpc(served: Served, users: list[int], seconds: float, clients_n: int) -
             return latencies_s
 
         latencies_s = np.concatenate([np.array(part) for part in pool.map(ask, range(clients_n))])
-    return measured(latencies_s, seconds, cpu_s(processes) - before_s, "gRPC", clients_n)
+    return make_measures(latencies_s, seconds, read_cpu_s(processes) - before_s, "gRPC", clients_n)
 
 
 def ask_rest(
@@ -84,9 +84,9 @@ def ask_rest(
     requests = [encode_get(f"/v1/recommendations?user={user}", x_deadline_ms="5000") for user in users]
     _, taken_s = asyncio.run(send_closed_loop(port, requests[:50], n))
     count = max(int(50 * seconds / taken_s), 50)
-    before_s = cpu_s(processes)
+    before_s = read_cpu_s(processes)
     answers, taken_s = asyncio.run(send_closed_loop(port, [requests[i % len(requests)] for i in range(count)], n))
-    return measured(answers.accepted(), taken_s, cpu_s(processes) - before_s, way, n)
+    return make_measures(answers.select_accepted_s(), taken_s, read_cpu_s(processes) - before_s, way, n)
 
 
 @contextmanager

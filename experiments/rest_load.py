@@ -32,11 +32,11 @@ class Answers:
     def empty(cls, count: int) -> Answers:
         return cls(np.full(count, np.nan), np.zeros(count, np.int64), np.zeros(count, bool))
 
-    def good(self, within_s: float) -> np.ndarray:
+    def find_good(self, within_s: float) -> np.ndarray:
         """Return bool [N]: recommendations of the server, in time."""
         return (self.status == 200) & ~self.degraded & (self.latency_s <= within_s)
 
-    def accepted(self) -> np.ndarray:
+    def select_accepted_s(self) -> np.ndarray:
         """Return float64: latencies of the answers that came from the server."""
         return self.latency_s[(self.status == 200) & ~self.degraded]
 
@@ -155,12 +155,12 @@ async def send_closed_loop(port: int, requests: Sequence[bytes], clients: int) -
     """Send the requests one after the other, `clients` at a time. Return the answers and the seconds that all took."""
     connections, answers, indices = Connections(port, clients), Answers.empty(len(requests)), iter(range(len(requests)))
 
-    async def one_client() -> None:
+    async def run_client() -> None:
         for index in indices:
             await _ask_one(connections, requests[index], index, time.perf_counter(), answers)
 
     start_s = time.perf_counter()
-    await asyncio.gather(*(one_client() for _ in range(clients)))
+    await asyncio.gather(*(run_client() for _ in range(clients)))
     seconds = time.perf_counter() - start_s
     await connections.close()
     return answers, seconds

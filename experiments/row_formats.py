@@ -56,13 +56,15 @@ def measure_sizes() -> list[Figure]:
         for row_format in ROW_FORMATS
         if row_format != EXACT
         for width, most in MOST_BYTES.items()
-        for figure in figures_of_sizes(row_format, width, most.get(row_format))
+        for figure in make_size_figures(row_format, width, most.get(row_format))
     ]
 
 
-def figures_of_sizes(row_format: str, width: int, most: float | None) -> list[Figure]:
+def make_size_figures(row_format: str, width: int, most: float | None) -> list[Figure]:
     row = RowCodec(row_format, width).row_bytes / RowCodec(EXACT, width).row_bytes
-    whole, hashed = (memory_bytes(row_format, width, dense) / memory_bytes(EXACT, width, dense) for dense in (True, False))
+    whole, hashed = (
+        compute_memory_bytes(row_format, width, dense) / compute_memory_bytes(EXACT, width, dense) for dense in (True, False)
+    )
     name = f"{row_format}, width {width}: bytes over fp32"
     return [
         Figure(name=f"{name}, a row", values=[row]),
@@ -71,7 +73,7 @@ def figures_of_sizes(row_format: str, width: int, most: float | None) -> list[Fi
     ]
 
 
-def memory_bytes(row_format: str, width: int, dense: bool) -> int:
+def compute_memory_bytes(row_format: str, width: int, dense: bool) -> int:
     """Return the bytes of SIZED_ROWS rows in shared memory."""
     return make_l2_sections(TableConfig("sized", SIZED_ROWS, width, row_format, dense, l2_rows=SIZED_ROWS)).nbytes
 
@@ -93,10 +95,10 @@ def measure_quality(repository: Path, data: str) -> list[Figure]:
         ndcg = measure_quality(lists["rerank"][0], 0.0, problem).ndcg_at_10
         qualities[row_format] = Quality(lists["rank"][1], lists["rerank"][1], ndcg)
     pipeline.close()
-    return [f for row_format, q in qualities.items() for f in figures_of_quality(row_format, q, qualities[EXACT])]
+    return [f for row_format, q in qualities.items() for f in make_quality_figures(row_format, q, qualities[EXACT])]
 
 
-def figures_of_quality(row_format: str, quality: Quality, exact: Quality) -> list[Figure]:
+def make_quality_figures(row_format: str, quality: Quality, exact: Quality) -> list[Figure]:
     """Return the figures. The larger of the two drops counts: after the ranker, and of the whole pipeline."""
     pairs = ((quality.auc_rank, exact.auc_rank), (quality.auc_pipeline, exact.auc_pipeline))
     drop = max((bootstrap_drop(own[None], reference[None]) for own, reference in pairs), key=lambda drop: drop.mean)

@@ -39,14 +39,14 @@ class World:
         self.kinds = rng.integers(N_KINDS, size=n_items)
         self._items = self._centres[self.kinds] + OWN_STYLE * rng.normal(size=(n_items, WIDTH))
         self._tastes = self._draw_tastes(n_users)
-        self.takes = self._chances()
+        self.takes = self._compute_all_chances()
 
     def _draw_tastes(self, count: int) -> np.ndarray:
         liked = self._rng.random((count, N_KINDS)).argsort(axis=1)[:, :KINDS_LIKED]
         weights = self._rng.dirichlet(np.full(KINDS_LIKED, 3.0), count)
         return (self._centres[liked] * weights[:, :, None]).sum(1) + OWN_TASTE * self._rng.normal(size=(count, WIDTH))
 
-    def _chances(self) -> np.ndarray:
+    def _compute_all_chances(self) -> np.ndarray:
         fit = self._tastes @ self._items.T
         least = np.quantile(fit, 1 - LIKED_SHARE, axis=1, keepdims=True)
         return MOST_TAKEN / (1 + np.exp(-STEEPNESS * (fit - least) / fit.std(axis=1, keepdims=True)))
@@ -63,7 +63,7 @@ class World:
         """Give a share of the users another taste."""
         changed = self._rng.random(len(self._tastes)) < share
         self._tastes[changed] = self._draw_tastes(int(changed.sum()))
-        self.takes = self._chances()
+        self.takes = self._compute_all_chances()
 
     def pick(self, users: np.ndarray) -> np.ndarray:
         """Return the item, int64 [N], that each user, int64 [N], takes from a shelf of random ones."""

@@ -93,18 +93,18 @@ class Size:
 def read_measured(results: dict[str, Result], layout: str) -> Measured:
     """Return what was measured of a layout, "ensemble" or "fused". Raises KeyError for a figure that is missing."""
 
-    def value(result: str, figure: str) -> float:
+    def find_value(result: str, figure: str) -> float:
         return {record.figure: record.value for record in results[result].figures if record.value is not None}[figure]
 
-    user_bytes, item_bytes = value("sizing-bytes", PER_USER), value("sizing-bytes", PER_ITEM)
-    reference_bytes = 1e6 * value("overhead-200", f"{layout}: peak memory of all processes")
+    user_bytes, item_bytes = find_value("sizing-bytes", PER_USER), find_value("sizing-bytes", PER_ITEM)
+    reference_bytes = 1e6 * find_value("overhead-200", f"{layout}: peak memory of all processes")
     return Measured(
-        answers_per_core_s=value("overhead-200", f"{layout}: answers/s at the peak") / 2 / MEASURED_CORES,
-        half_peak_p99_ms=value("overhead-200", f"{layout}: half of the peak: p99"),
+        answers_per_core_s=find_value("overhead-200", f"{layout}: answers/s at the peak") / 2 / MEASURED_CORES,
+        half_peak_p99_ms=find_value("overhead-200", f"{layout}: half of the peak: p99"),
         process_bytes=max(reference_bytes - REFERENCE_USERS * user_bytes - REFERENCE_ITEMS * item_bytes, 0.0),
         user_bytes=user_bytes,
         item_bytes=item_bytes,
-        growth=value("growth", "items of the catalogue: slope of latency"),
+        growth=find_value("growth", "items of the catalogue: slope of latency"),
     )
 
 
@@ -144,12 +144,12 @@ def write_page(results: dict[str, Result], node: Node | None = None) -> str:
     layouts = {layout: read_measured(results, layout) for layout in ("fused", "ensemble")}
     both = list(layouts.values())
     measured = [
-        row("answers/s of a core, at half of the peak", [each.answers_per_core_s for each in both], "overhead-200"),
-        row("p99 there, ms", [each.half_peak_p99_ms for each in both], "overhead-200"),
-        row("memory of the processes of two cores, MB", [each.process_bytes / 1e6 for each in both], "overhead-200"),
-        row("bytes of a user", [each.user_bytes for each in both], "sizing-bytes"),
-        row("bytes of an item", [each.item_bytes for each in both], "sizing-bytes"),
-        row("a request's time grows with the items to the power of", [each.growth for each in both], "growth"),
+        format_row("answers/s of a core, at half of the peak", [each.answers_per_core_s for each in both], "overhead-200"),
+        format_row("p99 there, ms", [each.half_peak_p99_ms for each in both], "overhead-200"),
+        format_row("memory of the processes of two cores, MB", [each.process_bytes / 1e6 for each in both], "overhead-200"),
+        format_row("bytes of a user", [each.user_bytes for each in both], "sizing-bytes"),
+        format_row("bytes of an item", [each.item_bytes for each in both], "sizing-bytes"),
+        format_row("a request's time grows with the items to the power of", [each.growth for each in both], "growth"),
     ]
     sizes = []
     for users, items in SHOPS:
@@ -177,7 +177,7 @@ def write_page(results: dict[str, Result], node: Node | None = None) -> str:
     )
 
 
-def row(title: str, values: list[float], source: str) -> str:
+def format_row(title: str, values: list[float], source: str) -> str:
     texts = [f"{value:,.0f}" if value >= 1 else f"{value:g}" for value in values]
     return f"| {title} | {' | '.join(texts)} | {source} |"
 

@@ -75,7 +75,7 @@ class Shared:
             finish=spawn.Value("b", 0, lock=False),
         )
 
-    def versions(self) -> tuple[np.ndarray, np.ndarray]:
+    def view_versions(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (published, due)."""
         return np.frombuffer(self.published, np.int32), np.frombuffer(self.due, np.int32)
 
@@ -86,7 +86,7 @@ class Shared:
             print(f"instance {instance} at {time.monotonic():.3f} s: {what}", file=sys.stderr, flush=True)
         self.wrong[index] += len(keys)
 
-    def counts(self) -> tuple[dict[str, int], dict[str, int]]:
+    def sum_counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return wrong rows of all instances by kind: of all look-ups, and of those that were `degraded`."""
         by_mark = np.frombuffer(self.wrong, np.int64).reshape(2, -1, len(FAULTS)).sum(axis=1)
         total, degraded = (dict(zip(FAULTS, rows.tolist(), strict=True)) for rows in (by_mark.sum(axis=0), by_mark[1]))
@@ -100,7 +100,7 @@ def run_updater(config: LevelsConfig) -> None:
 def run_instance(config: LevelsConfig, number: int, shared: Shared) -> None:
     """Check looked-up rows until `finish`; then wait until every key has its last version, and count those that never do."""
     tables, rng, rows = LeveledTables(config), np.random.default_rng(os.getpid()), config.tables[0].rows
-    published, due = shared.versions()
+    published, due = shared.view_versions()
     table = tables.tables[TABLE]
     assert table.shared is not None
     checker = Checker(published, due, Applied(table.shared.ring, table.codec, rows))
@@ -192,11 +192,11 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
         rows_published = publish(config, shared, processes, seconds, rng)
         shared.finish.value = 1
         failed = processes.wait(list(instances))
-    by_kind, degraded = shared.counts()
+    by_kind, degraded = shared.sum_counts()
     counts = {
         "look-ups": (sum(shared.lookups), {"at_least": 1}),
         "rows published": (rows_published, {"at_least": 1}),
-        "rows that had to be visible": (int(shared.versions()[1].sum()), {"at_least": 1}),
+        "rows that had to be visible": (int(shared.view_versions()[1].sum()), {"at_least": 1}),
         "kills": (processes.kills, {}),
         "wrong rows": (sum(by_kind.values()), {"at_most": 0}),
         **{f"wrong rows, {kind}": (count, {}) for kind, count in by_kind.items()},
@@ -224,7 +224,7 @@ def publish(config: LevelsConfig, shared: Shared, processes: Processes, seconds:
     """
     assert config.updates is not None
     publisher = Publisher(config.updates.brokers, config.model, {TABLE: WIDTH})
-    (versions, due_versions), n_published = shared.versions(), 0
+    (versions, due_versions), n_published = shared.view_versions(), 0
     begun_s = time.monotonic()
     until_s, kill_at_s, report_at_s = begun_s + seconds, begun_s + 5, begun_s + REPORTED_EVERY_S
     due = Due(due_versions, begun_s)
@@ -233,7 +233,7 @@ def publish(config: LevelsConfig, shared: Shared, processes: Processes, seconds:
         publisher.publish(TABLE, keys, make_rows(keys, versions[keys] + 1))
         publisher.flush()
         versions[keys] += 1
-        due.acknowledged(keys, versions[keys], time.monotonic())
+        due.note_acknowledged(keys, versions[keys], time.monotonic())
         n_published += len(keys)
         if time.monotonic() >= kill_at_s:
             spared = {UPDATER} if not due_versions.any() else set()
@@ -242,7 +242,7 @@ def publish(config: LevelsConfig, shared: Shared, processes: Processes, seconds:
                 name = str(rng.choice(killable))
                 processes.kill(name)
                 if name == UPDATER:
-                    due.updater_killed(time.monotonic())
+                    due.note_updater_killed(time.monotonic())
             kill_at_s = time.monotonic() + rng.uniform(1.0, 5.0)
         due.advance(time.monotonic())
         if time.monotonic() >= report_at_s:
@@ -253,7 +253,7 @@ def publish(config: LevelsConfig, shared: Shared, processes: Processes, seconds:
 
 
 def report_progress(elapsed_s: float, shared: Shared, processes: Processes) -> None:
-    n_wrong = sum(shared.counts()[0].values())
+    n_wrong = sum(shared.sum_counts()[0].values())
     so_far = f"{sum(shared.lookups):,} look-ups, {processes.kills} kills, {n_wrong} rows wrong"
     print(f"{elapsed_s:.0f} s: {so_far}", file=sys.stderr, flush=True)
 

@@ -74,10 +74,10 @@ class Due:
         self._due, self._updater_since_s = due, now_s
         self._waiting: deque[tuple[float, np.ndarray, np.ndarray]] = deque()
 
-    def acknowledged(self, keys: np.ndarray, versions: np.ndarray, now_s: float) -> None:
+    def note_acknowledged(self, keys: np.ndarray, versions: np.ndarray, now_s: float) -> None:
         self._waiting.append((now_s, keys, versions))
 
-    def updater_killed(self, now_s: float) -> None:
+    def note_updater_killed(self, now_s: float) -> None:
         self._updater_since_s = now_s
 
     def advance(self, now_s: float) -> None:

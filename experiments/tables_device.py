@@ -34,7 +34,7 @@ def _read_share(words):
 
 
 @cfunc("int64(CPointer(int64))")
-def _thread(job):
+def _run_thread(job):
     words = carray(job, (WORDS,))
     while True:
         sem_wait(words[START])
@@ -75,7 +75,9 @@ class RawDevice:
         self._jobs[:, START], self._jobs[:, DONE] = starts[:-1], starts[-1]
         self._threads = [ctypes.c_size_t() for _ in range(THREADS)]
         for thread, job in zip(self._threads, self._jobs, strict=True):
-            _libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(_thread.address), ctypes.c_void_p(job.ctypes.data))
+            _libc.pthread_create(
+                ctypes.byref(thread), None, ctypes.c_void_p(_run_thread.address), ctypes.c_void_p(job.ctypes.data)
+            )
         for count in (1, 2):  # compiles, for one thread and for several
             self.read(np.arange(count))
 

@@ -104,7 +104,7 @@ class Side:
             outcome = run_load(self.bench.site.grpc_url, *requests)
         if outcome.errors:
             raise ServerError(f"Requests failed: {dict(outcome.errors)}. Expected none: the p99 of the others says nothing.")
-        self.p99_ms["half of the peak"].append(p99_ms_of(outcome))
+        self.p99_ms["half of the peak"].append(compute_p99_ms(outcome))
 
 
 def measure_large(
@@ -195,7 +195,7 @@ def draw_requests(bench: Bench, rate: float, seconds: float) -> Requests:
     return serialise(bench.specs[ENSEMBLE], draw(bench.requests, len(due_s), bench.rng)), due_s
 
 
-def p99_ms_of(outcome: Outcome) -> float:
+def compute_p99_ms(outcome: Outcome) -> float:
     return float(np.percentile(outcome.latency_ns, 99, method="inverted_cdf")) / 1e6
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from experiments.harness import Figure
 from experiments.tables_feed import ROWS_PER_S, Published, run_beside, run_broker, run_publisher, spawn
-from experiments.tables_large import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, Requests, draw_requests, p99_ms_of
+from experiments.tables_large import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, Requests, compute_p99_ms, draw_requests
 from export.relayout import relayout
 from export.settings import TableSettings
 from export.tables import PS_FILE, write_tables
@@ -211,7 +211,7 @@ def measure_visible_s(watched: Watched, number: int, client: Any, sender: Publis
 
 def make_figures(outcomes: dict[str, list[Outcome]], visible_ms: list[float], rows_per_s: list[float]) -> list[Figure]:
     """Return the figures; ratios are taken within a round. visible_ms: infinite for a row that never showed"""
-    p99_ms = {turn: [p99_ms_of(outcome) for outcome in outcomes[turn]] for turn in TURNS}
+    p99_ms = {turn: [compute_p99_ms(outcome) for outcome in outcomes[turn]] for turn in TURNS}
     errors = sum(sum(outcome.errors.values()) for of_turn in outcomes.values() for outcome in of_turn)
     p50_visible_ms, p99_visible_ms = np.percentile(visible_ms, (50, 99), method="inverted_cdf").tolist()
     least_rows = LEAST_OF_ROWS * ROWS_PER_S

@@ -37,7 +37,7 @@ def ask(served: Served, users: list[int], what: str) -> dict[str, float]:
     requests = [encode_get(f"/v1/recommendations?user={user}", x_deadline_ms="5000") for user in users]
     asyncio.run(send_closed_loop(served.port, requests[: len(requests) // 5], 1))  # warm
     answers, _ = asyncio.run(send_closed_loop(served.port, requests, 1))
-    latencies_s = answers.accepted()
+    latencies_s = answers.select_accepted_s()
     if len(latencies_s) < len(requests):
         raise ServerError(f"{len(requests) - len(latencies_s)} of {len(requests)} requests were not answered by the server.")
     percentiles = {f"{what}: p{percent}": compute_percentile_ms(latencies_s, percent) for percent in (50, 99)}

@@ -223,7 +223,7 @@ def test_a_replay_knows_the_events_before_each_question(shop, live_repository):
     end = len(dataset.interactions)
     rows = choose_questions(dataset.interactions, end - 200, end, most=5)
     replay = Replay(dataset, rows, answer_frozen(live_repository, dataset, rows).items)
-    for _ in replay.steps(shop, end - 200, seconds=60.0):
+    for _ in replay.take_steps(shop, end - 200, seconds=60.0):
         assert replay.make_line()
     assert (replay.events, len(replay.asked), replay.late) == (200, len(rows), 0)
     assert set(replay.make_document()) == {"replay", "events", "questions", "frozen", "live"}

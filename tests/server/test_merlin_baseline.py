@@ -3,7 +3,7 @@
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from experiments.merlin import HARDENED, baseline_spec
+from experiments.merlin import HARDENED, make_baseline_spec
 from experiments.merlin_graph import VARIANTS, Parts, export_variant, new_ensemble, read_sides
 from perf.load.workload import ask
 from training.dataset import load_dataset
@@ -21,7 +21,7 @@ def test_hardened_baseline_serves(launch, tmp_path):
     server = launch(tmp_path / "repository", ready_timeout_s=200.0)
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         for user_id in users.frame["user_id"].iloc[[0, -1]]:
-            served = ask(client, baseline_spec(), "", {"user_id": np.array([user_id])})
+            served = ask(client, make_baseline_spec(), "", {"user_id": np.array([user_id])})
             expected = ensemble.transform(TensorTable({"user_id": np.array([user_id])}), runtime=Runtime())
             np.testing.assert_array_equal(served["item_ids"], expected["item_ids"].values)
             np.testing.assert_allclose(served["scores"], expected["scores"].values, rtol=1e-6)

@@ -112,16 +112,16 @@ def test_what_is_due_must_be_there(soak):
 def test_versions_are_due_some_time_after_them_and_after_the_updaters_start():
     versions = np.zeros(ROWS, np.int32)
     due, started_s = Due(versions, now_s=100.0), 100.0
-    due.acknowledged(np.array([1]), np.array([1]), started_s)
+    due.note_acknowledged(np.array([1]), np.array([1]), started_s)
     due.advance(started_s + RESTARTED_WITHIN_S - 0.1)
     assert not versions.any()
     due.advance(started_s + RESTARTED_WITHIN_S)
     assert versions[1] == 1
-    due.acknowledged(np.array([1]), np.array([2]), 200.0)
-    due.acknowledged(np.array([2]), np.array([1]), 201.0)
+    due.note_acknowledged(np.array([1]), np.array([2]), 200.0)
+    due.note_acknowledged(np.array([2]), np.array([1]), 201.0)
     due.advance(200.0 + VISIBLE_WITHIN_S)
     assert versions[[1, 2]].tolist() == [2, 0]
-    due.updater_killed(205.5)
+    due.note_updater_killed(205.5)
     due.advance(205.5 + RESTARTED_WITHIN_S - 0.1)
     assert versions[2] == 0
     due.advance(205.5 + RESTARTED_WITHIN_S)
@@ -133,7 +133,7 @@ def test_wrong_rows_of_degraded_look_ups_are_counted_apart_as_well(capsys):
     shared.count(0, "stale", np.array([KEY, 3]), degraded=False)
     shared.count(1, "stale", np.array([KEY]), degraded=True)
     shared.count(1, "lost", np.array([], int), degraded=False)
-    every, degraded = shared.counts()
+    every, degraded = shared.sum_counts()
     assert (every["stale"], sum(every.values())) == (3, 3)
     assert (degraded["stale"], sum(degraded.values())) == (1, 1)
     first, second = capsys.readouterr().err.splitlines()
