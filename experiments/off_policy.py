@@ -130,7 +130,7 @@ def may_be_equal(estimate: Estimate, on_policy: Estimate) -> bool:
 
 
 def sum_position_rates(frame: pd.DataFrame) -> float:
-    """Return the sum of the click rates of the positions."""
+    """Return the mean clicks of a slate: the click rates of its positions, added up."""
     return float(frame.groupby("position")["click"].mean().sum())
 
 

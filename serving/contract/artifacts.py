@@ -162,6 +162,7 @@ def open_network(folder: Path, name: str, threads: int = 1):
 
 
 def compute_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, read in blocks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(HASH_BLOCK_BYTES):
