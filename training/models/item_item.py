@@ -43,7 +43,7 @@ def fit_neighbours(
             _strongest_rows(solve_ease(positives[:, core], settings.l2), settings.neighbours), core, n_items
         )
     if len(core) == n_items:
-        return _make_lists([weights], settings.neighbours)
+        return _make_lists([weights], n_items, settings.neighbours)
     pairs = _PairsOutside.of(_sample_histories(positives, settings.longest_history, rng), core, settings.l2)
     blocks = list(pairs.split())
     left, often = TimeLeft(len(blocks)), 1 + len(blocks) // 10
@@ -54,7 +54,7 @@ def fit_neighbours(
             if number % often == 0:
                 say(f"  item-item: block {number} of {len(blocks)}, {left.describe(number)}")
 
-    return _make_lists(weigh_blocks(), settings.neighbours)
+    return _make_lists(weigh_blocks(), n_items, settings.neighbours)
 
 
 def _strongest_rows(weights: np.ndarray, count: int) -> sp.csr_matrix:
@@ -129,9 +129,13 @@ def _sample_histories(positives: sp.csr_matrix, longest: int, rng: np.random.Gen
     return sp.csr_matrix((positives.data[kept], (rows[kept], positives.indices[kept])), shape=positives.shape)
 
 
-def _make_lists(blocks: Iterable[sp.csr_matrix], count: int) -> Neighbours:
+def _make_lists(blocks: Iterable[sp.csr_matrix], n_items: int, count: int) -> Neighbours:
     """Return the `count` largest entries of each row, strongest first, and the padding row. blocks: of rows, in their order"""
-    parts = [strongest_per_row(block, min(count, block.shape[1])) for block in blocks]
-    positions, weights = (np.concatenate(values) for values in zip(*parts, strict=True))
-    n_items = len(positions)
-    return Neighbours(np.pad(positions, ((0, 1), (0, 0)), constant_values=n_items), np.pad(weights, ((0, 1), (0, 0))))
+    count = min(count, n_items)
+    positions, weights = np.full((n_items + 1, count), n_items, np.int32), np.zeros((n_items + 1, count), np.float32)
+    start = 0
+    for block in blocks:
+        rows = slice(start, start + block.shape[0])
+        positions[rows], weights[rows] = strongest_per_row(block, count)
+        start = rows.stop
+    return Neighbours(positions, weights)

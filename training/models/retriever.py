@@ -195,10 +195,12 @@ def fit_retriever(
 def make_neighbour_matrix(neighbours: Neighbours) -> sp.csr_matrix:
     """Return the weights, CSR float32 [n_items, n_items]."""
     n_items = len(neighbours.positions) - 1
-    rows = np.repeat(np.arange(n_items), neighbours.positions.shape[1])
-    known = neighbours.positions[:-1].ravel() < n_items
-    entries = (neighbours.weights[:-1].ravel()[known], (rows[known], neighbours.positions[:-1].ravel()[known]))
-    return sp.csr_matrix(entries, shape=(n_items, n_items))
+    known = neighbours.positions[:-1] < n_items
+    starts = np.append(0, np.cumsum(known.sum(axis=1)))
+    entries = (neighbours.weights[:-1][known], neighbours.positions[:-1][known], starts)
+    matrix = sp.csr_matrix(entries, shape=(n_items, n_items))
+    matrix.sort_indices()
+    return matrix
 
 
 def compute_root_mean_square(positives: sp.csr_matrix, neighbours: Neighbours, rng: np.random.Generator) -> float:

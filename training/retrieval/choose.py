@@ -99,7 +99,9 @@ def choose_sources(
     """
     log = dataset.interactions
     earlier, later = split_again(log)
+    earlier_rows = earlier["row"].to_numpy(copy=True)
     tried = fit_training_retriever(dataset, features, settings, say, earlier, EARLIER)
+    del earlier
     choices = choose_weights(tried, make_questions(features, log, later, settings), say)
     weights = (choices.sequence.chosen, choices.graph.chosen)
     chosen = replace(
@@ -110,7 +112,7 @@ def choose_sources(
         graph_weight=weights[1],
     )
     weighed = replace(tried, retriever=tried.retriever.weigh(sequence=weights[0], graph=weights[1]))
-    return choices, chosen, PastRetrievers(dataset, features, chosen, say, earlier["row"].to_numpy(copy=True), weighed)
+    return choices, chosen, PastRetrievers(dataset, features, chosen, say, earlier_rows, weighed)
 
 
 def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say) -> Choices:
