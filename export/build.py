@@ -49,13 +49,16 @@ from training.features.build import Features, build_features
 from training.features.schema import FeatureSettings
 from training.models.ranking import (
     FitTrainingRetriever,
+    Lessons,
     Ranking,
+    add_unlabelled,
     collect_lessons,
     fit_ranker,
     fit_reranker,
     take_sample,
 )
 from training.models.ranking_data import Retrieve, statistics_of
+from training.models.sequence import SequenceModel
 from training.models.train_ranker import Start
 from training.models.warm_ranker import start_ranker, write_ranker
 from training.models.warm_start import EARLIER, SERVED, write_learned
@@ -94,14 +97,18 @@ def build_repository(
 
             start_from = learning.start_from if learning else None
             sources = try_sources(dataset, features, settings, plugin.serves_sequences, start_from, progress)
-            retriever = fit_retriever(dataset, features, sources.retrieval, progress)
+            choices, retrieval, earlier = sources.choices, sources.retrieval, sources.past.retriever.retriever.sequence
+            rng = np.random.default_rng(settings.pipeline.seed)
+            lessons = make_lessons(dataset, features, sources.past, settings, rng, progress)
+            del sources  # of a large log, the retriever of the past takes gigabytes
+            retriever = fit_retriever(dataset, features, retrieval, progress)
             start = partial(start_ranker, start_from, features) if start_from else None
-            ranking = fit_ranking(dataset, features, retriever, sources.past, settings, progress, start)
+            ranking = fit_ranking(dataset, features, retriever, lessons, settings, rng, progress, start)
+            del lessons
             if learning:  # before the stages are written, which changes the network
-                keep_weights(learning, features, sources, retriever, ranking)
+                keep_weights(learning, features, earlier, retriever, ranking)
 
-            trained = Trained(features, sources.choices, retriever, ranking)
-            del sources  # which holds a second retriever and a part of the log
+            trained = Trained(features, choices, retriever, ranking)
             reports = write_generation(staging, dataset, trained, axes, settings, progress)
             recorded = rehearse_and_seal(staging, dataset, specs, settings, reports, progress)
             generation = publish(plugin, Rehearsed(repository, staging, specs, settings, recorded, workflow), progress)
@@ -173,25 +180,40 @@ def fit_retriever(dataset: Dataset, features: Features, retrieval: RetrievalSett
     return retriever
 
 
+def make_lessons(
+    dataset: Dataset,
+    features: Features,
+    of_the_past: FitTrainingRetriever,
+    settings: Settings,
+    rng: np.random.Generator,
+    progress: Progress,
+) -> Lessons:
+    """Make the ranker's training requests, with candidates of retrievers that were fitted before the labels."""
+    with progress.phase("requests") as phase:
+        lessons = collect_lessons(dataset, dataset.interactions, features, of_the_past, ranking_settings(settings), rng)
+        phase.result = f"{sum(map(len, lessons.teaching)):,} to learn from, {len(lessons.validation):,} to validate"
+    return lessons
+
+
 def fit_ranking(
     dataset: Dataset,
     features: Features,
     served: Retrieve,
-    of_the_past: FitTrainingRetriever,
+    lessons: Lessons,
     settings: Settings,
+    rng: np.random.Generator,
     progress: Progress,
     start: Start | None,
 ) -> Ranking:
-    """Train the ranker and the re-ranker on candidates of retrievers that were fitted before the labels.
+    """Train the ranker and the re-ranker.
 
     served: the retriever fitted on the whole log; a student imitates the ranker on its candidates, without labels
     start: sets the weights that the ranker and its student start from; None: they start from scratch
     """
     log, pipeline, choices = dataset.interactions, settings.pipeline, ranking_settings(settings)
-    rng = np.random.default_rng(pipeline.seed)
     with progress.phase("ranker") as phase:
         statistics = statistics_of(features, log, choices.statistics)
-        lessons = collect_lessons(dataset, log, features, statistics, of_the_past, served, choices, rng)
+        lessons = add_unlabelled(lessons, log, features, statistics, served, choices, rng)
         trainer = choose_trainer(settings, features, start)
         ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.detail, trainer, start)
         phase.result = describe_ranker(ranker, choices)
@@ -202,10 +224,13 @@ def fit_ranking(
 
 
 def keep_weights(
-    learning: Learning, features: Features, sources: Sources, retriever: FittedRetriever, ranking: Ranking
+    learning: Learning, features: Features, earlier: SequenceModel | None, retriever: FittedRetriever, ranking: Ranking
 ) -> None:
-    """Write the weights that the next generation may start from. retriever: the one to serve"""
-    models = {EARLIER: sources.past.retriever.retriever.sequence, SERVED: retriever.retriever.sequence}
+    """Write the weights that the next generation may start from.
+
+    earlier: the sequence model fitted before the labels; retriever: the one to serve
+    """
+    models = {EARLIER: earlier, SERVED: retriever.retriever.sequence}
     write_learned(learning.keep_in, features.items.ids, models, learning.generations)
     if ranking.ranker.learned and "imported" not in ranking.ranker.quality:
         write_ranker(learning.keep_in, features, ranking.ranker, learning.generations)

@@ -79,12 +79,13 @@ def fit_statistics(
 class Views:
     """How items are related, some rows at a time: of a large catalogue there are too many pairs to hold.
 
-    sales: each (user, item) once; by_item: int64 [E], the sales in the order of their items, those of item i from
-    item_starts[i] to item_starts[i + 1]; customers, visits: CSR float32 [n_groups, n_items] of the items that belong together,
-    and their transposes; norm: float32 [n_items]; within: how many items ahead "next" looks
+    users, positions: int64 [E], each pair once, by user and time; by_item: int64 [E], the pairs in the order of their items,
+    those of item i from item_starts[i] to item_starts[i + 1]; customers, visits: CSR float32 [n_groups, n_items] of the items
+    that belong together, and their transposes; norm: float32 [n_items]; within: how many items ahead "next" looks
     """
 
-    sales: Sales
+    users: np.ndarray
+    positions: np.ndarray
     by_item: np.ndarray
     item_starts: np.ndarray
     customers: tuple[sp.csr_matrix, sp.csr_matrix]
@@ -97,7 +98,8 @@ class Views:
         sales = sales.first_ones(settings.longest_history)
         counts = np.bincount(sales.positions, minlength=n_items)
         return cls(
-            sales=sales,
+            users=sales.users,
+            positions=sales.positions,
             by_item=np.argsort(sales.positions, kind="stable"),
             item_starts=np.append(0, np.cumsum(counts)),
             customers=_group_items(sales.users, sales.positions, n_items, power=0.0),
@@ -125,7 +127,7 @@ class Views:
 
     def _count_next_items(self, rows: slice) -> sp.csr_matrix:
         """Count how often the column's item follows the row's within a few events, nearer ones with more weight."""
-        users, positions = self.sales.users, self.sales.positions
+        users, positions = self.users, self.positions
         events, shape = (
             self.by_item[self.item_starts[rows.start] : self.item_starts[rows.stop]],
             (rows.stop - rows.start, len(self.norm)),

@@ -104,24 +104,35 @@ def collect_lessons(
     dataset: Dataset,
     log: pd.DataFrame,
     features: Features,
-    statistics: ItemStatistics,
     fit_training_retriever: FitTrainingRetriever,
-    served: Retrieve,
     settings: RankingSettings,
     rng: np.random.Generator,
 ) -> Lessons:
-    """Build labelled requests from candidates of past retrievers, and unlabelled ones from the served retriever.
-
-    log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
-    """
+    """Build labelled requests from candidates of past retrievers. log: the frame `features` was built from, sorted by time"""
     (latest, *older), visit_requests = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
     teaching, validation = split_validation(latest, settings.ranker.validation_share)
     if visit_requests:
         older.append(visit_requests)
+    return Lessons((teaching, *older), validation, ())
+
+
+def add_unlabelled(
+    lessons: Lessons,
+    log: pd.DataFrame,
+    features: Features,
+    statistics: ItemStatistics,
+    served: Retrieve,
+    settings: RankingSettings,
+    rng: np.random.Generator,
+) -> Lessons:
+    """Add unlabelled requests from candidates of the served retriever, where the ranker is distilled from them.
+
+    statistics, served: fitted on the whole log
+    """
     if settings.compression == "none":
-        return Lessons((teaching, *older), validation, ())
+        return lessons
     unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
-    return Lessons((teaching, *older), validation, (unlabelled,))
+    return replace(lessons, unlabelled=(unlabelled,))
 
 
 def fit_ranker(

@@ -119,11 +119,15 @@ def items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> 
 
 def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
     """Return the ranker's item statistics of a part of the training log, at the store's clock."""
+    groups = np.stack([features.categories.codes, features.providers.codes], axis=1)
+    return fit_statistics(list_sales(features, events), features.items.n_items, features.as_of_s, groups, settings)
+
+
+def list_sales(features: Features, events: pd.DataFrame) -> Sales:
+    """Return the positive events, their users numbered from 0."""
     positives = events[events["positive"].to_numpy()]
     _, users = np.unique(positives["user_id"].to_numpy(), return_inverse=True)
-    sales = Sales.of(users, features.items.positions(positives["item_id"].to_numpy()), positives["timestamp"].to_numpy())
-    groups = np.stack([features.categories.codes, features.providers.codes], axis=1)
-    return fit_statistics(sales, features.items.n_items, features.as_of_s, groups, settings)
+    return Sales.of(users, features.items.positions(positives["item_id"].to_numpy()), positives["timestamp"].to_numpy())
 
 
 def make_requests(

@@ -21,6 +21,7 @@ from training.models.item_statistics import StatisticsSettings
 from training.models.ranking import (
     Ranking,
     RankingSettings,
+    add_unlabelled,
     collect_lessons,
     fit_ranker,
     fit_reranker,
@@ -75,7 +76,8 @@ def mixed(tmp_path_factory):
 def fit_ranking(dataset, log, features, fit_retriever, settings):
     """Train both models as an export does, quietly."""
     statistics, rng = statistics_of(features, log, settings.statistics), np.random.default_rng(0)
-    lessons = collect_lessons(dataset, log, features, statistics, fit_retriever, fit_retriever(log), settings, rng)
+    lessons = collect_lessons(dataset, log, features, fit_retriever, settings, rng)
+    lessons = add_unlabelled(lessons, log, features, statistics, fit_retriever(log), settings, rng)
     ranker = fit_ranker(lessons, features, settings, 0, lambda _: None)
     reranker = fit_reranker(lessons, ranker, settings.reranker, 0, lambda _: None)
     return Ranking(ranker, reranker, statistics, take_sample(lessons, features))
