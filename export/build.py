@@ -17,7 +17,7 @@ from rich.console import Console
 
 from export.catalogue import write_catalogue
 from export.describe import describe_export, describe_ranker, describe_sources
-from export.learning import Learning
+from export.learning import Learning, keep_weights
 from export.profiles import DEFAULT, Profile, Rehearsed, load_profile
 from export.progress import Progress
 from export.recording import requests_like
@@ -58,10 +58,8 @@ from training.models.ranking import (
     take_sample,
 )
 from training.models.ranking_data import Retrieve, statistics_of
-from training.models.sequence import SequenceModel
 from training.models.train_ranker import Start
-from training.models.warm_ranker import start_ranker, write_ranker
-from training.models.warm_start import EARLIER, SERVED, write_learned
+from training.models.warm_ranker import start_ranker
 from training.retrieval.choose import Choices, PastRetrievers, choose_sources
 from training.retrieval.effort import widen_search
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_served_retriever
@@ -221,19 +219,6 @@ def fit_ranking(
         reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.detail)
         phase.result = f"trust {reranker.trust:g}"
     return Ranking(ranker, reranker, statistics, take_sample(lessons, features))
-
-
-def keep_weights(
-    learning: Learning, features: Features, earlier: SequenceModel | None, retriever: FittedRetriever, ranking: Ranking
-) -> None:
-    """Write the weights that the next generation may start from.
-
-    earlier: the sequence model fitted before the labels; retriever: the one to serve
-    """
-    models = {EARLIER: earlier, SERVED: retriever.retriever.sequence}
-    write_learned(learning.keep_in, features.items.ids, models, learning.generations)
-    if ranking.ranker.learned and "imported" not in ranking.ranker.quality:
-        write_ranker(learning.keep_in, features, ranking.ranker, learning.generations)
 
 
 def write_generation(

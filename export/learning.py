@@ -14,7 +14,12 @@ from pathlib import Path
 from live.erase import PROOFS
 from live.maintenance import lock
 from serving.live.store import LEARNED
-from training.models.warm_start import count_generations
+from training.features.build import Features
+from training.models.ranking import Ranking
+from training.models.sequence import SequenceModel
+from training.models.warm_ranker import write_ranker
+from training.models.warm_start import EARLIER, SERVED, count_generations, write_learned
+from training.retrieval.fit import FittedRetriever
 
 
 @dataclass(frozen=True)
@@ -68,3 +73,16 @@ def keep_learned(learning: Learning, live: Path, serving: int, generation: int, 
     except OSError as error:
         return str(error)
     return ""
+
+
+def keep_weights(
+    learning: Learning, features: Features, earlier: SequenceModel | None, retriever: FittedRetriever, ranking: Ranking
+) -> None:
+    """Write the weights that the next generation may start from.
+
+    earlier: the sequence model fitted before the labels; retriever: the one to serve
+    """
+    models = {EARLIER: earlier, SERVED: retriever.retriever.sequence}
+    write_learned(learning.keep_in, features.items.ids, models, learning.generations)
+    if ranking.ranker.learned and "imported" not in ranking.ranker.quality:
+        write_ranker(learning.keep_in, features, ranking.ranker, learning.generations)
