@@ -39,8 +39,8 @@ from training.models.distill import STUDENT, Lesson, distil, macs
 from training.models.dlrm_graph import export_dlrm
 from training.models.prune import prune
 from training.models.quantise import quantise, quantise_after_training, train_in_int8
-from training.models.ranking import RankingSettings, make_requests_by_moment
-from training.models.ranking_data import Requests, served_requests, split_validation, statistics_of, unlabelled_requests
+from training.models.ranking import RankingSettings, hold_out, make_requests_by_moment
+from training.models.ranking_data import Requests, served_requests, statistics_of, unlabelled_requests
 from training.models.save_ranker import network_inputs
 from training.models.teachers import Teacher
 from training.models.train_ranker import Ranker, RankerSettings, retrieval_z, train_ranker
@@ -108,9 +108,8 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     fit_retrieve = partial(fit_training_retriever, dataset, features, chosen, lambda _: None)
     rng = np.random.default_rng(seed)
     say("requests of the training part, as a retriever of its time would have served them")
-    (latest, *older), of_visits = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
-    older += [of_visits] if of_visits else []
-    teaching, validation = split_validation(latest, settings.ranker.validation_share)
+    by_moment, in_visits = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
+    teaching, validation = hold_out(by_moment, in_visits, settings.ranker.validation_share)
     say("requests of the test users")
     users = problem.test_users
     users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))
@@ -120,7 +119,7 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     others = train[~train["user_id"].isin(problem.user_ids[users])]
     unlabelled = unlabelled_requests(features, others, statistics, retrieve, settings.most_requests, rng)
     tables = (dict(features.user_rows), dict(features.item_rows))
-    return Workload((teaching, *older), unlabelled, validation, test, problem.test.relevant[users], tables)
+    return Workload(teaching, unlabelled, validation, test, problem.test.relevant[users], tables)
 
 
 def say_nothing(_: str) -> None:

@@ -16,8 +16,7 @@ from export.training_settings import find_cluster, retrieval_settings
 from training.dataset import Dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.ranking import RankingSettings, make_requests_by_moment
-from training.models.ranking_data import split_validation
+from training.models.ranking import RankingSettings, hold_out, make_requests_by_moment
 from training.retrieval.fit import fit_training_retriever
 
 
@@ -31,9 +30,8 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster, say=progress.detail)
     rng = np.random.default_rng(pipeline.seed)
     of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
-    (latest, *older), of_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
-    older += [of_visits] if of_visits else []
-    teaching, validation = split_validation(latest, choices.ranker.validation_share)
-    rows = write_training_data(folder, (teaching, *older), validation, list_inputs(features), choices.ranker, rng)
+    by_moment, in_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
+    teaching, validation = hold_out(by_moment, in_visits, choices.ranker.validation_share)
+    rows = write_training_data(folder, teaching, validation, list_inputs(features), choices.ranker, rng)
     progress.note(f"{rows['train']:,} rows to train on and {rows['validation']:,} to validate, in {folder}")
     return rows

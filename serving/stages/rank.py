@@ -33,7 +33,7 @@ from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
-from serving.stages.features.ranking import N_FEATURES, SCALE, SCORE, TOGETHER, pair_numbers, scale_strengths
+from serving.stages.features.ranking import LIVE, N_FEATURES, SCALE, SCORE, TOGETHER, pair_numbers, scale_strengths
 from serving.stages.features.user_state import raw_name
 from serving.stages.live.content import Content
 from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
@@ -87,8 +87,8 @@ class RankInputs:
     """Computes the network's inputs other than table rows, and the keys of these rows, in every layout of the stage.
 
     item_rows: int32 [n_items + 1, Si] keys; item_numbers: float32 [n_items + 1, Gi]
-    stored, novelty: items taken together since the export, and 1 / (1 + sales before it), float32 [n_items + 1]; None without a
-    live store
+    sales, stored, novelty: sales and items taken together since the export, and 1 / (1 + sales before it), float32
+    [n_items + 1]; None without a live store
     """
 
     settings: RankSettings
@@ -96,6 +96,7 @@ class RankInputs:
     item_rows: np.ndarray
     item_numbers: np.ndarray
     statistics: ItemStatistics
+    sales: LiveSales | None = None
     stored: StoredPairs | None = None
     novelty: np.ndarray | None = None
 
@@ -125,6 +126,8 @@ class RankInputs:
         if self.stored and self.stored.pairs.n_slots:
             strengths = self.stored.pairs.strengths(history, candidates)
             numbers[..., self.item_numbers.shape[1] + TOGETHER] = scale_strengths(strengths)
+        if self.sales and self.sales.follows:
+            numbers[..., self.item_numbers.shape[1] + LIVE] = candidates < self.items.n_items
         return numbers
 
     def lift_together(self, rank_scores: np.ndarray, logits: np.ndarray, candidates: np.ndarray, together: np.ndarray) -> None:
@@ -266,7 +269,7 @@ class Rank:
         live_items.catch_up()  # here, so that no request waits for it
         if trends:
             trends.sweep(inputs.items.n_items)
-        return replace(self, inputs=replace(inputs, stored=stored, novelty=novelty), live_items=live_items)
+        return replace(self, inputs=replace(inputs, sales=sales, stored=stored, novelty=novelty), live_items=live_items)
 
     @property
     def tables(self) -> LeveledTables:

@@ -32,7 +32,7 @@ def cross_features_slowly(
         since_last_visit(statistics, idle_days, candidates),
         group_shares(statistics.groups, history, weights[..., 0], candidates),
         np.broadcast_to(per_request[:, None], (*candidates.shape, 2)),
-        np.zeros((*candidates.shape, 1)),  # nothing was taken together since the export
+        np.zeros((*candidates.shape, 2)),  # nothing was taken since the export, neither together nor alone
     )
     return np.concatenate(columns, axis=2, dtype=np.float32) * valid[..., None]
 

@@ -149,6 +149,12 @@ class LogAggregates:
             numbers[part] = self._compute_item_numbers(positions[part], clocks_s[part], sequences[part])
         return numbers
 
+    def of_catalogue(self, clock_s: int) -> np.ndarray:
+        """Return the numbers of all items after the whole log, at a clock in unix seconds: float32 [n_items + 1, A]."""
+        positions = np.arange(len(self.item_ids))[None]
+        (numbers,) = self.of_items(positions, np.array([clock_s]), np.array([len(self.events)]))
+        return numbers
+
     def _compute_item_numbers(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
         flat = positions.ravel()
         clocks_ms, before = (np.repeat(values, positions.shape[1]) for values in (1_000 * clocks_s, sequences))

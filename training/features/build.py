@@ -88,9 +88,7 @@ class Features:
     @cached_property
     def item_aggregates(self) -> np.ndarray:
         """float32 [n_items + 1, A]: aggregations of the items at the end of the log, as they are served without live state."""
-        positions = np.arange(self.items.n_items + 1)[None]
-        (numbers,) = self.log.aggregates.of_items(positions, np.array([self.as_of_s]), np.array([len(self.log.times)]))
-        return numbers
+        return self.log.aggregates.of_catalogue(self.as_of_s)
 
     def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
         """Encode users as the store serves them: after the whole training log, at its clock."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from training.models.ranking_data import (
     items_before,
     make_requests,
     make_visit_requests,
+    served_items,
     split_again,
     split_validation,
     statistics_of,
@@ -67,7 +68,7 @@ class RankingSettings:
 class Lessons:
     """Training and validation requests of the ranking models.
 
-    teaching: past requests with labels, by moment, the latest first, and those in the middle of visits last
+    teaching: past requests with labels, as `hold_out` returns them
     validation: of the latest moment
     unlabelled: requests as they will be served, for distillation; none without compression
     """
@@ -109,11 +110,23 @@ def collect_lessons(
     rng: np.random.Generator,
 ) -> Lessons:
     """Build labelled requests from candidates of past retrievers. log: the frame `features` was built from, sorted by time"""
-    (latest, *older), visit_requests = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
-    teaching, validation = split_validation(latest, settings.ranker.validation_share)
-    if visit_requests:
-        older.append(visit_requests)
-    return Lessons((teaching, *older), validation, ())
+    by_moment, in_visits = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
+    teaching, validation = hold_out(by_moment, in_visits, settings.ranker.validation_share)
+    return Lessons(teaching, validation, ())
+
+
+def hold_out(by_moment: Sequence[Requests], in_visits: Requests | None, share: float) -> tuple[tuple[Requests, ...], Requests]:
+    """Return the requests to learn from, the latest moment first, and those of the latest moment to validate with.
+
+    by_moment, in_visits: from `make_requests_by_moment`. Each of `by_moment` teaches twice: with live events and without. Every
+    second validation request has none.
+    """
+    latest, validation = split_validation(by_moment[0], share)
+    teaching = [latest, *by_moment[1:]]
+    teaching += [requests.without_events(np.ones(len(requests), bool)) for requests in teaching]
+    if in_visits:
+        teaching.append(in_visits)
+    return tuple(teaching), validation.without_events(np.arange(len(validation)) % 2 == 1)
 
 
 def add_unlabelled(
@@ -149,7 +162,7 @@ def fit_ranker(
     start: of the smaller ranker, as of `train_ranker`
     """
     count = sum(map(len, lessons.teaching))
-    say(f"ranker: {count:,} training requests of {len(lessons.teaching)} moments, {len(lessons.validation):,} for validation")
+    say(f"ranker: {count:,} training requests of {len(lessons.teaching)} kinds, {len(lessons.validation):,} for validation")
     tables = (dict(features.user_rows), dict(features.item_rows))
     ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
     if not ranker.learned or settings.compression == "none":
@@ -175,8 +188,7 @@ def fit_reranker(
 def take_sample(lessons: Lessons, features: Features) -> Requests:
     """Return some validation requests over the catalogue as it is served."""
     validation = lessons.validation
-    items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
-    return replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=items)
+    return replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=served_items(features))
 
 
 def make_requests_by_moment(
@@ -211,7 +223,7 @@ def make_requests_by_moment(
 def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[SavedStage, SavedStage]:
     """Write the rank and the rerank stage without rules, `stage.json` and manifests. Return what was saved of each."""
     index, sample = features.items, ranking.sample
-    rank = SavedStage(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample, features.item_aggregates))
+    rank = SavedStage(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample))
     lists = Lists.of(sample, rank_scores_of(ranking.ranker, sample), ranking.reranker.list_length)
     vectors = item_vectors_of(ranking.ranker.model, ranking.items)
     return rank, SavedStage(*save_reranker(rerank_folder, ranking.reranker, index, vectors, lists))

@@ -5,20 +5,24 @@
     later   ─▶ labels of the candidates
 
 Features never use the events to predict, which avoids leakage; the served artifacts are fitted again on all of train.
+
+Requests know sales up to their own moment, as with live events. A repository that gets none answers with the sales of its
+export: `without_events` gives such requests, and the ranker reads which of the two it has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from serving.loops.hashing import hash_integers
 from serving.stages.features.item_statistics import ItemStatistics
-from serving.stages.features.ranking import N_FEATURES, TOGETHER, cross_features, scale_strengths
+from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, cross_features, scale_strengths
 from training.dataset import Dataset, split_by_time
+from training.features.aggregates import LogAggregates, ranker_aggregations
 from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays, encode_items, item_columns, item_statistics
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
@@ -35,26 +39,27 @@ PAIRLESS_SHARE = 0.5  # of the requests in a visit, which come as soon after an 
 
 @dataclass(frozen=True)
 class ItemSlots:
-    """The catalogue as DLRM reads it; the last row is the padding row.
+    """The catalogue of an export as DLRM reads it; the last row is the padding row.
 
     names: of the tables, in slot order; rows: one int64 [n_items + 1, L] per slot (L = 1 except for lists, padded with PAD_ROW)
-    numbers: float32 [n_items + 1, Gi]
+    numbers: float32 [n_items + 1, Gi]; aggregates: float32 [n_items + 1, A], those of the log up to the export
     """
 
     names: tuple[str, ...]
     rows: tuple[np.ndarray, ...]
     numbers: np.ndarray
+    aggregates: np.ndarray
 
     @property
     def n_items(self) -> int:
         return len(self.numbers) - 1
 
     @classmethod
-    def of(cls, arrays: ItemArrays, names: tuple[str, ...]) -> ItemSlots:
+    def of(cls, arrays: ItemArrays, names: tuple[str, ...], aggregates: np.ndarray) -> ItemSlots:
         """Build it from the encoded catalogue. names: the columns of `arrays.categorical`, then its lists."""
         single = [arrays.categorical[:, [slot]] for slot in range(arrays.categorical.shape[1])]
         lists = [_pad(ragged.values, ragged.offsets) for ragged in arrays.lists.values()]
-        return cls(names, (*single, *lists), arrays.continuous)
+        return cls(names, (*single, *lists), arrays.continuous, aggregates)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Requests:
     users: the Examples of the N users; candidates int32 [N, C] positions, padded with n_items; retrieval_scores float32 [N, C]
     cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `cross_features`
     taken: labels, bool [N, C], or float32 shares of a teacher
-    items: the catalogue at that moment; user_ids: int64 [N]
+    items: the catalogue of the latest export; user_ids: int64 [N]
     """
 
     users: Examples
@@ -94,6 +99,17 @@ class Requests:
             self.user_ids[rows],
         )
 
+    def without_events(self, chosen: np.ndarray) -> Requests:
+        """Return these requests, of which the chosen ones know no event since the export. chosen: bool [N]
+
+        Their aggregations are those of the export, and there are no live pairs.
+        """
+        cross, width = self.cross.copy(), self.items.aggregates.shape[1]
+        cross[chosen, :, :width] = self.items.aggregates[self.candidates[chosen]]
+        cross[chosen, :, LIVE - N_FEATURES] = 0.0
+        cross[chosen, :, TOGETHER - N_FEATURES] = 0.0
+        return replace(self, cross=cross)
+
 
 def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return (earlier, later) of the training log or an earlier part of it, split as the test set was.
@@ -111,10 +127,16 @@ def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.Dat
 
 
 def items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
-    """Return the catalogue with the sales of `events` alone, seen from the store's clock."""
+    """Return the catalogue with the sales and aggregations of `events` alone, seen from the store's clock."""
     sold = item_statistics(events, features.items, features.as_of_s, features.settings)
     columns = item_columns(dataset.items, features.schema.item, sold)
-    return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows))
+    aggregates = LogAggregates.of(dataset, events, ranker_aggregations(dataset)).of_catalogue(features.as_of_s)
+    return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows), aggregates)
+
+
+def served_items(features: Features) -> ItemSlots:
+    """Return the catalogue as it is served after the training log."""
+    return ItemSlots.of(features.item_arrays, tuple(features.item_rows), features.item_aggregates)
 
 
 def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
@@ -140,7 +162,7 @@ def make_requests(
     max_requests: int,
     rng: np.random.Generator,
 ) -> Requests:
-    """Return one request per user (at most `max_requests`, sampled) just before their first event of `later`.
+    """Return one request per user (at most `max_requests`, sampled) just before their first event of `later`, with live events.
 
     train: the frame `features` was built from; later: its rows after the split, with their row number in `train` as "row"
     items, statistics, retrieve: fitted on what came before `later`
@@ -158,6 +180,7 @@ def make_requests(
     candidates, scores = retrieve(users, user_ids)
     trends = features.log.aggregates.of_items(candidates, first["timestamp"].to_numpy(), rows)
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
+    cross[..., LIVE - N_FEATURES] = candidates < items.n_items
     taken = find_taken(features, later, user_ids, candidates)
     return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
 
@@ -198,6 +221,7 @@ def make_visit_requests(
     trends = features.log.aggregates.of_items(candidates, times, rows)
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
+    cross[..., LIVE - N_FEATURES] = candidates < items.n_items
     taken = candidates == features.items.positions(item_ids)[:, None]
     return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
 
@@ -215,8 +239,8 @@ def served_requests(
     """
     users = features.encode_users(user_ids, context)
     candidates, scores = retrieve(users, user_ids)
-    items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
-    trends = features.item_aggregates[candidates]
+    items = served_items(features)
+    trends = items.aggregates[candidates]
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items, user_ids)
 

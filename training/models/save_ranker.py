@@ -28,18 +28,17 @@ def save_ranker(
     index: ItemIndex,
     statistics: ItemStatistics,
     sample: Requests,
-    item_aggregates: np.ndarray,
 ) -> tuple[dict, Parity]:
     """Write the rank stage without `stage.json` and the manifest.
 
-    statistics, item_aggregates: as they are served, of the whole training log
+    statistics: as they are served, of the whole training log
     sample: real requests on the served catalogue, on which the ONNX network must agree with the trained one
     Returns settings for `stage.json` and the parity report.
     """
     folder.mkdir(parents=True, exist_ok=True)
     items = sample.items
     np.save(folder / "item_ids.npy", index.ids)
-    np.save(folder / "item_numbers.npy", np.concatenate([items.numbers, item_aggregates], axis=1))
+    np.save(folder / "item_numbers.npy", np.concatenate([items.numbers, items.aggregates], axis=1))
     statistics.save(folder)
     rows, tables = served_tables(ranker.model, items)
     np.save(folder / "item_rows.npy", rows)

@@ -34,7 +34,7 @@ def feature_names() -> tuple[str, ...]:
         *("popularity", *(f"popularity_{days:.0f}d" for days in HORIZONS_DAYS)),
         *("popularity_then", "trend_then", "first_sold_since", "last_sold_since"),
         *("category_share", "provider_share", "history_length", "idle_days"),
-        "taken_together_since",
+        *("taken_together_since", "is_live"),
     )
 
 
@@ -43,7 +43,7 @@ SCORE, RANK = _column("retrieval_score"), _column("retrieval_rank")
 AFFINITY, LOGARITHM = _column("customers_even"), _column("customers_even_log")  # the first column of each group
 POPULARITY, THEN, SOLD = _column("popularity"), _column("popularity_then"), _column("first_sold_since")
 SHARE, LENGTH, IDLE = _column("category_share"), _column("history_length"), _column("idle_days")
-TOGETHER = _column("taken_together_since")
+TOGETHER, LIVE = _column("taken_together_since"), _column("is_live")
 N_FEATURES = len(feature_names())
 NO_NUMBERS = np.empty((1, 0), np.float32)
 NO_NUMBERS.flags.writeable = False
@@ -135,7 +135,7 @@ def write_pairs(
         length, idle = log1p(n_distinct) * SCALE, log1p(idle_days) * SCALE
         for place in range(len(listed)):
             cross[place, RANK], cross[place, LENGTH], cross[place, IDLE] = ranks[place], length, idle
-            cross[place, TOGETHER] = 0.0  # written later, where there are live pairs
+            cross[place, TOGETHER], cross[place, LIVE] = 0.0, 0.0  # written later, where there are live events
             if listed[place] == n_items:
                 cross[place] = 0.0
             for number in range(n_numbers):

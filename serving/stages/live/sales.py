@@ -47,6 +47,7 @@ class LiveSales:
     items: the catalogue; as_of_s: the generation's clock; learned: LEARNED_SALE [L] of the generation
     counts: int64 [n_items + 1]; decayed: float64 [n_items + 1, horizons], the counts decayed as of last_s
     first_s, last_s: int64 [n_items + 1], first and latest event; clock_s: now. All times are feature time (timeline.py)
+    follows: whether the store has an event after the generation's clock
     """
 
     items: ItemIndex
@@ -57,6 +58,7 @@ class LiveSales:
     first_s: np.ndarray = field(init=False)
     last_s: np.ndarray = field(init=False)
     clock_s: int = field(init=False)
+    follows: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         n_rows = self.items.n_items + 1
@@ -80,6 +82,7 @@ class LiveSales:
         headers: HEADER [N] of the events since the last call; None to read all items
         changed_ids: new items, which may have got a position after their sales were read
         """
+        self.follows = progress.latest_ms // 1_000 > self.as_of_s
         timeline = snapshot.timeline(progress, self.as_of_s)
         elapsed_s = max(timeline.skip_pauses(progress.watermark_ms // 1_000) - self.as_of_s, 0)
         clock_s = self.as_of_s + elapsed_s // STEP_S * STEP_S

@@ -35,7 +35,7 @@ from tests.unit.hps.test_hugectr import interact
 from tests.unit.small_shops import shop
 from training.dataset import load_dataset
 from training.features.build import build_features
-from training.models.ranking_data import ItemSlots
+from training.models.ranking_data import served_items
 
 SCRIPT = Path(__file__).parents[3] / "export" / "nvidia" / "hugectr" / "container" / "train_dlrm.py"
 TAGS = frozenset({"item.catalogue_tags"})
@@ -378,7 +378,7 @@ def test_an_export_serves_the_imported_model(dataset, taught, ours, features, tm
     got = rank(given)["rank_scores"]
     got = got - np.float32(rank.outputs.blend) * rank.inputs.retrieval_part(pairs)
 
-    slots = ItemSlots.of(features.item_arrays, tuple(features.item_rows)).rows
+    slots = served_items(features).rows
     request, place = np.nonzero(given["candidate_ids"] != PAD_ID)
     numbers = np.concatenate([given["user_continuous"][request], pairs[request, place]], axis=1)
     user_keys = given["user_categorical"][request] + [slot.first_key for slot in ours.slots[: len(ours.user_slots)]]

@@ -20,7 +20,7 @@ from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import aggregate_numbers
+from serving.stages.features.ranking import LIVE, N_FEATURES, aggregate_numbers
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
 from serving.stages.live.ranked_items import RankedItems
@@ -248,6 +248,29 @@ def test_the_rank_stage_reads_live_sales_of_an_item(repository, observe, reader)
     with closing(Rank.load(folder).with_live(reader)) as restarted:
         np.testing.assert_array_equal(restarted.inputs.item_numbers, numbers)
     rank.close()
+
+
+def test_the_rank_stage_reads_whether_events_came_after_the_export(repository, observe, reader):
+    at_ms = last_event_ms(repository)
+    with closing(Rank.load(find_stage_folder(repository, "rank", 1)).with_live(reader)) as rank:
+        assert rank.live_items is not None
+        items = rank.inputs.items
+        candidates = np.array([[0, 3, items.n_items]])
+        inputs = {
+            "history_ids": items.ids[[[1, 2]]],
+            "history_age_days": np.zeros((1, 2), np.float32),
+            "retrieval_scores": np.array([[2.0, 1.0, -np.inf]], np.float32),
+        }
+
+        def read_live() -> list[float]:
+            assert rank.live_items.refresh()
+            return rank.inputs.pair_numbers(inputs, candidates)[0, :, LIVE - N_FEATURES].tolist()
+
+        assert read_live() == [0.0, 0.0, 0.0]
+        observe(event_inputs(user_id=[1], item_id=[45], timestamp_ms=[at_ms - 1_000]))  # which the export may have learned
+        assert read_live() == [0.0, 0.0, 0.0]
+        observe(event_inputs(user_id=[1], item_id=[45], timestamp_ms=[at_ms + 20_000]))
+        assert read_live() == [1.0, 1.0, 0.0]
 
 
 def test_without_aggregations_nothing_is_published_or_followed(tmp_path, dataset):

@@ -66,7 +66,7 @@ def test_every_compression_is_served_as_it_was_trained(trained, tmp_path, compre
         lesson = lesson_of(ranker, [trained.requests], trained.requests)
         ranker = compress(lesson, compression, replace(STUDENT, epochs=2), report=lambda _: None, least_kept=0.0)
     features, ranking = trained.features, trained.ranking
-    saved = save_ranker(tmp_path, ranker, features.items, ranking.statistics, ranking.sample, features.item_aggregates)
+    saved = save_ranker(tmp_path, ranker, features.items, ranking.statistics, ranking.sample)
     StageInfo("rank", GENERATION, trained.axes, (), saved[0]).write(tmp_path)
     stage = Rank.load(tmp_path)
     scores = stage(tensors(trained, np.arange(len(trained.requests))))["rank_scores"]

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 
 from serving.contract.tensors import PAD_ID
+from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER
 from tests.unit.training.models.conftest import lesson_of
 from tests.unit.training.ranking.conftest import HISTORY, SETTINGS, C, fit_ranking, popularity_retrieve
 from training.dataset import load_dataset
@@ -13,8 +14,9 @@ from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.compress import compress
 from training.models.distill import STUDENT
-from training.models.ranking import make_requests_by_moment
+from training.models.ranking import hold_out, make_requests_by_moment
 from training.models.ranking_data import (
+    items_before,
     make_requests,
     make_visit_requests,
     served_requests,
@@ -81,6 +83,45 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
         assert not taken & set(earlier[earlier["user_id"] == user]["item_id"])
 
 
+def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_which(trained):
+    features, train, rng = trained.features, trained.train, np.random.default_rng(0)
+    earlier, later = split_again(train)
+    items = items_before(trained.dataset, features, earlier)
+    known = (items, trained.ranking.statistics, popularity_retrieve(features, earlier))
+    requests = make_requests(features, train, later, *known, 10**6, rng)
+    firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
+    moments = firsts["timestamp"].to_numpy(), firsts["row"].to_numpy()
+    width = items.aggregates.shape[1]
+    np.testing.assert_array_equal(requests.cross[..., :width], features.log.aggregates.of_items(requests.candidates, *moments))
+    np.testing.assert_array_equal(requests.cross[..., LIVE - N_FEATURES], requests.valid)
+
+    chosen = rng.random(len(requests)) < 0.5
+    mixed = requests.without_events(chosen)
+    np.testing.assert_array_equal(mixed.cross[~chosen], requests.cross[~chosen])
+    np.testing.assert_array_equal(mixed.cross[chosen, :, :width], items.aggregates[requests.candidates[chosen]])
+    assert (mixed.cross[chosen, :, :width] != requests.cross[chosen, :, :width]).any()
+    assert (items.aggregates != features.item_aggregates).any()
+    assert not mixed.cross[chosen][..., [LIVE - N_FEATURES, TOGETHER - N_FEATURES]].any()
+    others = slice(width, mixed.cross.shape[2] + TOGETHER - N_FEATURES)
+    np.testing.assert_array_equal(mixed.cross[..., others], requests.cross[..., others])
+
+
+def test_requests_before_a_visit_teach_with_and_without_live_events(trained):
+    features, rng = trained.features, np.random.default_rng(0)
+    by_moment, in_visits = make_requests_by_moment(
+        trained.dataset, trained.train, features, partial(popularity_retrieve, features), SETTINGS, rng
+    )
+    teaching, validation = hold_out(by_moment, in_visits, 0.3, rng)
+    assert len(validation) == int(0.3 * len(by_moment[0]))
+    assert len(teaching) == 2 * len(by_moment) + 1
+    is_live = [requests.cross[..., LIVE - N_FEATURES][requests.valid] for requests in teaching]
+    assert [set(values.tolist()) for values in is_live] == [{1.0}] * len(by_moment) + [{0.0}] * len(by_moment) + [{1.0}]
+    for with_events, without in zip(teaching, teaching[len(by_moment) :], strict=False):
+        if without is not in_visits:
+            np.testing.assert_array_equal(with_events.taken, without.taken)
+    assert validation.cross[..., LIVE - N_FEATURES].max(axis=1).tolist() == [1.0 - row % 2 for row in range(len(validation))]
+
+
 def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
     """Every earlier event of the user is known, those of the same visit included."""
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
@@ -98,6 +139,7 @@ def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
         np.testing.assert_array_equal(ids[requests.users.history_positions[number]][: len(past)], past)
         assert set(ids[requests.candidates[number][requests.taken[number]]]) <= {event["item_id"]}
     assert requests.taken.any(axis=1).sum() > 10
+    np.testing.assert_array_equal(requests.cross[..., LIVE - N_FEATURES], requests.valid)
     assert len(make_visit_requests(*known, 7, rng)) == 7
 
 
