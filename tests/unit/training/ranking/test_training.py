@@ -111,8 +111,8 @@ def test_requests_before_a_visit_teach_with_and_without_live_events(trained):
     by_moment, in_visits = make_requests_by_moment(
         trained.dataset, trained.train, features, partial(popularity_retrieve, features), SETTINGS, rng
     )
-    teaching, validation = hold_out(by_moment, in_visits, 0.3, rng)
-    assert len(validation) == int(0.3 * len(by_moment[0]))
+    teaching, validation = hold_out(by_moment, in_visits, 0.3)
+    assert len(validation) + len(teaching[0]) == len(by_moment[0])
     assert len(teaching) == 2 * len(by_moment) + 1
     is_live = [requests.cross[..., LIVE - N_FEATURES][requests.valid] for requests in teaching]
     assert [set(values.tolist()) for values in is_live] == [{1.0}] * len(by_moment) + [{0.0}] * len(by_moment) + [{1.0}]
