@@ -62,11 +62,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 class Workload:
     """Requests to learn from, to choose by, and to be measured on. relevant: CSR bool [N, n_items] of the test requests.
 
-    unlabelled: of other users after the training part; what they took is unknown, so only students learn from them
+    imitated: what students learn from: requests with live events, and those of other users after the training part
     """
 
     teaching: tuple[Requests, ...]
-    unlabelled: Requests
+    imitated: tuple[Requests, ...]
     validation: Requests
     test: Requests
     relevant: sp.csr_matrix
@@ -109,7 +109,7 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     rng = np.random.default_rng(seed)
     say("requests of the training part, as a retriever of its time would have served them")
     by_moment, in_visits = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
-    teaching, validation = hold_out(by_moment, in_visits, settings.ranker.validation_share)
+    teaching, without_events, validation = hold_out(by_moment, in_visits, settings.ranker.validation_share)
     say("requests of the test users")
     users = problem.test_users
     users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))
@@ -119,7 +119,8 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     others = train[~train["user_id"].isin(problem.user_ids[users])]
     unlabelled = unlabelled_requests(features, others, statistics, retrieve, settings.most_requests, rng)
     tables = (dict(features.user_rows), dict(features.item_rows))
-    return Workload(teaching, unlabelled, validation, test, problem.test.relevant[users], tables)
+    imitated, relevant = (*teaching, unlabelled), problem.test.relevant[users]
+    return Workload((*teaching, *without_events), imitated, validation, test, relevant, tables)
 
 
 def say_nothing(_: str) -> None:
@@ -131,7 +132,7 @@ def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0, student
     say(f"{TAUGHT}: the DLRM")
     teacher = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), seed, say_nothing)
     shares = Teacher(teacher.model, teacher.blend).shares
-    lesson = Lesson.of(teacher, (*work.teaching, work.unlabelled), work.validation, shares)
+    lesson = Lesson.of(teacher, work.imitated, work.validation, shares)
     say(SERVED)
     small = distil(lesson, student, seed, say_nothing)
     rankers = {TAUGHT: teacher, SERVED: small}

@@ -31,7 +31,8 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     rng = np.random.default_rng(pipeline.seed)
     of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
     by_moment, in_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
-    teaching, validation = hold_out(by_moment, in_visits, choices.ranker.validation_share)
+    teaching, without_events, validation = hold_out(by_moment, in_visits, choices.ranker.validation_share)
+    teaching += without_events
     rows = write_training_data(folder, teaching, validation, list_inputs(features), choices.ranker, rng)
     progress.note(f"{rows['train']:,} rows to train on and {rows['validation']:,} to validate, in {folder}")
     return rows

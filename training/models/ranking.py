@@ -68,12 +68,12 @@ class RankingSettings:
 class Lessons:
     """Training and validation requests of the ranking models.
 
-    teaching: past requests with labels, as `hold_out` returns them
-    validation: of the latest moment
+    teaching, without_events, validation: from `hold_out`
     unlabelled: requests as they will be served, for distillation; none without compression
     """
 
     teaching: tuple[Requests, ...]
+    without_events: tuple[Requests, ...]
     validation: Requests
     unlabelled: tuple[Requests, ...]
 
@@ -111,22 +111,22 @@ def collect_lessons(
 ) -> Lessons:
     """Build labelled requests from candidates of past retrievers. log: the frame `features` was built from, sorted by time"""
     by_moment, in_visits = make_requests_by_moment(dataset, log, features, fit_training_retriever, settings, rng)
-    teaching, validation = hold_out(by_moment, in_visits, settings.ranker.validation_share)
-    return Lessons(teaching, validation, ())
+    return Lessons(*hold_out(by_moment, in_visits, settings.ranker.validation_share), ())
 
 
-def hold_out(by_moment: Sequence[Requests], in_visits: Requests | None, share: float) -> tuple[tuple[Requests, ...], Requests]:
-    """Return the requests to learn from, the latest moment first, and those of the latest moment to validate with.
+def hold_out(
+    by_moment: Sequence[Requests], in_visits: Requests | None, share: float
+) -> tuple[tuple[Requests, ...], tuple[Requests, ...], Requests]:
+    """Return requests to learn from: those with live events, the latest moment first, and those without; and the validation's.
 
-    by_moment, in_visits: from `make_requests_by_moment`. Each of `by_moment` teaches twice: with live events and without. Every
-    second validation request has none.
+    by_moment, in_visits: from `make_requests_by_moment`. What is left of `by_moment` teaches twice, with events and without.
+    Validation requests are of the latest moment, and every second one has no events.
     """
     latest, validation = split_validation(by_moment[0], share)
-    teaching = [latest, *by_moment[1:]]
-    teaching += [requests.without_events(np.ones(len(requests), bool)) for requests in teaching]
-    if in_visits:
-        teaching.append(in_visits)
-    return tuple(teaching), validation.without_events(np.arange(len(validation)) % 2 == 1)
+    before_visits = (latest, *by_moment[1:])
+    without = tuple(requests.without_events(np.ones(len(requests), bool)) for requests in before_visits)
+    teaching = (*before_visits, in_visits) if in_visits else before_visits
+    return teaching, without, validation.without_events(np.arange(len(validation)) % 2 == 1)
 
 
 def add_unlabelled(
@@ -161,14 +161,17 @@ def fit_ranker(
 
     start: of the smaller ranker, as of `train_ranker`
     """
+    teaching = (*lessons.teaching, *lessons.without_events)
     count = sum(map(len, lessons.teaching))
-    say(f"ranker: {count:,} training requests of {len(lessons.teaching)} kinds, {len(lessons.validation):,} for validation")
+    twice, validating = sum(map(len, lessons.without_events)), len(lessons.validation)
+    say(f"ranker: {count:,} training requests, {twice:,} of them with and without live events, {validating:,} for validation")
     tables = (dict(features.user_rows), dict(features.item_rows))
-    ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
+    ranker = train(teaching, lessons.validation, tables, settings.ranker, seed, say)
     if not ranker.learned or settings.compression == "none":
         return ranker
     names = settings.teachers if count <= settings.most_taught else ()
-    teachers = choose_teachers(ranker, names, lessons.teaching, lessons.validation, settings.ranker, seed, say)
+    teachers = choose_teachers(ranker, names, teaching, lessons.validation, settings.ranker, seed, say)
+    # The student sees requests without events in the unlabelled ones; more of them made its live answers worse.
     lesson = Lesson.of(ranker, [*lessons.teaching, *lessons.unlabelled], lessons.validation, teachers.shares)
     smaller = compress(lesson, settings.compression, settings.student, seed, say, start=start)
     return replace(smaller, quality=smaller.quality | teachers.report())

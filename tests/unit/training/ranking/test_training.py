@@ -111,14 +111,14 @@ def test_requests_before_a_visit_teach_with_and_without_live_events(trained):
     by_moment, in_visits = make_requests_by_moment(
         trained.dataset, trained.train, features, partial(popularity_retrieve, features), SETTINGS, rng
     )
-    teaching, validation = hold_out(by_moment, in_visits, 0.3)
-    assert len(validation) + len(teaching[0]) == len(by_moment[0])
-    assert len(teaching) == 2 * len(by_moment) + 1
-    is_live = [requests.cross[..., LIVE - N_FEATURES][requests.valid] for requests in teaching]
-    assert [set(values.tolist()) for values in is_live] == [{1.0}] * len(by_moment) + [{0.0}] * len(by_moment) + [{1.0}]
-    for with_events, without in zip(teaching, teaching[len(by_moment) :], strict=False):
-        if without is not in_visits:
-            np.testing.assert_array_equal(with_events.taken, without.taken)
+    teaching, without_events, validation = hold_out(by_moment, in_visits, 0.3)
+    assert teaching[1:] == (*by_moment[1:], in_visits)
+    assert len(teaching[0]) + len(validation) == len(by_moment[0])
+    for kind, expected in ((teaching, 1.0), (without_events, 0.0)):
+        for requests in kind:
+            assert (requests.cross[..., LIVE - N_FEATURES][requests.valid] == expected).all()
+    for own, other in zip(teaching[:-1], without_events, strict=True):
+        np.testing.assert_array_equal(own.taken, other.taken)
     assert validation.cross[..., LIVE - N_FEATURES].max(axis=1).tolist() == [1.0 - row % 2 for row in range(len(validation))]
 
 
