@@ -62,10 +62,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 class Workload:
     """Requests to learn from, to choose by, and to be measured on. relevant: CSR bool [N, n_items] of the test requests.
 
+    without_events: as of `train_ranker`
     imitated: what students learn from: requests with live events, and those of other users after the training part
     """
 
     teaching: tuple[Requests, ...]
+    without_events: tuple[Requests, ...]
     imitated: tuple[Requests, ...]
     validation: Requests
     test: Requests
@@ -120,7 +122,7 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     unlabelled = unlabelled_requests(features, others, statistics, retrieve, settings.most_requests, rng)
     tables = (dict(features.user_rows), dict(features.item_rows))
     imitated, relevant = (*teaching, unlabelled), problem.test.relevant[users]
-    return Workload((*teaching, *without_events), imitated, validation, test, relevant, tables)
+    return Workload(teaching, without_events, imitated, validation, test, relevant, tables)
 
 
 def say_nothing(_: str) -> None:
@@ -130,7 +132,8 @@ def say_nothing(_: str) -> None:
 def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0, student: RankerSettings = STUDENT) -> list[Variant]:
     """Train every network; the DLRM comes first, because the others are compared with it."""
     say(f"{TAUGHT}: the DLRM")
-    teacher = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), seed, say_nothing)
+    known = (work.teaching, work.validation, work.tables)
+    teacher = train_ranker(*known, RankerSettings(), seed, say_nothing, without_events=work.without_events)
     shares = Teacher(teacher.model, teacher.blend).shares
     lesson = Lesson.of(teacher, work.imitated, work.validation, shares)
     say(SERVED)

@@ -55,7 +55,8 @@ def measure(work: Workload, min_examples: int, seeds: int, say: Say) -> list[Fig
 
 def train_seeds(work: Workload, name: str, settings: RankerSettings, seeds: int, say: Say) -> Taught:
     quiet: Say = lambda _: None  # noqa: E731
-    rankers = [train_ranker(work.teaching, work.validation, work.tables, settings, seed, quiet) for seed in range(seeds)]
+    known = (work.teaching, work.validation, work.tables, settings)
+    rankers = [train_ranker(*known, seed, quiet, without_events=work.without_events) for seed in range(seeds)]
     say(name)
     runs = [measure_qualities(rank_scores_of(ranker, work.test), work) for ranker in rankers]
     return Taught(name, count_bytes(rankers[0], work), runs)

@@ -1,9 +1,9 @@
-"""Measure whether the two towers and the ranker would gain by going on from the weights of the generation before.
+"""Measure whether the two towers and the ranker gain by starting from the weights of the generation before.
 
     python -m experiments.warm_parts --data online-retail
 
 Towers of both generations read the features of the whole log, so every row of a table keeps its number and nothing has to be
-matched: the best case for going on. Rankers are trained and kept as in `export follow`.
+matched: the best case for such a start. Rankers are trained and kept as in `export follow`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from training.features.build import Features, build_features
 from training.models.distill import Lesson, distil
 from training.models.dlrm import RankingModel
 from training.models.item_item import fit_neighbours
-from training.models.ranking import RankingSettings, make_requests_by_moment
-from training.models.ranking_data import Requests, split_again, split_validation
+from training.models.ranking import Lessons, RankingSettings, add_unlabelled, collect_lessons
+from training.models.ranking_data import Requests, split_again, statistics_of
 from training.models.retriever import (
     Retriever,
     RetrieverSettings,
@@ -57,6 +57,7 @@ from training.retrieval.choose import make_questions, measure_quality
 from training.retrieval.fit import FittedRetriever, RetrievalSettings
 
 SETTINGS, CHOICES = RetrieverSettings(), RetrievalSettings(candidates=256)
+RANKING = RankingSettings(compression="distilled", most_moments=1)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -69,12 +70,11 @@ class Part(NamedTuple):
     later: pd.DataFrame
 
 
-class Lessons(NamedTuple):
-    """teaching: requests to learn from, by moment; asked: those of held-out users, the same ones in both generations"""
+class Generation(NamedTuple):
+    """lessons: validation requests are of users whom neither generation learns from"""
 
     features: Features
-    teaching: list[Requests]
-    asked: Requests
+    lessons: Lessons
 
 
 def measure(dataset: Dataset, seed: int = 0) -> list[Figure]:
@@ -91,8 +91,8 @@ def measure(dataset: Dataset, seed: int = 0) -> list[Figure]:
     known = replace(dataset, interactions=before.log.reset_index(drop=True))
     of_before = build_features(known, known.interactions)
     rankers = compare_rankers(
-        make_lessons(known, of_before, before, learn_towers(known, of_before, before, seed)[0]),
-        make_lessons(dataset, features, now, towers[SCRATCH][0]),
+        make_generation(known, of_before, before, learn_towers(known, of_before, before, seed)[0], seed),
+        make_generation(dataset, features, now, towers[SCRATCH][0], seed),
         seed,
     )
     return [
@@ -107,7 +107,7 @@ def learn_towers(
 ) -> tuple[FittedRetriever, float]:
     """Fit item-item neighbours and towers on the earlier part. Return them and the processor time of the towers.
 
-    start: towers to go on from, in place of the factors of the neighbours
+    start: towers to start from, in place of the factors of the neighbours
     """
     rows = np.sort(part.earlier.loc[part.earlier["positive"].to_numpy(), "row"].to_numpy())
     data, towers = prepare_data(features, part.log, rows), SETTINGS.towers
@@ -126,18 +126,17 @@ def learn_towers(
     return FittedRetriever(retriever, users, make_matrix(part.earlier, users, items), CHOICES.candidates), spent_s
 
 
-def compare_rankers(before: Lessons, now: Lessons, seed: int) -> list[Figure]:
+def compare_rankers(before: Generation, now: Generation, seed: int) -> list[Figure]:
     """Train the ranker and its student from scratch and from the weights of the generation before, on different features."""
-    settings = RankingSettings(compression="distilled")
-    first, _ = teach(before, settings, seed)
+    first, _ = teach(before, seed)
     with tempfile.TemporaryDirectory() as folder:
         write_ranker(Path(folder), before.features, first, 1)
         start = partial(start_ranker, Path(folder), now.features)
-        trained = {SCRATCH: teach(now, settings, seed), WARM: teach(now, settings, seed, start)}
-    figures = []
+        trained = {SCRATCH: teach(now, seed), WARM: teach(now, seed, start)}
+    figures, asked = [], now.lessons.validation
     for way, (ranker, _) in trained.items():
         figures += [
-            Figure(name=f"ranker {way}: NDCG@10", values=[rank_best(ranker.teacher or ranker.model, now.asked)]),
+            Figure(name=f"ranker {way}: NDCG@10", values=[rank_best(ranker.teacher or ranker.model, asked)]),
             Figure(name=f"its student {way}: NDCG@10", values=[ranker.quality["ndcg_at_10"]]),
         ]
     for number, name in enumerate(("ranker", "its student")):
@@ -146,33 +145,33 @@ def compare_rankers(before: Lessons, now: Lessons, seed: int) -> list[Figure]:
     return figures
 
 
-def teach(
-    lessons: Lessons, settings: RankingSettings, seed: int, start: Start | None = None
-) -> tuple[Ranker, tuple[float, float]]:
+def teach(generation: Generation, seed: int, start: Start | None = None) -> tuple[Ranker, tuple[float, float]]:
     """Train a ranker and its student. Return the student, and the processor time of each in seconds."""
-    tables = (dict(lessons.features.user_rows), dict(lessons.features.item_rows))
+    features, lessons = generation
+    tables = (dict(features.user_rows), dict(features.item_rows))
     quiet: Callable[[str], None] = lambda _: None  # noqa: E731
     began_s = time.process_time()
-    ranker = train_ranker(lessons.teaching, lessons.asked, tables, settings.ranker, seed, quiet, start)
+    known = (lessons.teaching, lessons.validation, tables)
+    ranker = train_ranker(*known, RANKING.ranker, seed, quiet, start, lessons.without_events)
     taught_s = time.process_time()
-    lesson = Lesson.of(ranker, lessons.teaching, lessons.asked, lambda part: shares_of(rank_scores_of(ranker, part)))
-    student = distil(lesson, settings.student, seed, quiet, start)
+    imitated = [*lessons.teaching, *lessons.unlabelled]
+    lesson = Lesson.of(ranker, imitated, lessons.validation, lambda part: shares_of(rank_scores_of(ranker, part)))
+    student = distil(lesson, RANKING.student, seed, quiet, start)
     return student, (taught_s - began_s, time.process_time() - taught_s)
 
 
-def make_lessons(dataset: Dataset, features: Features, part: Part, retriever: FittedRetriever) -> Lessons:
-    """Return requests to learn from, by moment, and those of users whom neither generation learned from."""
-    rng, settings = np.random.default_rng(0), replace(RankingSettings(), most_moments=1)
-    (latest,), visits = make_requests_by_moment(dataset, part.log, features, lambda _: retriever, settings, rng)
-    teaching, asked = split_validation(latest, settings.ranker.validation_share)
-    others = [] if visits is None else [visits.take(np.flatnonzero(~np.isin(visits.user_ids, asked.user_ids)))]
-    return Lessons(features, [teaching, *others], asked)
+def make_generation(dataset: Dataset, features: Features, part: Part, earlier: FittedRetriever, seed: int) -> Generation:
+    """Return the requests of one generation, as an export makes them. earlier: fitted on the earlier part"""
+    rng, whole = np.random.default_rng(0), part._replace(earlier=part.log.assign(row=np.arange(len(part.log))))
+    served, _ = learn_towers(dataset, features, whole, seed)
+    lessons = collect_lessons(dataset, part.log, features, lambda _: earlier, RANKING, rng)
+    statistics = statistics_of(features, part.log, RANKING.statistics)
+    return Generation(features, add_unlabelled(lessons, part.log, features, statistics, served, RANKING, rng))
 
 
 def rank_best(model: RankingModel, asked: Requests) -> float:
     """Return NDCG@10 with the best blend weight of the retrieval score."""
-    blends = RankingSettings().ranker.blends
-    return best_blend(predict(model, asked), retrieval_z(asked), asked, blends)[1]["ndcg_at_10"]
+    return best_blend(predict(model, asked), retrieval_z(asked), asked, RANKING.ranker.blends)[1]["ndcg_at_10"]
 
 
 @app.command()
@@ -180,7 +179,7 @@ def main(
     data: Annotated[str, typer.Option(help="a folder with a dataset.toml, or a bundled name")] = "online-retail",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Measure what towers and a ranker that go on find, and what it saves. Some minutes."""
+    """Measure what towers and a ranker that start from earlier weights find, and what it saves. Some minutes."""
     machine, dataset = read_machine(), load_dataset(data)
     figures, name = measure(dataset), dataset.description.name
     command = f"python -m experiments.warm_parts --data {data}"

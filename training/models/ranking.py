@@ -20,6 +20,7 @@ from training.models.ranking_data import (
     ItemSlots,
     Requests,
     Retrieve,
+    drop_validating,
     items_before,
     make_requests,
     make_visit_requests,
@@ -57,7 +58,7 @@ class RankingSettings:
     compression: str = "none"  # how the ranker is made smaller (training/models/compress.py)
     student: RankerSettings = STUDENT  # of the small network that is distilled from the ranker
     teachers: tuple[str, ...] = ()  # networks that are tried as teachers beside the ranker (training/models/teachers.py)
-    most_taught: int = 0  # requests that these learn from; with more, the ranker teaches alone
+    most_taught: int = 0  # requests that these learn from, those without events included; with more, the ranker teaches alone
     most_requests: int = 8_192  # users sampled for training per moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
     most_moments: int = 2  # limit of moments, because each needs its own retriever
@@ -117,16 +118,26 @@ def collect_lessons(
 def hold_out(
     by_moment: Sequence[Requests], in_visits: Requests | None, share: float
 ) -> tuple[tuple[Requests, ...], tuple[Requests, ...], Requests]:
-    """Return requests to learn from: those with live events, the latest moment first, and those without; and the validation's.
+    """Return training requests with live events (latest moment first), the same without, and the validation requests.
 
-    by_moment, in_visits: from `make_requests_by_moment`. What is left of `by_moment` teaches twice, with events and without.
-    Validation requests are of the latest moment, and every second one has no events.
+    by_moment, in_visits: from `make_requests_by_moment`. Requests before visits teach twice, with events and without. In a
+    catalogue without aggregations the two are the same but for `is_live`: they teach once, and every second one has no events.
+    Validation requests are of the latest moment, and every second one has no events. Their users teach nothing, because
+    requests of other moments and of visits ask for the same items.
     """
     latest, validation = split_validation(by_moment[0], share)
-    before_visits = (latest, *by_moment[1:])
-    without = tuple(requests.without_events(np.ones(len(requests), bool)) for requests in before_visits)
-    teaching = (*before_visits, in_visits) if in_visits else before_visits
-    return teaching, without, validation.without_events(np.arange(len(validation)) % 2 == 1)
+    before_visits = (latest, *(drop_validating(requests, validation, share) for requests in by_moment[1:]))
+    visits = () if in_visits is None else (drop_validating(in_visits, validation, share),)
+    if latest.items.aggregates.shape[1]:
+        without = tuple(requests.without_events(np.ones(len(requests), bool)) for requests in before_visits)
+    else:
+        before_visits, without = tuple(map(_halve_events, before_visits)), ()
+    return (*before_visits, *visits), without, _halve_events(validation)
+
+
+def _halve_events(requests: Requests) -> Requests:
+    """Return the requests, every second one without events."""
+    return requests.without_events(np.arange(len(requests)) % 2 == 1)
 
 
 def add_unlabelled(
@@ -161,15 +172,17 @@ def fit_ranker(
 
     start: of the smaller ranker, as of `train_ranker`
     """
-    teaching = (*lessons.teaching, *lessons.without_events)
-    count = sum(map(len, lessons.teaching))
-    twice, validating = sum(map(len, lessons.without_events)), len(lessons.validation)
-    say(f"ranker: {count:,} training requests, {twice:,} of them with and without live events, {validating:,} for validation")
+    once, twice = sum(map(len, lessons.teaching)), sum(map(len, lessons.without_events))
+    validating = len(lessons.validation)
+    say(f"ranker: {once:,} training requests, {twice:,} of them with and without live events, {validating:,} for validation")
     tables = (dict(features.user_rows), dict(features.item_rows))
-    ranker = train(teaching, lessons.validation, tables, settings.ranker, seed, say)
+    ranker = train(
+        lessons.teaching, lessons.validation, tables, settings.ranker, seed, say, without_events=lessons.without_events
+    )
     if not ranker.learned or settings.compression == "none":
         return ranker
-    names = settings.teachers if count <= settings.most_taught else ()
+    teaching = (*lessons.teaching, *lessons.without_events)
+    names = settings.teachers if once + twice <= settings.most_taught else ()
     teachers = choose_teachers(ranker, names, teaching, lessons.validation, settings.ranker, seed, say)
     # The student sees requests without events in the unlabelled ones; more of them made its live answers worse.
     lesson = Lesson.of(ranker, [*lessons.teaching, *lessons.unlabelled], lessons.validation, teachers.shares)

@@ -6,8 +6,9 @@
 
 Features never use the events to predict, which avoids leakage; the served artifacts are fitted again on all of train.
 
-Requests know sales up to their own moment, as with live events. A repository that gets none answers with the sales of its
-export: `without_events` gives such requests, and the ranker reads which of the two it has.
+Declared aggregations are those of a request's own moment, as with live events; popularity and the other item statistics are
+those before the split. A repository that gets no events answers with the aggregations of its export: `without_events` gives
+such requests, and the ranker reads which of the two it has.
 """
 
 from __future__ import annotations
@@ -100,10 +101,7 @@ class Requests:
         )
 
     def without_events(self, chosen: np.ndarray) -> Requests:
-        """Return these requests, of which the chosen ones know no event since the export. chosen: bool [N]
-
-        Their aggregations are those of the export, and there are no live pairs.
-        """
+        """Replace live features of the chosen requests by those of the export. chosen: bool [N]"""
         cross, width = self.cross.copy(), self.items.aggregates.shape[1]
         cross[chosen, :, :width] = self.items.aggregates[self.candidates[chosen]]
         cross[chosen, :, LIVE - N_FEATURES] = 0.0
@@ -294,11 +292,21 @@ def split_validation(requests: Requests, share: float) -> tuple[Requests, Reques
     A user validates in each generation or in none: a ranker that starts from an earlier one's weights must not be validated by
     requests of users whom that one learned from.
     """
-    hashes = hash_integers(requests.user_ids) // HASHES % HASHES  # other digits than those that hold users out of retrievers
+    hashes = _hash_users(requests)
     validates = hashes < share * HASHES
     if not validates.any() or validates.all():
         validates = np.arange(len(requests)) == np.argmin(hashes)
     return requests.take(np.flatnonzero(~validates)), requests.take(np.flatnonzero(validates))
+
+
+def drop_validating(requests: Requests, validation: Requests, share: float) -> Requests:
+    """Return the requests of users who validate in no generation. validation, share: of `split_validation`"""
+    validates = (_hash_users(requests) < share * HASHES) | np.isin(requests.user_ids, validation.user_ids)
+    return requests.take(np.flatnonzero(~validates))
+
+
+def _hash_users(requests: Requests) -> np.ndarray:
+    return hash_integers(requests.user_ids) // HASHES % HASHES  # other digits than those that hold users out of retrievers
 
 
 def _pad(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:

@@ -78,11 +78,13 @@ def train_ranker(
     seed: int = 0,
     report: Report = print,
     start: Start | None = None,
+    without_events: Sequence[Requests] = (),
 ) -> Ranker:
     """Train a ranker that puts taken candidates first.
 
     teaching: requests of one or several moments; tables: of users and of items, name -> rows, in slot order
     start: sets the weights that training starts from; None: it starts from scratch
+    without_events: some of the same requests without events, which teach too, but are not counted again
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -90,17 +92,18 @@ def train_ranker(
     n_user_numbers = validation.users.user_continuous.shape[1]
     shape = Shape(*tables, n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top, settings.cold)
     model = DLRM(shape)
-    teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
+    counted, uncounted = ([p.take(np.flatnonzero(p.taken.any(axis=1))) for p in parts] for parts in (teaching, without_events))
+    teaching = [*counted, *uncounted]
     if not any(len(part) for part in teaching):
         report("ranker: no request to learn from, retrieval's order is served")
         return Ranker(_zero_logits(model), 1.0, {"requests": 0})
     _standardize(model, teaching)
-    _share_rare_rows(model, teaching, settings.min_examples_per_row)
+    _share_rare_rows(model, counted, settings.min_examples_per_row)
     started = start is not None and start(model)
     epochs = settings.warm_epochs if started else settings.epochs
     fit(model, teaching, validation, replace(settings, epochs=epochs), rng, report)
     blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
-    quality |= {"requests": sum(map(len, teaching)), "validation_requests": len(validation)}
+    quality |= {"requests": sum(map(len, counted)), "validation_requests": len(validation)}
     report(f"ranker: validation {quality}, blend {blend}")
     return Ranker(model, blend, quality, started=started)
 

@@ -26,6 +26,7 @@ def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
         settings: RankerSettings,
         seed: int = 0,
         report: Report = print,
+        without_events: Sequence[Requests] = (),
     ) -> Ranker:
         lists = frozenset(f"item.{name}" for name in features.item_arrays.lists)
         model = import_dlrm(folder, name, list_inputs(features), lists)

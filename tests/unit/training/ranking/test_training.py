@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pytest
 
 from serving.contract.tensors import PAD_ID
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER
@@ -106,14 +107,75 @@ def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_w
     np.testing.assert_array_equal(mixed.cross[..., others], requests.cross[..., others])
 
 
-def test_requests_before_a_visit_teach_with_and_without_live_events(trained):
+@pytest.fixture(scope="module")
+def requests_made(trained):
+    """Requests of two moments, and those in the middle of visits."""
     features, rng = trained.features, np.random.default_rng(0)
-    by_moment, in_visits = make_requests_by_moment(
+    return make_requests_by_moment(
         trained.dataset, trained.train, features, partial(popularity_retrieve, features), SETTINGS, rng
     )
+
+
+def test_users_who_validate_teach_nothing(requests_made):
+    """Requests of earlier moments and of visits ask for the same items."""
+    by_moment, in_visits = requests_made
     teaching, without_events, validation = hold_out(by_moment, in_visits, 0.3)
-    assert teaching[1:] == (*by_moment[1:], in_visits)
     assert len(teaching[0]) + len(validation) == len(by_moment[0])
+    made = (*by_moment, in_visits)
+    assert len(teaching) == len(made) == 3
+    for taught, requests in zip(teaching, made, strict=True):
+        assert np.isin(validation.user_ids, requests.user_ids).any()
+        others = requests.user_ids[~np.isin(requests.user_ids, validation.user_ids)]
+        np.testing.assert_array_equal(taught.user_ids, others)
+    for taught in without_events:
+        assert not np.isin(taught.user_ids, validation.user_ids).any()
+
+
+def test_who_validates_in_another_generation_does_not_teach_in_visits(requests_made):
+    """Nor where the latest moment has no request of theirs: their next generation starts from these weights."""
+    by_moment, in_visits = requests_made
+    _, _, validation = hold_out(by_moment, in_visits, 0.3)
+    missing = validation.user_ids[0]
+    latest = by_moment[0].take(np.flatnonzero(by_moment[0].user_ids != missing))
+    assert missing in in_visits.user_ids
+    teaching, _, _ = hold_out([latest, *by_moment[1:]], in_visits, 0.3)
+    assert not any(missing in part.user_ids for part in teaching)
+
+
+def test_requests_without_events_are_not_counted_again(trained, requests_made):
+    """Rows of tables are rare, or not, by the number of different requests."""
+    teaching, without_events, validation = hold_out(*requests_made, 0.3)
+    tables = (dict(trained.features.user_rows), dict(trained.features.item_rows))
+    settings = replace(SETTINGS.ranker, epochs=1, min_examples_per_row=4)
+    once, twice = (
+        train_ranker(teaching, validation, tables, settings, report=lambda _: None, without_events=repeated)
+        for repeated in ((), without_events)
+    )
+    assert once.quality["requests"] == twice.quality["requests"] == sum(part.taken.any(axis=1).sum() for part in teaching)
+    for own, other in zip(once.model.tables, twice.model.tables, strict=True):
+        np.testing.assert_array_equal(own.owners, other.owners)
+    assert any(len(table.owners) < len(table.shared) for table in once.model.tables)
+    assert (rank_scores_of(once, validation) != rank_scores_of(twice, validation)).any()
+
+
+def test_without_aggregations_each_request_teaches_once(requests_made):
+    """With events and without, it would be the same but for whether events came: every second one has none."""
+
+    def drop_aggregates(requests):
+        items = replace(requests.items, aggregates=requests.items.aggregates[:, :0])
+        return replace(requests, items=items, cross=requests.cross[..., -N_FEATURES:])
+
+    by_moment, in_visits = [drop_aggregates(part) for part in requests_made[0]], drop_aggregates(requests_made[1])
+    teaching, without_events, validation = hold_out(by_moment, in_visits, 0.3)
+    assert without_events == ()
+    for requests in (*teaching[:-1], validation):
+        has_events = requests.cross[..., LIVE - N_FEATURES].max(axis=1)
+        assert has_events.tolist() == [1.0 - row % 2 for row in range(len(requests))]
+    np.testing.assert_array_equal(teaching[-1].cross[..., LIVE - N_FEATURES], teaching[-1].valid)
+
+
+def test_requests_before_a_visit_teach_with_and_without_live_events(requests_made):
+    teaching, without_events, validation = hold_out(*requests_made, 0.3)
     for kind, expected in ((teaching, 1.0), (without_events, 0.0)):
         for requests in kind:
             assert (requests.cross[..., LIVE - N_FEATURES][requests.valid] == expected).all()
