@@ -18,6 +18,7 @@ from serving.contract.errors import ExportError
 from serving.contract.tensors import MISSING_INT, ContextColumn
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ranking import feature_names
 from serving.stages.features.user_state import NO_CATEGORY, derive, history_age_days
 from serving.stages.features.user_store import SeenItems
 from training.dataset.dataset import Dataset
@@ -84,6 +85,14 @@ class Features:
     def item_rows(self) -> dict[str, int]:
         """The rows of each embedding table of items: the columns of `item_arrays.categorical`, then the lists."""
         return self.item_plan.rows
+
+    @property
+    def ranker_numbers(self) -> tuple[str, ...]:
+        """The names of the ranker's numbers in its order; they begin with `user.`, `item.` or `pair.`"""
+        sides = {"user": self.user_plan, "item": self.item_plan}
+        plans = (f"{side}.{column.name}" for side, plan in sides.items() for column in plan.continuous)
+        aggregates = (f"item.aggregate_{name}" for name in self.log.aggregates.item_names)
+        return (*plans, *aggregates, *(f"pair.{name}" for name in feature_names()))
 
     @cached_property
     def item_aggregates(self) -> np.ndarray:

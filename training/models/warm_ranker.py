@@ -34,7 +34,9 @@ def write_ranker(folder: Path, features: Features, ranker: Ranker, generations: 
     for file_name, model in models.items():
         if model is None or model.shape.cold:
             continue
-        arrays = {name: value.numpy() for name, value in _list_weights(model).items()} | {NUMBERS: _name_numbers(features)}
+        arrays = {name: value.numpy() for name, value in _list_weights(model).items()} | {
+            NUMBERS: np.array(features.ranker_numbers)
+        }
         tables = _name_tables(features, model)
         for name, values in _list_values(features).items():
             arrays |= {f"rows of {name}": tables[name].array(), f"values of {name}": values}
@@ -53,7 +55,7 @@ def start_ranker(folder: Path, features: Features, model: DLRM) -> bool:
 @torch.no_grad()
 def _start(model: DLRM, features: Features, kept: dict[str, np.ndarray]) -> bool:
     tables, weights = _name_tables(features, model), _list_weights(model)
-    if kept.get(NUMBERS, np.array([])).tolist() != _name_numbers(features).tolist():
+    if kept.get(NUMBERS, np.array([])).tolist() != list(features.ranker_numbers):
         return False
     if any(name not in kept or kept[name].shape != tuple(value.shape) for name, value in weights.items()):
         return False
@@ -78,10 +80,6 @@ def _name_tables(features: Features, model: DLRM) -> dict[str, Table]:
 
 def _list_plans(features: Features) -> dict[str, Plan]:
     return {"user": features.user_plan, "item": features.item_plan}
-
-
-def _name_numbers(features: Features) -> np.ndarray:
-    return np.array([f"{side} {c.name}" for side, plan in _list_plans(features).items() for c in plan.continuous], str)
 
 
 def _list_weights(model: DLRM) -> dict[str, torch.Tensor]:

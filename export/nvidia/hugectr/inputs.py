@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from serving.contract.errors import ConfigError
-from serving.stages.features.ranking import feature_names
 from training.features.build import Features
 
 
@@ -47,14 +46,11 @@ class Inputs:
 
 def list_inputs(features: Features) -> Inputs:
     """Return the ranker's inputs in its own order: numbers of user, item and pair; slots of user and item."""
-    users = [f"user.{column.name}" for column in features.user_plan.continuous]
-    items = [f"item.{column.name}" for column in features.item_plan.continuous]
-    items += [f"item.aggregate_{name}" for name in features.log.aggregates.item_names]
     sizes = {f"user.{name}": rows for name, rows in features.user_rows.items()}
     sizes |= {f"item.{name}": rows for name, rows in features.item_rows.items()}
     first = np.concatenate([[0], np.cumsum(list(sizes.values()))]).tolist()
     slots = tuple(Slot(name, rows, key) for (name, rows), key in zip(sizes.items(), first[:-1], strict=True))
-    return Inputs((*users, *items, *(f"pair.{name}" for name in feature_names())), slots)
+    return Inputs(features.ranker_numbers, slots)
 
 
 def read_inputs(path: Path) -> Inputs:

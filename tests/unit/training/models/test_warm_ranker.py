@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
+from export.learning import Learning, keep_weights
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import OOV_ROW
 from tests.unit.training.models.conftest import lesson_of
 from tests.unit.training.ranking.conftest import popularity_retrieve
 from training.dataset import Dataset, load_dataset
+from training.features.aggregates import DEFAULTS
 from training.features.build import Features, build_features
 from training.features.schema import FeatureSettings
 from training.models.cold_rows import ColdRows
@@ -25,6 +28,7 @@ from training.models.ranking_data import Requests, split_validation
 from training.models.train_ranker import Ranker, RankerSettings, train_ranker
 from training.models.warm_ranker import start_ranker, write_ranker
 
+DATA = "synthetic:users=100,items=60,events=2500,seed=5"
 SETTINGS = RankerSettings(epochs=3, warm_epochs=1, min_examples_per_row=5)
 SMALL = replace(STUDENT, epochs=2, warm_epochs=1)
 
@@ -50,7 +54,7 @@ def make_generation(dataset: Dataset) -> Generation:
 @pytest.fixture(scope="module")
 def generations() -> tuple[Generation, Generation]:
     """Two generations of one shop: the second one knows more of the log, in which values come in another order."""
-    dataset = load_dataset("synthetic:users=100,items=60,events=2500,seed=5")
+    dataset = load_dataset(DATA)
     earlier = dataset.interactions.iloc[:900]
     return make_generation(replace(dataset, interactions=earlier)), make_generation(dataset)
 
@@ -123,6 +127,46 @@ def test_a_ranker_of_another_shape_is_learned_from_scratch(generations, kept, ot
     _, now = generations
     settings = replace(SETTINGS, epochs=1, **other)
     assert not now.train(partial(start_ranker, kept, now.features), settings).started
+
+
+def rename_user_column(dataset: Dataset) -> Dataset:
+    users = dataset.description.users
+    renamed = users.model_copy(update={"continuous": ["earnings" if c == "income" else c for c in users.continuous]})
+    description = dataset.description.model_copy(update={"users": renamed})
+    return replace(dataset, description=description, users=dataset.users.rename(columns={"income": "earnings"}))
+
+
+def rename_item_column(dataset: Dataset) -> Dataset:
+    items = dataset.description.items
+    renamed = items.model_copy(update={"continuous": ["kilos" if c == "weight_kg" else c for c in items.continuous]})
+    description = dataset.description.model_copy(update={"items": renamed})
+    return replace(dataset, description=description, items=dataset.items.rename(columns={"weight_kg": "kilos"}))
+
+
+def replace_aggregation(dataset: Dataset) -> Dataset:
+    declared = [{**a, "name": "sales_12h", "window": "12h"} if a["name"] == "sales_24h" else {**a} for a in DEFAULTS]
+    return replace(dataset, description=dataset.description.model_copy(update={"aggregations": declared}))
+
+
+@pytest.mark.parametrize("change", [rename_user_column, rename_item_column, replace_aggregation])
+def test_a_ranker_whose_numbers_are_others_is_learned_from_scratch(scratch, kept, change):
+    dataset = change(load_dataset(DATA))
+    features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=8))
+    shape = scratch.model.shape
+    assert len(features.ranker_numbers) == shape.user_numbers + shape.pair_numbers
+    assert not start_ranker(kept, features, DLRM(shape))
+
+
+def test_an_imported_ranker_keeps_no_weights(generations, first, tmp_path):
+    """No generation trains what HugeCTR trained, so none would start from it."""
+    retriever = SimpleNamespace(retriever=SimpleNamespace(sequence=None))
+    imported = replace(first, quality=first.quality | {"imported": 1.0})
+    kept = {}
+    for name, ranker in (("imported", imported), ("trained", first)):
+        learning = Learning(None, tmp_path / name, 1)
+        keep_weights(learning, generations[0].features, None, retriever, SimpleNamespace(ranker=ranker))
+        kept[name] = sorted(path.name for path in learning.keep_in.iterdir())
+    assert kept == {"imported": [], "trained": ["ranker.npz", "student.npz"]}
 
 
 def test_without_kept_weights_a_ranker_is_learned_from_scratch(generations, scratch, tmp_path):
