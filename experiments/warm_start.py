@@ -1,4 +1,4 @@
-"""Compare a sequence model that goes on from the weights of the generation before with one that learns from scratch.
+"""Compare a sequence model that starts from the weights of the generation before with one that learns from scratch.
 
     python -m experiments.warm_start --data online-retail
 
@@ -50,7 +50,7 @@ class Learned(NamedTuple):
 def learn(dataset: Dataset, settings: SequenceSettings, folder: Path, is_warm: bool) -> Learned:
     """Fit a retriever on the earlier part of a log, and measure it on the later part.
 
-    folder: weights to go on from if is_warm, and where the weights are written otherwise
+    folder: weights to start from if is_warm, and where the weights are written otherwise
     """
     log, features = dataset.interactions, build_features(dataset, dataset.interactions)
     chosen = RetrievalSettings(candidates=100, sequence=settings, start_from=folder if is_warm else None)
@@ -90,7 +90,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="[training] minutes, of which it takes a fifth")] = 12.0,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Measure what going on from the weights before saves and finds. Some minutes."""
+    """Measure what a start from the weights before saves and finds. Some minutes."""
     machine, dataset = read_machine(), load_dataset(data)
     events = int(minutes * 100_000)
     figures = measure(dataset, SequenceSettings(SequenceShape(length=MOST_READ), most_events=events))

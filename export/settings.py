@@ -125,8 +125,9 @@ class TrainingSettings(_Section):
 
     A sequence model is tried on logs of 20,000 positive events to 33,000 per minute: others are too small for it, or too large
     for the time. It takes a fifth of the minutes, and as much again where it serves. A graph model is tried on logs of up to
-    500,000 positive events per minute. Two more teachers of the ranker are tried with up to 300 training requests per minute.
-    In `export follow` a sequence model and the ranker start from the weights of the generation before.
+    500,000 positive events per minute. Two more teachers of the ranker are tried with up to 300 training requests per minute;
+    one that teaches with live events and without counts twice. In `export follow` a sequence model and the ranker start from
+    the weights of the generation before; with changed columns or aggregations, the ranker learns from scratch.
     """
 
     sequence: Literal["auto", "never"] = "auto"  # serve a sequence model where it finds more, or try none

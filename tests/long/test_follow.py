@@ -101,7 +101,7 @@ def test_a_round_starts_from_the_weights_of_the_round_before(repo, whole, past):
     log.loc[rows, "timestamp"] += int(log["timestamp"].max() - log.loc[EARLY, "timestamp"]) + 1
     for events, report in (
         (whole, "generation 2. .*: published. All models from scratch"),
-        (replace(whole, interactions=log), "generation (3|2 stays). .*. From the weights of generation 2: the ranker"),
+        (replace(whole, interactions=log), "generation (3|2 stays). .*. Started from the weights of generation 2: the ranker"),
     ):
         observe(repo, events, rows)
         done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET)

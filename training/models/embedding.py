@@ -44,14 +44,14 @@ class Table(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the mean of the non-padding rows, float32 [..., D], zeros where all are padding. rows: int64 [..., L]."""
-        vectors = self.rows(self.shared[rows])
+        vectors = self.look_up(self.shared[rows])
         if rows.shape[-1] == 1:
             return vectors.squeeze(-2)
         return vectors.sum(dim=-2) / (rows != PAD_ROW).sum(dim=-1, keepdim=True).clamp(min=1)
 
-    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+    def look_up(self, places: torch.Tensor) -> torch.Tensor:
         """Return the vectors at places, int64 [...], as float32 [..., D]."""
-        return self.vectors(rows)
+        return self.vectors(places)
 
     def array(self) -> np.ndarray:
         """Return the table as it is served, float32 [rows, D]."""
@@ -78,10 +78,10 @@ class MixedTable(Table):
     def share_like(self, other: Table) -> None:
         self.shared.copy_(other.shared)
 
-    def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        wide = self.vectors(rows.clamp(max=self.first_cold - 1))
-        narrow = self.narrow((rows - self.first_cold).clamp(min=0))
-        return torch.where((rows < self.first_cold).unsqueeze(-1), wide, narrow @ self.projection)
+    def look_up(self, places: torch.Tensor) -> torch.Tensor:
+        wide = self.vectors(places.clamp(max=self.first_cold - 1))
+        narrow = self.narrow((places - self.first_cold).clamp(min=0))
+        return torch.where((places < self.first_cold).unsqueeze(-1), wide, narrow @ self.projection)
 
     def array(self) -> np.ndarray:
         """Return the hot rows, float32 [first_cold, D]."""

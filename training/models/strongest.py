@@ -11,11 +11,11 @@ from numba import njit
 from serving.loops.ordering import compute_sort_key
 from serving.stages.search.loops import ITEM_BITS, select_smallest
 
-MOST_PAIRS = 1 << 23  # of a block, each of which takes some hundred bytes meanwhile
+MOST_PAIRS = 1 << 23  # of a block; each pair takes some hundred bytes while its block is computed
 
 
 def split_rows(pairs: np.ndarray, most_pairs: int = MOST_PAIRS) -> Iterator[slice]:
-    """Split rows into consecutive blocks of at most `most_pairs`, or of one row. pairs: int [n_rows], number in each row"""
+    """Yield consecutive blocks of rows, each with at most `most_pairs` pairs or of one row. pairs: int [n_rows], of each row"""
     ends, start = np.cumsum(pairs), 0
     while start < len(pairs):
         before = ends[start - 1] if start else 0

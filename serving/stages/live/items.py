@@ -97,6 +97,7 @@ class LiveItems(Generic[StageArrays]):
                     sold.append(self.sales.read(snapshot, progress, headers, [change.id for change in changes]))
                     if self.trends:
                         self.trends.follow(snapshot, progress, headers, self.read_sequence)
+                    self.sales.follows = progress.latest_ms // 1_000 > self.sales.as_of_s
                     if self.pairs:  # after everything was read, so that no pair counts twice if that fails
                         self.pairs.pairs.add(found)
                     self.read_sequence = read_to

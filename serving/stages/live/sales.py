@@ -47,7 +47,7 @@ class LiveSales:
     items: the catalogue; as_of_s: the generation's clock; learned: LEARNED_SALE [L] of the generation
     counts: int64 [n_items + 1]; decayed: float64 [n_items + 1, horizons], the counts decayed as of last_s
     first_s, last_s: int64 [n_items + 1], first and latest event; clock_s: now. All times are feature time (timeline.py)
-    follows: whether the store has an event after the generation's clock
+    follows: whether an event of any kind came in a second after the generation's clock; set by `LiveItems`
     """
 
     items: ItemIndex
@@ -82,7 +82,6 @@ class LiveSales:
         headers: HEADER [N] of the events since the last call; None to read all items
         changed_ids: new items, which may have got a position after their sales were read
         """
-        self.follows = progress.latest_ms // 1_000 > self.as_of_s
         timeline = snapshot.timeline(progress, self.as_of_s)
         elapsed_s = max(timeline.skip_pauses(progress.watermark_ms // 1_000) - self.as_of_s, 0)
         clock_s = self.as_of_s + elapsed_s // STEP_S * STEP_S
