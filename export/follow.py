@@ -50,6 +50,7 @@ from training.dataset import Dataset
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
 DAY_S = 86_400
+STARTED = "Started from the weights"  # in the report of a round whose models started from those of the serving generation
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def describe_start(started: Mapping[str, bool], learning: Learning, serving: int
     """Return in words which models of a round started from the weights of the serving generation. started: by model"""
     names = [f"the {name}" for name, is_started in started.items() if is_started]
     if names:
-        return f"Started from the weights of generation {serving}: {', '.join(names)}"
+        return f"{STARTED} of generation {serving}: {', '.join(names)}"
     return "All models from scratch" if learning.start_from is None else f"All from scratch: generation {serving}'s do not fit"
 
 

@@ -131,6 +131,7 @@ def test_a_ranker_of_another_shape_is_learned_from_scratch(generations, kept, ot
 
 def rename_user_column(dataset: Dataset) -> Dataset:
     users = dataset.description.users
+    assert users is not None
     renamed = users.model_copy(update={"continuous": ["earnings" if c == "income" else c for c in users.continuous]})
     description = dataset.description.model_copy(update={"users": renamed})
     return replace(dataset, description=description, users=dataset.users.rename(columns={"income": "earnings"}))
@@ -138,6 +139,7 @@ def rename_user_column(dataset: Dataset) -> Dataset:
 
 def rename_item_column(dataset: Dataset) -> Dataset:
     items = dataset.description.items
+    assert items is not None
     renamed = items.model_copy(update={"continuous": ["kilos" if c == "weight_kg" else c for c in items.continuous]})
     description = dataset.description.model_copy(update={"items": renamed})
     return replace(dataset, description=description, items=dataset.items.rename(columns={"weight_kg": "kilos"}))
