@@ -61,7 +61,7 @@ def published_metrics() -> set[str]:
     own = {measured.name for measured in triton_adapter().Metrics("rank").measurements()}
     source = (PROJECT / "serving" / "tables" / "measurements.py").read_text()
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    declared = [node.args[0] for node in calls if getattr(node.func, "id", "") in ("_counter", "_gauge")]
+    declared = [node.args[0] for node in calls if getattr(node.func, "id", "") in ("_make_counter", "_make_gauge")]
     own |= {f"recommender_table_{ast.literal_eval(name)}" for name in declared}
     gateway = metric_names(GatewayMetrics().render_page().decode())
     names = (*live.STORE, *(f"{name}_total" for name in live.COUNTED), *live.STATED, *live.TIMES, live.REFUSED, live.SILENT)

@@ -215,7 +215,7 @@ def test_a_new_item_is_recommended_at_once_and_looks_like_those_of_its_kind(pipe
         assert len(set(after["item_ids"][row])) == len(after["item_ids"][row])
         assert 1_000 in scores
         others = {item: score for item, score in scores.items() if item in before[row]}
-        assert others == pytest.approx(before[row], abs=0.01)  # features are standardised over all candidates, the new one too
+        assert others == pytest.approx(before[row], abs=0.02)  # features are standardised over all candidates, the new one too
     assert np.isfinite(after["scores"]).all()
     assert not (after["degraded"] & (Degraded.RANK | Degraded.RERANK)).any()
     alike = pipeline.stages["retrieve"].content.find_most_alike(

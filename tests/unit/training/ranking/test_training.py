@@ -180,7 +180,7 @@ def test_requests_before_a_visit_teach_with_and_without_live_events(requests_mad
         for requests in kind:
             assert (requests.cross[..., LIVE - N_FEATURES][requests.valid] == expected).all()
     for own, other in zip(teaching[:-1], without_events, strict=True):
-        np.testing.assert_array_equal(own.taken, other.taken)
+        np.testing.assert_array_equal(own.taken[np.arange(len(own)) % 5 < 2], other.taken)  # two fifths
     assert validation.cross[..., LIVE - N_FEATURES].max(axis=1).tolist() == [1.0 - row % 2 for row in range(len(validation))]
 
 
