@@ -77,7 +77,7 @@ def fit_statistics(
 
 @dataclass(frozen=True)
 class Views:
-    """How items are related, some rows at a time: of a large catalogue there are too many pairs to hold.
+    """Relations of the items, computed some rows at a time: a large catalogue has too many pairs to hold.
 
     users, positions: int64 [E], each pair once, by user and time; by_item: int64 [E], the pairs in the order of their items,
     those of item i from item_starts[i] to item_starts[i + 1]; customers, visits: CSR float32 [n_groups, n_items] of the items

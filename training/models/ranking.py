@@ -138,6 +138,7 @@ def hold_out(
 
 
 def _repeat_without_events(requests: Requests) -> Requests:
+    """Return EVENTLESS of the requests, without events."""
     repeated, of = EVENTLESS
     again = requests.take(np.flatnonzero(np.arange(len(requests)) % of < repeated))
     return again.without_events(np.ones(len(again), bool))

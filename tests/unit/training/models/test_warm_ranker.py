@@ -129,20 +129,12 @@ def test_a_ranker_of_another_shape_is_learned_from_scratch(generations, kept, ot
     assert not now.train(partial(start_ranker, kept, now.features), settings).started
 
 
-def rename_user_column(dataset: Dataset) -> Dataset:
-    users = dataset.description.users
-    assert users is not None
-    renamed = users.model_copy(update={"continuous": ["earnings" if c == "income" else c for c in users.continuous]})
-    description = dataset.description.model_copy(update={"users": renamed})
-    return replace(dataset, description=description, users=dataset.users.rename(columns={"income": "earnings"}))
-
-
-def rename_item_column(dataset: Dataset) -> Dataset:
-    items = dataset.description.items
-    assert items is not None
-    renamed = items.model_copy(update={"continuous": ["kilos" if c == "weight_kg" else c for c in items.continuous]})
-    description = dataset.description.model_copy(update={"items": renamed})
-    return replace(dataset, description=description, items=dataset.items.rename(columns={"weight_kg": "kilos"}))
+def rename_column(side: str, old: str, new: str, dataset: Dataset) -> Dataset:
+    """side: "users" or "items", whose table and description have the continuous column"""
+    declared = getattr(dataset.description, side)
+    columns = declared.model_copy(update={"continuous": [new if column == old else column for column in declared.continuous]})
+    table = getattr(dataset, side).rename(columns={old: new})
+    return replace(dataset, description=dataset.description.model_copy(update={side: columns}), **{side: table})
 
 
 def replace_aggregation(dataset: Dataset) -> Dataset:
@@ -150,7 +142,15 @@ def replace_aggregation(dataset: Dataset) -> Dataset:
     return replace(dataset, description=dataset.description.model_copy(update={"aggregations": declared}))
 
 
-@pytest.mark.parametrize("change", [rename_user_column, rename_item_column, replace_aggregation])
+@pytest.mark.parametrize(
+    "change",
+    [
+        partial(rename_column, "users", "income", "earnings"),
+        partial(rename_column, "items", "weight_kg", "kilos"),
+        replace_aggregation,
+    ],
+    ids=["user column", "item column", "aggregation"],
+)
 def test_a_ranker_whose_numbers_are_others_is_learned_from_scratch(scratch, kept, change):
     dataset = change(load_dataset(DATA))
     features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=8))
