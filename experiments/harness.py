@@ -21,6 +21,7 @@ __all__ = [
     "Record",
     "Result",
     "ResultsFolder",
+    "Seeds",
     "bootstrap_drop",
     "draw_zipf_keys",
     "finish",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 DataSets = Annotated[list[str], typer.Option(help="a folder with a dataset.toml, or a bundled name; may be given again")]
+Seeds = Annotated[str, typer.Option(help="of the exports, a comma list")]
 
 
 def run_in_turns(

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -31,7 +30,7 @@ import scipy.sparse as sp
 import typer
 from rich.console import Console
 
-from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
+from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, Seeds, finish, read_machine
 from export.build import build_repository
 from export.prequential import EVENTS_PER_BATCH, event_inputs, split_blocks
 from export.settings import PipelineSettings, Settings, TrainingSettings
@@ -235,7 +234,7 @@ def make_figures(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Q
 @app.command()
 def main(
     data: DataSets = DATA,
-    seeds: Annotated[str, typer.Option(help="comma list")] = "0,1,2",
+    seeds: Seeds = "0,1,2",
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure Recall@10 and NDCG@10 of each user's last item: the served lists, baselines, and published figures."""

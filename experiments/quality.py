@@ -1,6 +1,6 @@
 """Measure the quality of what is served beside the baselines: as `make eval`, on several data sets, and write the figures.
 
-    python -m experiments.quality [--data online-retail --data movielens]
+    python -m experiments.quality [--data online-retail --data movielens] [--seeds 0,1,2]
 
 Each user's events are split by time (the last 20 % are the test), a repository is exported from the rest alone and served by a
 real tritonserver. Items a user already had are neither served nor counted. Settings are the defaults everywhere. Beside the
@@ -9,16 +9,16 @@ qualities stands what the export tried of the sources of candidates that it may 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
+from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, Seeds, finish, read_machine
 from export.evaluate import SERVED, evaluate_dataset
-from export.settings import Settings
+from export.settings import PipelineSettings, Settings
 from perf.command import run
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.generations import pinned_generation
@@ -28,27 +28,28 @@ from training.evaluation.baselines import Quality
 
 WORK = Path(".run/eval")
 TUNED_ON = {"online-retail", "movielens"}  # their test parts chose the towers' learning rate, batch and stopping rule
+MEASURES = {"recall_at_20": "Recall@20", "ndcg_at_10": "NDCG@10"}
 DATA = ["online-retail", "movielens", "amazon-grocery", "synthetic:small"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def make_figures(qualities: dict[str, Quality]) -> list[Figure]:
-    """Return the figures. qualities: by name of a baseline, "after <stage>", and SERVED"""
-    baselines = {name: q for name, q in qualities.items() if name != SERVED and not name.startswith("after ")}
+def make_figures(runs: Sequence[Mapping[str, Quality]]) -> list[Figure]:
+    """Return the figures. runs: per seed, the quality by name of a baseline, "after <stage>", and SERVED"""
     figures = []
-    for name, quality in qualities.items():
-        figures.append(Figure(name=f"{name}: Recall@20", values=[quality.recall_at_20]))
-        figures.append(Figure(name=f"{name}: NDCG@10", values=[quality.ndcg_at_10]))
-    for measure, title in (("recall_at_20", "Recall@20"), ("ndcg_at_10", "NDCG@10")):
-        best = max(getattr(quality, measure) for quality in baselines.values())
-        ratio = getattr(qualities[SERVED], measure) / best
-        figures.append(Figure(name=f"{SERVED} over the best baseline: {title}", values=[ratio], unit="x"))
+    for name in runs[0]:
+        for measure, title in MEASURES.items():
+            figures.append(Figure(name=f"{name}: {title}", values=[getattr(run[name], measure) for run in runs]))
+    baselines = [name for name in runs[0] if name != SERVED and not name.startswith("after ")]
+    for measure, title in MEASURES.items():
+        best = [max(getattr(run[name], measure) for name in baselines) for run in runs]
+        ratios = [getattr(run[SERVED], measure) / value for run, value in zip(runs, best, strict=True)]
+        figures.append(Figure(name=f"{SERVED} over the best baseline: {title}", values=ratios, unit="x"))
     return figures
 
 
 def make_choice_figures(sources: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return what the export found of each source on its own validation part. sources: `reports.sources` of its manifest
+    """Return what one export found of each source on its own validation part. sources: `reports.sources` of its manifest
 
     The measure is NDCG@10 + Recall@20 of the candidates, without the source and with it at the best weight that was tried.
     """
@@ -66,20 +67,22 @@ def make_choice_figures(sources: Mapping[str, Mapping[str, Any]]) -> list[Figure
 @app.command()
 def main(
     data: DataSets = DATA,
+    seeds: Seeds = "0,1,2",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Measure Recall@20 and NDCG@10 of the served lists, beside four baselines. Some minutes per data set."""
+    """Measure Recall@20 and NDCG@10 of the served lists, beside four baselines. Some minutes per data set and seed."""
     for source in data:
         machine, dataset = read_machine(), load_dataset(source)
         name = dataset.description.name
         repository = WORK / name
-        figures = make_figures(evaluate_dataset(dataset, repository, Settings(), Console(stderr=True)))
+        exports = [Settings(pipeline=PipelineSettings(seed=int(seed))) for seed in seeds.split(",")]
+        figures = make_figures([evaluate_dataset(dataset, repository, each, Console(stderr=True)) for each in exports])
         exported = read_json(find_stage_folder(repository, ENSEMBLE, pinned_generation(repository)), MANIFEST_FILE)
         figures += make_choice_figures(exported["reports"]["sources"])
-        conditions = "last 20 % of each user's events, default settings, a real server"
+        conditions = f"last 20 % of each user's events, default settings but for the seeds {seeds}, a real server"
         if name in TUNED_ON:
             conditions += "; settings of the towers were compared on this test part, so the gain is somewhat optimistic"
-        command = f"python -m experiments.quality --data {source}"
+        command = f"python -m experiments.quality --data {source} --seeds {seeds}"
         finish(f"quality-{name}", f"Quality on {name}", command, conditions, figures, results, machine)
 
 

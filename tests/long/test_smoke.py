@@ -202,7 +202,11 @@ def smoke_quality(context: Context) -> list[Figure]:
     popularity = evaluate(fit(problem.test.positives), problem.test)
     folder = find_stage_folder(context.repo, ENSEMBLE, pinned_generation(context.repo))
     sources = json.loads((folder / "manifest.json").read_text())["reports"]["sources"]
-    figures = quality.make_figures({"popularity": popularity, "after rank": popularity, quality.SERVED: popularity})
+    better = replace(popularity, recall_at_20=2 * popularity.recall_at_20)
+    runs = [{"popularity": popularity, "after rank": popularity, quality.SERVED: served} for served in (popularity, better)]
+    figures = quality.make_figures(runs)
+    (ratios,) = (figure.values for figure in figures if figure.name == f"{quality.SERVED} over the best baseline: Recall@20")
+    assert ratios == pytest.approx([1.0, 2.0])
     return figures + quality.make_choice_figures(sources)
 
 
