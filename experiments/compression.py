@@ -35,12 +35,12 @@ from training.evaluation.metrics import auc, ndcg_at, recall_at
 from training.evaluation.problem import TEST_SHARE, make_problem
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.distill import STUDENT, Lesson, distil, macs
+from training.models.distill import STUDENT, Lesson, count_macs, distil
 from training.models.dlrm_graph import export_dlrm
 from training.models.prune import prune
 from training.models.quantise import quantise, quantise_after_training, train_in_int8
 from training.models.ranking import RankingSettings, hold_out, make_requests_by_moment
-from training.models.ranking_data import Requests, served_requests, statistics_of, unlabelled_requests
+from training.models.ranking_data import Requests, fit_statistics_of, make_served_requests, make_unlabelled_requests
 from training.models.save_ranker import network_inputs
 from training.models.teachers import Teacher
 from training.models.train_ranker import Ranker, RankerSettings, retrieval_z, train_ranker
@@ -116,10 +116,10 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     users = problem.test_users
     users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))
     retrieve = fit_retrieve(train.assign(row=np.arange(len(train))))
-    statistics = statistics_of(features, train, settings.statistics)
-    test = served_requests(features, problem.user_ids[users], statistics, retrieve)
+    statistics = fit_statistics_of(features, train, settings.statistics)
+    test = make_served_requests(features, problem.user_ids[users], statistics, retrieve)
     others = train[~train["user_id"].isin(problem.user_ids[users])]
-    unlabelled = unlabelled_requests(features, others, statistics, retrieve, settings.most_requests, rng)
+    unlabelled = make_unlabelled_requests(features, others, statistics, retrieve, settings.most_requests, rng)
     tables = (dict(features.user_rows), dict(features.item_rows))
     imitated, relevant = (*teaching, unlabelled), problem.test.relevant[users]
     return Workload(teaching, without_events, imitated, validation, test, relevant, tables)
@@ -134,7 +134,7 @@ def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0, student
     say(f"{TAUGHT}: the DLRM")
     known = (work.teaching, work.validation, work.tables)
     teacher = train_ranker(*known, RankerSettings(), seed, say_nothing, without_events=work.without_events)
-    shares = Teacher(teacher.model, teacher.blend).shares
+    shares = Teacher(teacher.model, teacher.blend).give_shares
     lesson = Lesson.of(teacher, work.imitated, work.validation, shares)
     say(SERVED)
     small = distil(lesson, student, seed, say_nothing)
@@ -191,7 +191,7 @@ def measure_qualities(scores: np.ndarray, work: Workload) -> Qualities:
 def measure_quality(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
     quality = measure_qualities(score(variant, work.test), work)
     ndcg, recall, mean_auc = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
-    return Row(variant.name, macs(variant.ranker.model.shape), variant.n_bytes, ndcg, recall, mean_auc, latency_us)
+    return Row(variant.name, count_macs(variant.ranker.model.shape), variant.n_bytes, ndcg, recall, mean_auc, latency_us)
 
 
 def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:

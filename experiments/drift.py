@@ -20,7 +20,7 @@ import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.other_environment import run_elsewhere
-from export.recording import requests_like
+from export.recording import draw_requests
 from export.references import compute_watched
 from perf.command import run
 from repository.recorded import RECORDED_FILE, read_recorded
@@ -59,7 +59,7 @@ class Watched:
         """Return features and scores of WINDOW_ROWS requests that the export has not seen."""
         info = self.stages[0].info
         spec = make_ensemble_spec(make_stage_specs(info.axes, info.context))
-        return compute_watched(*self.stages, requests_like(self.dataset, spec, WINDOW_ROWS, generator))
+        return compute_watched(*self.stages, draw_requests(self.dataset, spec, WINDOW_ROWS, generator))
 
     def compare(self, window: Columns) -> dict[str, float]:
         """Return each feature's PSI over what chance explains: above 1, it alarms."""

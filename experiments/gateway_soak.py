@@ -31,7 +31,7 @@ from experiments.overload import measure_peak
 from experiments.rest_load import Connections, encode_get
 from experiments.served import Served, publish_twice, serve_with_gateway
 from perf.command import run
-from repository.generations import published_generations
+from repository.generations import list_published_generations
 from server import control
 from server.processes import find_server_members
 from serving.contract.errors import RecommenderError
@@ -120,7 +120,7 @@ def pause(pid: int) -> None:
 def move(served: Served) -> None:
     """Move the server to the other generation."""
     now = served.state.generation
-    others = [generation for generation in published_generations(served.repo) if generation != now]
+    others = [generation for generation in list_published_generations(served.repo) if generation != now]
     if others:
         control.activate(served.state, others[0], served.run_dir)
 

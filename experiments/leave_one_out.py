@@ -32,7 +32,7 @@ from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, Seeds, finish, read_machine
 from export.build import build_repository
-from export.prequential import EVENTS_PER_BATCH, event_inputs, split_blocks
+from export.prequential import EVENTS_PER_BATCH, make_event_inputs, split_blocks
 from export.settings import PipelineSettings, Settings, TrainingSettings
 from perf.command import run
 from serving.contract.generations import pinned_generation
@@ -44,7 +44,7 @@ from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
 from training.dataset.matrix import make_matrix
 from training.evaluation.baselines import GRAM_LIMIT, GRIDS, Split, search
-from training.evaluation.metrics import coverage, ndcg_at, recall_at, top_k
+from training.evaluation.metrics import coverage, ndcg_at, rank_top_k, recall_at
 from training.features.build import Examples
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_sequence import DAY_S, SequenceSettings, Taken, cut_windows, train_sequence
@@ -131,7 +131,7 @@ def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
     users = parts.events["user_id"].to_numpy(np.int64)[parts.test]
     with closing(observe), closing(Reader(folder)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
         for rows in split_blocks(np.arange(len(observed.interactions)), EVENTS_PER_BATCH):
-            observe(event_inputs(observed, rows))
+            observe(make_event_inputs(observed, rows))
         blocks = [pipeline({"user_id": block[:, None]})["item_ids"] for block in split_blocks(users, USERS_PER_CALL)]
     answers = np.concatenate(blocks)[:, :LIST_LENGTH]
     return np.where(answers == PAD_ID, np.iinfo(np.int64).max, answers)
@@ -176,7 +176,7 @@ def ask_model(
         ages = np.where(own, (times_s[block][:, None] - times_s[np.maximum(back, 0)]) / DAY_S, 0.0).astype(np.float32)
         nothing = np.zeros((len(block), 0))
         scores = model.user_vectors(Examples(nothing, nothing, history, ages)) @ model.item_vectors.T
-        answers.append(top_k(scores, find_earlier_items(users, items, block, n_items), LIST_LENGTH))
+        answers.append(rank_top_k(scores, find_earlier_items(users, items, block, n_items), LIST_LENGTH))
     return np.concatenate(answers)
 
 
@@ -210,7 +210,7 @@ def measure_baselines(dataset: Dataset) -> Iterator[tuple[str, Quality]]:
         fit, grid = GRIDS[name]
         scores = fit(before, **(search(fit, grid, tuned) if grid else {}))
         users = split_blocks(np.arange(len(user_ids)), 512)
-        positions = np.concatenate([top_k(scores(block), before[block], LIST_LENGTH) for block in users])
+        positions = np.concatenate([rank_top_k(scores(block), before[block], LIST_LENGTH) for block in users])
         yield name, Quality.of(positions, targets, len(item_ids))
 
 

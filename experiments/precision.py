@@ -24,7 +24,7 @@ from rich.console import Console
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
 from export.evaluate import find_positions, move_up, refuse_nothing_to_find, retrieval_order, split_into_blocks
-from export.nvidia.precision.agreement import HALF, beyond
+from export.nvidia.precision.agreement import HALF, find_beyond
 from export.nvidia.precision.calibration import NETWORKS, Arrays, find_stage_folders, replace_networks
 from export.nvidia.precision.faithful import faithful_session
 from export.nvidia.precision.graphs import count_weight_bytes
@@ -137,7 +137,7 @@ def make_figures(precision: str, quality: Quality, exact: Quality) -> list[Figur
         ("its standard error over users", error, {}),
         ("largest change of a served score", score_change, {}),
         ("lists with other items or another order", float(other_lists), {}),
-        (f"lists beyond what scores within {HALF} explain", float(beyond(quality.answers, exact.answers, HALF).sum()), {}),
+        (f"lists beyond what scores within {HALF} explain", float(find_beyond(quality.answers, exact.answers, HALF).sum()), {}),
         ("users", float(len(changes)), {}),
     )
     return [Figure(name=f"{precision}: {name}", values=[value], **bounds) for name, value, bounds in rows]

@@ -25,7 +25,7 @@ from serving.stages.preprocess import Preprocess
 from training.dataset import Dataset, load_dataset
 from training.features import Features, FeatureSettings, build_features
 from training.features.build import training_columns
-from training.features.columns import RawColumn, frame_of, take_rows
+from training.features.columns import RawColumn, make_frame, take_rows
 from training.features.rows import MemoryRows
 from training.features.workflow import fit_workflow
 
@@ -58,7 +58,7 @@ def load_stage(features: Features, folder: Path) -> Preprocess:
 
 def take_complete_rows(columns: Mapping[str, RawColumn], n_rows: int) -> dict[str, RawColumn]:
     """Return the first complete rows: NVTabular cannot transform a single row with a missing category."""
-    complete = frame_of(columns).notna().all(axis=1).to_numpy()
+    complete = make_frame(columns).notna().all(axis=1).to_numpy()
     rows = np.resize(np.flatnonzero(complete), n_rows)
     return {name: take_rows(column, rows) for name, column in columns.items()}
 
@@ -68,7 +68,7 @@ def measure_batch(
 ) -> dict[str, float]:
     """Return the median µs of a call with `batch` rows, by what is called."""
     sample = take_complete_rows(columns, batch)
-    frame = frame_of(sample)
+    frame = make_frame(sample)
     user_ids = np.resize(dataset.users["user_id"].to_numpy(), batch)
     inputs = {t.name: t.make_filled(batch) for t in stage.info.spec.inputs if t.optional} | {"user_id": user_ids[:, None]}
     return {
@@ -86,7 +86,7 @@ def measure(data: str, batches: tuple[int, ...]) -> list[Figure]:
     columns = training_columns(features.log, train, rows, features.schema, settings, features.context)
     figures = []
     with tempfile.TemporaryDirectory() as folder:
-        workflow = fit_workflow(features.schema.user, MemoryRows(frame_of(columns), Path(folder) / "workflow"), settings)
+        workflow = fit_workflow(features.schema.user, MemoryRows(make_frame(columns), Path(folder) / "workflow"), settings)
         stage = load_stage(features, Path(folder) / "stage")
         for batch in batches:
             times_us = measure_batch(batch, columns, workflow, features, stage, dataset)

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from experiments.prequential import TITLES
 from export.build import build_repository
-from export.prequential import Quality, answer_frozen, choose_questions, event_inputs
+from export.prequential import Quality, answer_frozen, choose_questions, make_event_inputs
 from export.settings import Settings
 from perf.command import run
 from perf.live.shop import Shop, open_shop
@@ -125,7 +125,7 @@ class Replay:
                 for row in range(start, stop, EVENTS_PER_CALL):
                     part = np.arange(row, min(row + EVENTS_PER_CALL, stop))
                     sent_s = time.perf_counter()
-                    sequence = int(ask(client, observe, "", event_inputs(self.dataset, part))["sequence"][-1, 0])
+                    sequence = int(ask(client, observe, "", make_event_inputs(self.dataset, part))["sequence"][-1, 0])
                     self.acknowledged_s.append(time.perf_counter() - sent_s)
                     self.events += len(part)
                     self.clock_s = int(times_s[part[-1]])

@@ -80,7 +80,7 @@ def compute_memory_bytes(row_format: str, width: int, dense: bool) -> int:
 
 def measure_quality(repository: Path, data: str) -> list[Figure]:
     """Return AUC, its drop against fp32 and NDCG@10 of the test users, by format."""
-    from export.evaluate import measure_quality, refuse_nothing_to_find, stage_lists  # imports the training libraries
+    from export.evaluate import ask_stages, measure_quality, refuse_nothing_to_find  # imports the training libraries
     from training.dataset import load_dataset
     from training.evaluation.problem import make_problem
 
@@ -91,7 +91,7 @@ def measure_quality(repository: Path, data: str) -> list[Figure]:
     qualities: dict[str, Quality] = {}
     for row_format in ROW_FORMATS:
         with open_with_rows(pipeline, with_format(config, row_format)) as served:
-            lists = stage_lists(served, problem)
+            lists = ask_stages(served, problem)
         ndcg = measure_quality(lists["rerank"][0], 0.0, problem).ndcg_at_10
         qualities[row_format] = Quality(lists["rank"][1], lists["rerank"][1], ndcg)
     pipeline.close()

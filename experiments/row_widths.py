@@ -38,7 +38,7 @@ class Taught:
     table_bytes: int
     runs: list[Qualities]
 
-    def per_user(self, measure: str) -> np.ndarray:
+    def measure_per_user(self, measure: str) -> np.ndarray:
         """float64 [seeds, users], NaN where a user has nothing to find."""
         return np.stack([getattr(run, measure) for run in self.runs])
 
@@ -76,7 +76,7 @@ def make_figures(taught: Taught, wide: Taught) -> list[Figure]:
         Figure(name=f"{taught.name}: bytes over all rows of 16", values=[taught.table_bytes / wide.table_bytes]),
     ]
     for measure_name, title in (("auc", "AUC of the candidates"), ("ndcg_at_10", "NDCG@10")):
-        own, reference = taught.per_user(measure_name), wide.per_user(measure_name)
+        own, reference = taught.measure_per_user(measure_name), wide.measure_per_user(measure_name)
         drop = bootstrap_drop(own, reference)
         figures.append(Figure(name=f"{taught.name}: {title}", values=[float(np.nanmean(own))]))
         figures.append(Figure(name=f"{taught.name}: drop of {title}, with its 95 % interval", values=drop.values))

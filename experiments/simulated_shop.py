@@ -38,7 +38,7 @@ from export.relayout import relayout
 from export.settings import Settings
 from live.exposures import read_exposures
 from perf.command import run
-from repository.experiments import end_experiment, experiment_folder
+from repository.experiments import end_experiment, find_experiment_folder
 from server import control
 from server.challenger import unload_challenger
 from server.environment import RUN_DIR
@@ -83,12 +83,12 @@ class Shop:
         answers = self.recommender.recommend_many([Query(int(user)) for user in users], k=LENGTH)
         return np.array([answer.item_ids for answer in answers]), answers[0].request_id
 
-    def lists(self) -> np.ndarray:
+    def rank_lists(self) -> np.ndarray:
         """Return the lists of all users, int64 [U, K]."""
         return self.ask(self.world.user_ids)[0]
 
-    def quality(self) -> float:
-        return self.world.quality(self.lists(), self.had)
+    def measure_quality(self) -> float:
+        return self.world.quality(self.rank_lists(), self.had)
 
     def trade(self, hours: float, visits: float, rng: np.random.Generator) -> None:
         """Let users come, be shown a list, and take what they like. visits: of each user, on average"""
@@ -117,23 +117,23 @@ class Shop:
 
 def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Generator) -> list[Figure]:
     """Let the days pass, with a change of taste in the middle. Return the figures of learning."""
-    changes_on, first = days // 2, shop.quality()
+    changes_on, first = days // 2, shop.measure_quality()
     rounds: list[Round] = []
     for day in range(days):
         if day == changes_on:
-            before = shop.quality()
+            before = shop.measure_quality()
             shop.world.change_tastes(CHANGED)
-            changed = shop.quality()
+            changed = shop.measure_quality()
             shop.trade(SALE_HOURS, VISITS_IN_SALE, rng)
-            live = shop.quality()
+            live = shop.measure_quality()
             rounds.append(shop.learn(dataset))
-            renewed, after = bool(rounds[-1].generation), shop.quality()
+            renewed, after = bool(rounds[-1].generation), shop.measure_quality()
             shop.trade(24 - SALE_HOURS, VISITS_PER_DAY, rng)
         else:
             shop.trade(24, VISITS_PER_DAY, rng)
         if day % TRAINED_EVERY_DAYS == TRAINED_EVERY_DAYS - 1:
             rounds.append(shop.learn(dataset))
-        say(f"day {day + 1}: users take {shop.quality():.1%} of what they would of the best lists")
+        say(f"day {day + 1}: users take {shop.measure_quality():.1%} of what they would of the best lists")
     return [
         Figure(name="lists over the best ones, first day", values=[first]),
         Figure(name="before the change of taste", values=[before]),
@@ -142,7 +142,7 @@ def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Gener
         Figure(name="and with the generation trained then", values=[after]),
         Figure(name="that generation was published", values=[renewed], at_least=1),
         Figure(name="regained of what was lost", values=[(after - changed) / (before - changed)], at_least=0.95),
-        Figure(name="on the last day", values=[shop.quality()]),
+        Figure(name="on the last day", values=[shop.measure_quality()]),
         Figure(name="generations trained and published", values=[sum(bool(done.generation) for done in rounds)], at_least=1),
         Figure(name="rounds that started from weights", values=[sum(STARTED in done.report for done in rounds)], at_least=1),
     ]
@@ -190,7 +190,7 @@ def wait_for_answers(served: Served, experiment: Experiment, count: int) -> int:
     """Return how many answers the challenger gave, once all `count` answers of an experiment are logged."""
     deadline_s = time.monotonic() + FLUSHED_S
     while True:
-        logged = read_exposures(experiment_folder(served.repo), experiment.started_ms)
+        logged = read_exposures(find_experiment_folder(served.repo), experiment.started_ms)
         own = logged.filter(pc.equal(logged["experiment"], experiment.name))
         if len(own) >= count or time.monotonic() > deadline_s:
             return int(pc.sum(pc.equal(own["arm"], CHALLENGER_ARM)).as_py() or 0)
@@ -286,15 +286,15 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
                 say("a weak generation")
                 weak = publish(thin_log(dataset, 10), scratch, repo, "weak")
                 figures += try_better(front, weak, days, rng)
-            good = shop.lists()
+            good = shop.rank_lists()
             figures.append(count_false_alarms(compute_clicked(world, good), RUNS, rng))
             control.activate(served.state, weak, served.run_dir)
-            some = np.where(rng.random(n_users)[:, None] < FAULTY_SHARE, shop.lists(), good)
+            some = np.where(rng.random(n_users)[:, None] < FAULTY_SHARE, shop.rank_lists(), good)
             figures += compare_ways(world, "a fault of some users", some, good, rng, LEAST_SAVED)
             say("a generation that is nearly as good")  # published late, because a repository keeps few generations
             near = publish(thin_log(dataset, 2), scratch, repo, "near")
             control.activate(served.state, near, served.run_dir)
-            figures += compare_ways(world, "half of the log is missing", shop.lists(), good, rng)
+            figures += compare_ways(world, "half of the log is missing", shop.rank_lists(), good, rng)
     return figures
 
 

@@ -31,23 +31,23 @@ from training.models.distill import Lesson, distil
 from training.models.dlrm import RankingModel
 from training.models.item_item import fit_neighbours
 from training.models.ranking import Lessons, RankingSettings, add_unlabelled, collect_lessons
-from training.models.ranking_data import Requests, split_again, statistics_of
+from training.models.ranking_data import Requests, fit_statistics_of, split_again
 from training.models.retriever import (
     Retriever,
     RetrieverSettings,
+    compute_item_vectors,
     compute_log_popularity,
     factorise,
-    item_vectors,
     prepare_data,
 )
 from training.models.train_ranker import (
     Ranker,
     Start,
-    best_blend,
+    compute_shares,
+    find_best_blend,
     predict,
     rank_scores_of,
     retrieval_z,
-    shares_of,
     train_ranker,
 )
 from training.models.train_two_tower import train_towers
@@ -122,7 +122,7 @@ def learn_towers(
     train_towers(model, data.examples, data.targets, data.takers, towers, seed, lambda _: None)
     spent_s = time.process_time() - began_s
     users, items = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
-    retriever = Retriever(model, neighbours, SETTINGS, item_vectors(model))
+    retriever = Retriever(model, neighbours, SETTINGS, compute_item_vectors(model))
     return FittedRetriever(retriever, users, make_matrix(part.earlier, users, items), CHOICES.candidates), spent_s
 
 
@@ -155,7 +155,7 @@ def teach(generation: Generation, seed: int, start: Start | None = None) -> tupl
     ranker = train_ranker(*known, RANKING.ranker, seed, quiet, start, lessons.without_events)
     taught_s = time.process_time()
     imitated = [*lessons.teaching, *lessons.unlabelled]
-    lesson = Lesson.of(ranker, imitated, lessons.validation, lambda part: shares_of(rank_scores_of(ranker, part)))
+    lesson = Lesson.of(ranker, imitated, lessons.validation, lambda part: compute_shares(rank_scores_of(ranker, part)))
     student = distil(lesson, RANKING.student, seed, quiet, start)
     return student, (taught_s - began_s, time.process_time() - taught_s)
 
@@ -165,13 +165,13 @@ def make_generation(dataset: Dataset, features: Features, part: Part, earlier: F
     rng, whole = np.random.default_rng(0), part._replace(earlier=part.log.assign(row=np.arange(len(part.log))))
     served, _ = learn_towers(dataset, features, whole, seed)
     lessons = collect_lessons(dataset, part.log, features, lambda _: earlier, RANKING, rng)
-    statistics = statistics_of(features, part.log, RANKING.statistics)
+    statistics = fit_statistics_of(features, part.log, RANKING.statistics)
     return Generation(features, add_unlabelled(lessons, part.log, features, statistics, served, RANKING, rng))
 
 
 def rank_best(model: RankingModel, asked: Requests) -> float:
     """Return NDCG@10 with the best blend weight of the retrieval score."""
-    return best_blend(predict(model, asked), retrieval_z(asked), asked, RANKING.ranker.blends)[1]["ndcg_at_10"]
+    return find_best_blend(predict(model, asked), retrieval_z(asked), asked, RANKING.ranker.blends)[1]["ndcg_at_10"]
 
 
 @app.command()

@@ -20,19 +20,19 @@ from export.describe import describe_export, describe_ranker, describe_sources
 from export.learning import Learning, keep_weights
 from export.profiles import DEFAULT, Profile, Rehearsed, load_profile
 from export.progress import Progress
-from export.recording import requests_like
+from export.recording import draw_requests
 from export.references import REFERENCE_TIMES, write_drift_references
 from export.rehearsal import rehearse
 from export.settings import PipelineSettings, Settings
 from export.stages import write_rules, write_stages
 from export.tables import find_shapes, plan_tables, write_tables
 from export.training_settings import (
+    choose_graph_settings,
+    choose_ranking_settings,
+    choose_retrieval_settings,
+    choose_sequence_settings,
     choose_trainer,
     find_cluster,
-    graph_settings,
-    ranking_settings,
-    retrieval_settings,
-    sequence_settings,
 )
 from repository.applied_rules import read_current_values
 from repository.publish import Staging
@@ -57,7 +57,7 @@ from training.models.ranking import (
     fit_reranker,
     take_sample,
 )
-from training.models.ranking_data import Retrieve, statistics_of
+from training.models.ranking_data import Retrieve, fit_statistics_of
 from training.models.train_ranker import Start
 from training.models.warm_ranker import start_ranker
 from training.retrieval.choose import Choices, PastRetrievers, choose_sources
@@ -163,8 +163,8 @@ def try_sources(
     """Choose the candidate sources on a validation split. start_from: folder of weights; None: learn from scratch"""
     with progress.phase("sources") as phase:
         n_positives = int(dataset.interactions["positive"].sum())
-        sequence = sequence_settings(settings, n_positives) if may_serve_sequences else None
-        tried = retrieval_settings(settings.pipeline, sequence, graph_settings(settings, n_positives))
+        sequence = choose_sequence_settings(settings, n_positives) if may_serve_sequences else None
+        tried = choose_retrieval_settings(settings.pipeline, sequence, choose_graph_settings(settings, n_positives))
         sources = Sources(*choose_sources(dataset, features, replace(tried, start_from=start_from), progress.detail))
         phase.result = describe_sources(sources.choices)
     return sources
@@ -188,7 +188,7 @@ def make_lessons(
 ) -> Lessons:
     """Make the ranker's training requests, with candidates of retrievers that were fitted before the labels."""
     with progress.phase("requests") as phase:
-        lessons = collect_lessons(dataset, dataset.interactions, features, of_the_past, ranking_settings(settings), rng)
+        lessons = collect_lessons(dataset, dataset.interactions, features, of_the_past, choose_ranking_settings(settings), rng)
         phase.result = f"{sum(map(len, lessons.teaching)):,} to learn from, {len(lessons.validation):,} to validate"
     return lessons
 
@@ -208,9 +208,9 @@ def fit_ranking(
     served: the retriever fitted on the whole log; a student imitates the ranker on its candidates, without labels
     start: sets the weights that the ranker and its student start from; None: they start from scratch
     """
-    log, pipeline, choices = dataset.interactions, settings.pipeline, ranking_settings(settings)
+    log, pipeline, choices = dataset.interactions, settings.pipeline, choose_ranking_settings(settings)
     with progress.phase("ranker") as phase:
-        statistics = statistics_of(features, log, choices.statistics)
+        statistics = fit_statistics_of(features, log, choices.statistics)
         lessons = add_unlabelled(lessons, log, features, statistics, served, choices, rng)
         trainer = choose_trainer(settings, features, start)
         ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.detail, trainer, start)
@@ -257,7 +257,7 @@ def rehearse_and_seal(
     with progress.phase("rehearsal") as phase:
         rng, n_requests = np.random.default_rng(settings.pipeline.seed), settings.pipeline.recorded_requests
         requests, watched = (
-            requests_like(dataset, make_ensemble_spec(specs), times * n_requests, rng) for times in (1, REFERENCE_TIMES)
+            draw_requests(dataset, make_ensemble_spec(specs), times * n_requests, rng) for times in (1, REFERENCE_TIMES)
         )
         fixed = settings.compute.index_effort > 0
         widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)

@@ -26,7 +26,7 @@ def write_catalogue(folder: Path, dataset: Dataset) -> None:
     titles = [title if isinstance(title, str) else "" for title in dataset.items["title"]]
     (folder / "item_titles.json").write_text(json.dumps(titles, ensure_ascii=False))
     (folder / "popular.json").write_text(json.dumps(find_popular_items(dataset, POPULAR_ITEMS)))
-    (folder / "popular_by_context.json").write_text(json.dumps(popular_by_context(dataset), ensure_ascii=False))
+    (folder / "popular_by_context.json").write_text(json.dumps(find_popular_by_context(dataset), ensure_ascii=False))
     _write_names(folder / "item_names.json", dataset.item_names)
     _write_names(folder / "user_names.json", dataset.user_names)
 
@@ -42,7 +42,7 @@ def find_popular_items(dataset: Dataset, count: int) -> list[int]:
     return ordered["item_id"].head(count).tolist()
 
 
-def popular_by_context(dataset: Dataset) -> dict[str, dict[str, list[int]]]:
+def find_popular_by_context(dataset: Dataset) -> dict[str, dict[str, list[int]]]:
     """Return the available items that most users took, best first: {column: {value: [id, …]}} by categorical context column.
 
     Values with few events are left out: the list over all values is as good for them.

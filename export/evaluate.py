@@ -50,9 +50,9 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     build_repository(replace(dataset, interactions=train), repository, settings, console)
     rows: dict[str, Quality] = {}
     for baseline in fit_baselines(problem.validation, problem.test, console.print):
-        quality = rows[named(baseline)] = evaluate(baseline.scores, problem.test)
-        console.print(f"{named(baseline)}: Recall@20 {quality.recall_at_20:.4f}, NDCG@10 {quality.ndcg_at_10:.4f}")
-    rows |= stage_qualities(Pipeline.load(repository), problem)
+        quality = rows[name_baseline(baseline)] = evaluate(baseline.scores, problem.test)
+        console.print(f"{name_baseline(baseline)}: Recall@20 {quality.recall_at_20:.4f}, NDCG@10 {quality.ndcg_at_10:.4f}")
+    rows |= measure_stages(Pipeline.load(repository), problem)
     most_users = min(USERS_PER_CALL, read_config(repository / ENSEMBLE / CONFIG_FILE).max_batch_size)
     with TritonServer(repository) as server:
         # The server returns K items: beyond them, the AUC uses the order of the in-process pipeline.
@@ -79,20 +79,20 @@ def refuse_nothing_to_find(dataset: Dataset, problem: Problem) -> None:
             )
 
 
-def named(baseline: Baseline) -> str:
+def name_baseline(baseline: Baseline) -> str:
     chosen = ", ".join(f"{key} {value:g}" for key, value in baseline.settings.items())
     return f"{baseline.name} ({chosen})" if chosen else baseline.name
 
 
-def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
+def measure_stages(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
     """Return the quality after retrieval, after ranking, and of the whole pipeline."""
     return {
         f"after {stage}": measure_quality(ids, float(np.nanmean(aucs)), problem)
-        for stage, (ids, aucs) in stage_lists(pipeline, problem).items()
+        for stage, (ids, aucs) in ask_stages(pipeline, problem).items()
     }
 
 
-def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def ask_stages(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the test users' item ids, int64 [U, 20], and AUC, float64 [U], by stage."""
     lists: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     aucs: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}

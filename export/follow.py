@@ -27,7 +27,7 @@ from export.prequential import answer_live, choose_questions
 from export.relayout import relayout
 from export.settings import Settings, read_served_settings
 from export.verdict import LEAST_QUESTIONS, Verdict, judge
-from repository.config import CONFIG_FILE, layout_of
+from repository.config import CONFIG_FILE, read_layout
 from repository.experiments import end_experiment, find_running
 from repository.generations import pin
 from repository.models import read_config
@@ -90,7 +90,7 @@ def follow_once(
     if isinstance(split, str):
         return Round(0, f"waits: {split}")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
-        candidate, layout = Path(scratch, "candidate"), layout_of(read_config(repo / ENSEMBLE / CONFIG_FILE))
+        candidate, layout = Path(scratch, "candidate"), read_layout(read_config(repo / ENSEMBLE / CONFIG_FILE))
         learning = plan_learning(split.live, serving, Path(scratch, "learned"), settings.training.scratch_every)
         trained = build_repository(split.earlier, candidate, settings, console, layout, learning=learning)
         began = describe_start(read_manifest(candidate, trained)["reports"]["started_from_weights"], learning, serving)

@@ -12,7 +12,7 @@ from export.nvidia.hugectr.inputs import list_inputs
 from export.nvidia.hugectr.training_data import write_training_data
 from export.progress import Progress
 from export.settings import Settings
-from export.training_settings import find_cluster, retrieval_settings
+from export.training_settings import choose_retrieval_settings, find_cluster
 from training.dataset import Dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
@@ -29,7 +29,7 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     chosen, cluster = FeatureSettings(history_length=pipeline.history), find_cluster(settings.dask)
     features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster, say=progress.detail)
     rng = np.random.default_rng(pipeline.seed)
-    of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
+    of_the_past = partial(fit_training_retriever, dataset, features, choose_retrieval_settings(pipeline), progress.detail)
     by_moment, in_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
     teaching, without_events, validation = hold_out(by_moment, in_visits, choices.ranker.validation_share)
     teaching += without_events

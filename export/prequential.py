@@ -97,7 +97,7 @@ def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int
     with closing(observe), closing(Reader(store)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
         for row in rows:
             for part in split_blocks(np.arange(start, row), EVENTS_PER_BATCH):
-                observe(event_inputs(dataset, part))
+                observe(make_event_inputs(dataset, part))
             answers.append(ask(pipeline, dataset, row[None]))
             start = row
     return Answers.join(answers)
@@ -111,7 +111,7 @@ def ask(pipeline: Pipeline, dataset: Dataset, rows: np.ndarray) -> Answers:
     return Answers(tensors["item_ids"][:, :LIST_LENGTH], tensors["candidate_ids"], tensors["rank_scores"])
 
 
-def event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
+def make_event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Return the tensors of `observe` for rows of the log."""
     events, log = dataset.interactions.iloc[rows], dataset.description.interactions
     columns = {"user_id": events["user_id"], "item_id": events["item_id"], "timestamp_ms": 1_000 * events["timestamp"]}

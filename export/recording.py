@@ -18,7 +18,7 @@ EXCLUDE_SHARE = 0.10  # requests that exclude items
 Arrays = dict[str, np.ndarray]
 
 
-def requests_like(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.Generator) -> Arrays:
+def draw_requests(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.Generator) -> Arrays:
     """Return the ensemble's input tensors by name, each [count, *dims]; `spec` is the ensemble's."""
     rows = dataset.interactions.iloc[np.sort(rng.choice(len(dataset.interactions), count))]
     item_ids = dataset.items["item_id"].to_numpy()

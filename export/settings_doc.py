@@ -32,16 +32,16 @@ A section for one model, such as `[serving.rank]`, has the same keys and overrid
 
 
 def write_settings_doc(path: Path = DOCUMENT) -> None:
-    path.write_text(settings_doc())
+    path.write_text(compose_settings_doc())
 
 
-def settings_doc() -> str:
+def compose_settings_doc() -> str:
     """Return the whole document."""
     sections = {name: CLASSES.get(name) or field.annotation for name, field in Settings.model_fields.items()}
-    return "\n".join([HEAD, *(section_doc(name, cls) for name, cls in sections.items() if isinstance(cls, type))])
+    return "\n".join([HEAD, *(write_section(name, cls) for name, cls in sections.items() if isinstance(cls, type))])
 
 
-def section_doc(name: str, cls: type) -> str:
+def write_section(name: str, cls: type) -> str:
     """Return one section: its description, and a table of its keys."""
     schema = TypeAdapter(cls).json_schema()
     comments = read_comments(cls)
@@ -57,7 +57,7 @@ def section_doc(name: str, cls: type) -> str:
 
 
 def read_comments(cls: type) -> dict[str, str]:
-    """Return the comment of each field of a class. `section_doc` raises KeyError where one has none."""
+    """Return the comment of each field of a class. `write_section` raises KeyError where one has none."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     by_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}

@@ -116,8 +116,8 @@ def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Fe
         folder,
         rules,
         item_ids=features.items.ids,
-        category=_texts_or_none(items["category"]),
-        provider=_texts_or_none(items["provider"]),
+        category=_list_texts(items["category"]),
+        provider=_list_texts(items["provider"]),
         price=dataset.prices,
         popularity=np.bincount(features.items.positions(positives), minlength=len(items)),
         items_returned=pipeline.items_returned,
@@ -127,5 +127,5 @@ def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Fe
         np.save(folder / PRICES_FILE, np.asarray(dataset.prices))
 
 
-def _texts_or_none(texts: pd.Series) -> list[str | None]:
+def _list_texts(texts: pd.Series) -> list[str | None]:
     return [text if isinstance(text, str) else None for text in texts]

@@ -45,10 +45,10 @@ STATE_FOLDER = "recommender-tables"  # in the temporary folder of the serving ma
 
 def find_shapes(features: Features, width: int, cold: ColdRows | None = None) -> dict[str, tuple[int, int]]:
     """Return table -> (rows, D) as `save_ranker` will write them, before training."""
-    from training.models.ranking_data import served_items  # only now: `make check` needs no pandas
+    from training.models.ranking_data import make_served_items  # only now: `make check` needs no pandas
 
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
-    slots, pooled = served_items(features).rows, {}
+    slots, pooled = make_served_items(features).rows, {}
     for slot, (n_rows, own) in enumerate(zip(features.item_rows.values(), slots, strict=True)):
         if own.shape[1] == 1:
             rows[f"item_{slot}"] = n_rows

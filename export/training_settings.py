@@ -32,13 +32,13 @@ def find_cluster(settings: DaskSettings) -> Cluster | None:
     return Cluster(settings.scheduler, Path(settings.folder)) if settings.scheduler else None
 
 
-def retrieval_settings(
+def choose_retrieval_settings(
     pipeline: PipelineSettings, sequence: SequenceSettings | None = None, graph: GraphSettings | None = None
 ) -> RetrievalSettings:
     return RetrievalSettings(pipeline.candidates, pipeline.filter_seen, pipeline.seed, sequence, graph=graph)
 
 
-def graph_settings(settings: Settings, n_positives: int) -> GraphSettings | None:
+def choose_graph_settings(settings: Settings, n_positives: int) -> GraphSettings | None:
     """Return how to fit the graph model on trial; None where it is switched off, or the log is too large for the minutes."""
     training = settings.training
     if training.graph == "never" or n_positives > training.minutes * EVENTS_PER_MINUTE:
@@ -46,7 +46,7 @@ def graph_settings(settings: Settings, n_positives: int) -> GraphSettings | None
     return GraphSettings()
 
 
-def sequence_settings(settings: Settings, n_positives: int) -> SequenceSettings | None:
+def choose_sequence_settings(settings: Settings, n_positives: int) -> SequenceSettings | None:
     """Return how to train the sequence model on trial; None where it is off, the log too small, or the minutes too few."""
     pipeline, training = settings.pipeline, settings.training
     most_events = int(training.minutes * SEQUENCE_SHARE * EVENTS_PER_MINUTE)
@@ -55,7 +55,7 @@ def sequence_settings(settings: Settings, n_positives: int) -> SequenceSettings 
     return SequenceSettings(SequenceShape(length=min(pipeline.history, MOST_READ)), most_events=most_events)
 
 
-def ranking_settings(settings: Settings) -> RankingSettings:
+def choose_ranking_settings(settings: Settings) -> RankingSettings:
     pipeline, choice = settings.pipeline, settings.ranker
     width, compressed = settings.table_width, settings.compression != "none"
     return RankingSettings(

@@ -9,7 +9,7 @@ from dataclasses import fields
 from hps_config.parsers import BLOCKS
 from hps_config.ps_config import NO_MARGIN, PERSISTENT_TYPES, VOLATILE_TYPES, ModelParams, PsConfig, VolatileDb
 from hps_config.tables import ROW_FORMATS
-from repository.finding import Finding, finding_of
+from repository.finding import Finding, make_finding
 from serving.tables.formats.kafka import is_subscribed
 from serving.tables.formats.names import NAME
 
@@ -90,11 +90,11 @@ def check_config(config: PsConfig) -> list[Finding]:
 
 
 def _make_error(where: str, message: str) -> Finding:
-    return finding_of("error", where, message, "both")
+    return make_finding("error", where, message, "both")
 
 
 def _make_warning(where: str, message: str) -> Finding:
-    return finding_of("warning", where, message, "both")
+    return make_finding("warning", where, message, "both")
 
 
 def _check_top(config: PsConfig) -> Iterator[Finding]:

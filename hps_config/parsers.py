@@ -27,7 +27,7 @@ from hps_config.ps_config import (
     UpdateSource,
     VolatileDb,
 )
-from repository.finding import Finding, finding_of
+from repository.finding import Finding, make_finding
 from serving.contract.errors import ConfigError
 
 BLOCKS = {"volatile_db": VolatileDb, "persistent_db": PersistentDb, "update_source": UpdateSource}
@@ -42,10 +42,10 @@ class Reading:
     findings: list[Finding] = field(default_factory=list)
 
     def add_error(self, where: str, message: str) -> None:
-        self.findings.append(finding_of("error", where, message, self.parser))
+        self.findings.append(make_finding("error", where, message, self.parser))
 
     def add_warning(self, where: str, message: str) -> None:
-        self.findings.append(finding_of("warning", where, message, self.parser))
+        self.findings.append(make_finding("warning", where, message, self.parser))
 
 
 class _Unreadable(Exception):

@@ -17,7 +17,7 @@ from perf.load.workload import Arrays, compute_stage_inputs, draw, read_recorded
 from perf.observe import PeakMemory, compute_hit_rates, read_samples
 from perf.report.results import Closed, Machine, Run, count_priority_levels, hash_configs, name_folder, read_commit
 from perf.target import Site
-from repository.config import CONFIG_FILE, layout_of
+from repository.config import CONFIG_FILE, read_layout
 from repository.models import read_config
 from serving.contract.tensors import ENSEMBLE, STAGES
 
@@ -110,7 +110,7 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
         commit=read_commit(),
         config_hash=hash_configs(site.repo),
         machine=Machine.here(),
-        layout=layout_of(read_config(site.repo / ENSEMBLE / CONFIG_FILE)),
+        layout=read_layout(read_config(site.repo / ENSEMBLE / CONFIG_FILE)),
         comparable=is_comparable(site.repo, site.generation),
         priority_levels=count_priority_levels(site.repo),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from repository.finding import Finding, finding_of
+from repository.finding import Finding, make_finding
 from repository.rules import compile_rules, find_misfits, insert_rows
 from serving.contract.artifacts import find_stage_folder, open_array, read_json, read_stage
 from serving.contract.errors import ConfigError
@@ -50,7 +50,7 @@ class Version:
         return cls(**read_json(folder, VERSION_FILE))
 
 
-def rules_folder(repository: Path) -> Path:
+def find_rules_folder(repository: Path) -> Path:
     """Return the folder of the versions: in the live store, which belongs to the shop and not to a generation."""
     info = read_stage(find_stage_folder(repository, "rerank", pinned_generation(repository)))
     return live_folder(repository, info.live_folder) / FOLDER
@@ -63,11 +63,11 @@ def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
         try:
             RulesConfig.from_dict({key: value})
         except ConfigError as error:
-            findings.append(finding_of("error", key, str(error).removeprefix("rules: ")))
+            findings.append(make_finding("error", key, str(error).removeprefix("rules: ")))
     if not findings:
         catalogue = read_catalogue(repository, pinned_generation(repository))
         messages = find_misfits(RulesConfig.from_dict(values), **catalogue)
-        findings = [finding_of("error", "rules", message.removeprefix("rules: ")) for message in messages]
+        findings = [make_finding("error", "rules", message.removeprefix("rules: ")) for message in messages]
     return findings
 
 
@@ -77,7 +77,7 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> 
     The first time, the rules that the generation was exported with become version 1. Raises ConfigError for rules that do not
     fit. values: the keys of [rules]
     """
-    generation, folder = pinned_generation(repository), rules_folder(repository)
+    generation, folder = pinned_generation(repository), find_rules_folder(repository)
     if not folder.parent.exists():
         make_folder(folder.parent)
         hand_over(folder.parent, repository)
@@ -96,7 +96,7 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> 
 
 def revert_rules(repository: Path, number: int | None = None) -> Version:
     """Apply an earlier version again, by default the one before the current one. Raises ConfigError if there is none."""
-    folder = rules_folder(repository)
+    folder = find_rules_folder(repository)
     versions = {version.number: version for version in list_versions(folder)}
     if number is None and not versions:
         raise ConfigError(f"No rules were applied to {repository}. Apply some first: python -m server rules apply FILE")
@@ -114,7 +114,7 @@ def list_versions(folder: Path) -> list[Version]:
 
 
 def read_current_values(folder: Path, shop: str) -> dict[str, Any] | None:
-    """Return a shop's current rules as they were written; None if none were applied. folder: what `rules_folder` returns"""
+    """Return a shop's current rules as they were written; None if none were applied. folder: of `find_rules_folder`"""
     number = read_current_version(folder)
     version = Version.read(folder / str(number)) if number else None
     return version.values if version and version.shop == shop else None

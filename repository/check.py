@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from repository.config import CONFIG_FILE, layout_of, models_of, read_record_fields, spec_of
-from repository.finding import Finding, count_errors, finding_of
+from repository.config import CONFIG_FILE, list_models, read_layout, read_record_fields, read_spec
+from repository.finding import Finding, count_errors, make_finding
 from repository.models import read_config, refuse_unservable_path
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from repository.replay import replay
@@ -56,14 +56,14 @@ def run_check(check: Check, repository: Path) -> list[Finding]:
     try:
         findings += check(repository)  # keeps those before an error
     except RecommenderError as error:
-        findings.append(finding_of("error", str(repository), str(error)))
+        findings.append(make_finding("error", str(repository), str(error)))
     return findings
 
 
 def list_models_in(repository: Path) -> tuple[str, ...]:
     """Return the names of a repository's models, by the layout that the config of `recommend` has (default: ensemble)."""
     path = repository / ENSEMBLE / CONFIG_FILE
-    return models_of(layout_of(read_config(path)) if path.is_file() else "ensemble")
+    return list_models(read_layout(read_config(path)) if path.is_file() else "ensemble")
 
 
 def check_layout(repository: Path) -> Iterator[Finding]:
@@ -105,7 +105,7 @@ def check_path(repository: Path) -> Iterator[Finding]:
 def check_edges(repository: Path) -> Iterator[Finding]:
     """Check that both ends of each ensemble edge agree in type, dims and fields of records."""
     configs = {name: read_config(repository / name / CONFIG_FILE) for name in list_models_in(repository)}
-    specs = {name: spec_of(config) for name, config in configs.items()}
+    specs = {name: read_spec(config) for name, config in configs.items()}
     known = {t.name: t.text for t in specs[ENSEMBLE].inputs}
     for step in configs[ENSEMBLE].ensemble_scheduling.step:
         spec = specs.get(step.model_name)

@@ -39,12 +39,12 @@ TRITON_TYPE = {
 DTYPE = {value: key for key, value in TRITON_TYPE.items()}
 
 
-def models_of(layout: str) -> tuple[str, ...]:
+def list_models(layout: str) -> tuple[str, ...]:
     """Return the models of a repository in the order of publication: the one that callers use comes last."""
     return (*STAGES, *LIVE_MODELS, ENSEMBLE) if layout == "ensemble" else (*LIVE_MODELS, ENSEMBLE)
 
 
-def layout_of(config: pb.ModelConfig) -> str:
+def read_layout(config: pb.ModelConfig) -> str:
     """Return the layout of a repository from the config of `recommend`."""
     return "ensemble" if config.platform == "ensemble" else "fused"
 
@@ -75,7 +75,7 @@ class Serving:
     response_cache: bool = False  # let Triton cache answers, without expiry: only for rows that are never updated
 
 
-def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
+def make_stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
     """Return the config of a Python-backend model: a stage, or `recommend` of the fused layout.
 
     versions: those to load; warmup_rows: recorded rows in its warm-up files, 0 for no warm-up
@@ -105,7 +105,7 @@ def set_instances(config: pb.ModelConfig, count: int) -> None:
         first.rate_limiter.priority, others.rate_limiter.priority = 1, LAST_RESORT
 
 
-def ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serving) -> pb.ModelConfig:
+def make_ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serving) -> pb.ModelConfig:
     """Return the config of the ensemble `recommend`, with every step pinned to `generation`, so that no answer mixes two."""
     spec = make_ensemble_spec(stages)
     config = pb.ModelConfig(name=spec.name, platform="ensemble", max_batch_size=serving.max_batch_size)
@@ -205,7 +205,7 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
         raise ExportError(f"No stage uses {', '.join(unused)}; Triton refuses such an ensemble. Remove them from the contract.")
 
 
-def spec_of(config: pb.ModelConfig) -> ModelSpec:
+def read_spec(config: pb.ModelConfig) -> ModelSpec:
     """Return the spec that a config states: names, types, dims and fields of records, without fill values.
 
     Raises ExportError for a type that no tensor of this project has.
@@ -223,7 +223,7 @@ def spec_of(config: pb.ModelConfig) -> ModelSpec:
 
 def compare_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
     """Return "" when a config states the tensors of `spec`, otherwise the tensors that only one of them has."""
-    stated, known = ({t.text for t in (*side.inputs, *side.outputs)} for side in (spec_of(config), spec))
+    stated, known = ({t.text for t in (*side.inputs, *side.outputs)} for side in (read_spec(config), spec))
     return ", ".join(sorted(stated ^ known))
 
 

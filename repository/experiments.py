@@ -20,7 +20,7 @@ from serving.live.store import live_folder, make_folder
 NOT_PROMOTED = "not promoted"  # an act in the registry
 
 
-def experiment_folder(repository: Path) -> Path:
+def find_experiment_folder(repository: Path) -> Path:
     """Return the folder that holds the experiment: the live store's, which belongs to the shop and not to a generation."""
     info = read_stage(find_stage_folder(repository, STAGES[0], pinned_generation(repository)))
     return live_folder(repository, info.live_folder)
@@ -28,14 +28,14 @@ def experiment_folder(repository: Path) -> Path:
 
 def find_running(repository: Path) -> Experiment | None:
     """Return the running experiment, or None."""
-    experiment = read_experiment(experiment_folder(repository))
+    experiment = read_experiment(find_experiment_folder(repository))
     return experiment if experiment and experiment.runs else None
 
 
 def follow_experiment(repository: Path) -> FollowedExperiment | None:
     """Return a reader that notices changes of the experiment; None for a repository that this project did not export."""
     try:
-        return FollowedExperiment(experiment_folder(repository))
+        return FollowedExperiment(find_experiment_folder(repository))
     except ArtifactError:
         return None
 
@@ -49,7 +49,7 @@ def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
                 f"Experiment {former.name!r} runs already. Stop it first (python -m server experiment stop), or change its "
                 "share (python -m server experiment share SHARE)."
             )
-        return replace(experiment, started_ms=_now_ms())
+        return replace(experiment, started_ms=_read_clock_ms())
 
     return _change(repository, "experiment started", begin)
 
@@ -96,12 +96,12 @@ def _require_running(experiment: Experiment | None) -> Experiment:
 
 
 def _change(repository: Path, act: str, make: Callable[[Experiment | None], Experiment]) -> Experiment:
-    folder = experiment_folder(repository)
+    folder = find_experiment_folder(repository)
     make_folder(folder)
     with hold_lock(folder / ".experiment.lock"):
         former = read_experiment(folder)
         changed = make(former)
-        changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_now_ms())
+        changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_read_clock_ms())
         facts = f"experiment {changed.name}, {changed.mode}, share {changed.share:g}"
         record_act(repository, act, changed.challenger, reason=f"{facts}: {changed.reason}" if changed.reason else facts)
         _write(folder, changed)  # last: whoever acts on it finds the record
@@ -118,5 +118,5 @@ def _write(folder: Path, experiment: Experiment) -> None:
     os.rename(new, folder / EXPERIMENT_FILE)
 
 
-def _now_ms() -> int:
+def _read_clock_ms() -> int:
     return time.time_ns() // 1_000_000

@@ -25,7 +25,7 @@ class Finding:
         return f"{self.level}{parser} {self.where}: {self.fact}. {self.remedy}"
 
 
-def finding_of(level: str, where: str, message: str, parser: str = "") -> Finding:
+def make_finding(level: str, where: str, message: str, parser: str = "") -> Finding:
     """Return a finding from a message of the form "fact. expectation. remedy"."""
     fact, _, remedy = message.partition(". ")
     return Finding(level, where, fact, remedy, parser)

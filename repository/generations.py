@@ -20,9 +20,9 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS
 
 
-def published_generations(repo: Path) -> tuple[int, ...]:
+def list_published_generations(repo: Path) -> tuple[int, ...]:
     """Return the generations for which every model has a version folder, ascending. Raises ConfigError."""
-    models = pipeline_models(read_repository(repo))
+    models = order_models(read_repository(repo))
     return tuple(sorted(set.intersection(*(set(model.versions_on_disk) for model in models))))
 
 
@@ -48,7 +48,7 @@ def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
 
     This loads nothing. The caller must hold the publication lock.
     """
-    for model in pipeline_models(read_repository(repo)):
+    for model in order_models(read_repository(repo)):
         config = model.config
         challenger = () if model.name in LIVE_MODELS else read_challengers(repo)  # only the served generation takes events
         versions = {generation} if model.name == ENSEMBLE else {generation, *keep, *challenger}
@@ -61,7 +61,7 @@ def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
 
 def require_published(repo: Path, generation: int) -> tuple[int, ...]:
     """Return the published generations. Raises ConfigError unless `generation` is one of them."""
-    published = published_generations(repo)
+    published = list_published_generations(repo)
     if generation not in published:
         raise ConfigError(
             f"Generation {generation} is not in {repo}, which holds {list(published)}. Publish it with `make export`."
@@ -69,7 +69,7 @@ def require_published(repo: Path, generation: int) -> tuple[int, ...]:
     return published
 
 
-def pipeline_models(models: list[Model]) -> list[Model]:
+def order_models(models: list[Model]) -> list[Model]:
     """Return the ensemble's steps, the live models and the ensemble, in the order in which they must load.
 
     Raises ConfigError when the ensemble or one of its steps is missing.

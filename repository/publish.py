@@ -32,12 +32,12 @@ from repository.config import (
     Serving,
     check_edges,
     compare_tensors,
-    ensemble_config,
-    layout_of,
-    models_of,
-    stage_config,
+    list_models,
+    make_ensemble_config,
+    make_stage_config,
+    read_layout,
 )
-from repository.generations import published_generations, write_pins
+from repository.generations import list_published_generations, write_pins
 from repository.lock import publication_lock
 from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
 from repository.models import read_config, refuse_unservable_path, write_config
@@ -75,7 +75,7 @@ class Staging:
 
     def __init__(self, repository: Path, layout: str = "ensemble", find_held: FindHeld = hold_nothing) -> None:
         self.repository = repository.resolve()  # links are followed, because staging must be on the target's file system
-        self.layout, self.models = layout, models_of(layout)
+        self.layout, self.models = layout, list_models(layout)
         self.root = self.repository.parent / f".{self.repository.name}.staging"
         self.generation = 0
         self._find_held = find_held
@@ -186,15 +186,17 @@ class Staging:
         for name, spec in derive_live_specs(specs).items():  # no warm-up, because its requests would be events
             folder, versions = self.repository / name, sorted({previous, self.generation})
             place_version(self.folder(name), folder)
-            write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], versions, warmup_rows=0))
+            write_config(folder / CONFIG_FILE, make_stage_config(spec, serving[name], versions, warmup_rows=0))
         for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: make_ensemble_spec(specs)}).items():
             folder, pinned = self.repository / name, {self.generation} if name == ENSEMBLE else served
             place_version(self.folder(name), folder)
             write_warmup(folder / "warmup", spec, warmup, rows)
-            write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], sorted(pinned), rows))
+            write_config(folder / CONFIG_FILE, make_stage_config(spec, serving[name], sorted(pinned), rows))
         if self.layout == "ensemble":
             place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
-            write_config(self.repository / ENSEMBLE / CONFIG_FILE, ensemble_config(specs, self.generation, serving[ENSEMBLE]))
+            write_config(
+                self.repository / ENSEMBLE / CONFIG_FILE, make_ensemble_config(specs, self.generation, serving[ENSEMBLE])
+            )
         write_pins(self.repository, self.generation)
 
 
@@ -230,7 +232,7 @@ def find_served_generation(repository: Path) -> int | None:
     """Return the pinned generation. None when it is incomplete: a publication must be able to repair a damaged repository."""
     try:
         generation = pinned_generation(repository)
-        return generation if generation in published_generations(repository) else None
+        return generation if generation in list_published_generations(repository) else None
     except (ConfigError, ArtifactError):
         return None
 
@@ -243,14 +245,14 @@ def list_versions(repository: Path) -> set[int]:
 
 def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelSpec]) -> None:
     """Raise ExportError when layout or tensors differ: all versions of a model share one config.pbtxt."""
-    found = layout_of(read_config(repository / ENSEMBLE / CONFIG_FILE))
+    found = read_layout(read_config(repository / ENSEMBLE / CONFIG_FILE))
     if found != layout:
         raise ExportError(
             f"{repository} is laid out as {found!r}, this generation as {layout!r}. "
             "Generations of one repository share their layout: export into another REPO, or remove this one first."
         )
     specs = {**specs, **derive_live_specs(specs), ENSEMBLE: make_ensemble_spec(specs)}
-    for name in reversed(models_of(layout)):  # `recommend` first, because it is the model that callers know
+    for name in reversed(list_models(layout)):  # `recommend` first, because it is the model that callers know
         if differing := compare_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
             raise ExportError(
                 f"{repository} serves another contract: {differing} of {name} differ. "

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from repository.generations import published_generations
+from repository.generations import list_published_generations
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.generations import pinned_generation
@@ -145,7 +145,7 @@ def find_tags(acts: list[Act], generation: int) -> tuple[str, ...]:
 
 def list_generations(repo: Path) -> list[Entry]:
     """Return the published generations, oldest first. Raises ConfigError, ArtifactError."""
-    pinned, acts, published = pinned_generation(repo), read_acts(repo), published_generations(repo)
+    pinned, acts, published = pinned_generation(repo), read_acts(repo), list_published_generations(repo)
     manifests = [read_manifest(repo, generation) for generation in published]
     before = [manifests[0], *manifests]
     return [
@@ -189,7 +189,7 @@ def describe_generation(
 
 def read_manifest(repo: Path, generation: int) -> dict[str, Any]:
     """Return the manifest of a published generation. Raises ConfigError where it is not published, ArtifactError."""
-    published = published_generations(repo)
+    published = list_published_generations(repo)
     if generation not in published:
         raise ConfigError(f"Generation {generation} is not in {repo}, which holds {list(published)}.")
     return read_json(find_stage_folder(repo, ENSEMBLE, generation), MANIFEST_FILE)

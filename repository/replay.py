@@ -29,7 +29,7 @@ def replay(repository: Path, generation: int, inputs: Arrays) -> Arrays:
         inputs_file, outputs_file = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         storable = {name: array.astype(bytes) if array.dtype == object else array for name, array in inputs.items()}
         np.savez(inputs_file, **storable)
-        code = code_folder(repository, generation)
+        code = find_code_folder(repository, generation)
         command = [sys.executable, "-I", replay_worker.__file__, repository.resolve(), generation, code]
         command += [inputs_file, outputs_file]
         worker = subprocess.run([str(part) for part in command], capture_output=True, text=True)
@@ -42,7 +42,7 @@ def replay(repository: Path, generation: int, inputs: Arrays) -> Arrays:
             return {name: file[name] for name in file.files}
 
 
-def code_folder(repository: Path, generation: int) -> Path:
+def find_code_folder(repository: Path, generation: int) -> Path:
     """Return the folder that contains a generation's published package `serving`. Raises ArtifactError when there is none."""
     folder = (repository / ENSEMBLE / str(generation)).resolve()
     if not (folder / "serving" / "pipeline.py").is_file():

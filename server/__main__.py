@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from repository.generations import published_generations
+from repository.generations import list_published_generations
 from repository.models import hash_manifest
 from server import control, experiment, gateway, rules, watch
 from server.condition import examine
@@ -231,7 +231,7 @@ def _refuse_other_settings(running: ServerState, requested: Settings) -> None:
 def _move_to_pinned(state: ServerState) -> bool:
     """Move a running server to the pinned generation. Return False when it cannot move, after stopping it."""
     served, wanted = find_served_generation(state.grpc_url), pinned_generation(state.repo)
-    gone = served not in published_generations(state.repo)  # pruned, so the server cannot move
+    gone = served not in list_published_generations(state.repo)  # pruned, so the server cannot move
     another = state.content != hash_manifest(state.repo, served)  # the repository was replaced
     if gone or another or (state.settings.get("fixed") and served != wanted):
         stop_server(state, RUN_DIR)

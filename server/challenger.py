@@ -14,7 +14,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from repository.challenger import read_added_ms, read_challengers, remove_challenger, write_challenger
-from repository.generations import pipeline_models, require_published, write_pins
+from repository.generations import order_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import Model, read_repository
 from server.generations import LOAD_TIMEOUT_S, find_served_generation, load_models, wait_drained
@@ -93,13 +93,13 @@ def find_loaded_challengers(grpc_url: str) -> list[int]:
 
 def list_step_names(repo: Path) -> list[str]:
     """Return the names of the models that load both generations: the ensemble's steps; none in the fused layout."""
-    models = pipeline_models(read_repository(repo))
+    models = order_models(read_repository(repo))
     return [model.name for model in models if model.name not in (ENSEMBLE, *LIVE_MODELS)]
 
 
 def list_challenger_models(repo: Path, generation: int) -> list[Model]:
     """Return the models with only the challenger's version, to estimate its memory."""
-    models = [model for model in pipeline_models(read_repository(repo)) if model.name not in LIVE_MODELS]
+    models = [model for model in order_models(read_repository(repo)) if model.name not in LIVE_MODELS]
     for model in models:
         model.config.version_policy.Clear()
         model.config.version_policy.specific.versions.append(generation)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from repository.challenger import read_challengers
-from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
+from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from repository.generations import drop_challenger
 from server.challenger import load_challenger, unload_challenger
 from server.control import find_running_servers
@@ -57,7 +57,7 @@ def set_share(share: Annotated[float, typer.Argument(min=0, max=1)], repo: Repo 
 @app.command()
 def status(repo: Repo = DEFAULT) -> None:
     """Print the latest experiment of a repository."""
-    experiment = read_experiment(experiment_folder(repo))
+    experiment = read_experiment(find_experiment_folder(repo))
     if experiment is None:
         typer.echo(f"no experiment was started on {repo}")
         return
@@ -85,7 +85,7 @@ def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo:
     Also that of an experiment that was rolled back, and that of a `start` that was interrupted before its experiment began.
     Where no server runs, the next one loads the champion alone.
     """
-    experiment, loaded = read_experiment(experiment_folder(repo)), read_challengers(repo)
+    experiment, loaded = read_experiment(find_experiment_folder(repo)), read_challengers(repo)
     if experiment is None and not loaded:
         raise ConfigError(f"No experiment was started on {repo}, so there is none to stop.")
     over = f"experiment {experiment.name} is over" if experiment else "no experiment began"

@@ -29,7 +29,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from repository.challenger import read_challengers
-from repository.generations import pipeline_models, require_published, write_pins
+from repository.generations import order_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import read_repository
 from server.health import find_held_versions, open_local_client, read_model_states
@@ -64,7 +64,7 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
                 f"The server answers with generation {old}, which is no longer in {repo}; a move needs both generations "
                 "there. Restart the server: make stop, then make serve."
             )
-        steps = [model.name for model in pipeline_models(read_repository(repo)) if model.name != ENSEMBLE]
+        steps = [model.name for model in order_models(read_repository(repo)) if model.name != ENSEMBLE]
         with open_local_client(grpc_url) as client:
             if old != generation:
                 _move(client, repo, steps, old, generation)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from repository.applied_rules import apply_rules, find_faults, list_versions, revert_rules, rules_folder
+from repository.applied_rules import apply_rules, find_faults, find_rules_folder, list_versions, revert_rules
 from serving.contract.errors import ConfigError
 from serving.stages.rules.applied import read_current_version
 
@@ -38,7 +38,7 @@ def apply(
 @app.command("list")
 def list_all(repo: Repo = DEFAULT) -> None:
     """List the versions, the current one marked."""
-    folder = rules_folder(repo)
+    folder = find_rules_folder(repo)
     current = read_current_version(folder)
     for version in list_versions(folder):
         moment = datetime.fromtimestamp(version.applied_s, UTC).strftime("%Y-%m-%d %H:%M")

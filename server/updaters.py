@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from repository.tables import has_update_source, tables_settings
+from repository.tables import find_tables_settings, has_update_source
 from server import log, processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
@@ -45,7 +45,7 @@ def find_served_settings(repo: Path) -> tuple[Path | None, int]:
     """Return the settings of the served tables, None without an update source, and their generation."""
     try:
         generation = pinned_generation(repo)
-        return (tables_settings(repo, generation) if has_update_source(repo, generation) else None), generation
+        return (find_tables_settings(repo, generation) if has_update_source(repo, generation) else None), generation
     except ArtifactError:  # not one of our repositories
         return None, 0
 

@@ -29,7 +29,7 @@ from types import FrameType
 
 import psutil
 
-from repository.generations import pin, published_generations
+from repository.generations import list_published_generations, pin
 from repository.registry import record_act
 from server import control, gateway, log, processes
 from server.control import end_server, stop_server
@@ -136,7 +136,7 @@ class Watch:
     def _leave_generation(self, state: ServerState, fault: str) -> None:
         """Restart with the newest other generation whose files are intact; without one, take the model out of service."""
         say(fault)
-        others = [generation for generation in published_generations(state.repo) if generation != state.generation]
+        others = [generation for generation in list_published_generations(state.repo) if generation != state.generation]
         for generation in sorted(others, reverse=True):
             if is_intact(state.repo, generation):
                 pin(state.repo, generation)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from live.exposures import read_exposures
-from repository.experiments import experiment_folder
+from repository.experiments import find_experiment_folder
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import run_program
 from serving.contract.generations import pinned_generation
@@ -64,7 +64,7 @@ def report(
     group_column = Column(by, overflow="fold")  # not cut: arms of one experiment begin alike
     table = Table(group_column, f"{counted}s", "clicked", "converted", f"revenue an {counted}", *rest)
     for group, summary in summaries.items():
-        table.add_row(group, *cells_of(summary))
+        table.add_row(group, *format_cells(summary))
     Console().print(table)
 
 
@@ -80,7 +80,7 @@ def find_split(repo: Path, experiment: str) -> Split | None:
     return measure_split(own.filter(pc.greater_equal(own["time_ms"], since_ms)), latest.share if latest.runs else None)
 
 
-def cells_of(summary: Summary) -> list[str]:
+def format_cells(summary: Summary) -> list[str]:
     shares = ((summary.clicked, summary.click_rate), (summary.converted, summary.conversion_rate))
     cells = [f"{summary.count:,}", *(f"{count:,} ({rate:.2%})" for count, rate in shares), f"{summary.revenue:.4g}"]
     if isinstance(summary, AnswerSummary):
@@ -101,10 +101,10 @@ def compare(
 
     Of the running experiment, only the answers since its start or its last change of the share are compared, as by the guard.
     """
-    running = read_experiment(experiment_folder(repo))
+    running = read_experiment(find_experiment_folder(repo))
     since_ms = running.changed_ms if running and running.runs and running.name == experiment else 0
     feedback = read_shown(repo, experiment, since_ms)
-    arms = [feedback.arm_sums("ctr", arm) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
+    arms = [feedback.sum_arm("ctr", arm) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
     counts, users = [arm.count for arm in arms], (arms[0].users, arms[1].users)
     if not min(counts):
         raise TrialError(
@@ -112,7 +112,7 @@ def compare(
             "some of both. Wait for more; only A/B tests have these arms, python -m trials progress shows any experiment."
         )
     comparisons = {
-        metric: compare_arms(feedback.arm_sums(metric, CHAMPION_ARM), feedback.arm_sums(metric, CHALLENGER_ARM))
+        metric: compare_arms(feedback.sum_arm(metric, CHAMPION_ARM), feedback.sum_arm(metric, CHALLENGER_ARM))
         for metric in METRICS
     }
     share = find_logged_share(feedback) if share is None else share
@@ -194,7 +194,7 @@ def off_policy(
 @app.command()
 def progress(repo: Repo = Path("model_repository")) -> None:
     """Print how the latest experiment goes, as the JSON of the gateway's /v1/experiment (docs/trials.md)."""
-    typer.echo(json.dumps(tell_progress(experiment_folder(repo))))
+    typer.echo(json.dumps(tell_progress(find_experiment_folder(repo))))
 
 
 @app.command()
@@ -203,7 +203,7 @@ def calibration(repo: Repo = Path("model_repository")) -> None:
 
     The first complete window of a generation becomes its reference.
     """
-    measured, reason = measure_calibration(experiment_folder(repo), time.time_ns() // 1_000_000)
+    measured, reason = measure_calibration(find_experiment_folder(repo), time.time_ns() // 1_000_000)
     typer.echo(json.dumps(asdict(measured) if measured else {"reason": reason}))
 
 
@@ -218,7 +218,7 @@ def guard(
 
     A server's supervisor runs this command by itself while an experiment runs.
     """
-    folder, watched = experiment_folder(repo), ""
+    folder, watched = find_experiment_folder(repo), ""
     while (experiment := read_experiment(folder)) and experiment.runs:
         if experiment.name != watched:
             watched = experiment.name

@@ -45,10 +45,10 @@ def describe_categories(name: str, values: np.ndarray, bins: int = BINS) -> Refe
 def bound_psi(references: list[Reference], window_rows: int) -> list[Reference]:
     """Return the references with their bounds for windows of `window_rows`. Together they share FALSE_ALARMS."""
     chance = FALSE_ALARMS / len(references)
-    return [replace(own, psi_bound=psi_bound(own.shares, own.rows, window_rows, chance)) for own in references]
+    return [replace(own, psi_bound=compute_psi_bound(own.shares, own.rows, window_rows, chance)) for own in references]
 
 
-def psi_bound(shares: Sequence[float], reference_rows: int, rows: int, chance: float) -> float:
+def compute_psi_bound(shares: Sequence[float], reference_rows: int, rows: int, chance: float) -> float:
     """Return the PSI that two samples of one distribution, of reference_rows and of rows, exceed with probability `chance`.
 
     It is a quantile of pairs of resamples. Few of them are beyond that of a chance below RARE, so the bound is then at least

@@ -60,7 +60,7 @@ class Feedback:
         """Return the chosen answers."""
         return Feedback(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
-    def rewards(self, metric: str) -> np.ndarray:
+    def compute_rewards(self, metric: str) -> np.ndarray:
         """Return a reward per answer, float64: "ctr" (any click), "conversion" (any), "revenue" or "degraded"."""
         if metric == "revenue":
             return self.revenue.sum(axis=1)
@@ -68,10 +68,10 @@ class Feedback:
             return self.degraded.astype(np.float64)
         return (self.clicks if metric == "ctr" else self.conversions).any(axis=1).astype(np.float64)
 
-    def arm_sums(self, metric: str, arm: str) -> Arm:
+    def sum_arm(self, metric: str, arm: str) -> Arm:
         """Return the sums of one arm, for trials/sequential.py."""
         own = self.arms == arm
-        return Arm.of(self.rewards(metric)[own], self.users[own])
+        return Arm.of(self.compute_rewards(metric)[own], self.users[own])
 
 
 def join_feedback(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from live.exposures import read_exposures
-from repository.experiments import end_experiment, experiment_folder, find_running
+from repository.experiments import end_experiment, find_experiment_folder, find_running
 from serving.contract.errors import ConfigError
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, State
 from trials.feedback import Feedback, join_feedback, read_events
@@ -38,7 +38,7 @@ def guard_once(repo: Path) -> Experiment | None:
 
     Return the experiment that this has ended, None where it goes on or was over before.
     """
-    experiment, folder = find_running(repo), experiment_folder(repo)
+    experiment, folder = find_running(repo), find_experiment_folder(repo)
     if experiment is None:
         return None
     state, reason = judge(experiment, read_exposures(folder, experiment.changed_ms), folder)
@@ -131,7 +131,7 @@ def find_loss(feedback: Feedback, experiment: Experiment) -> str:
     if experiment.mode == "interleave":
         return find_lost_answers(feedback)
     clicks = compare(feedback, "ctr", experiment)
-    if clicks.is_worse_than(FEWER_CLICKS * feedback.arm_sums("ctr", CHAMPION_ARM).mean):
+    if clicks.is_worse_than(FEWER_CLICKS * feedback.sum_arm("ctr", CHAMPION_ARM).mean):
         return f"{-clicks.difference:.1%} fewer of its answers are clicked (at least {-clicks.high:.1%})"
     return ""
 
@@ -157,6 +157,6 @@ def find_gain(feedback: Feedback, experiment: Experiment) -> str:
 
 
 def compare(feedback: Feedback, metric: str, experiment: Experiment) -> Comparison:
-    """Compare the arms by a metric of `Feedback.rewards`."""
-    arms = feedback.arm_sums(metric, CHAMPION_ARM), feedback.arm_sums(metric, tried_arm(experiment))
+    """Compare the arms by a metric of `Feedback.compute_rewards`."""
+    arms = feedback.sum_arm(metric, CHAMPION_ARM), feedback.sum_arm(metric, tried_arm(experiment))
     return compare_arms(*arms, tightest_at=HARM_SOON)

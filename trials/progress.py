@@ -142,7 +142,7 @@ def compare_clicks(experiment: Experiment, feedback: Feedback, counts: list[int]
 
 
 def _compare_click_rates(feedback: Feedback, counts: list[int]) -> list[Comparison]:
-    clicked = feedback.rewards("ctr")
+    clicked = feedback.compute_rewards("ctr")
     champion, challenger = (feedback.arms == arm for arm in (CHAMPION_ARM, CHALLENGER_ARM))
     return [
         compare_arms(_take_arm(feedback, clicked, champion, count), _take_arm(feedback, clicked, challenger, count))

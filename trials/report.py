@@ -66,7 +66,7 @@ def summarise_answers(feedback: Feedback, by: Literal["generation", "arm"]) -> d
 
 
 def _summarise(answers: Feedback) -> AnswerSummary:
-    summary = _count(answers.rewards("ctr"), answers.rewards("conversion"), answers.rewards("revenue"))
+    summary = _count(answers.compute_rewards("ctr"), answers.compute_rewards("conversion"), answers.compute_rewards("revenue"))
     coverage = len(np.unique(answers.item_ids[answers.shown]))
     return AnswerSummary(**vars(summary), degraded=float(answers.degraded.mean()), coverage=coverage)
 

@@ -14,7 +14,7 @@ from export.merlin_settings import PROFILE_NAME, MerlinSettings
 from export.nvidia import config_rules, hps_rules
 from export.nvidia.hps import PS_FILE
 from export.nvidia.parts import HPS, NVTABULAR, PYTHON, TENSORRT, WORKFLOW, list_models, list_parts
-from export.nvidia.precision.agreement import disagreement
+from export.nvidia.precision.agreement import describe_disagreement
 from export.nvidia.publish import answer_recorded
 from export.nvidia.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
@@ -53,9 +53,9 @@ def check_models(repository: Path) -> Iterator[Finding]:
     for name in models:
         path = repository / name / CONFIG_FILE
         if not path.is_file():
-            yield error(f"{name}/{CONFIG_FILE}", "The file is missing")
+            yield make_error(f"{name}/{CONFIG_FILE}", "The file is missing")
         elif (config := read_config(path)).name != name:
-            yield error(f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}, expected {name!r}")
+            yield make_error(f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}, expected {name!r}")
     for path in sorted(repository.iterdir()):
         if path.is_dir() and path.name not in models:
             yield Finding("error", path.name, "The profile has no model of this name", "Move it out of the repository.")
@@ -76,10 +76,10 @@ def check_files(repository: Path) -> Iterator[Finding]:
             "",
             compute_sha256(folder / MANIFEST_FILE),
         ):
-            yield error(f"{name}/{generation}", "It is not the one that this generation was published with")
+            yield make_error(f"{name}/{generation}", "It is not the one that this generation was published with")
         for file, fact in get_section(manifest, "files", folder).items():
             if not (folder / file).is_file() or describe_file(folder / file) != fact:
-                yield error(f"{name}/{generation}/{file}", "It is missing or not the file that was published")
+                yield make_error(f"{name}/{generation}/{file}", "It is missing or not the file that was published")
 
 
 def check_ensembles(repository: Path) -> Iterator[Finding]:
@@ -87,11 +87,11 @@ def check_ensembles(repository: Path) -> Iterator[Finding]:
     configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
     generation = pinned_generation(repository)
     for name, config in sorted(configs.items()):
-        for fact in ensemble_faults(config, configs, generation):
-            yield error(f"{name}/{CONFIG_FILE}", fact)
+        for fact in find_ensemble_faults(config, configs, generation):
+            yield make_error(f"{name}/{CONFIG_FILE}", fact)
 
 
-def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], generation: int) -> Iterator[str]:
+def find_ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], generation: int) -> Iterator[str]:
     """Yield the faults of one ensemble; none for a plain model."""
     if config.platform != "ensemble":
         return
@@ -166,14 +166,14 @@ def check_hps(repository: Path) -> Iterator[Finding]:
         yield Finding("warning", PS_FILE, fact, "Remove them from ps.json, or export again.")
     params = hps_rules.find_model(ps, RANK_EMBEDDINGS)
     if params is None:
-        yield error(PS_FILE, f"It names no model {RANK_EMBEDDINGS!r}: the backend would not load it")
+        yield make_error(PS_FILE, f"It names no model {RANK_EMBEDDINGS!r}: the backend would not load it")
         return
     features = repository / RANK_FEATURES / str(generation)
     info = read_stage(features)
     own = PartSettings.of(features, info)
     most_requests = read_config(repository / RANK_FEATURES / CONFIG_FILE).max_batch_size
     facts = (
-        *hps_rules.tensor_faults(config),
+        *hps_rules.find_tensor_faults(config),
         *hps_rules.find_instance_faults(config, params),
         *hps_rules.find_refresh_faults(config, params),
         *hps_rules.find_table_faults(params, repository, settings.mount),
@@ -181,7 +181,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
         *hps_rules.find_batch_faults(params, keys_per_request(info, Sizes(**own.sizes)), most_requests),
     )
     for fact in facts:
-        yield error(f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact)
+        yield make_error(f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact)
     if len(params.sparse_files) == 1 and (
         fact := hps_rules.find_order_fault(params, repository, settings.mount, features, own)
     ):
@@ -193,7 +193,7 @@ def check_wiring(repository: Path) -> Iterator[Finding]:
     configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
     if RANK_EMBEDDINGS in configs:
         for fact in hps_rules.find_wiring_faults(configs["rank"], configs):
-            yield error(f"rank/{CONFIG_FILE}", fact)
+            yield make_error(f"rank/{CONFIG_FILE}", fact)
 
 
 def check_configs(repository: Path) -> Iterator[Finding]:
@@ -207,7 +207,7 @@ def check_configs(repository: Path) -> Iterator[Finding]:
             *config_rules.find_warmup_faults(config, folder / "warmup"),
         )
         for fact in facts:
-            yield error(f"{name}/{CONFIG_FILE}", fact)
+            yield make_error(f"{name}/{CONFIG_FILE}", fact)
 
 
 def check_tensorrt(repository: Path) -> Iterator[Finding]:
@@ -221,7 +221,7 @@ def check_search(repository: Path) -> Iterator[Finding]:
     """Yield an error when the search needs more results than Faiss returns on a GPU."""
     candidates = read_stage(repository / RETRIEVE_SEARCH / str(pinned_generation(repository))).axes.candidates
     if candidates > MOST_GPU_RESULTS:
-        yield error(RETRIEVE_SEARCH, f"{candidates} candidates; Faiss gives at most {MOST_GPU_RESULTS} on a GPU")
+        yield make_error(RETRIEVE_SEARCH, f"{candidates} candidates; Faiss gives at most {MOST_GPU_RESULTS} on a GPU")
 
 
 def check_pickles(repository: Path) -> Iterator[Finding]:
@@ -229,13 +229,13 @@ def check_pickles(repository: Path) -> Iterator[Finding]:
 
     The checks after this one load it.
     """
-    for name in workflow_models(repository):
+    for name in list_workflow_models(repository):
         fact = f"{WORKFLOW}/workflow.pkl is a pickle: it runs code when it is loaded"
         remedy = 'Serve it only if you trust whoever wrote it, or export with [merlin] preprocess = "compiled".'
         yield Finding("warning", f"{name}/{pinned_generation(repository)}", fact, remedy)
 
 
-def workflow_models(repository: Path) -> list[str]:
+def list_workflow_models(repository: Path) -> list[str]:
     return [part.name for part in list_parts(read_merlin_settings(repository)) if part.kind == NVTABULAR]
 
 
@@ -244,10 +244,10 @@ def check_answers(repository: Path) -> Iterator[Finding]:
     generation = pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
     settings = read_merlin_settings(repository)
-    if difference := disagreement(
+    if difference := describe_disagreement(
         settings.precision, answer_recorded(repository, generation, settings.mount), recorded.outputs
     ):
-        yield error(f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}")
+        yield make_error(f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}")
 
 
 def read_merlin_settings(repository: Path) -> MerlinSettings:
@@ -256,7 +256,7 @@ def read_merlin_settings(repository: Path) -> MerlinSettings:
     return MerlinSettings(**get_section(read_json(folder, MANIFEST_FILE), PROFILE_NAME, folder))
 
 
-def error(where: str, fact: str) -> Finding:
+def make_error(where: str, fact: str) -> Finding:
     return Finding("error", where, fact, AGAIN)
 
 

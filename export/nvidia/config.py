@@ -12,7 +12,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.merlin_settings import MerlinSettings
 from export.nvidia.graph import FLAT
-from export.nvidia.tensorrt.profiles import Profile, profiles_for
+from export.nvidia.tensorrt.profiles import Profile, make_shape_profiles
 from repository.config import TRITON_TYPE, Serving, write_record_fields
 from serving.contract.tensors import ModelSpec
 from serving.stages.parts.specs import (
@@ -79,7 +79,7 @@ def list_preferred_sizes(serving: Serving) -> list[int]:
 
 
 def make_profiles(spec: ModelSpec, serving: Serving, max_batch_size: int, per_row: Mapping[str, int]) -> tuple[Profile, ...]:
-    """Return a network's profiles; each accepts every batch that the settings allow. max_batch_size 0: see `profiles_for`."""
+    """Return a network's profiles; each accepts every batch of the settings. max_batch_size 0: see `make_shape_profiles`."""
     default = [size for size in TUNED_BATCHES if size <= serving.max_batch_size]
     tuned = list_preferred_sizes(serving) or default
-    return profiles_for(spec.inputs, max_batch_size, tuned, serving.max_batch_size, per_row)
+    return make_shape_profiles(spec.inputs, max_batch_size, tuned, serving.max_batch_size, per_row)

@@ -21,7 +21,7 @@ ROUNDING = 1e-6  # of use counts, whose last digits may differ between machines
 TENSORS = {KEYS: pb.TYPE_INT64, NUMKEYS: pb.TYPE_INT32}
 
 
-def tensor_faults(config: pb.ModelConfig) -> Iterator[str]:
+def find_tensor_faults(config: pb.ModelConfig) -> Iterator[str]:
     """Yield violations of what the backend checks when it loads the model, and batching that it cannot do."""
     inputs = {tensor.name: tensor.data_type for tensor in config.input}
     if inputs != TENSORS:

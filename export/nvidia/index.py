@@ -12,7 +12,7 @@ import numpy as np
 
 from serving.contract.artifacts import open_array
 from serving.stages.search.search import INDEX_FILE
-from training.retrieval.index import index_vectors
+from training.retrieval.index import make_index_vectors
 
 ON_GPU_AS_IT_IS = ("lists", "compressed lists")
 
@@ -27,7 +27,7 @@ def write_gpu_index(folder: Path, kind: str) -> str:
     vectors = np.asarray(open_array(folder, "item_vectors"))
     positions = np.flatnonzero(open_array(folder, "available"))
     index = faiss.IndexIDMap(faiss.IndexFlatL2(vectors.shape[1] + 1))
-    index.add_with_ids(index_vectors(vectors[positions]), positions)
+    index.add_with_ids(make_index_vectors(vectors[positions]), positions)
     faiss.write_index(index, str(folder / INDEX_FILE))
     return "flat"
 

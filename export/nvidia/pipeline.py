@@ -20,7 +20,7 @@ from export.nvidia.hps import PS_FILE
 from export.nvidia.precision.faithful import faithful_session
 from export.nvidia.tensorrt.build_engines import ENGINE_FILE
 from hps_config.reader import read_ps_json
-from repository.config import CONFIG_FILE, compare_tensors, spec_of
+from repository.config import CONFIG_FILE, compare_tensors, read_spec
 from repository.models import read_config
 from serving.contract.artifacts import open_network, read_json, verify_manifest
 from serving.contract.errors import ArtifactError, RequestError
@@ -52,7 +52,7 @@ class MerlinPipeline:
         """Return the inputs of every model but the ensembles, by model and tensor, records unpacked into their fields."""
         recorded: dict[str, Arrays] = {}
         models = {name: run for name, run in self._runs.items() if not self.configs[name].HasField("ensemble_scheduling")}
-        recording = {name: _record_inputs(spec_of(self.configs[name]), run, recorded) for name, run in models.items()}
+        recording = {name: _record_inputs(read_spec(self.configs[name]), run, recorded) for name, run in models.items()}
         self._runs |= recording
         try:
             self(inputs)

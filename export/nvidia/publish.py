@@ -16,7 +16,7 @@ from export.merlin_settings import PROFILE_NAME
 from export.nvidia.folders import replace_folder
 from export.nvidia.hugectr_backend import refuse_foreign, write_hugectr_repository
 from export.nvidia.pipeline import MerlinPipeline
-from export.nvidia.precision.agreement import disagreement
+from export.nvidia.precision.agreement import describe_disagreement
 from export.nvidia.source import Source
 from export.nvidia.write import Writer
 from export.profiles import find_profile_name
@@ -119,7 +119,7 @@ def rehearse(repository: Path, generation: int, mount: str, precision: str = "fp
     Raises ExportError unless the recorded answers come back, within what the precision promises.
     """
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
-    if difference := disagreement(precision, answer_recorded(repository, generation, mount), recorded.outputs):
+    if difference := describe_disagreement(precision, answer_recorded(repository, generation, mount), recorded.outputs):
         raise ExportError(
             f"The merlin profile and the cpu profile answer recorded requests differently: {difference}. Report this as a bug."
         )

@@ -28,12 +28,12 @@ from export.nvidia.parts import (
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.lower import Lowered, lower_networks
 from export.nvidia.source import Source
-from export.nvidia.tensorrt.config import tensorrt_config
+from export.nvidia.tensorrt.config import make_tensorrt_config
 from export.nvidia.tensorrt.model import Engine, write_configs, write_version
 from export.settings import Settings
 from hps_config.reader import read_ps_json
 from repository.code import copy_serving_code
-from repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, stage_config
+from repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, make_stage_config
 from repository.model_files import forbid_caches, write_warmup
 from repository.models import write_config
 from repository.recorded import RECORDED_FILE, read_recorded
@@ -84,7 +84,7 @@ class Writer:
     def write(self) -> None:
         """Write everything; no file is changed after it was written."""
         for name in list_models(self.merlin):
-            self.version_folder(name).mkdir(parents=True)
+            self.make_version_folder(name).mkdir(parents=True)
         if self.uses_hps:
             self._write_hps_model()
         if self.merlin.preprocess == "nvtabular":
@@ -100,7 +100,7 @@ class Writer:
         self._write_recommend()
         self._write_warmup()
 
-    def version_folder(self, model: str) -> Path:
+    def make_version_folder(self, model: str) -> Path:
         return self.target / model / str(self.source.generation)
 
     def max_batch_size(self, stage: str) -> int:
@@ -109,7 +109,7 @@ class Writer:
 
     def _write_hps_model(self) -> None:
         """Write the table, ps.json and the model of the `hps` backend."""
-        source, serving, version = self.source, self.serving["rank"], self.version_folder(RANK_EMBEDDINGS)
+        source, serving, version = self.source, self.serving["rank"], self.make_version_folder(RANK_EMBEDDINGS)
         tables = source.load_tables()
         uses = read_uses(source.folders["rank"], tables, tuple(source.info["rank"].settings["item_tables"]))
         self.first_keys = write_table(version, tables, uses)
@@ -121,14 +121,14 @@ class Writer:
 
     def _write_preprocess(self) -> None:
         """Copy the cpu profile's model."""
-        shutil.copytree(self.source.folders["preprocess"], self.version_folder("preprocess"), dirs_exist_ok=True)
+        shutil.copytree(self.source.folders["preprocess"], self.make_version_folder("preprocess"), dirs_exist_ok=True)
         self._write_python_config(self.source.specs["preprocess"], "preprocess")
 
     def _write_workflow_model(self) -> None:
         """Write NVTabular's own workflow, and keep the columns that its neighbours need."""
         from export.nvidia.workflow import find_columns, write_workflow_model  # imported late: NVTabular takes seconds
 
-        version = self.version_folder(PREPROCESS_WORKFLOW)
+        version = self.make_version_folder(PREPROCESS_WORKFLOW)
         if self.source.workflow is None:
             raise ConfigError("NVTabular's workflow was not kept. Expected its folder. Export from the data set.")
         config = write_workflow_model(self.source.workflow, version, self.serving["preprocess"])
@@ -140,7 +140,11 @@ class Writer:
 
     def _write_python_part(self, part: Part) -> None:
         """Write a part in Python: files of its stage, its code, a manifest."""
-        info, folder, version = self.source.info[part.stage], self.source.folders[part.stage], self.version_folder(part.name)
+        info, folder, version = (
+            self.source.info[part.stage],
+            self.source.folders[part.stage],
+            self.make_version_folder(part.name),
+        )
         for path in sorted({path for pattern in part.files for path in folder.glob(pattern)}):
             copy = version / path.relative_to(folder)
             copy.parent.mkdir(exist_ok=True)
@@ -158,7 +162,7 @@ class Writer:
         self._write_python_config(self.specs[part.name], part.stage)
 
     def _write_python_config(self, spec: ModelSpec, stage: str) -> None:
-        config = stage_config(spec, self.serving[stage], [self.source.generation], WARMUP_ROWS)
+        config = make_stage_config(spec, self.serving[stage], [self.source.generation], WARMUP_ROWS)
         write_config(self.target / spec.name / CONFIG_FILE, config)
 
     def _write_network_model(self, part: Part) -> None:
@@ -167,7 +171,7 @@ class Writer:
         batch = self.max_batch_size(part.stage)
         per_row = {FLAT: keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
         profiles = make_profiles(spec, serving, batch, per_row)
-        config = tensorrt_config(
+        config = make_tensorrt_config(
             part.name,
             spec.inputs,
             spec.outputs,
@@ -182,10 +186,10 @@ class Writer:
         )
         network = self.target / f"{part.name}.onnx"
         precision, fp32_nodes = self._write_network(part, network)
-        write_version(self.version_folder(part.name), network, Engine(precision, profiles, fp32_nodes))
+        write_version(self.make_version_folder(part.name), network, Engine(precision, profiles, fp32_nodes))
         network.unlink()
         write_configs(self.target / part.name, config)
-        write_manifest(self.version_folder(part.name), generation=generation)
+        write_manifest(self.make_version_folder(part.name), generation=generation)
 
     def _write_network(self, part: Part, target: Path) -> tuple[str, tuple[str, ...]]:
         """Write the stage's ONNX file for this profile. Return its precision, and the nodes that TensorRT 8 keeps in fp32."""
@@ -219,11 +223,11 @@ class Writer:
 
     def _write_recommend(self) -> None:
         """Copy what the cpu profile publishes with the ensemble, and write a manifest of every model of this repository."""
-        folder, version = self.source.folders[ENSEMBLE], self.version_folder(ENSEMBLE)
+        folder, version = self.source.folders[ENSEMBLE], self.make_version_folder(ENSEMBLE)
         shutil.copytree(folder, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
         facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
-        with_manifest = [name for name in list_models(self.merlin) if (self.version_folder(name) / MANIFEST_FILE).exists()]
-        digests = {name: compute_sha256(self.version_folder(name) / MANIFEST_FILE) for name in with_manifest}
+        with_manifest = [name for name in list_models(self.merlin) if (self.make_version_folder(name) / MANIFEST_FILE).exists()]
+        digests = {name: compute_sha256(self.make_version_folder(name) / MANIFEST_FILE) for name in with_manifest}
         facts |= {
             "profile": PROFILE_NAME,
             PROFILE_NAME: self.merlin.model_dump(mode="json"),
@@ -237,7 +241,7 @@ class Writer:
 
         TensorRT's contexts come on top: their need is known once the engines are built.
         """
-        planned = {"search_index": read_index_bytes(self.version_folder(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
+        planned = {"search_index": read_index_bytes(self.make_version_folder(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
         if self.uses_hps:
             params = read_ps_json(self.target / PS_FILE).find_model(RANK_EMBEDDINGS)
             rows = sum(map(len, self.source.load_tables().values()))
@@ -246,7 +250,7 @@ class Writer:
 
     def _write_warmup(self) -> None:
         """Write warm-up requests for every Python model: recorded ones, traced through the written repository."""
-        recorded = read_recorded(self.version_folder(ENSEMBLE) / RECORDED_FILE)
+        recorded = read_recorded(self.make_version_folder(ENSEMBLE) / RECORDED_FILE)
         pipeline = MerlinPipeline(self.target, self.source.generation, self.merlin.mount)
         traced = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
         specs = self.source.specs | self.specs

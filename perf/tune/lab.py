@@ -21,7 +21,7 @@ from perf.recall import JUDGED_BY, compute_recorded_vectors
 from perf.target import Turns, read_site, take_turns
 from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes, describe_changes
 from perf.tune.variant import make_variant
-from repository.config import CONFIG_FILE, layout_of
+from repository.config import CONFIG_FILE, read_layout
 from repository.models import read_config
 from server.environment import MEASURED_DIR
 from server.launcher import TritonServer
@@ -76,7 +76,7 @@ class Lab:
     def __init__(self, repository: Path, clients: int, window_s: float, rng: np.random.Generator) -> None:
         self.repository, self.clients, self.window_s, self.rng = repository, clients, window_s, rng
         self.settings = read_served_settings(repository)
-        self.layout = layout_of(read_config(repository / ENSEMBLE / CONFIG_FILE))
+        self.layout = read_layout(read_config(repository / ENSEMBLE / CONFIG_FILE))
         generation = pinned_generation(repository)
         self.spec = read_specs(repository, generation)[ENSEMBLE]
         self.recorded = read_recorded_requests(repository, generation)

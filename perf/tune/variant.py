@@ -14,7 +14,7 @@ from pathlib import Path
 import faiss
 
 from export.settings import ComputeSettings, Settings
-from repository.config import CONFIG_FILE, Serving, models_of, set_instances
+from repository.config import CONFIG_FILE, Serving, list_models, set_instances
 from repository.generations import write_pins
 from repository.models import read_config, write_config
 from serving.contract.artifacts import (
@@ -37,7 +37,7 @@ def make_variant(source: Path, target: Path, layout: str, settings: Settings) ->
     shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns(CHALLENGER))
     generation, serving = pinned_generation(target), settings.serving_of()
     write_pins(target, generation)
-    for model in models_of(layout):
+    for model in list_models(layout):
         path = target / model / CONFIG_FILE
         config = read_config(path)
         if config.platform != "ensemble":

@@ -11,7 +11,7 @@ from export.check import check_repository
 from repository import check
 from repository.models import read_config, write_config
 from repository.recorded import RECORDED_FILE, read_recorded
-from repository.tables import tables_settings
+from repository.tables import find_tables_settings
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_json, write_manifest
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.repositories import copy_to_change, small_repository
@@ -85,7 +85,7 @@ def change_an_answer(repository):
 
 def update_rows(repository):
     """Name a source of live updates in the settings of the tables."""
-    path = tables_settings(repository, 1)
+    path = find_tables_settings(repository, 1)
     levels = {"updates": {"brokers": "127.0.0.1:9"}, "rocksdb": {"path": str(repository.parent / "rows")}}
     path.write_text(json.dumps(json.loads(path.read_text()) | levels))
     reseal(repository)

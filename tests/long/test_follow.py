@@ -14,11 +14,11 @@ from rich.console import Console
 
 from export.build import build_repository
 from export.follow import choose_judged, follow_once
-from export.prequential import event_inputs, split_blocks
+from export.prequential import make_event_inputs, split_blocks
 from export.settings import Settings
 from export.verdict import LEAST_QUESTIONS
-from repository.experiments import experiment_folder, start_experiment
-from repository.generations import published_generations
+from repository.experiments import find_experiment_folder, start_experiment
+from repository.generations import list_published_generations
 from repository.registry import read_acts, read_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
@@ -62,7 +62,7 @@ def repo(exported, tmp_path) -> Path:
 def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
     with closing(Observe.load(repo / OBSERVE / str(pinned_generation(repo)))) as model:
         for part in split_blocks(rows, 500):
-            model(event_inputs(dataset, part))
+            model(make_event_inputs(dataset, part))
 
 
 def test_a_generation_with_the_live_events_is_published(repo, whole, past):
@@ -74,7 +74,7 @@ def test_a_generation_with_the_live_events_is_published(repo, whole, past):
     done = follow_once(past, repo, None, 1_000, QUIET)
     assert done.verdict is not None
     assert done.generation == 2, done.report
-    assert published_generations(repo) == (1, 2)
+    assert list_published_generations(repo) == (1, 2)
     assert pinned_generation(repo) == 2
     last = read_acts(repo)[-1]
     assert (last.action, last.generation, last.reason) == ("published", 2, str(done.verdict))
@@ -114,7 +114,7 @@ def test_a_round_starts_from_the_weights_of_the_round_before(repo, whole, past):
 )
 def test_an_experiment_of_a_round_that_stays_undecided_ends_so_that_another_round_begins(repo, past, name, days_ago, state):
     experiment = start_experiment(repo, Experiment(name, 1, 2, 0.1, promotes=True))
-    path = experiment_folder(repo) / "experiment.json"
+    path = find_experiment_folder(repo) / "experiment.json"
     path.write_text(replace(experiment, started_ms=experiment.started_ms - days_ago * 86_400_000).text())
     done = follow_once(past, repo, None, 1_000, QUIET)
     assert done.report.startswith("waits: 0 events are newer" if state == "stopped" else f"waits: experiment {name} runs")
@@ -128,7 +128,7 @@ def test_events_that_a_list_led_to_judge_only_where_others_are_too_few(repo, who
     with closing(Observe.load(repo / OBSERVE / str(pinned_generation(repo)))) as model:
         for part in split_blocks(rows, 500):
             prompted = np.array([b"r1" if row % 2 else b"" for row in part.tolist()], object)
-            model(event_inputs(whole, part) | {"request_id": prompted[:, None]})
+            model(make_event_inputs(whole, part) | {"request_id": prompted[:, None]})
     folder = live_folder(repo)
     judged = choose_judged(log, folder, EARLY)
     assert len(judged) >= LEAST_QUESTIONS
@@ -146,7 +146,7 @@ def test_with_too_few_questions_nothing_is_trained(repo, whole, past, repeated):
     observe(repo, replace(whole, interactions=log), rows)
     done = follow_once(past, repo, Settings.model_validate(SETTINGS), 10, QUIET)
     assert done.report.startswith("waits: the newest events hold ")
-    assert published_generations(repo) == (1,)
+    assert list_published_generations(repo) == (1,)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_worse_generation_is_not_published_and_the_reason_is_printed(repo, who
     assert done.generation == 0
     assert "generation 1 stays" in done.report
     assert "not published, because" in done.report
-    assert published_generations(repo) == (1,)
+    assert list_published_generations(repo) == (1,)
     assert read_acts(repo)[-1].action == "not published"
 
 

@@ -9,7 +9,7 @@ from serving.pipeline import Pipeline
 from serving.stages.features.ranking import aggregate_numbers
 from tests.unit.small_shops import PRICE, export, shop
 from tests.unit.training.features.test_aggregates import DECLARED
-from training.features.aggregates import LogAggregates, ranker_aggregations
+from training.features.aggregates import LogAggregates, list_ranker_aggregations
 from training.features.build import build_features
 
 
@@ -18,7 +18,7 @@ def test_the_rank_stage_serves_the_items_aggregates(tmp_path):
     features = build_features(dataset, dataset.interactions)
     repository = export(tmp_path, dataset)
     item_ids = features.items.ids
-    aggregates = LogAggregates.of(dataset, dataset.interactions, ranker_aggregations(dataset))
+    aggregates = LogAggregates.of(dataset, dataset.interactions, list_ranker_aggregations(dataset))
     table = StateTable(aggregates.plans["item"])
     table.update(aggregates.keys["item"], aggregates.events)
     expected = aggregate_numbers(table.read(entity_keys("item", item_ids, item_ids, {}), 1_000 * features.as_of_s))

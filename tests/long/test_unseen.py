@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from live.exposures import Exposure, ExposureLog
-from repository.experiments import experiment_folder
+from repository.experiments import find_experiment_folder
 from serving.stages.live.listed_items import explore_newcomers
 from serving.stages.rules.rules import hashed_seed
 from tests.unit.live.shops import repository_with_kinds
@@ -253,7 +253,7 @@ def repo(tmp_path) -> Path:
     given = {"user_id": users, "item_id": np.ones(200), "request_id": [f"r{user}".encode() for user in users]}
     given |= {"value": np.full(200, 3.0)}
     observe(repo, given)
-    log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
     for user in range(400):
         log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [1.0] * 3, [], "e", "champion", propensities=[1.0] * 3))
         log.add(Exposure(f"r{user}", now_ms, user, 2, [1, 3, 2], [1.0] * 3, [], "e", "shadow", propensities=[1.0] * 3))

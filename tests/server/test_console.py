@@ -15,7 +15,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from export.relayout import relayout
 from live.exposures import Exposure, ExposureLog
-from repository.experiments import end_experiment, experiment_folder, start_experiment
+from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from server.challenger import load_challenger
 from serving.live.experiment import Experiment
 from serving.stages.rules.config import RulesConfig
@@ -225,7 +225,7 @@ def notes(page: Page, id: str) -> list[str]:
 
 def answer_and_click(served: Served, experiment: Experiment, **click_rates: float) -> None:
     """Log 200 answers of each arm, of the items 1 and 2, and post the clicks on them."""
-    log = ExposureLog(experiment_folder(served.server.repo), 1.0, keep_days=1, keep_bytes=1 << 30)
+    log = ExposureLog(find_experiment_folder(served.server.repo), 1.0, keep_days=1, keep_bytes=1 << 30)
     clicks = []
     for arm, click_rate in click_rates.items():
         for number in range(200):

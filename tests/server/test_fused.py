@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from export.check import check_repository
 from export.relayout import relayout
 from perf.observe import TABLE_ROWS, read_samples
-from repository.generations import published_generations
+from repository.generations import list_published_generations
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from server.generations import activate, find_served_generation
 from server.launcher import TritonServer
@@ -159,7 +159,7 @@ def test_the_check_finds_nothing_and_then_what_was_broken(repository, moving):
     (finding,) = check_repository(moving)
     assert finding.level == "error"
     assert "item_rows.npy" in finding.fact
-    assert published_generations(moving) == (1,)
+    assert list_published_generations(moving) == (1,)
 
 
 def test_a_repository_is_not_laid_out_into_itself(fused_repository):

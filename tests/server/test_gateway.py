@@ -18,7 +18,7 @@ import tritonclient.grpc as grpc
 from gateway import schema
 from live.exposures import SOURCE_NAMES, read_exposures
 from repository.applied_rules import apply_rules, revert_rules
-from repository.experiments import experiment_folder
+from repository.experiments import find_experiment_folder
 from server import gateway
 from server.health import open_local_client
 from tests.monitoring import GPU_METRICS, metric_names, named_metrics
@@ -92,7 +92,7 @@ def test_the_exposure_log_has_the_propensities_that_the_server_states(served):
     assert 0 < is_new.sum() < len(strangers) / 2
     np.testing.assert_allclose(stated[:, 9], np.where(is_new, 0.05, 0.9), rtol=1e-6)
     assert (stated[:, :9] == 1.0).all()
-    folder = experiment_folder(served.server.repo)
+    folder = find_experiment_folder(served.server.repo)
 
     def logged() -> dict[str, dict]:
         return {row["request_id"]: row for row in read_exposures(folder).to_pylist()}
@@ -106,7 +106,7 @@ def test_the_exposure_log_has_the_propensities_that_the_server_states(served):
 
 def test_the_exposure_log_has_the_sources_of_the_items_that_were_shown(served):
     answer = served.recommend(reasons="true")
-    folder = experiment_folder(served.server.repo)
+    folder = find_experiment_folder(served.server.repo)
 
     def logged() -> list[dict]:
         return [row for row in read_exposures(folder).to_pylist() if row["request_id"] == answer["request_id"]]

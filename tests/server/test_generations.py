@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import tritonclient.grpc as grpcclient
 
-from repository.generations import pin, published_generations, write_pins
+from repository.generations import list_published_generations, pin, write_pins
 from repository.models import read_config
 from server.control import find_held_generations
 from server.generations import activate, find_served_generation
@@ -126,7 +126,7 @@ def test_unpublished_generation_is_refused(repo, launch):
     toys.publish(repo, 2)
     shutil.rmtree(repo / "second" / "2")
     server = launch(repo)
-    assert published_generations(repo) == (1,)
+    assert list_published_generations(repo) == (1,)
     with pytest.raises(ConfigError, match=r"Generation 2 is not in .*, which holds \[1\]"):
         activate(server.grpc_url, repo, 2)
 

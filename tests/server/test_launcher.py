@@ -16,7 +16,7 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 
-from repository.tables import tables_settings
+from repository.tables import find_tables_settings
 from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import PROJECT
 from server.health import is_ready, open_local_client, read_model_states, wait_ready
@@ -200,7 +200,7 @@ def test_a_server_whose_state_cannot_be_kept_is_stopped_again(repo, run_dir):
 
 
 def test_a_server_goes_on_without_the_updater_of_its_tables(repo, run_dir):
-    settings = tables_settings(toys.add_stage(repo, 1, "rank"), 1)
+    settings = find_tables_settings(toys.add_stage(repo, 1, "rank"), 1)
     settings.parent.mkdir()
     settings.write_text('{"updates": {"source": "nobody"}}')
     server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=300.0)

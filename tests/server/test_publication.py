@@ -17,7 +17,7 @@ import tritonclient.grpc as grpcclient
 from export import relayout as relayout_module
 from export.relayout import relayout
 from export.reserve import insert_rows
-from repository.generations import published_generations
+from repository.generations import list_published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
 from server.control import find_held_generations
@@ -110,7 +110,7 @@ def test_two_exported_generations_under_load_never_mix_and_no_request_fails(
         assert [relayout(source, repo, "ensemble") for source in (other, repository)] == [2, 3]
         # the server goes on with what it has, and publications keep that: two later it still has a way to go
         assert find_served_generation(served.grpc_url) == 1
-        assert published_generations(repo) == (1, 2, 3)
+        assert list_published_generations(repo) == (1, 2, 3)
         assert find_held_generations(repo, served.run_dir) == {1}
         cached = CachedQuestions(served.grpc_url, rows, [memory_cache(), redis_cache(redis_server, str(tmp_path))])
         for generation in (1, 2, 1):
@@ -162,5 +162,5 @@ def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_
             answer = infer(client, user_id=inputs.pop("user_id"), **inputs)
             assert compare_answers(answer, {name: values[row : row + 1] for name, values in expected.items()}) == ""
     newest = relayout(repository, repo, "ensemble")  # what was left half-written is in nobody's way, and goes
-    assert newest in published_generations(repo)
-    assert {int(path.name) for path in repo.glob("*/[0-9]*")} == set(published_generations(repo))
+    assert newest in list_published_generations(repo)
+    assert {int(path.name) for path in repo.glob("*/[0-9]*")} == set(list_published_generations(repo))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from export.nvidia.precision.agreement import disagreement
+from export.nvidia.precision.agreement import describe_disagreement
 from export.nvidia.precision.calibration import find_stage_folders
 from export.nvidia.publish import publish_merlin
 from export.nvidia.source import Source
@@ -86,7 +86,7 @@ def test_without_tensorrt_the_repository_is_served_all_the_same(served):
     expected = {name: values[:REQUESTS] for name, values in recorded.outputs.items()}
     with grpcclient.InferenceServerClient(address) as client:
         got = infer(client, **inputs)
-    assert disagreement("fp16", got, expected) == ""
+    assert describe_disagreement("fp16", got, expected) == ""
     np.testing.assert_array_equal(got["degraded"], expected["degraded"])
     for name in ("rank_dense", "rerank_network", "towers_user"):
         assert f"WARNING: {name}: " in log.read_text(errors="replace")

@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from repository.config import Serving, ensemble_config, stage_config
+from repository.config import Serving, make_ensemble_config, make_stage_config
 from serving.contract.errors import ArtifactError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, Axes, make_ensemble_spec, make_stage_specs
@@ -22,7 +22,7 @@ def repository(folder, text):
 
 @pytest.mark.parametrize(
     "config",
-    [ensemble_config(SPECS, 1207, Serving()), stage_config(make_ensemble_spec(SPECS), Serving(), [1207], 2)],
+    [make_ensemble_config(SPECS, 1207, Serving()), make_stage_config(make_ensemble_spec(SPECS), Serving(), [1207], 2)],
     ids=["steps", "one model"],
 )
 @pytest.mark.parametrize("one_line", [False, True])

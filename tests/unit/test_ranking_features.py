@@ -10,7 +10,7 @@ from serving.contract.errors import ArtifactError
 from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, ItemStatistics
 from serving.stages.features.ranking import SCALE, cross_features, feature_names, pair_numbers
 from tests.unit.ranking_features_oracle import cross_features_slowly
-from training.models.item_statistics import Sales, StatisticsSettings, Views, fit_statistics, visits
+from training.models.item_statistics import Sales, StatisticsSettings, Views, fit_statistics, number_visits
 
 N_ITEMS, B, C, H = 40, 6, 12, 8
 DAY = 86_400
@@ -219,7 +219,7 @@ def test_views_count_customers_visits_and_what_came_next():
     positions = np.array([0, 1, 0, 2, 1, 0, 2])
     times = np.array([0, 60, 0, DAY, 0, 60, 120])
     sales = Sales.of(users, positions, times)
-    np.testing.assert_array_equal(visits(sales, gap_hours=8), [0, 0, 1, 2, 3, 3, 3])
+    np.testing.assert_array_equal(number_visits(sales, gap_hours=8), [0, 0, 1, 2, 3, 3, 3])
     views = Views.of(sales, 3, StatisticsSettings())
     customers, together, after = (view.toarray() for view in views.matrices(slice(0, 3)))
     for whole, part in zip((customers, together, after), views.matrices(slice(1, 3)), strict=True):

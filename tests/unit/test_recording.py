@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from export.recording import requests_like
+from export.recording import draw_requests
 from repository.recorded import Recorded, compare_answers, read_recorded
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import FROM_STORE, PAD_ID, Axes, make_ensemble_spec, make_stage_specs
@@ -22,7 +22,7 @@ def spec(dataset):
 
 @pytest.fixture(scope="module")
 def tensors(dataset, spec):
-    return requests_like(dataset, spec, 400, np.random.default_rng(0))
+    return draw_requests(dataset, spec, 400, np.random.default_rng(0))
 
 
 def test_every_input_is_there_as_the_contract_says(spec, tensors):
@@ -47,7 +47,7 @@ def test_some_bring_a_history_or_exclude_items(dataset, tensors):
 
 
 def test_a_seed_gives_the_same_requests(dataset, spec, tensors):
-    again = requests_like(dataset, spec, 400, np.random.default_rng(0))
+    again = draw_requests(dataset, spec, 400, np.random.default_rng(0))
     for name, array in tensors.items():
         np.testing.assert_array_equal(again[name], array)
 

@@ -34,10 +34,10 @@ def without_fills(spec: ModelSpec) -> ModelSpec:
 def test_a_stage_parses_back_to_its_spec(name, tmp_path):
     path = tmp_path / name / c.CONFIG_FILE
     path.parent.mkdir()
-    write_config(path, c.stage_config(SPECS[name], c.Serving(), versions=[6, 7], warmup_rows=3))
+    write_config(path, c.make_stage_config(SPECS[name], c.Serving(), versions=[6, 7], warmup_rows=3))
     config = read_config(path)
     assert list(config.version_policy.specific.versions) == [6, 7]
-    assert c.spec_of(config) == without_fills(SPECS[name])
+    assert c.read_spec(config) == without_fills(SPECS[name])
     assert config.backend == "python"
     assert list(config.dynamic_batching.preferred_batch_size) == []
     assert not config.dynamic_batching.HasField("default_queue_policy")
@@ -47,23 +47,23 @@ def test_a_stage_parses_back_to_its_spec(name, tmp_path):
 
 
 def test_a_type_that_no_tensor_has_is_named():
-    config = c.stage_config(SPECS["rank"], c.Serving(), versions=[1], warmup_rows=0)
+    config = c.make_stage_config(SPECS["rank"], c.Serving(), versions=[1], warmup_rows=0)
     config.input[0].data_type = pb.TYPE_BF16
     with pytest.raises(ExportError, match=f"rank/config.pbtxt: {config.input[0].name} has the type TYPE_BF16; expected one of"):
-        c.spec_of(config)
+        c.read_spec(config)
 
 
 @pytest.mark.parametrize(
     ("count", "groups"), [(1, [(1, 0)]), (2, [(1, 1), (1, c.LAST_RESORT)]), (4, [(1, 1), (3, c.LAST_RESORT)])]
 )
 def test_the_first_process_is_asked_before_the_others(count, groups):
-    config = c.stage_config(SPECS["rank"], c.Serving(instances=count), versions=[1], warmup_rows=1)
+    config = c.make_stage_config(SPECS["rank"], c.Serving(instances=count), versions=[1], warmup_rows=1)
     assert [(group.count, group.rate_limiter.priority) for group in config.instance_group] == groups
 
 
 def test_priorities_and_queue_limits_are_written_when_asked_for():
     serving = c.Serving(queue_delay_us=50, priority_levels=2, queue_timeout_us=9_000, queue_length=7)
-    batching = c.stage_config(SPECS["rank"], serving, versions=[1], warmup_rows=1).dynamic_batching
+    batching = c.make_stage_config(SPECS["rank"], serving, versions=[1], warmup_rows=1).dynamic_batching
     assert (batching.max_queue_delay_microseconds, batching.priority_levels, batching.default_priority_level) == (50, 2, 1)
     policy = batching.default_queue_policy
     assert policy.timeout_action == pb.ModelQueuePolicy.REJECT
@@ -71,15 +71,15 @@ def test_priorities_and_queue_limits_are_written_when_asked_for():
 
 
 def test_the_ensemble_parses_back_and_pins_every_step():
-    text = text_format.MessageToString(c.ensemble_config(SPECS, 7, c.Serving()))
+    text = text_format.MessageToString(c.make_ensemble_config(SPECS, 7, c.Serving()))
     config = text_format.Parse(text, pb.ModelConfig())
-    assert c.spec_of(config) == without_fills(make_ensemble_spec(SPECS))
+    assert c.read_spec(config) == without_fills(make_ensemble_spec(SPECS))
     assert [(s.model_name, s.model_version) for s in config.ensemble_scheduling.step] == [(name, 7) for name in STAGES]
     assert list(config.version_policy.specific.versions) == [7]
 
 
 def test_every_ensemble_tensor_that_is_read_is_an_input_or_some_steps_output():
-    config = c.ensemble_config(SPECS, 1, c.Serving())
+    config = c.make_ensemble_config(SPECS, 1, c.Serving())
     written = {t.name for t in config.input}
     for step in config.ensemble_scheduling.step:
         assert set(step.input_map.values()) <= written
@@ -89,7 +89,7 @@ def test_every_ensemble_tensor_that_is_read_is_an_input_or_some_steps_output():
 
 
 def test_preferred_batch_sizes_stay_within_the_maximum():
-    config = c.stage_config(
+    config = c.make_stage_config(
         SPECS["rank"], c.Serving(max_batch_size=16, preferred_batch_sizes=(8, 32)), versions=[1], warmup_rows=0
     )
     assert list(config.dynamic_batching.preferred_batch_size) == [8]

@@ -15,7 +15,7 @@ from serving.stages.search.loops import select_smallest
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
 from tests.interrupting import called_on_return
 from tests.unit.search_oracle import inner_product_slowly, recency_weights_slowly, search_slowly
-from training.retrieval.index import index_vectors
+from training.retrieval.index import make_index_vectors
 
 N_ITEMS, WIDTH, HISTORY, N_NEIGHBOURS, B = 300, 8, 6, 5, 12
 
@@ -48,7 +48,7 @@ def nothing_blocked(n_rows):
 
 def flat_index(vectors, available):
     index = faiss.IndexIDMap(faiss.IndexFlatL2(WIDTH + 1))
-    index.add_with_ids(index_vectors(vectors[available]), np.flatnonzero(available))
+    index.add_with_ids(make_index_vectors(vectors[available]), np.flatnonzero(available))
     return index
 
 
@@ -135,7 +135,7 @@ def test_a_user_is_shown_the_same_lists_alone_and_among_many(tmp_path):
     vectors, neighbours, available = catalogue
     centres = faiss.IndexFlatL2(WIDTH + 1)
     index = faiss.IndexIVFFlat(centres, WIDTH + 1, 30)
-    moved = index_vectors(vectors[available])
+    moved = make_index_vectors(vectors[available])
     index.train(moved)
     index.add_with_ids(moved, np.flatnonzero(available))
     index.nprobe = 2

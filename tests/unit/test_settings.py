@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from export.settings import Settings, read_exported_settings, read_settings
-from export.settings_doc import DOCUMENT, settings_doc
-from export.training_settings import find_cluster, ranking_settings, sequence_settings
+from export.settings_doc import DOCUMENT, compose_settings_doc
+from export.training_settings import choose_ranking_settings, choose_sequence_settings, find_cluster
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.features.cluster import Cluster
@@ -52,7 +52,7 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
 def test_cold_rows_are_off_by_default(tmp_path):
     assert read_settings(None).ranker.cold is None
     settings = read(tmp_path, "[ranker]\nwidth = 16\ncold_width = 4\nhot_share = 0.2")
-    assert ranking_settings(settings).ranker.cold == ColdRows(4, 0.2)
+    assert choose_ranking_settings(settings).ranker.cold == ColdRows(4, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_a_missing_file_is_named(tmp_path):
     ],
 )
 def test_a_sequence_model_is_tried_where_log_and_time_suffice(changes, n_positives, tried):
-    assert (sequence_settings(Settings.model_validate(changes), n_positives) is not None) == tried
+    assert (choose_sequence_settings(Settings.model_validate(changes), n_positives) is not None) == tried
 
 
 def test_a_sequence_model_reads_no_more_than_histories_hold():
-    lengths = [sequence_settings(Settings(pipeline={"history": n}), 100_000).shape.length for n in (8, 500)]
+    lengths = [choose_sequence_settings(Settings(pipeline={"history": n}), 100_000).shape.length for n in (8, 500)]
     assert lengths == [8, 50]
 
 
@@ -138,11 +138,11 @@ def test_settings_survive_the_manifest():
 
 
 def test_the_settings_reference_is_current():
-    assert DOCUMENT.read_text() == settings_doc(), "docs/settings.md is out of date: make docs"
+    assert DOCUMENT.read_text() == compose_settings_doc(), "docs/settings.md is out of date: make docs"
 
 
 def test_the_settings_reference_lists_every_key_with_its_default():
-    document = settings_doc()
+    document = compose_settings_doc()
     for section, field in Settings.model_fields.items():
         assert f"## [{section}]" in document
         for key in getattr(field.annotation, "model_fields", {}):

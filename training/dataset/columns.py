@@ -58,11 +58,11 @@ class Column:
         """Return which rows are missing, bool [n_rows]."""
         return self.codes < 0
 
-    def texts(self) -> np.ndarray:
+    def read_texts(self) -> np.ndarray:
         """Return object [n_rows] of str, None where missing."""
         return np.append(self.values, np.array([None], object))[self.codes]
 
-    def lists(self, separator: str) -> np.ndarray:
+    def read_lists(self, separator: str) -> np.ndarray:
         """Return object [n_rows] of lists of str, empty where missing.
 
         Parts are stripped; empty and repeated parts are dropped.
@@ -73,7 +73,7 @@ class Column:
         parts[-1] = []
         return parts[self.codes]
 
-    def numbers(self, missing: float = np.nan) -> np.ndarray:
+    def read_numbers(self, missing: float = np.nan) -> np.ndarray:
         """Return float64 [n_rows], within the range of float32. Raises DataError for other numbers and other texts."""
         parsed = pd.to_numeric(pd.Series(self.values, dtype=object), errors="coerce").to_numpy(np.float64)
         bad = ~(np.abs(parsed) <= LARGEST_NUMBER)  # also NaN
@@ -85,7 +85,7 @@ class Column:
             )
         return np.append(parsed, missing)[self.codes]
 
-    def flags(self) -> np.ndarray:
+    def read_flags(self) -> np.ndarray:
         """Return bool [n_rows] of 0/1 or true/false; missing is True. Raises DataError for other texts."""
         known = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
         parsed = [known.get(value.lower()) for value in self.values]
@@ -111,7 +111,7 @@ def find_line(path: Path, row: int) -> int:
     if _is_parquet(path):
         return row + 1
     with _open_text(path) as stream:
-        reader = csv.reader(stream, delimiter=_separator(path))
+        reader = csv.reader(stream, delimiter=_find_separator(path))
         before = 0  # lines read before the record
         rows_to_pass = row + 1  # the header is one
         for record in reader:
@@ -126,7 +126,7 @@ def _is_parquet(path: Path) -> bool:
     return path.name.lower().endswith(".parquet")
 
 
-def _separator(path: Path) -> str:
+def _find_separator(path: Path) -> str:
     return "\t" if ".tsv" in path.name.lower() else ","
 
 
@@ -138,14 +138,14 @@ def _open_text(path: Path) -> TextIO:
 def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
     try:
         with _open_text(path) as stream:
-            header = next(csv.reader(stream, delimiter=_separator(path)), [])
+            header = next(csv.reader(stream, delimiter=_find_separator(path)), [])
         if not header:
             raise DataError(f"{path} is empty. Expected {', '.join(names)} in row 1, then one row for each entry.")
         _check_columns(path, names, header)
         table = pacsv.read_csv(
             path,
             pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),  # one thread: errors name the row
-            pacsv.ParseOptions(delimiter=_separator(path), newlines_in_values=True),
+            pacsv.ParseOptions(delimiter=_find_separator(path), newlines_in_values=True),
             pacsv.ConvertOptions(
                 include_columns=names,
                 column_types={name: pa.dictionary(pa.int32(), pa.string()) for name in names},
@@ -177,7 +177,7 @@ def _explain_unreadable(path: Path, reason: str) -> DataError:
     reason = re.sub(r"Row #(\d+)", lambda match: f"row {find_line(path, int(match[1]) - 2)}", reason)
     if "UTF8" in reason:
         return DataError(f"{path}: {reason}. Expected UTF-8: save or convert the file as UTF-8.")
-    remedy = f"Quote values that hold the separator {_separator(path)!r}, or mend that row"
+    remedy = f"Quote values that hold the separator {_find_separator(path)!r}, or mend that row"
     return DataError(f"{path}: {reason}. {remedy}; .csv files are separated by commas, .tsv files by tabs.")
 
 
@@ -199,11 +199,11 @@ def _read_parquet(path: Path, names: list[str]) -> dict[str, Column]:
             )
         series = table.column(name).to_pandas(integer_object_nulls=True)  # as floats, large ids would lose digits
         codes, values = pd.factorize(series.array)
-        columns[name] = _make_column(path, name, codes, [_text_of(value) for value in values])
+        columns[name] = _make_column(path, name, codes, [_write_text(value) for value in values])
     return columns
 
 
-def _text_of(value: object) -> str:
+def _write_text(value: object) -> str:
     """Return a parquet value as CSV text: 3.0 is "3" (pandas writes integers with gaps as floats), times are ISO."""
     if isinstance(value, float | np.floating) and value.is_integer():
         return str(int(value))

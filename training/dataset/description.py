@@ -24,7 +24,7 @@ LOG_COLUMNS = ("user_id", "item_id", "timestamp", "positive", "weight", "label")
 ITEM_ROLES = ("title", "category", "provider", "available")
 
 
-def _tensor_names() -> set[str]:
+def _list_tensor_names() -> set[str]:
     stages = make_stage_specs(Axes())
     specs = (*stages.values(), *make_live_specs().values(), make_ensemble_spec(stages))
     return {t.name for s in specs for t in (*s.inputs, *s.outputs, *s.input_fields, *s.output_fields)} | {*STAGES, *LIVE_MODELS}
@@ -138,7 +138,7 @@ class Context(_Section):
     @model_validator(mode="after")
     def _names(self) -> Context:
         _refuse_repeats(self.columns)
-        taken = sorted(set(self.columns) & (_tensor_names() | set(LOG_COLUMNS)))
+        taken = sorted(set(self.columns) & (_list_tensor_names() | set(LOG_COLUMNS)))
         if taken:
             raise ValueError(
                 f"the context column {taken[0]!r} has a name that the served models use themselves; rename it in the file"

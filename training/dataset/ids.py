@@ -21,7 +21,7 @@ from training.dataset.columns import Column
 _INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d\d")  # "17850.0", "1e+06": written by data frames
 
 
-def stable_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_id) -> dict[str, int]:
+def assign_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_id) -> dict[str, int]:
     """Return text -> id without collisions. Of two texts that collide, the one that sorts first keeps its id."""
     ids: dict[str, int] = {}
     taken: set[int] = set()
@@ -57,7 +57,7 @@ def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarr
                     f"Ids below {FIRST_USER_ID} belong to sessions: number users from there on, or use text ids.",
                 )
         return [np.append(numbers, 0)[column.codes] for column, numbers in zip(columns, integers, strict=True)], None
-    id_of_text = stable_ids(text for column_texts in texts for text in column_texts)
+    id_of_text = assign_ids(text for column_texts in texts for text in column_texts)
     arrays = [
         np.append(np.array([id_of_text[text] for text in column_texts], np.int64), 0)[column.codes]
         for column, column_texts in zip(columns, texts, strict=True)

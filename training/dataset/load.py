@@ -115,8 +115,8 @@ def _make_interactions(
     timestamp, kind = parse_times(log[spec.timestamp])
     if kind not in ("seconds", "ISO date-times"):
         report.notes.append(f"column {spec.timestamp!r} was read as unix {kind}")
-    label = log[spec.label].numbers() if spec.label else np.full(len(user_id), np.nan)
-    weight = log[spec.weight].numbers(missing=1.0) if spec.weight else np.ones(len(user_id))
+    label = log[spec.label].read_numbers() if spec.label else np.full(len(user_id), np.nan)
+    weight = log[spec.weight].read_numbers(missing=1.0) if spec.weight else np.ones(len(user_id))
     positive = (
         (label >= spec.positive_at if spec.positive_at is not None else label > 0)
         if spec.label
@@ -134,8 +134,8 @@ def _make_interactions(
     _refuse_useless(log[spec.user_id].path, spec, keep, positive, label, report)
     columns = {"user_id": user_id, "item_id": item_id, "timestamp": timestamp, "positive": positive}
     columns |= {"weight": weight.astype(np.float32), "label": label.astype(np.float32)}
-    columns |= {name: _context_values(log[name]) for name in description.context.categorical}
-    columns |= {name: log[name].numbers().astype(np.float32) for name in description.context.continuous}
+    columns |= {name: _read_context(log[name]) for name in description.context.categorical}
+    columns |= {name: log[name].read_numbers().astype(np.float32) for name in description.context.continuous}
     frame = pd.DataFrame({name: values[keep] for name, values in columns.items()})
     return frame.sort_values("timestamp", kind="stable", ignore_index=True)
 
@@ -164,11 +164,11 @@ def _refuse_useless(
         )
 
 
-def _context_values(column: Column) -> pd.api.extensions.ExtensionArray | np.ndarray:
+def _read_context(column: Column) -> pd.api.extensions.ExtensionArray | np.ndarray:
     """Return Int64 [n_rows] (nullable) when every value is an integer, otherwise object [n_rows] of str."""
     numbers = parse_integers(list(column.values))
     if numbers is None:
-        return column.texts()
+        return column.read_texts()
     return pd.arrays.IntegerArray(np.append(numbers, 0)[column.codes], column.missing)
 
 
@@ -216,30 +216,30 @@ def _make_item_table(
     table = items[["item_id"]].copy()
     fallback = items["item_id"].astype(str) if names is None else names["name"]  # both sorted by id
     title = pd.Series(
-        _gather(catalogue[spec.title].texts(), row, None) if spec.title else None, index=items.index, dtype=object
+        _gather(catalogue[spec.title].read_texts(), row, None) if spec.title else None, index=items.index, dtype=object
     )
     table["title"] = title.fillna(fallback)
     for role in ("category", "provider"):
         column = getattr(spec, role)
         table[role] = _gather(_read_role_texts(catalogue[column], spec), row, None) if column else None
-    table["available"] = _gather(catalogue[spec.available].flags(), row, True) if spec.available else True
+    table["available"] = _gather(catalogue[spec.available].read_flags(), row, True) if spec.available else True
     if spec.price:
-        table["price"] = _gather(catalogue[spec.price].numbers(), row, np.nan).astype(np.float32)
+        table["price"] = _gather(catalogue[spec.price].read_numbers(), row, np.nan).astype(np.float32)
     for name in spec.categorical:
-        table[name] = _gather(catalogue[name].texts(), row, None)
+        table[name] = _gather(catalogue[name].read_texts(), row, None)
     for name, separator in spec.multi_categorical.items():
-        table[name] = _gather(catalogue[name].lists(separator), row, [])
+        table[name] = _gather(catalogue[name].read_lists(separator), row, [])
     for name in spec.continuous:
-        table[name] = _gather(catalogue[name].numbers(), row, np.nan).astype(np.float32)
+        table[name] = _gather(catalogue[name].read_numbers(), row, np.nan).astype(np.float32)
     return table
 
 
 def _read_role_texts(column: Column, spec: Items) -> np.ndarray:
     """Return object [n_rows] of str|None: the value, or the first one of a multi_categorical column."""
     if column.name not in spec.multi_categorical:
-        return column.texts()
+        return column.read_texts()
     firsts = np.empty(len(column.codes), object)
-    firsts[:] = [values[0] if values else None for values in column.lists(spec.multi_categorical[column.name])]
+    firsts[:] = [values[0] if values else None for values in column.read_lists(spec.multi_categorical[column.name])]
     return firsts
 
 
@@ -248,9 +248,9 @@ def _make_user_table(users: pd.DataFrame, spec: Users | None, register: dict[str
     row = users["row"].to_numpy()
     table = users[["user_id"]].copy()
     for name in spec.categorical if spec else []:
-        table[name] = _gather(register[name].texts(), row, None)
+        table[name] = _gather(register[name].read_texts(), row, None)
     for name in spec.continuous if spec else []:
-        table[name] = _gather(register[name].numbers(), row, np.nan).astype(np.float32)
+        table[name] = _gather(register[name].read_numbers(), row, np.nan).astype(np.float32)
     return table
 
 

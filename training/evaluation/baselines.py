@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from implicit.cpu.als import AlternatingLeastSquares
 from threadpoolctl import threadpool_limits
 
-from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, recall_at, top_k
+from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, rank_top_k, recall_at
 from training.models.ease import solve_ease, solve_on_users_side
 
 Scores = Callable[[np.ndarray], np.ndarray]  # int64 [B] user rows -> float32 [B, n_items]
@@ -128,7 +128,7 @@ def evaluate(scores: Scores, split: Split, with_auc: bool = True) -> Quality:
     for start in range(0, len(users), USERS_PER_BLOCK):
         block = users[start : start + USERS_PER_BLOCK]
         block_scores, relevant, seen = scores(block), split.relevant[block], split.seen[block]
-        ranked = top_k(block_scores, seen, 20)
+        ranked = rank_top_k(block_scores, seen, 20)
         recalls.append(recall_at(ranked, relevant, 20))
         ndcgs.append(ndcg_at(ranked, relevant, 10))
         aucs.append(auc(block_scores, relevant, seen) if with_auc else np.zeros(0))

@@ -16,7 +16,7 @@ def has_test_items(relevant: sp.csr_matrix) -> np.ndarray:
     return np.diff(relevant.indptr) > 0
 
 
-def hits(ranked: np.ndarray, relevant: sp.csr_matrix) -> np.ndarray:
+def find_hits(ranked: np.ndarray, relevant: sp.csr_matrix) -> np.ndarray:
     """Return whether the item at each rank is relevant, bool [U, K]; padding (n_items) never is."""
     n_users, n_items = relevant.shape
     assert ranked.shape[0] == n_users, (ranked.shape, relevant.shape)
@@ -28,7 +28,7 @@ def hits(ranked: np.ndarray, relevant: sp.csr_matrix) -> np.ndarray:
 def recall_at(ranked: np.ndarray, relevant: sp.csr_matrix, k: int) -> np.ndarray:
     """Return the share of relevant items among the first k, float64 [U]; NaN for users without a test item."""
     n_relevant = np.diff(relevant.indptr)
-    n_found = hits(ranked[:, :k], relevant).sum(axis=1)
+    n_found = find_hits(ranked[:, :k], relevant).sum(axis=1)
     return np.divide(n_found, n_relevant, out=np.full(len(n_found), np.nan), where=n_relevant > 0)
 
 
@@ -38,7 +38,7 @@ def ndcg_at(ranked: np.ndarray, relevant: sp.csr_matrix, k: int) -> np.ndarray:
     NaN for users without a test item.
     """
     discount = 1.0 / np.log2(np.arange(k) + 2.0)
-    gain = hits(ranked[:, :k], relevant) @ discount[: ranked.shape[1]]
+    gain = find_hits(ranked[:, :k], relevant) @ discount[: ranked.shape[1]]
     ideal = np.append(0.0, np.cumsum(discount))[np.minimum(np.diff(relevant.indptr), k)]
     return np.divide(gain, ideal, out=np.full(len(gain), np.nan), where=ideal > 0)
 
@@ -61,7 +61,7 @@ def auc(scores: np.ndarray, relevant: sp.csr_matrix, excluded: sp.csr_matrix) ->
     positive[_rows(relevant), relevant.indices] = True
     positive &= servable
     n_positive, n_negative = positive.sum(axis=1), (servable & ~positive).sum(axis=1)
-    ranks = _average_ranks(np.where(servable, scores, -np.inf))  # excluded items share the lowest ranks …
+    ranks = _rank_with_ties(np.where(servable, scores, -np.inf))  # excluded items share the lowest ranks …
     n_excluded = n_items - servable.sum(axis=1)
     rank_sum = np.where(positive, ranks - n_excluded[:, None], 0.0).sum(axis=1)  # … which are subtracted here
     wins = rank_sum - n_positive * (n_positive + 1) / 2
@@ -69,7 +69,7 @@ def auc(scores: np.ndarray, relevant: sp.csr_matrix, excluded: sp.csr_matrix) ->
     return np.divide(wins, pairs, out=np.full(n_users, np.nan), where=pairs > 0)
 
 
-def top_k(scores: np.ndarray, excluded: sp.csr_matrix, k: int) -> np.ndarray:
+def rank_top_k(scores: np.ndarray, excluded: sp.csr_matrix, k: int) -> np.ndarray:
     """Return positions by falling score, int64 [U, k] (ties: lower position first), without excluded items; n_items pads."""
     n_items = scores.shape[1]
     assert excluded.shape == scores.shape, (scores.shape, excluded.shape)
@@ -95,7 +95,7 @@ def _rows(matrix: sp.csr_matrix) -> np.ndarray:
     return np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
 
 
-def _average_ranks(values: np.ndarray) -> np.ndarray:
+def _rank_with_ties(values: np.ndarray) -> np.ndarray:
     """Return the ascending rank 1 … n of every value in its row, float64 [U, n]; equal values share their mean rank."""
     n_users, n = values.shape
     order = np.argsort(values, axis=1, kind="stable")

@@ -56,7 +56,7 @@ def read_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
     return parse_aggregations(tables, description.category_columns, description.event_names)
 
 
-def ranker_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
+def list_ranker_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
     """Return the aggregations that the models learn from."""
     return tuple(aggregation for aggregation in read_aggregations(dataset) if aggregation.ranker)
 
@@ -176,7 +176,7 @@ class LogAggregates:
     def of_entity(self, entity: str) -> tuple[Aggregation, ...]:
         return tuple(aggregation for aggregation in self.aggregations if aggregation.entity == entity)
 
-    def records_of(self, entity: str, keys: np.ndarray) -> np.ndarray:
+    def make_records(self, entity: str, keys: np.ndarray) -> np.ndarray:
         """Return the records [N] of entities at the end of the log. keys: int64 [N, KEY_WIDTH]"""
         table = StateTable(self.plans[entity])
         table.update(self.keys[entity], self.events)

@@ -22,16 +22,16 @@ from serving.stages.features.ranking import feature_names
 from serving.stages.features.user_state import NO_CATEGORY, derive, history_age_days
 from serving.stages.features.user_store import SeenItems
 from training.dataset.dataset import Dataset
-from training.features.aggregates import LogAggregates, ranker_aggregations
+from training.features.aggregates import LogAggregates, list_ranker_aggregations
 from training.features.cluster import Cluster
-from training.features.columns import RawColumn, frame_of, raw_values
+from training.features.columns import RawColumn, make_frame, raw_values
 from training.features.compile import compile_workflow
-from training.features.items import Codes, ItemArrays, encode_items, item_columns, item_statistics
+from training.features.items import Codes, ItemArrays, collect_item_columns, compute_item_statistics, encode_items
 from training.features.parity import replay
 from training.features.point_in_time import EventLog, Moments
 from training.features.rows import TrainingRows, hold_rows
 from training.features.schema import FeatureSchema, FeatureSettings, Side, name_kind
-from training.features.store import make_profiles, seen_items, write_store
+from training.features.store import collect_seen_items, make_profiles, write_store
 from training.features.workflow import fit_workflow, save_for_serving
 
 DEFAULTS = FeatureSettings()
@@ -105,7 +105,7 @@ class Features:
 
     def encode_moments(self, moments: Moments, clocks: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
         """Encode users at each moment of `log`. clocks: int64 [N] unix seconds to which ages are counted."""
-        context = missing_context(self.context, len(clocks)) | dict(context or {})
+        context = make_missing_context(self.context, len(clocks)) | dict(context or {})
         n_rows, width = len(clocks), self.settings.history_length
         examples = Examples(
             np.empty((n_rows, len(self.user_plan.categorical)), np.int64),
@@ -113,8 +113,8 @@ class Features:
             np.empty((n_rows, width), np.int32),
             np.empty((n_rows, width), np.float32),
         )
-        for part in _chunks(n_rows):
-            state = self.log.state(moments.slice(part), clocks[part])
+        for part in _split_rows(n_rows):
+            state = self.log.compute_state(moments.slice(part), clocks[part])
             columns = derive(state, {name: values[part] for name, values in context.items()}, clocks[part])
             examples.user_categorical[part], examples.user_continuous[part], _ = self.user_plan(columns)
             examples.history_positions[part] = self.items.positions(state.history_ids)
@@ -167,11 +167,11 @@ def build_features(
         return training_columns(log, train, chosen, schema, settings, dataset.context_columns)
 
     replayed = derive_user_rows(rows[rng.integers(0, len(rows), REPLAY_POOL_ROWS)])
-    with hold_rows(len(rows), lambda part: frame_of(derive_user_rows(rows[part])), cluster, say=say) as user_rows:
+    with hold_rows(len(rows), lambda part: make_frame(derive_user_rows(rows[part])), cluster, say=say) as user_rows:
         user_plan, user_report = _fit_and_prove(schema.user, user_rows, replayed, settings, rng, workflow)
     # Models see items as often as they are sold, so the workflow is fitted on the items of positives.
-    catalogue = item_columns(dataset.items, schema.item, item_statistics(train, items, log.as_of_s, settings))
-    catalogue_frame, sold = frame_of(catalogue), items.positions(train["item_id"].to_numpy()[rows])
+    catalogue = collect_item_columns(dataset.items, schema.item, compute_item_statistics(train, items, log.as_of_s, settings))
+    catalogue_frame, sold = make_frame(catalogue), items.positions(train["item_id"].to_numpy()[rows])
     with hold_rows(
         len(rows), lambda part: catalogue_frame.iloc[sold[part]].reset_index(drop=True), cluster, say=say
     ) as item_rows:
@@ -187,7 +187,7 @@ def build_features(
         categories=categories,
         providers=providers,
         log=log,
-        seen=seen_items(train, dataset.users["user_id"].to_numpy()),
+        seen=collect_seen_items(train, dataset.users["user_id"].to_numpy()),
         parity={"user": user_report, "item": item_report},
     )
 
@@ -197,7 +197,7 @@ def take_context(events: pd.DataFrame, columns: tuple[ContextColumn, ...]) -> di
     return {column.name: raw_values(events[column.name], column.kind) for column in columns}
 
 
-def missing_context(columns: tuple[ContextColumn, ...], n_rows: int) -> dict[str, np.ndarray]:
+def make_missing_context(columns: tuple[ContextColumn, ...], n_rows: int) -> dict[str, np.ndarray]:
     """Return the context of requests without context, [N] by name."""
     missing = {"integer": MISSING_INT, "string": None, "continuous": np.nan}
     dtypes = {"integer": np.int64, "string": object, "continuous": np.float64}
@@ -211,7 +211,7 @@ def make_event_log(
     kinds = {name: name_kind(dataset.users[name]) for name in users.categorical} if users else {}
     kinds |= dict.fromkeys(users.continuous, "continuous") if users else {}
     codes = categories.codes if (categories.codes != NO_CATEGORY).any() else None
-    aggregates = LogAggregates.of(dataset, train, ranker_aggregations(dataset))
+    aggregates = LogAggregates.of(dataset, train, list_ranker_aggregations(dataset))
     return EventLog(train, items, codes, make_profiles(dataset.users, kinds), settings.history_length, aggregates)
 
 
@@ -240,8 +240,8 @@ def training_columns(
     wanted |= {column.source for column in side.bins}
     timestamps, given = examples["timestamp"].to_numpy(), take_context(examples, context)
     parts = []
-    for part in _chunks(len(rows)):
-        state = log.state(moments.slice(part), timestamps[part])
+    for part in _split_rows(len(rows)):
+        state = log.compute_state(moments.slice(part), timestamps[part])
         derived = derive(state, {name: v[part] for name, v in given.items()}, timestamps[part])
         parts.append({name: derived[name] for name in wanted})
     return {name: np.concatenate([part[name] for part in parts]) for name in sorted(wanted)}
@@ -267,5 +267,5 @@ def _fit_and_prove(
     return plan, report
 
 
-def _chunks(n_rows: int) -> Iterator[slice]:
+def _split_rows(n_rows: int) -> Iterator[slice]:
     return (slice(start, start + CHUNK_ROWS) for start in range(0, n_rows, CHUNK_ROWS))

@@ -43,12 +43,12 @@ def raw_lists(values: pd.Series) -> Ragged:
     return Ragged(flat, np.cumsum([0, *map(len, lists)], dtype=np.int64))
 
 
-def frame_of(columns: Mapping[str, RawColumn]) -> pd.DataFrame:
+def make_frame(columns: Mapping[str, RawColumn]) -> pd.DataFrame:
     """Return raw columns as a frame for NVTabular. Empty strings are missing, as in a request."""
-    return pd.DataFrame({name: _series(column) for name, column in columns.items()})
+    return pd.DataFrame({name: _make_series(column) for name, column in columns.items()})
 
 
-def _series(column: RawColumn) -> pd.Series:
+def _make_series(column: RawColumn) -> pd.Series:
     if isinstance(column, Ragged):
         bounds = zip(column.offsets, column.offsets[1:], strict=False)
         return pd.Series([list(column.values[start:end]) for start, end in bounds], dtype=object)

@@ -40,7 +40,7 @@ class Codes:
         return cls(list(names), np.append(codes, NO_CATEGORY).astype(np.int32))
 
 
-def item_columns(items: pd.DataFrame, side: Side, statistics: dict[str, np.ndarray]) -> dict[str, np.ndarray | Ragged]:
+def collect_item_columns(items: pd.DataFrame, side: Side, statistics: dict[str, np.ndarray]) -> dict[str, np.ndarray | Ragged]:
     """Return the raw columns of all items, [n_items] each, for the item workflow and its plan."""
     kinds = {column.name: column.kind for column in (*side.categories, *side.lists)}
     kinds |= {column.name: "continuous" for column in side.numbers}
@@ -51,7 +51,9 @@ def item_columns(items: pd.DataFrame, side: Side, statistics: dict[str, np.ndarr
     return columns
 
 
-def item_statistics(events: pd.DataFrame, index: ItemIndex, as_of_s: int, settings: FeatureSettings) -> dict[str, np.ndarray]:
+def compute_item_statistics(
+    events: pd.DataFrame, index: ItemIndex, as_of_s: int, settings: FeatureSettings
+) -> dict[str, np.ndarray]:
     """Compute sales statistics of items, float64 [n_items] each.
 
     item_event_count   positive events

@@ -56,13 +56,13 @@ class Categories(ops.Categorify):
                 ordered.set_axis(table.index).to_parquet(path, compression=None)
 
     def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:
-        values = {name: self._any_value(df[name]) for name in col_selector.names if not df[name].notna().any()}
+        values = {name: self._take_any_value(df[name]) for name in col_selector.names if not df[name].notna().any()}
         if not values or not len(df):
             return super().transform(col_selector, df)
         return super().transform(col_selector, pd.concat([df, df.iloc[:1].assign(**values)])).iloc[:-1]
 
     @staticmethod
-    def _any_value(column: pd.Series) -> int | str:
+    def _take_any_value(column: pd.Series) -> int | str:
         return 0 if pd.api.types.is_integer_dtype(column.dtype) else "-"
 
 

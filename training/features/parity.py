@@ -14,7 +14,7 @@ import pandas as pd
 from serving.contract.errors import ExportError
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import FIRST_ROW, Plan, Ragged
-from training.features.columns import RawColumn, concatenate, frame_of, take_rows
+from training.features.columns import RawColumn, concatenate, make_frame, take_rows
 from training.features.quiet_nvtabular import Workflow
 
 TOLERANCE = 1e-6  # absolute below 1, relative above
@@ -31,7 +31,7 @@ def replay(workflow: Workflow, plan: Plan, columns: Mapping[str, RawColumn], rng
     Returns the report for the manifest: {"rows": n, "columns": {name: {"kind", "max_difference"}}, "max_difference": x}
     Raises ExportError when a category differs or a number differs by more than TOLERANCE.
     """
-    sample = hard_sample({name: columns[name] for name in workflow.input_schema.column_names}, rng)
+    sample = draw_hard_sample({name: columns[name] for name in workflow.input_schema.column_names}, rng)
     expected = transform(workflow, sample)
     encoded = plan(sample)
     report = {}
@@ -60,17 +60,19 @@ def transform(workflow: Workflow, columns: dict[str, RawColumn]) -> pd.DataFrame
     """Transform rows by NVTabular itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return workflow.transform(frame_of(columns)).reset_index(drop=True)
+        return workflow.transform(make_frame(columns)).reset_index(drop=True)
 
 
-def hard_sample(columns: dict[str, RawColumn], rng: np.random.Generator) -> dict[str, RawColumn]:
+def draw_hard_sample(columns: dict[str, RawColumn], rng: np.random.Generator) -> dict[str, RawColumn]:
     """Return SAMPLE_ROWS real rows (with at least one value in each column), then as many rows of edge cases."""
-    n_rows = min(_length(column) for column in columns.values())
+    n_rows = min(_count_rows(column) for column in columns.values())
     rows = np.append(rng.integers(0, n_rows, SAMPLE_ROWS), [_first_value(column) for column in columns.values()])
-    return {name: concatenate([take_rows(column, rows), _hard_values(column, len(rows))]) for name, column in columns.items()}
+    return {
+        name: concatenate([take_rows(column, rows), _draw_hard_values(column, len(rows))]) for name, column in columns.items()
+    }
 
 
-def _length(column: RawColumn) -> int:
+def _count_rows(column: RawColumn) -> int:
     return len(column.offsets) - 1 if isinstance(column, Ragged) else len(column)
 
 
@@ -83,7 +85,7 @@ def _first_value(column: RawColumn) -> int:
     return int(np.argmax(column != MISSING_INT if column.dtype.kind == "i" else ~np.isnan(column)))
 
 
-def _hard_values(column: RawColumn, n_rows: int) -> RawColumn:
+def _draw_hard_values(column: RawColumn, n_rows: int) -> RawColumn:
     if isinstance(column, Ragged):
         texts = np.array(["never seen", " ", "nan"], object)
         counts = np.arange(n_rows) % 4  # lists of 0 to 3

@@ -88,29 +88,29 @@ class EventLog:
         """Return moments whose past is the whole log, as in the store."""
         return self.before(user_ids, np.full(len(user_ids), self.as_of_s + 1))
 
-    def state(self, moments: Moments, clocks_s: np.ndarray | None = None) -> UserState:
+    def compute_state(self, moments: Moments, clocks_s: np.ndarray | None = None) -> UserState:
         """Return the users' state at each moment. Pass slices of some ten thousand moments: the arrays are [N, H].
 
         clocks_s: int64 [N] unix seconds at which aggregates are read; None: the state has none
         """
-        starts, ends = self.positive_ranges(moments)
-        totals, profile = self.totals(moments), self.profiles.of(moments.users)
+        starts, ends = self.find_positive_ranges(moments)
+        totals, profile = self.compute_totals(moments), self.profiles.of(moments.users)
         state = build_state(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
         if clocks_s is None:
             return state
-        return replace(state, aggregates=self.aggregates.of_users(moments.user_ids, clocks_s, self.next_rows(moments)))
+        return replace(state, aggregates=self.aggregates.of_users(moments.user_ids, clocks_s, self.find_next_rows(moments)))
 
-    def next_rows(self, moments: Moments) -> np.ndarray:
+    def find_next_rows(self, moments: Moments) -> np.ndarray:
         """Return int64 [N]: the row of each user's first event after the moment; the length of the log without one."""
         user_ends = self.offsets[np.minimum(moments.users + 1, len(self.offsets) - 1)]
         rows = np.append(self._rows, len(self._rows))
         return np.where(moments.ends < user_ends, rows[moments.ends], len(self._rows))
 
-    def positive_ranges(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
+    def find_positive_ranges(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
         """Return (starts, ends), int64 [N], of each user's past among the positive events."""
         return self.positives_before[self.offsets[moments.users]], self.positives_before[moments.ends]
 
-    def totals(self, moments: Moments) -> dict[str, np.ndarray]:
+    def compute_totals(self, moments: Moments) -> dict[str, np.ndarray]:
         """Return the totals of UserState by name, each [N]."""
         starts, ends = self.offsets[moments.users], moments.ends
         count = ends - starts

@@ -75,7 +75,7 @@ class TrainingRows(Protocol):
 
 @dataclass(frozen=True)
 class MemoryRows:
-    """Training rows in a frame of this process, with the dtypes of `frame_of`."""
+    """Training rows in a frame of this process, with the dtypes of `make_frame`."""
 
     frame: pd.DataFrame
     folder: Path
@@ -117,7 +117,7 @@ def hold_rows(
 ) -> Iterator[TrainingRows]:
     """Hold training rows until the end of the context, then remove files and vocabularies.
 
-    derive: returns the rows of a slice as a frame (`frame_of`); called once for all rows, or once per file
+    derive: returns the rows of a slice as a frame (`make_frame`); called once for all rows, or once per file
     most_in_memory: more rows are held in files, without a cluster too; say: reports each file
     Raises ConfigError when the cluster's folder cannot be written, and DependencyError as `connect` does.
     """

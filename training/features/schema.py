@@ -13,7 +13,7 @@ import pandas as pd
 from serving.live.aggregations.spec import USER
 from serving.stages.features.user_state import raw_name
 from training.dataset.dataset import Dataset
-from training.features.aggregates import ranker_aggregations
+from training.features.aggregates import list_ranker_aggregations
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class FeatureSchema:
     @classmethod
     def of(cls, dataset: Dataset, settings: FeatureSettings) -> FeatureSchema:
         """Return the columns that the data set's description gives."""
-        return cls(_user_side(dataset, settings), _item_side(dataset, settings))
+        return cls(_user_side(dataset, settings), _describe_items(dataset, settings))
 
 
 def _user_side(dataset: Dataset, settings: FeatureSettings) -> Side:
@@ -101,7 +101,7 @@ def _user_side(dataset: Dataset, settings: FeatureSettings) -> Side:
     if users:
         categories += [Category(raw_name("profile", name), name_kind(dataset.users[name]), count) for name in users.categorical]
         numbers += [Number(raw_name("profile", name)) for name in users.continuous]
-    learned = [aggregation for aggregation in ranker_aggregations(dataset) if aggregation.entity == USER]
+    learned = [aggregation for aggregation in list_ranker_aggregations(dataset) if aggregation.entity == USER]
     numbers += [Number(raw_name("aggregate", name)) for aggregation in learned for name in aggregation.feature_names]
     for column in dataset.context_columns:
         if column.kind == "continuous":
@@ -111,7 +111,7 @@ def _user_side(dataset: Dataset, settings: FeatureSettings) -> Side:
     return Side(tuple(categories), (RECENCY, ACTIVITY), tuple(numbers))
 
 
-def _item_side(dataset: Dataset, settings: FeatureSettings) -> Side:
+def _describe_items(dataset: Dataset, settings: FeatureSettings) -> Side:
     items, count = dataset.description.items, settings.min_value_count
     categories = [Category("item_id", "integer", settings.min_item_count)]
     numbers = [Number("item_event_count", 0.0), Number("item_recent_share", 0.0), Number("item_age_days", 0.0)]

@@ -46,9 +46,9 @@ def write_store(folder: Path, log: EventLog) -> None:
     # One more moment than users: PAD_ID is the unknown user, whose totals close the arrays.
     moments = log.at_the_end(np.append(user_ids, PAD_ID))
     moments.users[-1], moments.ends[-1] = len(user_ids), log.offsets[-1]
-    for name, values in log.totals(moments).items():
+    for name, values in log.compute_totals(moments).items():
         np.save(folder / f"{name}.npy", values)
-    starts, ends = log.positive_ranges(moments)
+    starts, ends = log.find_positive_ranges(moments)
     starts = np.maximum(starts, ends - log.history_length)[:-1]
     counts = ends[:-1] - starts
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -64,7 +64,7 @@ def write_store(folder: Path, log: EventLog) -> None:
     if aggregations:
         known_ids = np.append(user_ids, NO_KEY)  # the last record is the unknown user's
         log.aggregates.save_prices(folder, aggregations)
-        np.save(folder / "aggregates.npy", log.aggregates.records_of(USER, entity_keys(USER, known_ids, known_ids, {})))
+        np.save(folder / "aggregates.npy", log.aggregates.make_records(USER, entity_keys(USER, known_ids, known_ids, {})))
     settings = {
         "schema": 1,
         "history_length": log.history_length,
@@ -86,7 +86,7 @@ def _save_profile(folder: Path, number: int, name: str, column: ProfileColumn) -
     return {"name": name, "kind": "string"}
 
 
-def seen_items(events: pd.DataFrame, user_ids: np.ndarray) -> SeenItems:
+def collect_seen_items(events: pd.DataFrame, user_ids: np.ndarray) -> SeenItems:
     """Return all items of every user, whatever the label. user_ids: int64 [U] ascending, with all users of the log."""
     pairs = events[["user_id", "item_id"]].drop_duplicates().sort_values(["user_id", "item_id"])
     offsets = np.searchsorted(pairs["user_id"].to_numpy(), user_ids)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.models.distill import STUDENT, Lesson, distil, macs
+from training.models.distill import STUDENT, Lesson, count_macs, distil
 from training.models.prune import prune
 from training.models.quantise import quantise
 from training.models.ranking_data import Requests
-from training.models.train_ranker import Ranker, RankerSettings, Report, Start, gains, rank_scores_of
+from training.models.train_ranker import Ranker, RankerSettings, Report, Start, measure_gains, rank_scores_of
 
 AFTERWARDS = {"pruned": prune, "int8": quantise}  # how the student is made smaller still
 # Shares of the teacher's quality: a network that is significantly below the first, or measured below the second, is not served.
@@ -47,8 +47,8 @@ def choose(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, leas
     """Return the smaller ranker, or the one before it where it keeps too little of the teacher's quality."""
     teacher = lesson.teacher
     kept, doubt = measure_kept_quality(smaller, teacher, lesson.validation)
-    report(f"{smaller.compression} ranker: {macs(smaller.model.shape):,} multiplications per candidate for "
-           f"{macs(teacher.model.shape):,}, {kept:.1%} ± {doubt:.1%} of the quality on validation requests")  # fmt: skip
+    report(f"{smaller.compression} ranker: {count_macs(smaller.model.shape):,} multiplications per candidate for "
+           f"{count_macs(teacher.model.shape):,}, {kept:.1%} ± {doubt:.1%} of the quality on validation requests")  # fmt: skip
     if kept >= min(LEAST_SEEN, least_kept) and kept + doubt >= least_kept:
         return smaller
     served = "the DLRM itself" if before is teacher else f"the {before.compression} one"
@@ -59,7 +59,7 @@ def choose(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, leas
 def measure_kept_quality(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
     """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval."""
     student_gains, teacher_gains = (
-        np.add(*gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher)
+        np.add(*measure_gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher)
     )
     if not teacher_gains.any():
         return 1.0, np.inf  # no quality to lose, and no evidence

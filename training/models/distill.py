@@ -24,11 +24,11 @@ from training.models.train_ranker import (
     RankerSettings,
     Report,
     Start,
-    best_blend,
+    compute_shares,
+    find_best_blend,
     fit,
     predict,
     retrieval_z,
-    shares_of,
 )
 
 Shares = Callable[[Requests], np.ndarray]
@@ -59,11 +59,11 @@ class Lesson:
     def teach(self, model: DLRM, settings: RankerSettings, seed: int, report: Report) -> None:
         """Train a model in place to give the teacher's shares."""
         rng = np.random.default_rng(seed)
-        fit(model, self.imitated, self.imitated_validation, settings, rng, report, agreement)
+        fit(model, self.imitated, self.imitated_validation, settings, rng, report, measure_agreement)
 
     def judge(self, model: DLRM, compression: str, blends: tuple[float, ...]) -> Ranker:
         """Return the model as a ranker with its quality on the validation requests."""
-        blend, quality = best_blend(predict(model, self.validation), retrieval_z(self.validation), self.validation, blends)
+        blend, quality = find_best_blend(predict(model, self.validation), retrieval_z(self.validation), self.validation, blends)
         known = self.teacher.quality | quality | {"teacher_quality": self.teacher.validated}
         return Ranker(model, blend, known, compression, self.teacher.started, self.teacher.model)
 
@@ -92,20 +92,20 @@ def distil(
     return lesson.judge(model, "distilled", settings.blends)
 
 
-def agreement(logits: np.ndarray, shares: np.ndarray) -> dict[str, float]:
+def measure_agreement(logits: np.ndarray, shares: np.ndarray) -> dict[str, float]:
     """Return the mean log-likelihood of the teacher's shares, float32 [N, C], under logits, float32 [N, C], -inf at padding."""
-    log_shares = np.log(np.maximum(shares_of(logits), np.finfo(np.float32).tiny))
+    log_shares = np.log(np.maximum(compute_shares(logits), np.finfo(np.float32).tiny))
     return {"agreement": float((shares * log_shares).sum(axis=1).mean())}
 
 
-def macs(shape: Shape) -> int:
+def count_macs(shape: Shape) -> int:
     """Return the multiply-accumulates per candidate, without those done once per request (the user's part)."""
     n_users, n_rows = len(shape.user_tables), shape.n_rows
     n_own = n_rows - n_users  # bottom MLP and item rows
-    bottom = _mlp(shape.pair_numbers, *shape.bottom, shape.width)
+    bottom = _count_mlp(shape.pair_numbers, *shape.bottom, shape.width)
     products = n_own * n_rows * shape.width
-    return bottom + products + _mlp(shape.interaction_width, *shape.top, 1)
+    return bottom + products + _count_mlp(shape.interaction_width, *shape.top, 1)
 
 
-def _mlp(*sizes: int) -> int:
+def _count_mlp(*sizes: int) -> int:
     return sum(a * b for a, b in itertools.pairwise(sizes))

@@ -84,7 +84,7 @@ class Network(nn.Module):
     def forward(
         self, user_numbers: torch.Tensor, user_rows: torch.Tensor, pair_numbers: torch.Tensor, item_rows: torch.Tensor
     ) -> torch.Tensor:
-        dense = self._bottom(user_numbers, pair_numbers)  # [B, C, D]
+        dense = self._run_bottom(user_numbers, pair_numbers)  # [B, C, D]
         candidate_rows = torch.cat([dense.unsqueeze(2), item_rows], dim=2)  # [B, C, 1 + Si, D]
         hidden = self._interact(dense, candidate_rows, user_rows)
         for number, layer in enumerate(self.top[1:], 1):
@@ -98,7 +98,7 @@ class Network(nn.Module):
         """
         return functional.linear(values, weight, bias)
 
-    def _bottom(self, user_numbers: torch.Tensor, pair_numbers: torch.Tensor) -> torch.Tensor:
+    def _run_bottom(self, user_numbers: torch.Tensor, pair_numbers: torch.Tensor) -> torch.Tensor:
         n_user = self.shape.user_numbers
         if not self.folded:
             user_numbers = (user_numbers - self.mean[:n_user]) * self.scale[:n_user]
@@ -193,7 +193,7 @@ class RankingModel(nn.Module):
         """Return the user rows, float32 [B, Fu, D], of int64 [B, Fu]."""
         return torch.stack([table(user_categorical[:, [slot]]) for slot, table in enumerate(self.user_tables)], dim=1)
 
-    def item_rows(self, slots: list[torch.Tensor]) -> torch.Tensor:
+    def look_up_items(self, slots: list[torch.Tensor]) -> torch.Tensor:
         """Return the item rows, float32 [..., Si, D], of one int64 [..., L] per slot."""
         return torch.stack([table(rows) for table, rows in zip(self.item_tables, slots, strict=True)], dim=-2)
 

@@ -24,7 +24,7 @@ from onnx import TensorProto
 from training.models.dlrm import Network
 from training.models.onnx_graph import Graph, name_axes
 from training.models.parity import Dynamic, Parity, compare, run_network
-from training.models.quantised_network import QuantisedNetwork, weight_sizes
+from training.models.quantised_network import QuantisedNetwork, compute_weight_scales
 
 CANDIDATES = {0: "requests", 1: "candidates"}
 DYNAMIC: Dynamic = {
@@ -65,11 +65,11 @@ def _add_product(graph: Graph, network: Network, name: str, source: str, weight:
     """Add a candidate's product with a weight, float32 [in, out], in int8 where the network is quantised."""
     if not isinstance(network, QuantisedNetwork):
         return graph.add("MatMul", (source, graph.constant(f"{name}_weight", weight)), output)
-    size, zero = (value.numpy() for value in network.steps_of(name))
+    size, zero = (value.numpy() for value in network.find_steps(name))
     steps = graph.constant(f"{name}_size", size), graph.constant(f"{name}_zero", zero.astype(np.uint8))
     values = graph.add("QuantizeLinear", (source, *steps), f"{name}_steps")
     values = graph.add("DequantizeLinear", (values, *steps), f"{name}_values")
-    sizes = weight_sizes(torch.from_numpy(weight.T)).numpy()
+    sizes = compute_weight_scales(torch.from_numpy(weight.T)).numpy()
     weight_steps = graph.constant(f"{name}_weight_steps", np.rint(weight / sizes).astype(np.int8))
     units = graph.constant(f"{name}_weight_sizes", sizes), graph.constant(f"{name}_weight_zeros", np.zeros_like(sizes, np.int8))
     weights = graph.add("DequantizeLinear", (weight_steps, *units), f"{name}_weight", axis=1)

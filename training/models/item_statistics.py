@@ -103,7 +103,7 @@ class Views:
             by_item=np.argsort(sales.positions, kind="stable"),
             item_starts=np.append(0, np.cumsum(counts)),
             customers=_group_items(sales.users, sales.positions, n_items, power=0.0),
-            visits=_group_items(visits(sales, settings.visit_gap_hours), sales.positions, n_items, power=-0.5),
+            visits=_group_items(number_visits(sales, settings.visit_gap_hours), sales.positions, n_items, power=-0.5),
             norm=1 / np.sqrt(np.maximum(counts, 1)).astype(np.float32),
             within=settings.next_within,
         )
@@ -149,7 +149,7 @@ def _remove_item_itself(matrix: sp.spmatrix, first: int) -> sp.csr_matrix:
     return sp.csr_matrix((entries.data[kept], (entries.row[kept], entries.col[kept])), shape=matrix.shape)
 
 
-def visits(sales: Sales, gap_hours: float) -> np.ndarray:
+def number_visits(sales: Sales, gap_hours: float) -> np.ndarray:
     """Return the number of each event's visit, int64 [E]."""
     starts = np.ones(len(sales.users), bool)
     starts[1:] = (sales.users[1:] != sales.users[:-1]) | (np.diff(sales.times_s) > gap_hours * 3600)

@@ -44,7 +44,7 @@ class Graph:
         self._nodes.append(helper.make_node("Split", inputs, list(outputs), name=f"{source}_split", axis=axis))
         return outputs
 
-    def layer(self, name: str, source: str, weight: np.ndarray, bias: np.ndarray) -> str:
+    def add_layer(self, name: str, source: str, weight: np.ndarray, bias: np.ndarray) -> str:
         """Add a linear layer: [..., in] · float32 [in, out] + float32 [out]."""
         product = self.add("MatMul", (source, self.constant(f"{name}_weight", weight)), f"{name}_product")
         return self.add("Add", (product, self.constant(f"{name}_bias", bias)), name)

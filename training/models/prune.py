@@ -13,7 +13,7 @@ import torch
 
 from training.models.distill import Lesson, student_of
 from training.models.dlrm import DLRM
-from training.models.train_ranker import Ranker, RankerSettings, Report, batches, loss_of
+from training.models.train_ranker import Ranker, RankerSettings, Report, compute_loss, draw_batches
 
 SHARE = 0.5  # of the units of each hidden layer that stay
 EPOCHS, LEARNING_RATE = 10, 2e-3
@@ -38,16 +38,16 @@ def measure_importance(lesson: Lesson, model: DLRM, settings: RankerSettings, rn
     """
     sides = tuple(tuple(layers[:-1]) for layers in (model.network.bottom, model.network.top))
     bottom, top = (tuple(torch.zeros(layer.out_features) for layer in layers) for layers in sides)
-    for batch in batches(lesson.imitated, settings, rng):
+    for batch in draw_batches(lesson.imitated, settings, rng):
         model.zero_grad()
-        loss_of(model, batch).backward()
+        compute_loss(model, batch).backward()
         for layers, totals in zip(sides, (bottom, top), strict=True):
             for layer, total in zip(layers, totals, strict=True):
-                total += (_times_gradient(layer.weight).sum(dim=1) + _times_gradient(layer.bias)) ** 2
+                total += (_multiply_by_gradient(layer.weight).sum(dim=1) + _multiply_by_gradient(layer.bias)) ** 2
     return bottom, top
 
 
-def _times_gradient(parameter: torch.Tensor) -> torch.Tensor:
+def _multiply_by_gradient(parameter: torch.Tensor) -> torch.Tensor:
     """Return a parameter times its gradient, element by element."""
     assert parameter.grad is not None  # `backward` has been called
     return parameter.detach() * parameter.grad
@@ -56,7 +56,7 @@ def _times_gradient(parameter: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def keep_units(model: DLRM, importance: Importance, share: float) -> DLRM:
     """Return a copy with that share of the units of each hidden layer, the most important ones; at least one of each."""
-    kept = tuple(tuple(most_important(values, share) for values in layers) for layers in importance)
+    kept = tuple(tuple(choose_important(values, share) for values in layers) for layers in importance)
     bottom, top = (tuple(map(len, layers)) for layers in kept)
     pruned = student_of(model, RankerSettings(width=model.shape.width, bottom=bottom, top=top))
     for table, wider_table in zip(pruned.tables, model.tables, strict=True):
@@ -71,6 +71,6 @@ def keep_units(model: DLRM, importance: Importance, share: float) -> DLRM:
     return pruned
 
 
-def most_important(values: torch.Tensor, share: float) -> torch.Tensor:
+def choose_important(values: torch.Tensor, share: float) -> torch.Tensor:
     """Return the units to keep, int64, in their order. values: float32 [units]"""
     return values.topk(max(round(len(values) * share), 1)).indices.sort().values

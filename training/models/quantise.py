@@ -11,7 +11,7 @@ import torch
 
 from training.models.distill import Lesson
 from training.models.quantised_network import QuantisedNetwork
-from training.models.train_ranker import Ranker, RankerSettings, Report, batches, scores_of
+from training.models.train_ranker import Ranker, RankerSettings, Report, compute_logits, draw_batches
 
 RANGE_BATCHES = 64  # from which the ranges of values are read
 MOST_LOST = 0.01  # share of the student's NDCG@10 on validation requests; with more, it is trained in int8
@@ -37,10 +37,10 @@ def quantise_after_training(lesson: Lesson, student: Ranker, settings: RankerSet
     """Return the student with its products in int8. The ranges of its values are measured on requests that it learned from."""
     model = copy.deepcopy(student.model)
     model.network = QuantisedNetwork(model.network)
-    some = batches(lesson.imitated, settings, np.random.default_rng(seed))
+    some = draw_batches(lesson.imitated, settings, np.random.default_rng(seed))
     with torch.no_grad(), model.network.measuring_ranges():
         for batch in itertools.islice(some, RANGE_BATCHES):
-            scores_of(model, batch)
+            compute_logits(model, batch)
     return lesson.judge(model, "int8", settings.blends)
 
 

@@ -62,13 +62,13 @@ class QuantisedNetwork(Network):
             self.lowest[place] = torch.minimum(self.lowest[place], values.min())
             self.highest[place] = torch.maximum(self.highest[place], values.max())
             return super().multiply(name, values, weight, bias)
-        scale, zero_point = self.steps_of(name)
+        scale, zero_point = self.find_steps(name)
         steps = _round(values / scale).clamp(-zero_point, VALUE_STEPS - zero_point)
-        unit_scales = weight_sizes(weight)
+        unit_scales = compute_weight_scales(weight)
         product = functional.linear(steps, _round(weight / unit_scales.unsqueeze(1))) * (scale * unit_scales)
         return product if bias is None else product + bias
 
-    def steps_of(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def find_steps(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scale and the zero point of the values that a product reads, both float32 scalars."""
         place = self.products.index(name)
         scale = (self.highest[place] - self.lowest[place]).clamp(min=SMALLEST) / VALUE_STEPS
@@ -81,7 +81,7 @@ class QuantisedNetwork(Network):
         return self.multiply("own", torch.cat(parts, dim=2), weight[self.pairs].repeat_interleave(self.shape.width, 0).T)
 
 
-def weight_sizes(weight: torch.Tensor) -> torch.Tensor:
+def compute_weight_scales(weight: torch.Tensor) -> torch.Tensor:
     """Return the scale of each unit's weights, float32 [out], without gradient. weight: float32 [out, in]."""
     return weight.detach().abs().amax(dim=1).clamp(min=SMALLEST) / WEIGHT_STEPS
 

@@ -21,17 +21,17 @@ from training.models.ranking_data import (
     Requests,
     Retrieve,
     drop_validating,
-    items_before,
+    fit_statistics_of,
+    make_items_before,
     make_requests,
+    make_served_items,
+    make_unlabelled_requests,
     make_visit_requests,
-    served_items,
     split_again,
     split_validation,
-    statistics_of,
-    unlabelled_requests,
 )
 from training.models.reranker import Lists, Reranker, RerankerSettings, train_reranker
-from training.models.save_ranker import item_vectors_of, save_ranker
+from training.models.save_ranker import join_item_vectors, save_ranker
 from training.models.save_reranker import save_reranker
 from training.models.teachers import choose_teachers
 from training.models.train_ranker import Ranker, RankerSettings, Start, rank_scores_of, train_ranker
@@ -164,7 +164,7 @@ def add_unlabelled(
     """
     if settings.compression == "none":
         return lessons
-    unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
+    unlabelled = make_unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
     return replace(lessons, unlabelled=(unlabelled,))
 
 
@@ -194,7 +194,7 @@ def fit_ranker(
     names = settings.teachers if once + twice <= settings.most_taught else ()
     teachers = choose_teachers(ranker, names, teaching, lessons.validation, settings.ranker, seed, say)
     # The student sees requests without events in the unlabelled ones; more of them made its live answers worse.
-    lesson = Lesson.of(ranker, [*lessons.teaching, *lessons.unlabelled], lessons.validation, teachers.shares)
+    lesson = Lesson.of(ranker, [*lessons.teaching, *lessons.unlabelled], lessons.validation, teachers.give_shares)
     smaller = compress(lesson, settings.compression, settings.student, seed, say, start=start)
     return replace(smaller, quality=smaller.quality | teachers.report())
 
@@ -207,13 +207,13 @@ def fit_reranker(
     teaching, validation = (
         Lists.of(part, rank_scores_of(ranker, part), settings.list_length) for part in (latest, lessons.validation)
     )
-    return train_reranker(teaching, validation, item_vectors_of(ranker.model, latest.items), settings, seed, say)
+    return train_reranker(teaching, validation, join_item_vectors(ranker.model, latest.items), settings, seed, say)
 
 
 def take_sample(lessons: Lessons, features: Features) -> Requests:
     """Return some validation requests over the catalogue as it is served."""
     validation = lessons.validation
-    return replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=served_items(features))
+    return replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=make_served_items(features))
 
 
 def make_requests_by_moment(
@@ -236,7 +236,10 @@ def make_requests_by_moment(
         before, (earlier, later) = earlier, split_again(earlier)
         if by_moment and len(earlier) == len(before):
             break  # no user has events on both sides
-        items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
+        items, statistics = (
+            make_items_before(dataset, features, earlier),
+            fit_statistics_of(features, earlier, settings.statistics),
+        )
         retrieve = fit_training_retriever(earlier)
         shared = (features, train, later, items, statistics, retrieve)
         by_moment.append(make_requests(*shared, settings.most_requests, rng))
@@ -250,5 +253,5 @@ def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, featu
     index, sample = features.items, ranking.sample
     rank = SavedStage(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample))
     lists = Lists.of(sample, rank_scores_of(ranking.ranker, sample), ranking.reranker.list_length)
-    vectors = item_vectors_of(ranking.ranker.model, ranking.items)
+    vectors = join_item_vectors(ranking.ranker.model, ranking.items)
     return rank, SavedStage(*save_reranker(rerank_folder, ranking.reranker, index, vectors, lists))

@@ -23,9 +23,9 @@ from serving.loops.hashing import hash_integers
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, cross_features, scale_strengths
 from training.dataset import Dataset, split_by_time
-from training.features.aggregates import LogAggregates, ranker_aggregations
+from training.features.aggregates import LogAggregates, list_ranker_aggregations
 from training.features.build import Examples, Features, take_context
-from training.features.items import ItemArrays, encode_items, item_columns, item_statistics
+from training.features.items import ItemArrays, collect_item_columns, compute_item_statistics, encode_items
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
 from training.models.live_pairs import put_live_pairs
 
@@ -124,20 +124,20 @@ def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.Dat
     return earlier, later
 
 
-def items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
+def make_items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
     """Return the catalogue with the sales and aggregations of `events` alone, seen from the store's clock."""
-    sold = item_statistics(events, features.items, features.as_of_s, features.settings)
-    columns = item_columns(dataset.items, features.schema.item, sold)
-    aggregates = LogAggregates.of(dataset, events, ranker_aggregations(dataset)).of_catalogue(features.as_of_s)
+    sold = compute_item_statistics(events, features.items, features.as_of_s, features.settings)
+    columns = collect_item_columns(dataset.items, features.schema.item, sold)
+    aggregates = LogAggregates.of(dataset, events, list_ranker_aggregations(dataset)).of_catalogue(features.as_of_s)
     return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows), aggregates)
 
 
-def served_items(features: Features) -> ItemSlots:
+def make_served_items(features: Features) -> ItemSlots:
     """Return the catalogue as it is served after the training log."""
     return ItemSlots.of(features.item_arrays, tuple(features.item_rows), features.item_aggregates)
 
 
-def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
+def fit_statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
     """Return the ranker's item statistics of a part of the training log, at the store's clock."""
     groups = np.stack([features.categories.codes, features.providers.codes], axis=1)
     return fit_statistics(list_sales(features, events), features.items.n_items, features.as_of_s, groups, settings)
@@ -224,7 +224,7 @@ def make_visit_requests(
     return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
 
 
-def served_requests(
+def make_served_requests(
     features: Features,
     user_ids: np.ndarray,
     statistics: ItemStatistics,
@@ -237,13 +237,13 @@ def served_requests(
     """
     users = features.encode_users(user_ids, context)
     candidates, scores = retrieve(users, user_ids)
-    items = served_items(features)
+    items = make_served_items(features)
     trends = items.aggregates[candidates]
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items, user_ids)
 
 
-def unlabelled_requests(
+def make_unlabelled_requests(
     features: Features,
     events: pd.DataFrame,
     statistics: ItemStatistics,
@@ -251,12 +251,12 @@ def unlabelled_requests(
     max_requests: int,
     rng: np.random.Generator,
 ) -> Requests:
-    """Return `served_requests` of users of `events` (at most `max_requests`, sampled), in their latest context."""
+    """Return `make_served_requests` of users of `events` (at most `max_requests`, sampled), in their latest context."""
     last = events.drop_duplicates("user_id", keep="last")
     if len(last) > max_requests:
         last = last.iloc[np.sort(rng.choice(len(last), max_requests, replace=False))]
     user_ids, context = last["user_id"].to_numpy(), take_context(last, features.context)
-    return served_requests(features, user_ids, statistics, retrieve, context)
+    return make_served_requests(features, user_ids, statistics, retrieve, context)
 
 
 def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:

@@ -130,42 +130,42 @@ def train_reranker(
         network.train()
         for rows in np.array_split(rng.permutation(len(teaching)), n_batches):
             batch = teaching.take(rows)
-            scores = torch.from_numpy(batch.rank_scores) + corrections(network, batch, vectors)
+            scores = torch.from_numpy(batch.rank_scores) + compute_corrections(network, batch, vectors)
             loss = listwise_loss(scores, torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
         network.eval()
-        quality, trust = best_trust(network, validation, vectors, settings.trusts)
+        quality, trust = find_best_trust(network, validation, vectors, settings.trusts)
         report(f"re-ranker: epoch {epoch} of {settings.epochs}, validation NDCG@10 + Recall@20 {quality:.4f} at trust {trust}")
         if quality > best[0]:
             best = (quality, trust, {name: value.clone() for name, value in network.state_dict().items()})
     network.load_state_dict(best[2])
     network.eval()
-    before = quality_of(validation, validation.rank_scores)
+    before = measure_quality(validation, validation.rank_scores)
     after = max(best[0], before)
     report(f"re-ranker: {after:.4f} at trust {best[1]}, {before:.4f} without it")
     return Reranker(network, settings.list_length, best[1], {"with": after, "without": before})
 
 
-def corrections(network: ListNetwork, lists: Lists, vectors: torch.Tensor) -> torch.Tensor:
+def compute_corrections(network: ListNetwork, lists: Lists, vectors: torch.Tensor) -> torch.Tensor:
     """Return the corrections, float32 [N, M]."""
     valid = torch.from_numpy(lists.valid.astype(np.float32))
     return network(torch.from_numpy(lists.features), vectors[torch.from_numpy(lists.positions)], valid)
 
 
 @torch.no_grad()
-def best_trust(
+def find_best_trust(
     network: ListNetwork, validation: Lists, vectors: torch.Tensor, trusts: tuple[float, ...]
 ) -> tuple[float, float]:
     """Return the best quality and its trust; the smallest trust on a tie."""
-    correction = corrections(network, validation, vectors).numpy()
-    qualities = [(quality_of(validation, validation.rank_scores + trust * correction), -trust) for trust in trusts]
+    correction = compute_corrections(network, validation, vectors).numpy()
+    qualities = [(measure_quality(validation, validation.rank_scores + trust * correction), -trust) for trust in trusts]
     quality, trust = max(qualities)
     return quality, -trust
 
 
-def quality_of(lists: Lists, scores: np.ndarray) -> float:
+def measure_quality(lists: Lists, scores: np.ndarray) -> float:
     """Return NDCG@10 + Recall@20 of the lists, ordered by scores."""
     return sum(ranking_quality(np.where(lists.valid, scores, -np.inf), lists.taken).values())

@@ -45,7 +45,7 @@ def export_reranker(network: ListNetwork, sample: dict[str, np.ndarray], path: P
 
 def _add_layer(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:
     """Add a linear layer from [places, in] to [places, out]."""
-    return graph.layer(name, source, layers[f"{name}.weight"].T, layers[f"{name}.bias"])
+    return graph.add_layer(name, source, layers[f"{name}.weight"].T, layers[f"{name}.bias"])
 
 
 def _add_norm(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:

@@ -182,7 +182,7 @@ def fit_retriever(
     if settings.graph:
         scale = settings.blend * compute_root_mean_square(data.positives, neighbours, np.random.default_rng(seed))
         graph = fit_graph(data.positives, settings.graph, scale, seed)
-    fitted = Retriever(model, neighbours, settings, item_vectors(model), graph=graph)
+    fitted = Retriever(model, neighbours, settings, compute_item_vectors(model), graph=graph)
     if settings.sequence is None:
         return fitted
     windows = cut_windows(data.taken, data.n_items, settings.sequence.shape.length)
@@ -229,10 +229,10 @@ def compute_log_popularity(positives: sp.csr_matrix) -> np.ndarray:
 
 
 @torch.no_grad()
-def item_vectors(model: TwoTower) -> np.ndarray:
+def compute_item_vectors(model: TwoTower) -> np.ndarray:
     """Return item vectors, float32 [n_items, D]."""
     blocks = torch.arange(model.n_items).split(8_192)
-    return torch.cat([model.item_vectors(block) for block in blocks]).numpy()
+    return torch.cat([model.compute_item_vectors(block) for block in blocks]).numpy()
 
 
 def prepare_data(
@@ -259,7 +259,7 @@ def prepare_data(
         rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_EXAMPLES, replace=False))
     return RetrieverData(
         positives=positives,
-        items=item_inputs(features),
+        items=make_item_inputs(features),
         user_rows=tuple(features.user_rows.values()),
         examples=_encode_at_store_clock(features, train, rows),
         targets=features.items.positions(train["item_id"].to_numpy()[rows]),
@@ -281,7 +281,7 @@ def _encode_at_store_clock(features: Features, train: pd.DataFrame, rows: np.nda
     return features.encode_moments(features.log.before_rows(train, rows), clocks, context)
 
 
-def item_inputs(features: Features) -> ItemInputs:
+def make_item_inputs(features: Features) -> ItemInputs:
     """Return the catalogue without its ids, because every item has its own row by position."""
     arrays = features.item_arrays
     return ItemInputs(

@@ -73,7 +73,7 @@ def served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, dict[str, 
         if rows.shape[1] == 1:
             tables[f"item_{slot}"], own_rows = table.array(), rows[:, 0]
         else:
-            tables[f"item_{slot}"], own_rows = vectors_of(table, rows), np.arange(len(rows))
+            tables[f"item_{slot}"], own_rows = take_vectors(table, rows), np.arange(len(rows))
         item_rows.append(own_rows)
     return np.stack(item_rows, axis=1).astype(np.int32), tables
 
@@ -85,13 +85,15 @@ def mixed_tables(model: DLRM, items: ItemSlots) -> dict[str, MixedTable]:
     return {name: table for name, table in tables.items() if isinstance(table, MixedTable)}
 
 
-def item_vectors_of(model: DLRM, items: ItemSlots) -> np.ndarray:
+def join_item_vectors(model: DLRM, items: ItemSlots) -> np.ndarray:
     """Return all table rows of each item, concatenated, float32 [n_items + 1, Si * D]."""
-    return np.concatenate([vectors_of(table, rows) for table, rows in zip(model.item_tables, items.rows, strict=True)], axis=1)
+    return np.concatenate(
+        [take_vectors(table, rows) for table, rows in zip(model.item_tables, items.rows, strict=True)], axis=1
+    )
 
 
 @torch.no_grad()
-def vectors_of(table: Table, rows: np.ndarray) -> np.ndarray:
+def take_vectors(table: Table, rows: np.ndarray) -> np.ndarray:
     """Return the vectors of items, float32 [n_items + 1, D]. rows: int64 [n_items + 1, L]."""
     return table(torch.from_numpy(rows)).numpy()
 
@@ -104,5 +106,5 @@ def network_inputs(model: DLRM, requests: Requests) -> dict[str, np.ndarray]:
         "user_numbers": requests.users.user_continuous,
         "user_rows": model.user_rows(torch.from_numpy(requests.users.user_categorical)).numpy(),
         "pair_numbers": np.concatenate([items.numbers[candidates], requests.cross], axis=2),
-        "item_rows": model.item_rows([torch.from_numpy(rows[candidates]) for rows in items.rows]).numpy(),
+        "item_rows": model.look_up_items([torch.from_numpy(rows[candidates]) for rows in items.rows]).numpy(),
     }

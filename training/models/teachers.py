@@ -20,13 +20,13 @@ from training.models.train_ranker import (
     Ranker,
     RankerSettings,
     Report,
-    best_blend,
-    blended_scores,
+    compute_blended_scores,
+    compute_shares,
+    find_best_blend,
     fit,
     predict,
     ranking_quality,
     retrieval_z,
-    shares_of,
 )
 
 NETWORKS: dict[str, type[CrossNetwork | AttentionNetwork]] = {"cross": CrossNetwork, "attention": AttentionNetwork}
@@ -49,9 +49,9 @@ class Teacher:
     model: RankingModel
     blend: float
 
-    def shares(self, requests: Requests) -> np.ndarray:
+    def give_shares(self, requests: Requests) -> np.ndarray:
         """Return what it gives each candidate of N lists, float32 [N, C], 0 at padding."""
-        return shares_of(blended_scores(self.model, self.blend, requests))
+        return compute_shares(compute_blended_scores(self.model, self.blend, requests))
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Teachers:
             return {}
         return {f"taught_by_{names}": value for names, value in self.quality.items()} | {"teachers": float(len(self.members))}
 
-    def shares(self, requests: Requests) -> np.ndarray:
+    def give_shares(self, requests: Requests) -> np.ndarray:
         """Return the mean of the members' shares, float32 [N, C], 0 at padding."""
-        return mean_shares([teacher.shares(requests) for teacher in self.members.values()])
+        return average_shares([teacher.give_shares(requests) for teacher in self.members.values()])
 
 
 def choose_teachers(
@@ -85,9 +85,9 @@ def choose_teachers(
     trained = {"dlrm": Teacher(dlrm.model, dlrm.blend)}
     for name in names:
         trained[name] = train_teacher(name, dlrm, teaching, validation, settings, seed, report)
-    shares = {name: teacher.shares(validation) for name, teacher in trained.items()}
+    shares = {name: teacher.give_shares(validation) for name, teacher in trained.items()}
     tried = [("dlrm", *others) for count in range(len(names) + 1) for others in itertools.combinations(names, count)]
-    quality = {"+".join(of): quality_of(mean_shares([shares[name] for name in of]), validation) for of in tried}
+    quality = {"+".join(of): measure_quality(average_shares([shares[name] for name in of]), validation) for of in tried}
     best = max(tried, key=lambda of: quality["+".join(of)])
     if quality["+".join(best)] < LEAST_GAIN * quality["dlrm"]:
         best = ("dlrm",)
@@ -111,13 +111,13 @@ def train_teacher(
     model.read_like(dlrm.model)
     teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
     fit(model, teaching, validation, settings, np.random.default_rng(seed), lambda text: report(f"{name} {text}"))
-    return Teacher(model, best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)[0])
+    return Teacher(model, find_best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)[0])
 
 
-def mean_shares(shares: Sequence[np.ndarray]) -> np.ndarray:
+def average_shares(shares: Sequence[np.ndarray]) -> np.ndarray:
     return np.mean(shares, axis=0, dtype=np.float32)
 
 
-def quality_of(shares: np.ndarray, requests: Requests) -> float:
+def measure_quality(shares: np.ndarray, requests: Requests) -> float:
     """Return NDCG@10 + Recall@20 of lists in the order of shares, float32 [N, C]."""
     return sum(ranking_quality(np.where(requests.valid, shares, -np.inf), requests.taken).values())

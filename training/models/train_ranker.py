@@ -102,7 +102,7 @@ def train_ranker(
     started = start is not None and start(model)
     epochs = settings.warm_epochs if started else settings.epochs
     fit(model, teaching, validation, replace(settings, epochs=epochs), rng, report)
-    blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
+    blend, quality = find_best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
     quality |= {"requests": sum(map(len, counted)), "validation_requests": len(validation)}
     report(f"ranker: validation {quality}, blend {blend}")
     return Ranker(model, blend, quality, started=started)
@@ -141,8 +141,8 @@ def fit(
     for epoch in range(1, settings.epochs + 1):
         model.train()
         losses = []
-        for batch in batches(teaching, settings, rng):
-            loss = loss_of(model, batch)
+        for batch in draw_batches(teaching, settings, rng):
+            loss = compute_loss(model, batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -160,7 +160,7 @@ def fit(
     model.eval()
 
 
-def best_blend(
+def find_best_blend(
     logits: np.ndarray, retrieval: np.ndarray, validation: Requests, blends: tuple[float, ...]
 ) -> tuple[float, dict[str, float]]:
     """Return the blend weight of the retrieval score, and the validation quality with it and of retrieval alone.
@@ -178,7 +178,7 @@ def retrieval_z(requests: Requests) -> np.ndarray:
     return requests.cross[..., SCORE - N_FEATURES]
 
 
-def batches(teaching: Sequence[Requests], settings: RankerSettings, rng: np.random.Generator) -> Iterator[Requests]:
+def draw_batches(teaching: Sequence[Requests], settings: RankerSettings, rng: np.random.Generator) -> Iterator[Requests]:
     """Yield batches in random order, each request with its taken candidates and a sample of others; one moment per batch."""
     size = settings.requests_per_batch
     chunks = [(part, rows) for part in teaching for rows in _split(rng.permutation(len(part)), size)]
@@ -202,9 +202,9 @@ def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) ->
     return Requests(batch.users, candidates, scores, cross, taken, batch.items, batch.user_ids)
 
 
-def loss_of(model: RankingModel, batch: Requests) -> torch.Tensor:
-    """Return the loss of a batch that `batches` yields."""
-    return listwise_loss(scores_of(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
+def compute_loss(model: RankingModel, batch: Requests) -> torch.Tensor:
+    """Return the loss of a batch that `draw_batches` yields."""
+    return listwise_loss(compute_logits(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
 
 
 def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -214,31 +214,31 @@ def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor
     return (-(log_share * taken).sum(dim=1) / count.sqrt()).mean()
 
 
-def scores_of(model: RankingModel, requests: Requests) -> torch.Tensor:
+def compute_logits(model: RankingModel, requests: Requests) -> torch.Tensor:
     """Return logits, float32 [N, C]."""
     items, candidates = requests.items, requests.candidates
     user_rows = model.user_rows(torch.from_numpy(requests.users.user_categorical))
-    item_rows = model.item_rows([torch.from_numpy(rows[candidates]) for rows in items.rows])
+    item_rows = model.look_up_items([torch.from_numpy(rows[candidates]) for rows in items.rows])
     numbers = np.concatenate([items.numbers[candidates], requests.cross], axis=2)
     inputs = [torch.from_numpy(requests.users.user_continuous), user_rows, torch.from_numpy(numbers), item_rows]
     if model.reads_history:
         history, age_days = requests.users.history_positions, torch.from_numpy(requests.users.history_age_days)
-        rows = model.item_rows([torch.from_numpy(rows[history]) for rows in items.rows])
+        rows = model.look_up_items([torch.from_numpy(rows[history]) for rows in items.rows])
         inputs += [rows, torch.from_numpy(history < items.n_items), age_days]
     return model.network(*inputs)
 
 
 def rank_scores_of(ranker: Ranker, requests: Requests) -> np.ndarray:
     """Return rank scores as the rank stage serves them, float32 [N, C], -inf at padding."""
-    return blended_scores(ranker.model, ranker.blend, requests)
+    return compute_blended_scores(ranker.model, ranker.blend, requests)
 
 
-def blended_scores(model: RankingModel, blend: float, requests: Requests) -> np.ndarray:
+def compute_blended_scores(model: RankingModel, blend: float, requests: Requests) -> np.ndarray:
     """Return the logits with the retrieval score blended in, float32 [N, C], -inf at padding."""
     return predict(model, requests) + np.float32(blend) * retrieval_z(requests)
 
 
-def shares_of(scores: np.ndarray) -> np.ndarray:
+def compute_shares(scores: np.ndarray) -> np.ndarray:
     """Return the softmax over each list, float32 [N, C], 0 at padding. scores: float32 [N, C], -inf at padding."""
     weight = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), np.finfo(np.float32).min))
     return (weight / np.maximum(weight.sum(axis=1, keepdims=True), 1e-9)).astype(np.float32)
@@ -249,16 +249,16 @@ def predict(model: RankingModel, requests: Requests) -> np.ndarray:
     """Return logits, float32 [N, C], -inf at padding."""
     model.eval()
     blocks = _split(np.arange(len(requests)), 128) or [np.arange(0)]
-    logits = np.concatenate([scores_of(model, requests.take(rows)).numpy() for rows in blocks])
+    logits = np.concatenate([compute_logits(model, requests.take(rows)).numpy() for rows in blocks])
     return np.where(requests.valid, logits, -np.inf)
 
 
 def ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
-    """Return the means of `gains` over requests with a taken item; 0 without any."""
-    return {name: float(values.mean()) if len(values) else 0.0 for name, values in gains(scores, taken).items()}
+    """Return the means of `measure_gains` over requests with a taken item; 0 without any."""
+    return {name: float(values.mean()) if len(values) else 0.0 for name, values in measure_gains(scores, taken).items()}
 
 
-def gains(scores: np.ndarray, taken: np.ndarray) -> dict[str, np.ndarray]:
+def measure_gains(scores: np.ndarray, taken: np.ndarray) -> dict[str, np.ndarray]:
     """Return NDCG@10 and Recall@20 of each request with a taken item; items that retrieval missed do not count.
 
     scores: float [N, C]; taken: bool [N, C]

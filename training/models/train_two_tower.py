@@ -112,8 +112,8 @@ def sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected:
     """Return the mean cross-entropy of each row's target against the negatives."""
     weights = torch.from_numpy(recency_weights(batch.history.numpy(), model.n_items))
     users = model.user_vectors(batch.user_categorical, batch.user_continuous, batch.history, weights)
-    target_logits = (users * model.item_vectors(batch.targets)).sum(dim=1) - log_expected[batch.targets]
-    negative_logits = users @ model.item_vectors(negatives).T - log_expected[negatives]
+    target_logits = (users * model.compute_item_vectors(batch.targets)).sum(dim=1) - log_expected[batch.targets]
+    negative_logits = users @ model.compute_item_vectors(negatives).T - log_expected[negatives]
     negative_logits = negative_logits.masked_fill(batch.targets.unsqueeze(1) == negatives, -torch.inf)
     logits = torch.cat([target_logits.unsqueeze(1), negative_logits], dim=1)
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))

@@ -107,7 +107,7 @@ class TwoTower(nn.Module):
             return torch.zeros(len(user_categorical), 0)
         return torch.cat([table(user_categorical[:, slot]) for slot, table in enumerate(self.user_tables)], dim=1)
 
-    def item_vectors(self, items: Tensor) -> Tensor:
+    def compute_item_vectors(self, items: Tensor) -> Tensor:
         """Return item vectors, float32 [n, D], of positions int64 [n]."""
         vectors = self.item_numbers(self.item_continuous[items])
         for slot, table in enumerate(self.item_feature_tables):

@@ -18,7 +18,7 @@ from serving.contract.tensors import FROM_STORE
 from serving.stages.preprocess import Preprocess
 from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import INDEX_FILE, Search
-from training.retrieval.index import EFFORTS, QUERIES, WANTED_RECALL, Trial, exact_scores, inverted_file, try_index
+from training.retrieval.index import EFFORTS, QUERIES, WANTED_RECALL, Trial, find_exact_scores, inverted_file, try_index
 
 Arrays = Mapping[str, np.ndarray]
 KIND = "lists"
@@ -78,7 +78,7 @@ def measure_recall(search: Search, queries: np.ndarray, count: int) -> Trial:
 
 def search_exactly(search: Search, queries: np.ndarray, count: int) -> np.ndarray:
     """Return the largest scores of servable items, float32 [Q, min(count, n)], descending."""
-    return exact_scores(search.item_vectors[search.servable[:-1]], queries, count)
+    return find_exact_scores(search.item_vectors[search.servable[:-1]], queries, count)
 
 
 def split_half(requests: Arrays, first: int) -> dict[str, np.ndarray]:

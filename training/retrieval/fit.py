@@ -57,7 +57,7 @@ class FittedRetriever:
         """Retrieve for N known users. Return positions int64 [N, C], padded with n_items, and scores float32 [N, C]."""
         seen = self.seen[np.searchsorted(self.user_ids, user_ids)]
         if self.filter_seen:
-            seen = seen + _history_matrix(users.history_positions, seen.shape[1])
+            seen = seen + _make_history_matrix(users.history_positions, seen.shape[1])
         return self.retriever.retrieve(users, seen, self.candidates)
 
 
@@ -101,7 +101,7 @@ def _fit(
     return FittedRetriever(retriever, user_ids, seen, settings.candidates, settings.filter_seen)
 
 
-def _history_matrix(history: np.ndarray, n_items: int) -> sp.csr_matrix:
+def _make_history_matrix(history: np.ndarray, n_items: int) -> sp.csr_matrix:
     """Return CSR float32 [N, n_items] of int [N, H] positions, padded with n_items."""
     rows, places = np.nonzero(history < n_items)
     entries = (np.ones(len(rows), np.float32), (rows, history[rows, places]))

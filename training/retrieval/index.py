@@ -76,7 +76,7 @@ def choose_index(
     if len(positions) <= sizes.exact_up_to:
         return Choice("exact", None, (Trial("exact", 0, 1.0, 1.0, float(len(positions))),))
     queries = query_vectors[:QUERIES]
-    exact, vectors = exact_scores(item_vectors[positions], queries, k), index_vectors(item_vectors[positions])
+    exact, vectors = find_exact_scores(item_vectors[positions], queries, k), make_index_vectors(item_vectors[positions])
     kind = "lists" if len(positions) < sizes.compress_from else "compressed lists"
     index = _fill(_empty(kind, len(positions), vectors.shape[1]), vectors, positions)
     trials: list[Trial] = []
@@ -91,13 +91,13 @@ def choose_index(
 
 
 def try_index(kind: str, index: Any, effort: int, item_vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray) -> Trial:
-    """Search the index, which keeps the effort. queries: float32 [Q, D]; exact: float32 [Q, k], `exact_scores` of them."""
+    """Search the index, which keeps the effort. queries: float32 [Q, D]; exact: float32 [Q, k], `find_exact_scores` of them."""
     index.nprobe = min(effort, index.nlist)
     statistics = faiss.cvar.indexIVF_stats  # type: ignore[attr-defined]  # which Faiss's stubs lack
     statistics.reset()
     found = index.search(index_queries(queries), exact.shape[1])[1]
     cost = index.nlist + statistics.ndis / len(queries)
-    shares = recalls_of(true_scores(item_vectors, queries, found), exact)
+    shares = measure_recalls(compute_true_scores(item_vectors, queries, found), exact)
     error = shares.std() * (2 / len(shares)) ** 0.5  # of the difference between two such samples
     return Trial(kind, effort, float(shares.mean()), float(shares.mean() - 1.96 * error), cost)
 
@@ -109,14 +109,14 @@ def inverted_file(index: faiss.Index) -> faiss.IndexIVF:
     return inverted
 
 
-def exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+def find_exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
     """Return the largest inner products, float32 [Q, min(k, n)], descending."""
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors)
     return flat.search(queries, min(k, len(vectors)))[0]
 
 
-def index_vectors(vectors: np.ndarray) -> np.ndarray:
+def make_index_vectors(vectors: np.ndarray) -> np.ndarray:
     """Return unit vectors [n, D + 1] of float32 [n, D], whose distance to `index_queries` orders them by falling inner product.
 
     Subtracting the mean changes all scores of a user alike; the extra dimension makes all vectors equally long.
@@ -128,12 +128,12 @@ def index_vectors(vectors: np.ndarray) -> np.ndarray:
     return (np.concatenate([centred, extra[:, None]], axis=1) / np.sqrt(longest)).astype(np.float32)
 
 
-def true_scores(item_vectors: np.ndarray, queries: np.ndarray, found: np.ndarray) -> np.ndarray:
+def compute_true_scores(item_vectors: np.ndarray, queries: np.ndarray, found: np.ndarray) -> np.ndarray:
     """Return inner products, float32 [Q, k], of positions int64 [Q, k]; -inf for -1."""
     return np.where(found >= 0, np.einsum("qd,qkd->qk", queries, item_vectors[found]), -np.inf)
 
 
-def recalls_of(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
+def measure_recalls(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Return the share of k results as good as the exact ones, float64 [Q]. Scores [Q, k], `exact` descending; ties count."""
     floor = exact[:, -1:] - 1e-5 * np.abs(exact[:, -1:])
     return (found >= floor).mean(axis=1)

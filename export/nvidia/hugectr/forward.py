@@ -7,7 +7,7 @@ import numpy as np
 from export.nvidia.hugectr.layers import DlrmLayers
 
 
-def logits(layers: DlrmLayers, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def compute_logits(layers: DlrmLayers, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return float32 [N], before the sigmoid.
 
     dense: float32 [N, Gu + Gp]; rows: float32 [N, S, D], the pooled row of each slot.

@@ -17,7 +17,7 @@ import torch
 
 from export.nvidia.hugectr.dense_file import read_dense_file
 from export.nvidia.hugectr.foreign import ForeignDlrm, read_foreign
-from export.nvidia.hugectr.forward import find_slot_rows, logits
+from export.nvidia.hugectr.forward import compute_logits, find_slot_rows
 from export.nvidia.hugectr.inputs import Inputs, read_inputs
 from export.nvidia.hugectr.layers import DlrmLayers, Layer, interaction_width
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
@@ -141,7 +141,7 @@ def _verify(model: DLRM, layers: DlrmLayers, rows: SparseTable, theirs: Inputs, 
     chosen = {slot.name: rng.integers(PAD_ROW + 1, slot.rows, PARITY_ROWS) for slot in ours.slots}
     keys = np.stack([slot.first_key + chosen[slot.name] for slot in theirs.slots], axis=1)
     dense = numbers[:, [ours.numbers.index(name) for name in theirs.numbers]]
-    expected = logits(layers, dense, find_slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), keys))
+    expected = compute_logits(layers, dense, find_slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), keys))
     got = _compute_logits(model, numbers, [chosen[slot.name] for slot in ours.slots])
     difference = float(np.abs(got - expected).max() / (1 + np.abs(expected).max()))
     if not difference <= PARITY_LIMIT:
@@ -152,6 +152,6 @@ def _compute_logits(model: DLRM, numbers: np.ndarray, rows: list[np.ndarray]) ->
     """Return float32 [N], one candidate per request. numbers: float32 [N, Gu + Gp]; rows: int64 [N] of each slot."""
     n_users, n_numbers = len(model.user_tables), model.shape.user_numbers
     user_rows = model.user_rows(torch.from_numpy(np.stack(rows[:n_users], axis=1)))
-    item_rows = model.item_rows([torch.from_numpy(each[:, None, None]) for each in rows[n_users:]])
+    item_rows = model.look_up_items([torch.from_numpy(each[:, None, None]) for each in rows[n_users:]])
     values = torch.from_numpy(numbers)
     return model.network(values[:, :n_numbers], user_rows, values[:, None, n_numbers:], item_rows)[:, 0].numpy()

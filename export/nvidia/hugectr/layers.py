@@ -55,12 +55,12 @@ def layers_from_arrays(arrays: Mapping[str, np.ndarray]) -> DlrmLayers:
 
     def stack(name: str) -> tuple[Layer, ...]:
         count = sum(key.startswith(name) and key.endswith(".weight") for key in arrays)
-        return tuple(_layer(f"{name}{i}", arrays[f"{name}{i}.weight"], arrays[f"{name}{i}.bias"]) for i in range(count))
+        return tuple(_make_layer(f"{name}{i}", arrays[f"{name}{i}.weight"], arrays[f"{name}{i}.bias"]) for i in range(count))
 
     return DlrmLayers(stack("bottom"), stack("top"))
 
 
-def _layer(name: str, weight: np.ndarray, bias: np.ndarray) -> Layer:
+def _make_layer(name: str, weight: np.ndarray, bias: np.ndarray) -> Layer:
     if weight.ndim != 2 or bias.shape != (weight.shape[1],):
         raise ExportError(
             f"layer {name} has weight {list(weight.shape)} and bias {list(bias.shape)}. Expected [in, out] and [out]. "

@@ -44,11 +44,11 @@ def make_network(layers: DlrmLayers, nnz_per_slot: tuple[int, ...], vocabulary: 
 
 def network_document(network: Network) -> dict[str, Any]:
     """Return the network JSON as a dict."""
-    bottom, dense_rows = _mlp("bottom", DENSE, network.bottom, relu_last=True)
-    top, logit = _mlp("top", "interaction", network.top, relu_last=False)
+    bottom, dense_rows = _describe_mlp("bottom", DENSE, network.bottom, relu_last=True)
+    top, logit = _describe_mlp("top", "interaction", network.top, relu_last=False)
     interaction = {"type": "Interaction", "bottom": [dense_rows, ROWS], "top": "interaction"}
     loss = {"type": "BinaryCrossEntropyLoss", "bottom": [logit, LABEL], "top": "loss"}
-    return {"layers": [_data(network), _embedding(network), *bottom, interaction, *top, loss]}
+    return {"layers": [_data(network), _describe_embedding(network), *bottom, interaction, *top, loss]}
 
 
 def write_network(path: Path, network: Network) -> None:
@@ -72,7 +72,7 @@ def _data(network: Network) -> dict[str, Any]:
     }
 
 
-def _embedding(network: Network) -> dict[str, Any]:
+def _describe_embedding(network: Network) -> dict[str, Any]:
     return {
         "name": ROWS,
         "type": EMBEDDING,
@@ -89,7 +89,9 @@ def _embedding(network: Network) -> dict[str, Any]:
     }
 
 
-def _mlp(name: str, enters: str, shapes: tuple[tuple[int, int], ...], relu_last: bool) -> tuple[list[dict[str, Any]], str]:
+def _describe_mlp(
+    name: str, enters: str, shapes: tuple[tuple[int, int], ...], relu_last: bool
+) -> tuple[list[dict[str, Any]], str]:
     """Return the InnerProduct and ReLU layers of one MLP, and the name of its output tensor."""
     layers: list[dict[str, Any]] = []
     for i, (_, outputs) in enumerate(shapes):

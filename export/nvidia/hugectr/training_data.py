@@ -64,7 +64,7 @@ def _write_part(
     files = {f"{number}.parquet": table for number, table in enumerate(tables) if table.num_rows}
     for name, table in files.items():
         pq.write_table(table, folder / name)
-    names = [LABEL, *map(column_name, inputs.numbers), *(column_name(slot.name) for slot in inputs.slots)]
+    names = [LABEL, *map(name_column, inputs.numbers), *(name_column(slot.name) for slot in inputs.slots)]
     kinds = {"labels": slice(0, 1), "conts": slice(1, 1 + len(inputs.numbers)), "cats": slice(1 + len(inputs.numbers), None)}
     metadata = {"file_stats": [{"file_name": name, "num_rows": table.num_rows} for name, table in files.items()]}
     indexed = [{"col_name": name, "index": index} for index, name in enumerate(names)]
@@ -74,7 +74,7 @@ def _write_part(
     return sum(table.num_rows for table in files.values())
 
 
-def column_name(name: str) -> str:
+def name_column(name: str) -> str:
     """Return a column's name in the Parquet file, without dots: readers take those for nested columns."""
     return name.replace(".", "_")
 
@@ -89,8 +89,8 @@ def _make_table(part: Requests, inputs: Inputs, settings: RankerSettings, rng: n
     keys = [part.users.user_categorical[request, slot, None] for slot in range(len(inputs.user_slots))]
     keys += [rows[items] for rows in part.items.rows]
     columns = {LABEL: pa.array(part.taken[request, candidate].astype(np.float32))}
-    columns |= {column_name(name): pa.array(numbers[:, i].astype(np.float32)) for i, name in enumerate(inputs.numbers)}
-    columns |= {column_name(slot.name): _make_keys(rows, slot.first_key) for slot, rows in zip(inputs.slots, keys, strict=True)}
+    columns |= {name_column(name): pa.array(numbers[:, i].astype(np.float32)) for i, name in enumerate(inputs.numbers)}
+    columns |= {name_column(slot.name): _make_keys(rows, slot.first_key) for slot, rows in zip(inputs.slots, keys, strict=True)}
     return pa.table(columns)
 
 

@@ -20,7 +20,7 @@ MOST_MOVED = 0.001  # of the first TOP places, by their weight in NDCG
 TOP = 10
 
 
-def disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
+def describe_disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
     """Return "" when answers agree within the precision's tolerance, else the difference.
 
     The tolerance is twice the one by which `lower.py` chooses nodes.
@@ -30,25 +30,25 @@ def disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
     if precision == "fp32":
         return compare_answers(got, expected, EXACT)
     if precision == "fp16":
-        differs, change = beyond(got, expected, HALF), np.abs(got["scores"] - expected["scores"]).max(initial=0.0)
+        differs, change = find_beyond(got, expected, HALF), np.abs(got["scores"] - expected["scores"]).max(initial=0.0)
         fact = f"{differs.sum()} of {len(differs)} lists differ by more than {HALF} explains, scores by up to {change:.2g}"
         return fact if differs.any() else ""
     moved = moved_share(got, expected, HALF)
     return f"{moved:.2%} of the first {TOP} places moved, at most {2 * MOST_MOVED:.1%} may" if moved > 2 * MOST_MOVED else ""
 
 
-def beyond(got: Arrays, expected: Arrays, tolerance: float) -> np.ndarray:
+def find_beyond(got: Arrays, expected: Arrays, tolerance: float) -> np.ndarray:
     """Return bool [R]: a score differs by more than `tolerance`, or an item's exact score by twice that from its place's."""
     return np.array(
         [
-            _beyond(*row, tolerance)
+            _exceeds(*row, tolerance)
             for row in zip(got["item_ids"], got["scores"], expected["item_ids"], expected["scores"], strict=True)
         ],
         bool,
     )
 
 
-def _beyond(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: np.ndarray, tolerance: float) -> bool:
+def _exceeds(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: np.ndarray, tolerance: float) -> bool:
     if not (np.abs(scores - exact) <= tolerance).all():
         return True
     for place in np.flatnonzero(ids != exact_ids):
@@ -64,13 +64,13 @@ def _beyond(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: n
 def moved_share(got: Arrays, expected: Arrays, tolerance: float) -> float:
     """Return how far items moved among the first TOP places: the mean share of those places' NDCG weight.
 
-    Lists whose changes are explained by close scores (`beyond`) count as unmoved. The share is the largest possible loss of
-    NDCG: that of lists in which every moved item is relevant and moved down.
+    Lists whose changes are explained by close scores (`find_beyond`) count as unmoved. The share is the largest possible loss
+    of NDCG: that of lists in which every moved item is relevant and moved down.
     """
     ids, exact_ids = (answers["item_ids"][:, :TOP] for answers in (got, expected))
     weights = 1.0 / np.log2(np.arange(2, TOP + 2))[: ids.shape[1]]
     moved = [_moved(a, b, weights) for a, b in zip(ids, exact_ids, strict=True)]
-    return float(np.mean(moved * beyond(got, expected, tolerance)))
+    return float(np.mean(moved * find_beyond(got, expected, tolerance)))
 
 
 def _moved(ids: np.ndarray, exact_ids: np.ndarray, weights: np.ndarray) -> float:

@@ -51,7 +51,7 @@ def insert_casts(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelPro
 
 
 class _Halving:
-    """A graph under construction. Each float tensor exists as fp32 under its name, as fp16 under `_half_name`, or as both."""
+    """A graph under construction. Each float tensor exists as fp32 under its name, as fp16 under `_name_half`, or as both."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.source = model
@@ -66,16 +66,16 @@ class _Halving:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         if node.op_type in ANY_TYPE:
-            copy.input[:] = [name if name in self.tensors else _half_name(name) for name in node.input]
+            copy.input[:] = [name if name in self.tensors else _name_half(name) for name in node.input]
         else:
             copy.input[:] = [self.provide(name, halve) if name in self.floats else name for name in node.input]
-        copy.output[:] = [_half_name(name) if halve and name in self.floats else name for name in node.output]
+        copy.output[:] = [_name_half(name) if halve and name in self.floats else name for name in node.output]
         self.tensors |= set(copy.output)
         self.nodes.append(copy)
 
     def provide(self, name: str, half: bool) -> str:
         """Return the name of a float tensor in the wanted type. Cast it when it exists only in the other."""
-        wanted, other = (_half_name(name), name) if half else (name, _half_name(name))
+        wanted, other = (_name_half(name), name) if half else (name, _name_half(name))
         if wanted not in self.tensors:
             if half and name in self.weights:
                 self.weights[wanted] = self.weights[name].astype(np.float16)
@@ -95,5 +95,5 @@ class _Halving:
         return model
 
 
-def _half_name(name: str) -> str:
+def _name_half(name: str) -> str:
     return f"{name}_fp16"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from export.nvidia.precision.agreement import HALF, MOST_MOVED, beyond, moved_share
+from export.nvidia.precision.agreement import HALF, MOST_MOVED, find_beyond, moved_share
 from export.nvidia.precision.calibration import NETWORKS, Arrays
 from export.nvidia.precision.faithful import faithful_session
 from export.nvidia.precision.graphs import count_multiply_adds, tidy
@@ -83,7 +83,7 @@ def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Tri
 
     chosen: set[str] = set()
     for name in order_products(model, feeds, work, precision, lower):
-        answers = trial.answers({**sessions, stage: faithful_session(lower({*chosen, name}).model)})
+        answers = trial.answer_with({**sessions, stage: faithful_session(lower({*chosen, name}).model)})
         if keeps_precision(precision, answers, trial.exact):
             chosen.add(name)
     if chosen:
@@ -113,7 +113,7 @@ def keeps_precision(precision: str, answers: Arrays, exact: Arrays) -> bool:
     if not np.isfinite(answers["scores"]).all():
         return False
     if precision == "fp16":
-        return not beyond(answers, exact, HALF / 2).any()
+        return not find_beyond(answers, exact, HALF / 2).any()
     return moved_share(answers, exact, HALF / 2) <= MOST_MOVED
 
 

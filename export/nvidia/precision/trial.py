@@ -38,7 +38,7 @@ class Trial:
         fed = {stage: recorder.fed for stage, recorder in recorders.items()}
         self.feeds = fed | {"rerank": [*fed["rerank"], *map(halve_lists, fed["rerank"])]}
 
-    def answers(self, networks: Mapping[str, Any]) -> Arrays:
+    def answer_with(self, networks: Mapping[str, Any]) -> Arrays:
         """Return `item_ids` and `scores` of all requests. networks: stage -> the session in its network's place.
 
         Requests with non-finite network output get PAD_ID and NaN.

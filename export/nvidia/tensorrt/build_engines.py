@@ -54,13 +54,15 @@ def find_gpu_architecture() -> str:
     count = ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         raise NoEngine("the NVIDIA driver finds no GPU; start the container with --gpus")
-    found = {f"sm_{_attribute(cuda, device, MAJOR)}{_attribute(cuda, device, MINOR)}" for device in range(count.value)}
+    found = {
+        f"sm_{_read_attribute(cuda, device, MAJOR)}{_read_attribute(cuda, device, MINOR)}" for device in range(count.value)
+    }
     if len(found) > 1:
         raise NoEngine(f"the GPUs are of several architectures ({', '.join(sorted(found))}); choose with CUDA_VISIBLE_DEVICES")
     return found.pop()
 
 
-def _attribute(cuda: ctypes.CDLL, device: int, attribute: int) -> int:
+def _read_attribute(cuda: ctypes.CDLL, device: int, attribute: int) -> int:
     value, handle = ctypes.c_int(), ctypes.c_int()
     if cuda.cuDeviceGet(ctypes.byref(handle), device) or cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle):
         raise NoEngine(f"the NVIDIA driver does not describe GPU {device}")
@@ -217,10 +219,10 @@ def list_weak_flags(precision: str) -> list[str]:
 # --- cache ------------------------------------------------------------------------------------------------------------------
 
 
-def cache_key(onnx: Path, engine: dict, version: str, architecture: str) -> str:
+def compute_cache_key(onnx: Path, engine: dict, version: str, architecture: str) -> str:
     """Return the name in the cache of the engine that was built from exactly these."""
     facts = {
-        "onnx": sha256_of(onnx),
+        "onnx": compute_sha256(onnx),
         "tensorrt": version,
         "gpu": architecture,
         "precision": engine["precision"],
@@ -236,7 +238,7 @@ def find_or_build_plan(builder, cache: Path, key: str, onnx: Path, engine: dict,
     suffix: of the unfinished plan's name
     """
     plan, digest = cache / f"{key}.plan", cache / f"{key}.sha256"
-    if plan.is_file() and digest.is_file() and digest.read_text() == sha256_of(plan):
+    if plan.is_file() and digest.is_file() and digest.read_text() == compute_sha256(plan):
         try:
             builder.check(plan, engine)
             return plan
@@ -247,7 +249,7 @@ def find_or_build_plan(builder, cache: Path, key: str, onnx: Path, engine: dict,
     try:
         builder.build(onnx, engine, unfinished)
         builder.check(unfinished, engine)
-        digest.write_text(sha256_of(unfinished))
+        digest.write_text(compute_sha256(unfinished))
         unfinished.replace(plan)
     finally:
         if unfinished.exists():
@@ -255,7 +257,7 @@ def find_or_build_plan(builder, cache: Path, key: str, onnx: Path, engine: dict,
     return plan
 
 
-def sha256_of(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
@@ -275,7 +277,7 @@ def build_version(version: Path, cache: Path, suffix: str) -> str:
     builder = find_builder()
     if builder.one_profile:
         engine["profiles"] = engine["profiles"][-1:]
-    key = cache_key(version / ONNX, engine, builder.version, find_gpu_architecture())
+    key = compute_cache_key(version / ONNX, engine, builder.version, find_gpu_architecture())
     plan = find_or_build_plan(builder, cache, key, version / ONNX, engine, suffix)
     place(plan, version / PLAN)
     say(f"{version}: {engine['precision']} engine {key[:12]} of TensorRT {builder.version}")
@@ -337,7 +339,7 @@ def place(source: Path, target: Path) -> None:
 
     The copy is made outside of the model folder, which tritonserver watches.
     """
-    if target.is_file() and sha256_of(target) == sha256_of(source):
+    if target.is_file() and compute_sha256(target) == compute_sha256(source):
         return
     depth = 1 if target.name == CONFIG else 2
     beside = target.parents[depth] / f".{target.parts[-1 - depth]}.{target.name}.{os.getpid()}"

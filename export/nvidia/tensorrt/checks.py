@@ -70,7 +70,7 @@ def check_tensorrt_model(model: Path) -> Iterator[Finding]:
         yield Finding("warning", where, fact, "Read the output of build_engines.py, mend the cause, and start again.")
     for version in config.version_policy.specific.versions:
         yield from check_version(config, model / str(version), where)
-    for fact in (*placement_faults(config), *batching_faults(config)):
+    for fact in (*find_placement_faults(config), *batching_faults(config)):
         yield Finding("error", where, fact, AGAIN)
 
 
@@ -88,15 +88,19 @@ def check_version(config: pb.ModelConfig, version: Path, where: str) -> Iterator
         network = onnx.load(str(version / build_engines.ONNX))
     except DecodeError as error:
         raise ArtifactError(f"{version / build_engines.ONNX} is not an ONNX file ({error}). {AGAIN}") from error
-    for fact in operator_faults(network):
+    for fact in find_operator_faults(network):
         yield Finding(
             "warning", f"{version.parent.name}/{version.name}/{build_engines.ONNX}", fact, "ONNX Runtime serves it then."
         )
-    for fact in (*tensor_faults(config, network.graph), *profile_faults(config, profiles), *graph_faults(config, profiles)):
+    for fact in (
+        *find_tensor_faults(config, network.graph),
+        *profile_faults(config, profiles),
+        *find_graph_faults(config, profiles),
+    ):
         yield Finding("error", where, fact, AGAIN)
 
 
-def placement_faults(config: pb.ModelConfig) -> Iterator[str]:
+def find_placement_faults(config: pb.ModelConfig) -> Iterator[str]:
     """Yield instances outside of GPUs: the backend supports only these."""
     if not config.instance_group:
         yield "There is no instance_group: the profiles would not be named"
@@ -113,7 +117,7 @@ def batching_faults(config: pb.ModelConfig) -> Iterator[str]:
         yield f"preferred_batch_size {too_big} above max_batch_size {config.max_batch_size}"
 
 
-def operator_faults(network: onnx.ModelProto) -> Iterator[str]:
+def find_operator_faults(network: onnx.ModelProto) -> Iterator[str]:
     """Yield operators that the oldest TensorRT might not import. Its parser decides when the engine is built."""
     if unknown := sorted({node.op_type for node in network.graph.node} - OPERATORS):
         yield f"It uses {', '.join(unknown)}, which are not among the operators looked up for TensorRT 8.6"
@@ -121,7 +125,7 @@ def operator_faults(network: onnx.ModelProto) -> Iterator[str]:
         yield f"Its opset is {opset}; TensorRT 8.6 reads up to {NEWEST_OPSET}"
 
 
-def tensor_faults(config: pb.ModelConfig, graph: onnx.GraphProto) -> Iterator[str]:
+def find_tensor_faults(config: pb.ModelConfig, graph: onnx.GraphProto) -> Iterator[str]:
     """Yield differences in names, types and axes. The engine has one more axis than the config where Triton adds the batch."""
     added = 1 if config.max_batch_size else 0
     for side, stated, actual in (("input", config.input, graph.input), ("output", config.output, graph.output)):
@@ -157,7 +161,7 @@ def profile_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str
                 yield f"{tensor.name} with dims {list(tensor.dims)} lies outside profile {number}: {smallest} to {most}"
 
 
-def graph_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
+def find_graph_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
     """Yield CUDA graphs with a wrong batch size, bounds out of order, or shapes that no profile accepts.
 
     Their batch size is 0 exactly where the model has no batch axis.

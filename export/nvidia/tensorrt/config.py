@@ -19,7 +19,7 @@ from serving.contract.tensors import TensorSpec
 PYTHON_MODEL = "model.py"
 
 
-def tensorrt_config(
+def make_tensorrt_config(
     name: str,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
@@ -56,14 +56,14 @@ def tensorrt_config(
     return config
 
 
-def onnxruntime_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
+def make_onnxruntime_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
     """Return the same model on Triton's ONNX Runtime backend, which current Triton images have."""
     config = _stand_in(tensorrt)
     config.backend, config.default_model_filename = "onnxruntime", ONNX
     return config
 
 
-def python_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
+def make_python_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
     """Return the same model with ONNX Runtime inside the Python backend: merlin-hugectr images have no ONNX Runtime backend."""
     config = _stand_in(tensorrt)
     config.backend, config.default_model_filename = "python", PYTHON_MODEL

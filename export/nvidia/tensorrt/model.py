@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.precision.lower import PRECISIONS
 from export.nvidia.tensorrt import build_engines
-from export.nvidia.tensorrt.config import onnxruntime_config, python_config
+from export.nvidia.tensorrt.config import make_onnxruntime_config, make_python_config
 from export.nvidia.tensorrt.profiles import Profile
 from repository.models import write_config
 from serving.contract.errors import ExportError
@@ -80,6 +80,6 @@ def make_configs(tensorrt: pb.ModelConfig) -> dict[str, pb.ModelConfig]:
     return {
         build_engines.TENSORRT: tensorrt,
         build_engines.ONE_PROFILE: one_profile,
-        build_engines.ONNXRUNTIME: onnxruntime_config(tensorrt),
-        build_engines.PYTHON: python_config(tensorrt),
+        build_engines.ONNXRUNTIME: make_onnxruntime_config(tensorrt),
+        build_engines.PYTHON: make_python_config(tensorrt),
     }

@@ -29,12 +29,12 @@ class TritonPythonModel:
         """Run all requests at once where they have a batch axis, else one by one."""
         feeds = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
         if not self.batched:
-            return [self._response(self.session.run(self.outputs, feed)) for feed in feeds]
+            return [self._make_response(self.session.run(self.outputs, feed)) for feed in feeds]
         joined = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
         ends = np.cumsum([len(feed[self.inputs[0]]) for feed in feeds])[:-1]
         parts = zip(*(np.split(array, ends) for array in self.session.run(self.outputs, joined)), strict=True)
-        return [self._response(arrays) for arrays in parts]
+        return [self._make_response(arrays) for arrays in parts]
 
-    def _response(self, arrays) -> "pb_utils.InferenceResponse":
+    def _make_response(self, arrays) -> "pb_utils.InferenceResponse":
         tensors = [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in zip(self.outputs, arrays, strict=True)]
         return pb_utils.InferenceResponse(output_tensors=tensors)

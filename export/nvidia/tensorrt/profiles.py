@@ -28,7 +28,7 @@ class Range:
 Profile = dict[str, Range]
 
 
-def profiles_for(
+def make_shape_profiles(
     inputs: Sequence[TensorSpec],
     max_batch_size: int,
     tuned_for: Sequence[int] = (),

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from export.__main__ import app
 from export.check import check_repository
-from export.nvidia.check import ensemble_faults
+from export.nvidia.check import find_ensemble_faults
 from repository.models import read_config
 from serving.contract.artifacts import write_manifest
 from tests.long.merlin.breaking import EMBEDDINGS, edit, errors, reseal
@@ -239,7 +239,7 @@ class TestEnsembles:
         config = read_config(repository / "rerank" / "config.pbtxt")
         config.output.add(name="ranked", data_type=pb.TYPE_UINT8, dims=[1])
         configs = {path.parent.name: read_config(path) for path in repository.glob("*/config.pbtxt")}
-        assert any("callers would get back what they sent" in fact for fact in ensemble_faults(config, configs, 1))
+        assert any("callers would get back what they sent" in fact for fact in find_ensemble_faults(config, configs, 1))
 
 
 class TestNetworks:

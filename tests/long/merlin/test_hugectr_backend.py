@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.nvidia.hugectr.forward import find_slot_rows, logits
+from export.nvidia.hugectr.forward import compute_logits, find_slot_rows
 from export.nvidia.hugectr_backend import (
     NAME,
     REQUIRED,
@@ -62,7 +62,7 @@ def backend(folder, entry, config, tensors) -> np.ndarray:
     layers, table = read_model(folder, NAME)
     keys = tensors["CATCOLUMN"][0].reshape(samples, slots)
     rows = find_slot_rows(np.asarray(table.keys), np.asarray(table.vectors), keys)
-    return 1 / (1 + np.exp(-logits(layers, tensors["DES"].reshape(samples, dense), rows)))
+    return 1 / (1 + np.exp(-compute_logits(layers, tensors["DES"].reshape(samples, dense), rows)))
 
 
 def test_the_files_answer_like_the_served_network(written, cpu, exported, entry, config):

@@ -35,7 +35,7 @@ from tests.unit.hps.test_hugectr import interact
 from tests.unit.small_shops import shop
 from training.dataset import load_dataset
 from training.features.build import build_features
-from training.models.ranking_data import served_items
+from training.models.ranking_data import make_served_items
 
 SCRIPT = Path(__file__).parents[3] / "export" / "nvidia" / "hugectr" / "container" / "train_dlrm.py"
 TAGS = frozenset({"item.catalogue_tags"})
@@ -179,7 +179,7 @@ def answers(model, ours: Inputs, numbers: np.ndarray, keys: list[list[list[int]]
     n_users, n_numbers = len(ours.user_slots), model.shape.user_numbers
     with torch.no_grad():
         user_rows = model.user_rows(torch.from_numpy(rows[:, :n_users, 0]))
-        item_rows = model.item_rows([torch.from_numpy(rows[:, None, slot]) for slot in range(n_users, len(ours.slots))])
+        item_rows = model.look_up_items([torch.from_numpy(rows[:, None, slot]) for slot in range(n_users, len(ours.slots))])
         values = torch.from_numpy(numbers)
         return model.network(values[:, :n_numbers], user_rows, values[:, None, n_numbers:], item_rows)[:, 0].numpy()
 
@@ -378,7 +378,7 @@ def test_an_export_serves_the_imported_model(dataset, taught, ours, features, tm
     got = rank(given)["rank_scores"]
     got = got - np.float32(rank.outputs.blend) * rank.inputs.retrieval_part(pairs)
 
-    slots = served_items(features).rows
+    slots = make_served_items(features).rows
     request, place = np.nonzero(given["candidate_ids"] != PAD_ID)
     numbers = np.concatenate([given["user_continuous"][request], pairs[request, place]], axis=1)
     user_keys = given["user_categorical"][request] + [slot.first_key for slot in ours.slots[: len(ours.user_slots)]]

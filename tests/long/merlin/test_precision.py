@@ -8,7 +8,7 @@ import pytest
 
 from export.nvidia.check import check_answers, check_tensorrt
 from export.nvidia.pipeline import MerlinPipeline
-from export.nvidia.precision.agreement import HALF, disagreement
+from export.nvidia.precision.agreement import HALF, describe_disagreement
 from export.nvidia.publish import publish_merlin
 from export.settings import Settings
 from repository.recorded import RECORDED_FILE, read_recorded
@@ -35,7 +35,7 @@ def test_ranker_and_reranker_get_the_lowest_precision_that_keeps_their_answers(c
     assert found[-1] == "fp32"
     recorded = read_recorded(cpu / "recommend" / "1" / RECORDED_FILE)
     answers = MerlinPipeline(repository, 1, "/models")(recorded.inputs)
-    assert disagreement(precision, answers, recorded.outputs) == ""
+    assert describe_disagreement(precision, answers, recorded.outputs) == ""
     if precision == "fp16":
         assert 0 < np.abs(answers["scores"] - recorded.outputs["scores"]).max() <= HALF
     assert [*check_tensorrt(repository), *check_answers(repository)] == []

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from export.nvidia.hugectr.forward import find_slot_rows, logits
+from export.nvidia.hugectr.forward import compute_logits, find_slot_rows
 from export.nvidia.hugectr.layers import layers_from_arrays
 from export.nvidia.hugectr.model import compute_slot_offsets, write_model
 from tests.unit.hps.hugectr_files import read_model
@@ -57,7 +57,7 @@ def trained(rows) -> DLRM:
 def answers(model: DLRM, codes: np.ndarray, numbers: np.ndarray) -> torch.Tensor:
     """Logits [N]: one candidate per request."""
     user, item, category = (torch.from_numpy(codes[:, [slot]]) for slot in range(3))
-    user_rows, item_rows = model.user_rows(user), model.item_rows([item[:, None], category[:, None]])
+    user_rows, item_rows = model.user_rows(user), model.look_up_items([item[:, None], category[:, None]])
     values = torch.from_numpy(numbers)
     return model.network(values[:, :2], user_rows, values[:, None, 2:], item_rows)[:, 0]
 
@@ -82,7 +82,7 @@ def test_ten_thousand_rows_from_the_files(written):
     assert len(keys) == ROWS
     assert expected.std() > 0.05  # answers differ from row to row
     layers, table = read_model(folder, "dlrm")
-    got = logits(layers, numbers, find_slot_rows(np.asarray(table.keys), np.asarray(table.vectors), keys))
+    got = compute_logits(layers, numbers, find_slot_rows(np.asarray(table.keys), np.asarray(table.vectors), keys))
     np.testing.assert_allclose(1 / (1 + np.exp(-got)), expected, atol=1e-5)
 
 

@@ -28,7 +28,7 @@ from serving.stages.preprocess import Preprocess
 from tests.contract import fake_backend
 from tests.long.merlin.conftest import source_of
 from tests.unit.small_shops import CONTEXT, SETTINGS, shop
-from training.features.columns import frame_of
+from training.features.columns import make_frame
 from training.features.compile import compile_workflow
 from training.features.operators import Categories, HashValues
 from training.features.workflow import save_for_serving
@@ -79,7 +79,7 @@ def test_missing_values_and_any_text_reach_it(tmp_path):
     output = ["text", "number"] >> Categories(out_path=str(tmp_path))
     output = output + (["hashed"] >> HashValues({"hashed": 97}))
     output = output + (["amount"] >> ops.FillMissing(2.0) >> ops.Normalize(out_dtype=np.float32))
-    workflow = Workflow(output).fit(Dataset(frame_of({name: values[:6] for name, values in columns.items()}), cpu=True))
+    workflow = Workflow(output).fit(Dataset(make_frame({name: values[:6] for name, values in columns.items()}), cpu=True))
     plan = compile_workflow(workflow)
     save_for_serving(workflow, tmp_path / "1" / "workflow")
     run = make_workflow_run(tmp_path / "1")

@@ -13,7 +13,7 @@ import pytest
 from gateway import schema
 from gateway.experiments import interleave
 from live.exposures import read_exposures
-from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
+from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository, link_small_repository
 from tests.unit.gateway.conftest import Gateway
@@ -51,7 +51,7 @@ class Tried:
 
     @property
     def log(self) -> list[dict]:
-        return read_exposures(experiment_folder(self.repo)).to_pylist()
+        return read_exposures(find_experiment_folder(self.repo)).to_pylist()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from live.exposures import POPULAR, read_exposures
-from repository.experiments import experiment_folder
+from repository.experiments import find_experiment_folder
 from tests.repositories import link_small_repository
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import Recommendations, Sources, Unavailable
@@ -28,7 +28,7 @@ def logged(door: Gateway, column: str = "propensities", **params) -> list[float 
             await door.ask_async("GET", "/v1/recommendations", params={"user": "1"} | params)
 
     asyncio.run(ask_and_stop())
-    [row] = read_exposures(experiment_folder(door.repo)).to_pylist()
+    [row] = read_exposures(find_experiment_folder(door.repo)).to_pylist()
     return row[column]
 
 

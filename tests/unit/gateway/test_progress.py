@@ -14,7 +14,7 @@ from gateway.metrics import Metrics
 from gateway.progress import KEPT_S, LogReports, watch_calibration
 from gateway.tokens import hash_token
 from live.exposures import Exposure, ExposureLog
-from repository.experiments import end_experiment, experiment_folder, start_experiment
+from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from serving.contract.errors import DependencyError
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
 from tests.repositories import link_small_repository
@@ -40,7 +40,7 @@ def report(door: Gateway) -> dict:
 
 def start(repo: Path) -> Experiment:
     experiment = start_experiment(repo, Experiment("spring", 1, 2, 0.25))
-    log = ExposureLog(experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
+    log = ExposureLog(find_experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
     for number in range(400):
         arm = "challenger" if number % 4 == 0 else "champion"
         time_ms = experiment.started_ms + number
@@ -95,7 +95,7 @@ def test_an_answer_is_kept_for_some_seconds(repo):
 
 def test_a_file_that_cannot_be_read_is_an_error_without_its_details(repo, door):
     start(repo)
-    (experiment_folder(repo) / EXPERIMENT_FILE).write_text("{")
+    (find_experiment_folder(repo) / EXPERIMENT_FILE).write_text("{")
     response = door.ask("GET", "/v1/experiment")
     assert response.status_code == 503
     assert (

@@ -141,7 +141,7 @@ def test_the_projects_own_ranker_is_written_and_recomputed(tmp_path):
     slots = [torch.from_numpy(item[..., None]), torch.from_numpy(genres)]
     with torch.no_grad():
         user_rows = model.user_rows(torch.from_numpy(user[:, None]))
-        logits = model.network(user_numbers, user_rows, pair_numbers, model.item_rows(slots)).numpy()
+        logits = model.network(user_numbers, user_rows, pair_numbers, model.look_up_items(slots)).numpy()
 
     model.network.fold()
     rows = {slot: table.array() for slot, table in zip(ROWS, (*model.user_tables, *model.item_tables), strict=True)}

@@ -14,10 +14,10 @@ from repository.applied_rules import (
     NAMES_FILE,
     apply_rules,
     find_faults,
+    find_rules_folder,
     list_versions,
     read_current_values,
     revert_rules,
-    rules_folder,
 )
 from server.rules import app
 from serving.contract.artifacts import find_stage_folder
@@ -49,15 +49,15 @@ def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(r
     assert answer(pipeline, USERS)["item_ids"].tolist() == blocked.tolist()
     revert_rules(repository, 1)
     assert answer(pipeline, USERS)["item_ids"].tolist() == before.tolist()
-    assert [version.note for version in list_versions(rules_folder(repository))] == [
+    assert [version.note for version in list_versions(find_rules_folder(repository))] == [
         "as exported",
         "",
         "",
         "version 2 again",
         "version 1 again",
     ]
-    assert read_current_values(rules_folder(repository), "small")["price_cap"] == 50.0
-    assert read_current_values(rules_folder(repository), "another shop") is None
+    assert read_current_values(find_rules_folder(repository), "small")["price_cap"] == 50.0
+    assert read_current_values(find_rules_folder(repository), "another shop") is None
 
 
 def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repository, reader, upsert):
@@ -94,7 +94,7 @@ def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes
     assert done.exit_code == 1
     for key in ("diversity", "price_cap", "no_such_rule"):
         assert key in done.output
-    assert not rules_folder(repository).exists()
+    assert not find_rules_folder(repository).exists()
     unfit = {"pinned": [{"item_id": 1, "slot": 20}], "category_caps": {"boks": 1}, "blocked_items": ["x"]}
     facts = [str(finding) for finding in find_faults(repository, unfit)]
     assert len(facts) == 3
@@ -111,7 +111,7 @@ def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes
 @pytest.mark.parametrize("is_new", [True, False])
 def test_what_root_writes_belongs_to_the_owner_of_the_live_store(repository, monkeypatch, is_new):
     """Whoever runs this test is taken for root. A live store that root makes belongs to the repository's owner."""
-    folder, given = rules_folder(repository), {}
+    folder, given = find_rules_folder(repository), {}
     if not is_new:
         folder.parent.mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 0)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
+from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from repository.registry import read_acts
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, hash_share, read_experiment
@@ -70,10 +70,10 @@ def test_what_is_no_experiment_is_refused(wrong):
 
 def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_path):
     repo = link_small_repository(tmp_path / "shop")
-    followed = FollowedExperiment(experiment_folder(repo))
+    followed = FollowedExperiment(find_experiment_folder(repo))
     assert followed.current() is None
     begun = start_experiment(repo, spring(share=0.1))
-    assert followed.current() == begun == read_experiment(experiment_folder(repo))
+    assert followed.current() == begun == read_experiment(find_experiment_folder(repo))
     assert change_share(repo, 0.4).version == begun.version + 1
     assert followed.current().share == 0.4
     ended = end_experiment(repo, "p99 is 90 ms", state="rolled back")
@@ -93,12 +93,12 @@ def test_what_was_changed_while_it_was_judged_goes_on(tmp_path):
     changed = change_share(repo, 0.2)
     with pytest.raises(ConfigError, match="was changed while it was judged"):
         end_experiment(repo, "better", state="promoted", judged=judged)
-    assert read_experiment(experiment_folder(repo)) == changed
+    assert read_experiment(find_experiment_folder(repo)) == changed
     assert end_experiment(repo, "better", state="promoted", judged=changed).state == "promoted"
 
 
 def test_a_file_of_a_newer_version_is_read(tmp_path):
-    folder = experiment_folder(link_small_repository(tmp_path / "shop"))
+    folder = find_experiment_folder(link_small_repository(tmp_path / "shop"))
     folder.mkdir(parents=True)
     (folder / EXPERIMENT_FILE).write_text(spring().text().replace("{", '{"colour": "red",', 1))
     assert read_experiment(folder) == spring()
@@ -110,7 +110,7 @@ def test_two_experiments_do_not_run_at_once(tmp_path):
     for other in (spring(name="autumn"), spring(mode="interleave"), spring()):
         with pytest.raises(ConfigError, match="'spring' runs already"):
             start_experiment(repo, other)
-    assert read_experiment(experiment_folder(repo)) == begun
+    assert read_experiment(find_experiment_folder(repo)) == begun
 
 
 def test_a_file_that_is_none_is_told_once_and_then_enrols_nobody(tmp_path):

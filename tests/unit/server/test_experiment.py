@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from repository.challenger import read_challengers, write_challenger
-from repository.experiments import end_experiment, experiment_folder, start_experiment
+from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from repository.models import read_config
 from server.__main__ import app
 from serving.contract.errors import ConfigError, ServerError
@@ -39,7 +39,7 @@ def test_an_experiment_whose_server_is_gone_ends_and_the_next_server_loads_the_c
     assert "no server started here serves it" in run(repo, "status")
     said = run(repo, "stop", "--reason", "enough")
     assert said == "experiment spring is over: generation 2 is not loaded, because no server started here runs\n"
-    experiment = read_experiment(experiment_folder(repo))
+    experiment = read_experiment(find_experiment_folder(repo))
     assert (experiment.state, experiment.reason) == ("stopped", "enough")
     assert read_challengers(repo) == ()
     assert pinned_generation(repo) == 1
@@ -71,4 +71,4 @@ def test_a_share_that_is_none_is_refused_and_changes_nothing(repo, share):
     begin(repo)
     done = CliRunner().invoke(app, ["experiment", "share", "--repo", str(repo), "--", share])
     assert done.exit_code != 0
-    assert read_experiment(experiment_folder(repo)).share == 0.5
+    assert read_experiment(find_experiment_folder(repo)).share == 0.5

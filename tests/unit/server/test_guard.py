@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from live.exposures import Exposure, ExposureLog
-from repository.experiments import end_experiment, experiment_folder, start_experiment
+from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from repository.registry import read_acts
 from server import control, guard
 from server.guard import ExperimentGuard
@@ -43,7 +43,7 @@ def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, t
     control.end_server(state)  # as a restart does
     assert ExperimentGuard(state, tmp_path).look() == ""  # of the restarted server: it has a guard
     assert guard.list_guards(state.tag) == running
-    exposures = ExposureLog(experiment_folder(state.repo), 1.0, keep_days=1, keep_bytes=1 << 30)
+    exposures = ExposureLog(find_experiment_folder(state.repo), 1.0, keep_days=1, keep_bytes=1 << 30)
     for number in range(FAILED):
         shown = (f"a{number}", experiment.changed_ms + 1, number, 1, [1], [1.0])
         exposures.add(Exposure(*shown, ["challenger"], "spring", "challenger"))
@@ -51,7 +51,7 @@ def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, t
     until(lambda: guard.list_guards(state.tag) == [], log.read_text)
     reason = f"it failed in {FAILED} of {FAILED} answers"
     assert f"experiment spring is rolled back, because {reason}" in log.read_text()
-    assert (read_experiment(experiment_folder(state.repo)).state, read_acts(state.repo)[-1].action) == ("rolled back",) * 2
+    assert (read_experiment(find_experiment_folder(state.repo)).state, read_acts(state.repo)[-1].action) == ("rolled back",) * 2
     assert reason in read_acts(state.repo)[-1].reason
     assert keeper.look() == ""
 
@@ -72,7 +72,7 @@ def test_an_experiment_that_is_over_needs_no_guard(state, tmp_path):
 
 def test_an_experiment_that_cannot_be_read_is_reported_once(state, tmp_path):
     start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
-    (experiment_folder(state.repo) / "experiment.json").write_text("{")
+    (find_experiment_folder(state.repo) / "experiment.json").write_text("{")
     keeper = ExperimentGuard(state, tmp_path)
     with pytest.raises(ArtifactError, match="cannot be read"):
         keeper.look()

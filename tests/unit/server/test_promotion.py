@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from repository.experiments import end_experiment, experiment_folder, start_experiment
+from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from repository.registry import read_acts, record_act
-from repository.tables import tables_settings
+from repository.tables import find_tables_settings
 from server import processes
 from server.ports import Ports, find_free_ports
 from server.promotion import Promotion, awaits_move
@@ -76,7 +76,7 @@ def test_a_move_that_fails_is_tried_once_and_recorded(state, tmp_path):
     assert "generation 2 is promoted, because more clicks; generation 1 stays, because" in followed.look()
     assert (read_acts(state.repo)[-1].action, read_acts(state.repo)[-1].generation) == ("not promoted", 2)
     assert followed.look() == Promotion(state, tmp_path).look() == ""
-    stopped = read_experiment(experiment_folder(state.repo))
+    stopped = read_experiment(find_experiment_folder(state.repo))
     assert (stopped.state, stopped.reason) == ("stopped", f"not promoted: {reason_of(state)}")
 
 
@@ -91,7 +91,7 @@ def test_a_move_that_fails_while_another_experiment_begins_leaves_that_one_alone
 
     double.before_index = start_another
     assert "generation 1 stays" in Promotion(state, tmp_path).look()
-    assert read_experiment(experiment_folder(state.repo)).name == "summer"
+    assert read_experiment(find_experiment_folder(state.repo)).name == "summer"
     assert "No server answers" in reason_of(state)
 
 
@@ -105,7 +105,7 @@ def test_a_move_whose_rest_fails_is_a_promotion(served, tmp_path, failing):
         double.before_load = lambda model: "it failed" if double.states.get((ENSEMBLE, 2)) == "READY" else ""
         reason = "did not unload what it served before"
     else:
-        tables = tables_settings(state.repo, 2)
+        tables = find_tables_settings(state.repo, 2)
         tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
         reason = "The updater of generation 2 did not start"
     done = Promotion(state, tmp_path).look()
@@ -117,7 +117,7 @@ def test_a_move_whose_rest_fails_is_a_promotion(served, tmp_path, failing):
     assert [(act.action, act.generation) for act in (promoted, activated)] == [("promoted", 2), ("activated", 2)]
     assert (replaced.action, replaced.generation) == ("replaced", 1)  # where its drift is looked for
     assert "by 2: its drift is not known" in replaced.reason
-    assert read_experiment(experiment_folder(state.repo)) == experiment
+    assert read_experiment(find_experiment_folder(state.repo)) == experiment
     assert Promotion(saved, tmp_path).look() == ""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repository.generations import pin, published_generations, write_pins
+from repository.generations import list_published_generations, pin, write_pins
 from repository.lock import LOCK_FILE, publication_lock
 from repository.models import check_backends, read_config, read_repository
 from server import generations, launcher
@@ -166,7 +166,7 @@ def test_a_generation_counts_when_every_model_has_it(repo):
     toys.publish(repo, 2)
     toys.publish(repo, 3)
     shutil.rmtree(repo / "recommend" / "3")
-    assert published_generations(repo) == (1, 2)
+    assert list_published_generations(repo) == (1, 2)
     for move in (partial(activate, "localhost:1"), pin):
         with pytest.raises(ConfigError, match=r"Generation 3 is not in .*which holds \[1, 2\]"):
             move(repo, 3)
@@ -180,13 +180,13 @@ def test_steps_that_disagree_and_steps_that_are_missing(repo):
         pinned_generation(repo)
     shutil.rmtree(repo / "second")
     with pytest.raises(ConfigError, match=r"recommend has steps \['second'\], which are not in the repository"):
-        published_generations(repo)
+        list_published_generations(repo)
 
 
 def test_a_repository_without_the_ensemble(repo):
     shutil.rmtree(repo / "recommend")
     with pytest.raises(ConfigError, match="has no model recommend"):
-        published_generations(repo)
+        list_published_generations(repo)
     with pytest.raises(ArtifactError, match=r"recommend/config\.pbtxt cannot be read.*make export"):
         pinned_generation(repo)
 

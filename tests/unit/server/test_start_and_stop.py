@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from repository.challenger import write_challenger
-from repository.experiments import experiment_folder
+from repository.experiments import find_experiment_folder
 from server import __main__ as commands
 from server import experiment, health
 from server.control import stop_server
@@ -71,8 +71,8 @@ def test_the_challenger_of_an_interrupted_start_is_unloaded(repo):
 
 
 def test_the_challenger_of_an_interrupted_start_is_unloaded_also_after_a_promotion(repo):
-    experiment_folder(repo).mkdir()
-    (experiment_folder(repo) / EXPERIMENT_FILE).write_text(Experiment("spring", 3, 1, 0.0, state="promoted").text())
+    find_experiment_folder(repo).mkdir()
+    (find_experiment_folder(repo) / EXPERIMENT_FILE).write_text(Experiment("spring", 3, 1, 0.0, state="promoted").text())
     assert stop(repo) == "experiment spring is over: generation 2 is unloaded\n"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from repository.tables import has_update_source, tables_settings
+from repository.tables import find_tables_settings, has_update_source
 from server import processes, supervisor, updaters
 from server.ports import Ports
 from server.state import ServerState
@@ -152,7 +152,7 @@ def test_settings_of_tables_that_cannot_be_read_are_named(tmp_path):
     publish(tmp_path, 1, {"brokers": "localhost:9092"})
     assert has_update_source(tmp_path, 1)
     assert not has_update_source(tmp_path, 2)
-    path = tables_settings(tmp_path, 1)
+    path = find_tables_settings(tmp_path, 1)
     path.write_text("{")
     with pytest.raises(ArtifactError, match=str(path)):
         has_update_source(tmp_path, 1)

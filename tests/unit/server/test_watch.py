@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 from repository.registry import read_acts
-from repository.tables import tables_settings
+from repository.tables import find_tables_settings
 from server.control import stop_server
 from server.observer import HANGS_S, Observer
 from server.ports import find_free_ports
@@ -132,7 +132,7 @@ def installed_double(tmp_path, monkeypatch) -> None:
 def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(state, tmp_path, capsys):
     repo = copy_small_repository(tmp_path / "shop")
     state = replace(state, repo=repo, generation=1, settings=SETTINGS)
-    tables = tables_settings(repo, 1)
+    tables = find_tables_settings(repo, 1)
     tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
     state.save(tmp_path)
     os.kill(state.pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from live.exposures import Exposure, ExposureLog
-from repository.experiments import experiment_folder
+from repository.experiments import find_experiment_folder
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import OBSERVE
 from serving.stages.live.models import Observe
@@ -94,7 +94,7 @@ def repo(tmp_path) -> Path:
 
 def show(repo: Path, first: int, count: int = WINDOW_ANSWERS, **changes) -> None:
     """Log answers from one number on, a millisecond apart, with three items each, to 100 users."""
-    log = ExposureLog(experiment_folder(repo), 1.0, keep_days=10_000, keep_bytes=1 << 30)
+    log = ExposureLog(find_experiment_folder(repo), 1.0, keep_days=10_000, keep_bytes=1 << 30)
     for number in range(first, first + count):
         answer = Exposure(f"a{number}", BEGINS_MS + number, number // 20, 1, [3, 1, 2], [0.9, 0.5, 0.1], [])
         log.add(replace(answer, **changes))
@@ -113,7 +113,7 @@ def click(repo: Path, numbers: np.ndarray, after_s: float = 60.0) -> None:
 
 
 def measure(repo: Path, after_s: float = SETTLED_S + 60.0) -> tuple[Calibration | None, str]:
-    return measure_calibration(experiment_folder(repo), BEGINS_MS + int(1_000 * after_s))
+    return measure_calibration(find_experiment_folder(repo), BEGINS_MS + int(1_000 * after_s))
 
 
 def test_the_first_window_is_the_reference_of_the_next_ones(repo):
@@ -153,6 +153,6 @@ def test_few_clicks_are_no_reference(repo):
 
 def test_a_broken_file_says_what_to_do(repo):
     show(repo, 0)
-    (experiment_folder(repo) / FILE).write_text("[1]")
+    (find_experiment_folder(repo) / FILE).write_text("[1]")
     with pytest.raises(ArtifactError, match=r"calibration\.json holds no references .*Remove it"):
         measure(repo)

@@ -8,14 +8,16 @@ from scipy.stats import chi2
 
 from serving.contract.distributions import Reference, compute_kl, compute_psi
 from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
-from trials.drift import FALSE_ALARMS, bound_psi, describe_categories, describe_numbers, psi_bound
+from trials.drift import FALSE_ALARMS, bound_psi, compute_psi_bound, describe_categories, describe_numbers
 
 FEATURES = 20  # that share FALSE_ALARMS
 REFERENCE = np.random.default_rng(0).lognormal(size=10_000)
 
 
 def bounded(reference: Reference) -> Reference:
-    return replace(reference, psi_bound=psi_bound(reference.shares, reference.rows, WINDOW_ROWS, FALSE_ALARMS / FEATURES))
+    return replace(
+        reference, psi_bound=compute_psi_bound(reference.shares, reference.rows, WINDOW_ROWS, FALSE_ALARMS / FEATURES)
+    )
 
 
 def alarms(reference: Reference, window: np.ndarray) -> bool:
@@ -72,20 +74,24 @@ def test_psi_and_kl_by_hand():
 def test_the_bound_of_large_bins_is_that_of_theory(rows, chance):
     """The PSI of two samples is then (1/n + 1/m) times a chi-square of bins - 1 degrees of freedom."""
     expected = (1 / 10_000 + 1 / rows) * chi2.isf(chance, 9)
-    assert psi_bound([0.1] * 10, 10_000, rows, chance) == pytest.approx(expected, rel=0.05)
+    assert compute_psi_bound([0.1] * 10, 10_000, rows, chance) == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("shares", [[0.1] * 10, [0.955, *[0.005] * 9]], ids=["equal", "rare"])
 def test_windows_exceed_the_bound_as_often_as_stated(shares):
     generator, chance, samples = np.random.default_rng(7), 0.01, 5_000
-    bound = psi_bound(shares, 1_000, WINDOW_ROWS, chance)
+    bound = compute_psi_bound(shares, 1_000, WINDOW_ROWS, chance)
     pairs = zip(*(generator.multinomial(n, shares, samples) / n for n in (1_000, WINDOW_ROWS)), strict=True)
     exceeding = np.mean([compute_psi(expected, observed) > bound for expected, observed in pairs])
     assert exceeding == pytest.approx(chance, abs=0.004)
 
 
 def test_what_cannot_differ_never_alarms():
-    assert psi_bound([1.0], 1_000, WINDOW_ROWS, FALSE_ALARMS) == psi_bound([0.0, 0.0], 0, WINDOW_ROWS, FALSE_ALARMS) == np.inf
+    assert (
+        compute_psi_bound([1.0], 1_000, WINDOW_ROWS, FALSE_ALARMS)
+        == compute_psi_bound([0.0, 0.0], 0, WINDOW_ROWS, FALSE_ALARMS)
+        == np.inf
+    )
 
 
 def test_a_full_window_is_reported_and_alarms_only_for_what_moved():

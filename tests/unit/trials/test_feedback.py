@@ -25,9 +25,9 @@ def test_clicks_conversions_and_revenue_by_position():
     assert feedback.clicks.tolist() == [[False, True, False], [False, True, False]]
     assert feedback.revenue.tolist() == [[0, 5.0, 0], [0, 0, 0]]
     assert feedback.conversions.tolist() == [[False, True, False], [False, True, False]]
-    assert feedback.arm_sums("revenue", "champion").mean == 5.0
-    assert feedback.arm_sums("conversion", "challenger").count == 1
-    assert feedback.rewards("degraded").tolist() == [0.0, 1.0]
+    assert feedback.sum_arm("revenue", "champion").mean == 5.0
+    assert feedback.sum_arm("conversion", "challenger").count == 1
+    assert feedback.compute_rewards("degraded").tolist() == [0.0, 1.0]
 
 
 def test_feedback_belongs_to_the_shown_answer_and_not_to_its_shadow():

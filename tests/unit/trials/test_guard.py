@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from live.exposures import Exposure, ExposureLog
-from repository.experiments import experiment_folder, start_experiment
+from repository.experiments import find_experiment_folder, start_experiment
 from repository.registry import read_acts
 from serving.live.experiment import Experiment, read_experiment
 from tests.repositories import link_small_repository
@@ -34,9 +34,9 @@ def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
 
     of_challenger: fields of Exposure, values or functions of the answer's number
     """
-    experiment = read_experiment(experiment_folder(repo))
+    experiment = read_experiment(find_experiment_folder(repo))
     assert experiment is not None
-    log = ExposureLog(experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
+    log = ExposureLog(find_experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
     for number in range(ANSWERS):
         items = [1 + (number + place) % 30 for place in range(3)]
         own = Exposure(f"a{number}", experiment.changed_ms + number, number, 1, items, [1.0] * 3, [], "spring", "champion")
@@ -82,7 +82,7 @@ def test_what_does_harm_is_rolled_back_with_its_reason(repo, mode, of_challenger
     start_experiment(repo, Experiment("spring", 1, 2, 0.5, mode))
     show(repo, **of_challenger)
     ended = guard_once(repo)
-    experiment = read_experiment(experiment_folder(repo))
+    experiment = read_experiment(find_experiment_folder(repo))
     assert ended == (experiment if said else None)
     assert (experiment.state, experiment.share) == (("rolled back", 0.0) if said else ("running", 0.5))
     if said:
@@ -175,7 +175,7 @@ def test_a_challenger_that_may_be_promoted_is_once_it_is_better(repo, promotes, 
     click(repo, "a", 0.3)
     click(repo, "b", challengers)
     ended = guard_once(repo)
-    experiment = read_experiment(experiment_folder(repo))
+    experiment = read_experiment(find_experiment_folder(repo))
     assert (experiment.state, ended) == (state, None if state == "running" else experiment)
     if state == "promoted":
         assert "20.0% more of the answers are clicked (at least" in experiment.reason
@@ -185,7 +185,7 @@ def test_a_challenger_that_may_be_promoted_is_once_it_is_better(repo, promotes, 
 def test_answers_before_a_change_of_the_share_do_not_count(repo):
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     show(repo, degraded=["challenger"])
-    path = experiment_folder(repo) / "experiment.json"
+    path = find_experiment_folder(repo) / "experiment.json"
     facts = json.loads(path.read_text())
     path.write_text(json.dumps(facts | {"changed_ms": facts["changed_ms"] + ANSWERS}))
     assert guard_once(repo) is None

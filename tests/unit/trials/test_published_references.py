@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.recording import requests_like
+from export.recording import draw_requests
 from export.references import REFERENCE_TIMES
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import find_stage_folder
@@ -31,18 +31,18 @@ def pipeline() -> Iterator[Pipeline]:
         yield pipeline
 
 
-def draw_requests(pipeline: Pipeline, seed: int, *counts: int) -> list[dict[str, np.ndarray]]:
+def trace_drawn(pipeline: Pipeline, seed: int, *counts: int) -> list[dict[str, np.ndarray]]:
     """Return all tensors of requests like those of the log, of `counts` requests in turn from one generator."""
     dataset, generator = load_dataset(small_repository().parent / "data"), np.random.default_rng(seed)
     spec = make_ensemble_spec(make_stage_specs(pipeline.info.axes, pipeline.info.context))
-    return [pipeline.trace(requests_like(dataset, spec, count, generator)) for count in counts]
+    return [pipeline.trace(draw_requests(dataset, spec, count, generator)) for count in counts]
 
 
 def test_the_score_of_the_best_candidate_is_described(pipeline):
     recorded = len(read_recorded(find_stage_folder(small_repository(), ENSEMBLE, 1) / RECORDED_FILE).inputs["user_id"])
     *_, reference = read_references(find_stage_folder(small_repository(), "rank", 1))
     assert (reference.name, reference.rows) == ("rank_score", REFERENCE_TIMES * recorded)
-    _, watched = draw_requests(pipeline, 0, recorded, reference.rows)  # as the export drew them
+    _, watched = trace_drawn(pipeline, 0, recorded, reference.rows)  # as the export drew them
     np.testing.assert_allclose(reference.shares, reference.count_shares(watched["rank_scores"].max(axis=1)))
     assert sum(reference.shares) == pytest.approx(1.0)
 
@@ -50,13 +50,13 @@ def test_the_score_of_the_best_candidate_is_described(pipeline):
 @pytest.fixture(scope="module")
 def trace(pipeline) -> dict[str, np.ndarray]:
     """All tensors of a window of requests."""
-    return draw_requests(pipeline, 1, WINDOW_ROWS)[0]
+    return trace_drawn(pipeline, 1, WINDOW_ROWS)[0]
 
 
 def test_the_best_items_are_described_as_the_ranker_reads_them(pipeline):
     folder = find_stage_folder(small_repository(), "rank", 1)
     references = {reference.name: reference for reference in read_references(folder)}
-    (trace,) = draw_requests(pipeline, 3, WINDOW_ROWS)
+    (trace,) = trace_drawn(pipeline, 3, WINDOW_ROWS)
     best = trace["candidate_ids"][np.arange(WINDOW_ROWS), trace["rank_scores"].argmax(axis=1)]
     assert {"item_id", "popularity_bucket", "catalogue_unit_price"} < set(references)
     column = [own.name for own in Plan.load(folder / "item_plan").continuous].index("catalogue_unit_price")

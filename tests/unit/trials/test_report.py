@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from live.exposures import Exposure, ExposureLog
-from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
+from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from serving.contract.artifacts import find_stage_folder
 from serving.live.experiment import Experiment
 from tests.unit.live.shops import repository_with_kinds
@@ -89,7 +89,7 @@ def test_shown_items_by_source(feedback):
 def repo(tmp_path) -> Path:
     """A shop that has shown a list outside of experiments, and one with its shadow within one."""
     repo = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
-    log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
     log.add(Exposure("a", now_ms, 1, 1, [BOOK, FILM], [1.0] * 2, []))
     for arm, generation in (("champion", 1), ("shadow", 2)):
         log.add(Exposure("b", now_ms, 2, generation, [GAME, FILM], [1.0] * 2, [], "spring", arm))
@@ -117,7 +117,7 @@ def test_of_the_running_experiment_the_answers_since_its_last_change_are_compare
     """Those of an earlier experiment of the same name, or of another share, are others' answers."""
 
     def show(arm: str, count: int) -> None:
-        log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+        log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
         for number in range(count):
             log.add(Exposure(f"{arm}{now_ms}/{number}", now_ms, number, 1, [BOOK], [1.0], [], "autumn", arm, assignment=0.5))
         log.close()
@@ -147,7 +147,7 @@ def test_of_the_running_experiment_the_answers_since_its_last_change_are_compare
 
 
 def test_the_split_is_compared_with_the_logged_share_or_a_named_one(repo):
-    log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
     for number in range(1_000):
         arm, assignment = ("challenger", 0.1) if number % 10 == 0 else ("champion", 0.9)
         log.add(Exposure(f"r{number}", now_ms, number, 1, [BOOK], [1.0], [], "autumn", arm, assignment=assignment))
@@ -169,7 +169,7 @@ def test_the_split_is_compared_with_the_logged_share_or_a_named_one(repo):
 
 @pytest.mark.parametrize(("challengers", "words"), [(100, "which a share of 0.1 explains"), (20, "does not explain. Look for")])
 def test_a_report_of_an_ab_test_says_whether_its_users_are_those_of_its_share(repo, challengers, words):
-    log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
     for arm, assignment, count in (("champion", 0.9, 900), ("challenger", 0.1, challengers)):
         for number in range(count):
             exposure = Exposure(f"{arm}{number}", now_ms, number, 1, [BOOK], [1.0], [], "autumn", arm, assignment=assignment)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export.live import make_event_kinds
-from export.prequential import event_inputs
+from export.prequential import make_event_inputs
 from serving.live.admission import EventAdmission
 from serving.live.aggregations import Instants, entity_keys, parse_aggregations
 from serving.live.aggregations.plan import NO_KEY
@@ -61,7 +61,9 @@ def features(dataset, tmp_path_factory):
         of_users = UserTrends(reader, user_ids, store_users(known, user_ids), count_events(known, items, as_of_s))
         for row, user, position in zip(rows.tolist(), users, positions, strict=True):
             if row > start:
-                writer.append(admission.events(event_inputs(dataset, np.arange(start, row)), writer.codes, writer.now_ms()))
+                writer.append(
+                    admission.events(make_event_inputs(dataset, np.arange(start, row)), writer.codes, writer.now_ms())
+                )
                 with reader.snapshot() as snapshot:
                     read = trends.counted.read_sequence
                     trends.follow(snapshot, snapshot.progress(), snapshot.headers_since(read), read)
@@ -79,7 +81,7 @@ def features(dataset, tmp_path_factory):
 
 def store_users(aggregates: LogAggregates, user_ids: np.ndarray) -> StoredAggregates:
     known_ids = np.append(user_ids, NO_KEY)
-    records = aggregates.records_of(USER, entity_keys(USER, known_ids, known_ids, {}))
+    records = aggregates.make_records(USER, entity_keys(USER, known_ids, known_ids, {}))
     prices = None if aggregates.prices is None else aggregates.prices.astype(np.float32)
     return StoredAggregates(aggregates.plans[USER], records, aggregates.event_names, aggregates.amount, prices)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from export.nvidia.precision.agreement import disagreement, moved_share
+from export.nvidia.precision.agreement import describe_disagreement, moved_share
 
 IDS = np.array([[7, 3, 5, 9]] * 200)
 SCORES = np.array([[2.0, 1.0, 0.999, 0.5]] * 200, np.float32)
@@ -38,15 +38,15 @@ def answer(ids=(7, 3, 5, 9), scores=(2.0, 1.0, 0.999, 0.5), rows: int = 200) -> 
     ],
 )
 def test_answers_agree_as_far_as_the_precision_promises(precision, got, agrees):
-    assert (disagreement(precision, got, EXPECTED) == "") is agrees
+    assert (describe_disagreement(precision, got, EXPECTED) == "") is agrees
 
 
 def test_what_differs_is_said():
-    assert "200 of 200 id lists differ" in disagreement("fp32", answer(ids=(7, 5, 3, 9)), EXPECTED)
-    assert disagreement("fp16", answer(ids=(3, 7, 5, 9)), EXPECTED).startswith(
+    assert "200 of 200 id lists differ" in describe_disagreement("fp32", answer(ids=(7, 5, 3, 9)), EXPECTED)
+    assert describe_disagreement("fp16", answer(ids=(3, 7, 5, 9)), EXPECTED).startswith(
         "200 of 200 lists differ by more than 0.002 explains"
     )
-    assert "of the first 10 places moved, at most 0.2% may" in disagreement("int8", answer(ids=(3, 7, 9, 5)), EXPECTED)
+    assert "of the first 10 places moved, at most 0.2% may" in describe_disagreement("int8", answer(ids=(3, 7, 9, 5)), EXPECTED)
 
 
 def one(ids, scores=(2.0, 1.0, 0.999, 0.5)) -> dict[str, np.ndarray]:

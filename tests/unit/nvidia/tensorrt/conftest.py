@@ -5,9 +5,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from export.nvidia.tensorrt.config import tensorrt_config
+from export.nvidia.tensorrt.config import make_tensorrt_config
 from export.nvidia.tensorrt.model import Engine, write_configs, write_version
-from export.nvidia.tensorrt.profiles import profiles_for
+from export.nvidia.tensorrt.profiles import make_shape_profiles
 from serving.contract.tensors import TensorSpec
 
 X, Y = TensorSpec("x", "FP32", (3,)), TensorSpec("y", "FP32", (2,))
@@ -48,9 +48,9 @@ def publish(repository: Path, precision: str = "fp32", name: str = "rank_dense",
     lowered = {"fp16": "Cast", "int8": "QuantizeLinear"}.get(precision, "")
     repository.mkdir(exist_ok=True)
     network = small_network(repository.parent / f"{name}.onnx", lowered)
-    profiles = profiles_for((X,), 8, (4,))
+    profiles = make_shape_profiles((X,), 8, (4,))
     write_version(repository / name / str(generation), network, Engine(precision, profiles, ("last",) if lowered else ()))
-    write_configs(repository / name, tensorrt_config(name, (X,), (Y,), 8, profiles, [generation], (4,)))
+    write_configs(repository / name, make_tensorrt_config(name, (X,), (Y,), 8, profiles, [generation], (4,)))
     return repository / name / str(generation)
 
 

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.tensorrt import build_engines
-from export.nvidia.tensorrt.build_engines import NoEngine, PythonBuilder, TrtexecBuilder, cache_key
+from export.nvidia.tensorrt.build_engines import NoEngine, PythonBuilder, TrtexecBuilder, compute_cache_key
 from tests.unit.nvidia.tensorrt.conftest import publish
 from tests.unit.nvidia.tensorrt.fake_tensorrt import API, VERSIONS, fake
 from tests.waiting import until
@@ -125,16 +125,16 @@ def test_the_cache_key_is_of_everything_an_engine_fits(version):
     other = version / "other.onnx"
     other.write_bytes(onnx.read_bytes() + b" ")
     keys = [
-        cache_key(onnx, engine, "10.0.1", "sm_90"),
-        cache_key(other, engine, "10.0.1", "sm_90"),
-        cache_key(onnx, engine, "11.4.0", "sm_90"),
-        cache_key(onnx, engine, "10.0.1", "sm_80"),
-        cache_key(onnx, engine | {"precision": "fp16"}, "10.0.1", "sm_90"),
-        cache_key(onnx, engine | {"fp32_nodes": ["first"]}, "10.0.1", "sm_90"),
-        cache_key(onnx, engine | {"profiles": engine["profiles"][:1]}, "10.0.1", "sm_90"),
+        compute_cache_key(onnx, engine, "10.0.1", "sm_90"),
+        compute_cache_key(other, engine, "10.0.1", "sm_90"),
+        compute_cache_key(onnx, engine, "11.4.0", "sm_90"),
+        compute_cache_key(onnx, engine, "10.0.1", "sm_80"),
+        compute_cache_key(onnx, engine | {"precision": "fp16"}, "10.0.1", "sm_90"),
+        compute_cache_key(onnx, engine | {"fp32_nodes": ["first"]}, "10.0.1", "sm_90"),
+        compute_cache_key(onnx, engine | {"profiles": engine["profiles"][:1]}, "10.0.1", "sm_90"),
     ]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == cache_key(onnx, engine, "10.0.1", "sm_90")
+    assert keys[0] == compute_cache_key(onnx, engine, "10.0.1", "sm_90")
 
 
 @pytest.mark.parametrize("trt_version", [VERSIONS[0], VERSIONS[-1]])

@@ -4,8 +4,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.nvidia.tensorrt.config import onnxruntime_config, python_config, tensorrt_config
-from export.nvidia.tensorrt.profiles import Range, find_largest_batch, profiles_for
+from export.nvidia.tensorrt.config import make_onnxruntime_config, make_python_config, make_tensorrt_config
+from export.nvidia.tensorrt.profiles import Range, find_largest_batch, make_shape_profiles
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import TensorSpec
 
@@ -16,24 +16,24 @@ ROWS_OUT = (TensorSpec("logits", "FP32", (-1, 256)),)
 
 
 def batched(**changes) -> pb.ModelConfig:
-    profiles = profiles_for(INPUTS, 64, (8, 32))
-    return tensorrt_config("rank_dense", INPUTS, OUTPUTS, 64, profiles, [3], preferred_batch_sizes=(8, 32), **changes)
+    profiles = make_shape_profiles(INPUTS, 64, (8, 32))
+    return make_tensorrt_config("rank_dense", INPUTS, OUTPUTS, 64, profiles, [3], preferred_batch_sizes=(8, 32), **changes)
 
 
 def unbatched() -> pb.ModelConfig:
-    profiles = profiles_for(ROWS, 0, (8,), largest_rows=64, per_row={"vectors": 48})
-    return tensorrt_config("rank_dense", ROWS, ROWS_OUT, 0, profiles, [3])
+    profiles = make_shape_profiles(ROWS, 0, (8,), largest_rows=64, per_row={"vectors": 48})
+    return make_tensorrt_config("rank_dense", ROWS, ROWS_OUT, 0, profiles, [3])
 
 
 def test_profiles_span_every_batch_and_are_tuned_for_one_row_and_each_preferred_size():
-    profiles = profiles_for(INPUTS, 64, (8, 32))
+    profiles = make_shape_profiles(INPUTS, 64, (8, 32))
     assert [p["user_numbers"] for p in profiles] == [Range((1, 5), (n, 5), (64, 5)) for n in (1, 8, 32)]
     assert {p["item_rows"].minimum for p in profiles} == {(1, 256, 3, 16)}
     assert find_largest_batch(profiles) == 64
 
 
 def test_without_a_batch_axis_the_rows_are_an_axis_of_the_dims_and_flat_inputs_have_many_per_row():
-    (one, eight) = profiles_for(ROWS, 0, (8,), largest_rows=64, per_row={"vectors": 48})
+    (one, eight) = make_shape_profiles(ROWS, 0, (8,), largest_rows=64, per_row={"vectors": 48})
     assert one["vectors"] == Range((48,), (48,), (64 * 48,))
     assert eight["vectors"] == Range((48,), (8 * 48,), (64 * 48,))
     assert eight["user_numbers"] == Range((1, 5), (8, 5), (64, 5))
@@ -50,16 +50,16 @@ def test_without_a_batch_axis_the_rows_are_an_axis_of_the_dims_and_flat_inputs_h
 )
 def test_profiles_refuse_shapes_that_cannot_be_served(inputs, max_batch_size, tuned_for, message):
     with pytest.raises(ConfigError, match=message):
-        profiles_for(inputs, max_batch_size, tuned_for, largest_rows=64)
+        make_shape_profiles(inputs, max_batch_size, tuned_for, largest_rows=64)
 
 
 def test_profiles_need_a_largest_batch():
     with pytest.raises(ConfigError, match="at most 0 rows"):
-        profiles_for(INPUTS, 0)
+        make_shape_profiles(INPUTS, 0)
 
 
 @pytest.mark.parametrize("make", [batched, unbatched])
-@pytest.mark.parametrize("stand_in", [lambda config: config, onnxruntime_config, python_config])
+@pytest.mark.parametrize("stand_in", [lambda config: config, make_onnxruntime_config, make_python_config])
 def test_every_config_survives_the_official_parser(make, stand_in):
     config = stand_in(make())
     assert text_format.Parse(text_format.MessageToString(config), pb.ModelConfig()) == config
@@ -105,18 +105,18 @@ def test_warm_up_runs_one_row_and_the_most(make):
 
 def test_a_batch_that_no_profile_accepts_is_refused():
     with pytest.raises(ConfigError, match="batches of 64, and no profile accepts more than 32"):
-        tensorrt_config("rank_dense", INPUTS, OUTPUTS, 64, profiles_for(INPUTS, 32), [1])
+        make_tensorrt_config("rank_dense", INPUTS, OUTPUTS, 64, make_shape_profiles(INPUTS, 32), [1])
 
 
 def test_strings_and_machines_without_a_gpu_are_refused():
     texts = (TensorSpec("store", "BYTES", (1,)),)
     with pytest.raises(ConfigError, match="string tensors"):
-        tensorrt_config("rank_dense", texts, OUTPUTS, 8, profiles_for(texts, 8), [1])
+        make_tensorrt_config("rank_dense", texts, OUTPUTS, 8, make_shape_profiles(texts, 8), [1])
     with pytest.raises(ConfigError, match="has no GPU"):
         batched(gpus=())
 
 
-@pytest.mark.parametrize(("stand_in", "file"), [(onnxruntime_config, "model.onnx"), (python_config, "model.py")])
+@pytest.mark.parametrize(("stand_in", "file"), [(make_onnxruntime_config, "model.onnx"), (make_python_config, "model.py")])
 def test_stand_ins_serve_the_same_tensors_without_what_only_tensorrt_knows(stand_in, file):
     plan, other = batched(), stand_in(batched())
     for field in ("name", "max_batch_size", "input", "output", "version_policy", "dynamic_batching", "model_warmup"):

@@ -10,9 +10,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.tensorrt import build_engines
-from export.nvidia.tensorrt.config import tensorrt_config
+from export.nvidia.tensorrt.config import make_tensorrt_config
 from export.nvidia.tensorrt.model import STAND_IN, Engine, make_configs, write_version
-from export.nvidia.tensorrt.profiles import profiles_for
+from export.nvidia.tensorrt.profiles import make_shape_profiles
 from serving.contract.errors import ExportError
 from tests.contract import fake_backend
 from tests.unit.nvidia.tensorrt.conftest import X, Y, small_network
@@ -44,11 +44,11 @@ def test_every_config_the_start_script_may_choose_is_there_and_parses(version):
 
 
 def test_profiles_must_be_of_the_networks_inputs(tmp_path):
-    network, other = small_network(tmp_path / "n.onnx"), profiles_for((Y,), 8)
+    network, other = small_network(tmp_path / "n.onnx"), make_shape_profiles((Y,), 8)
     with pytest.raises(ExportError, match=r"takes \{'x': 2\}.* its profile has \{'y': 2\}"):
         write_version(tmp_path / "1", network, Engine("fp32", other))
     with pytest.raises(ExportError, match="precision 'fp8'"):
-        write_version(tmp_path / "1", network, Engine("fp8", profiles_for((X,), 8)))
+        write_version(tmp_path / "1", network, Engine("fp8", make_shape_profiles((X,), 8)))
 
 
 @pytest.fixture
@@ -93,5 +93,5 @@ def test_the_stand_in_needs_nothing_of_this_project():
 
 
 def test_config_names_are_those_of_the_start_script():
-    config = tensorrt_config("m", (X,), (Y,), 8, profiles_for((X,), 8), [1])
+    config = make_tensorrt_config("m", (X,), (Y,), 8, make_shape_profiles((X,), 8), [1])
     assert set(make_configs(config)) == {"tensorrt", "tensorrt_one_profile", "onnxruntime", "python"}

@@ -10,7 +10,7 @@ import pytest
 
 from serving.contract.ids import ID_BITS, stable_id
 from training.dataset.columns import Column
-from training.dataset.ids import identify, stable_ids
+from training.dataset.ids import assign_ids, identify
 from training.dataset.times import parse_times
 
 
@@ -27,7 +27,7 @@ def test_stable_id_never_changes():
 
 
 def test_stable_ids_are_exact_in_json_and_no_item_is_negative():
-    ids = stable_ids(str(number) for number in range(20_000)).values()
+    ids = assign_ids(str(number) for number in range(20_000)).values()
     assert all(0 <= i < 2**ID_BITS and int(float(i)) == i for i in ids)
     assert len(set(ids)) == 20_000
 
@@ -37,9 +37,9 @@ def test_colliding_texts_get_different_ids_whatever_the_order():
         return stable_id(text, attempt) % 97
 
     texts = [f"sku-{number}" for number in range(90)]
-    ids = stable_ids(texts, narrow)
+    ids = assign_ids(texts, narrow)
     assert len(set(ids.values())) == len(texts)
-    assert ids == stable_ids(reversed(texts), narrow)
+    assert ids == assign_ids(reversed(texts), narrow)
     first_of = {}
     for text in sorted(texts):  # the slow twin: the text that sorts first gets the first free id
         attempt = 0

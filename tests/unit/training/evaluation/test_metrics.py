@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from training.evaluation.metrics import auc, coverage, has_test_items, hits, ndcg_at, recall_at, top_k
+from training.evaluation.metrics import auc, coverage, find_hits, has_test_items, ndcg_at, rank_top_k, recall_at
 
 N_USERS, N_ITEMS, K = 30, 17, 12
 
@@ -54,7 +54,7 @@ def auc_slowly(scores, relevant, excluded):
 @pytest.mark.parametrize("seed", range(3))
 def test_metrics_equal_their_definitions(seed):
     scores, relevant, excluded = random_problem(seed)
-    ranked = top_k(scores, excluded, K)
+    ranked = rank_top_k(scores, excluded, K)
     np.testing.assert_array_equal(ranked, top_k_slowly(scores, excluded, K))
     for k in (1, 5, K, 20):
         recall = [recall_slowly(ranked[u], relevant[u], k) for u in range(N_USERS)]
@@ -75,13 +75,13 @@ def test_users_without_relevant_items_do_not_count():
 
 def test_padding_is_never_a_hit():
     relevant = sp.csr_matrix(np.array([[0, 1], [1, 1]], bool))
-    assert hits(np.array([[2, 1], [2, 2]]), relevant).tolist() == [[False, True], [False, False]]
+    assert find_hits(np.array([[2, 1], [2, 2]]), relevant).tolist() == [[False, True], [False, False]]
 
 
 def test_lists_longer_than_the_catalogue_are_padded():
     scores = np.array([[1.0, 3.0, 2.0]], np.float32)
     nothing = sp.csr_matrix((1, 3), dtype=bool)
-    assert top_k(scores, nothing, 5).tolist() == [[1, 2, 0, 3, 3]]
+    assert rank_top_k(scores, nothing, 5).tolist() == [[1, 2, 0, 3, 3]]
 
 
 def test_a_perfect_list_scores_one():

@@ -16,7 +16,7 @@ from training.dataset.dataset import Dataset
 from training.dataset.description import Description
 from training.features import FeatureSettings, build_features
 from training.features.build import Examples, Features, find_moments, take_context
-from training.features.items import item_statistics
+from training.features.items import compute_item_statistics
 
 
 def encode_rows(features: Features, events: pd.DataFrame, rows: np.ndarray) -> Examples:
@@ -180,7 +180,7 @@ def test_item_statistics_count_positives_up_to_the_clock():
         }
     )
     index = ItemIndex(np.array([1, 2, 3]))
-    statistics = item_statistics(events, index, 100 * day, FeatureSettings(recent_days=30))
+    statistics = compute_item_statistics(events, index, 100 * day, FeatureSettings(recent_days=30))
     np.testing.assert_array_equal(statistics["item_event_count"], [3, 1, 0])
     np.testing.assert_allclose(statistics["item_recent_share"], [1 / 3, 1, np.nan])  # a quarter of the log: 25 days
     np.testing.assert_array_equal(statistics["item_age_days"], [100, 0, np.nan])

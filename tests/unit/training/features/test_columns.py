@@ -6,7 +6,7 @@ import pytest
 
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import Ragged
-from training.features.columns import concatenate, frame_of, raw_column, raw_values, take_rows
+from training.features.columns import concatenate, make_frame, raw_column, raw_values, take_rows
 
 COLUMNS = {
     "integer": np.array([3, MISSING_INT, 2**60 + 1]),
@@ -25,7 +25,7 @@ def as_lists(column) -> list:
 
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_a_column_comes_back_from_its_frame(kind):
-    frame = frame_of({kind: COLUMNS[kind]})
+    frame = make_frame({kind: COLUMNS[kind]})
     assert frame[kind].isna().tolist() == ([False] * 3 if kind == "list" else [False, True, False])
     np.testing.assert_equal(as_lists(raw_column(frame[kind], kind)), as_lists(COLUMNS[kind]))
 
@@ -39,7 +39,7 @@ def test_rows_and_concatenation_are_those_of_lists(kind):
 
 
 def test_empty_strings_and_bytes_in_a_frame():
-    frame = frame_of({"s": np.array([b"a", "", b"", None, "b"], object)})
+    frame = make_frame({"s": np.array([b"a", "", b"", None, "b"], object)})
     assert frame["s"].tolist() == ["a", None, None, None, "b"]
 
 

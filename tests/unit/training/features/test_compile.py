@@ -8,10 +8,10 @@ from nvtabular import Dataset, Workflow, ops
 from serving.contract.errors import ExportError
 from serving.contract.tensors import MISSING_INT, OOV_ROW
 from serving.stages.features.encode import FIRST_ROW, Ragged
-from training.features.columns import frame_of
+from training.features.columns import make_frame
 from training.features.compile import compile_workflow
 from training.features.operators import Categories
-from training.features.parity import hard_sample, replay, transform
+from training.features.parity import draw_hard_sample, replay, transform
 from training.features.rows import MemoryRows
 from training.features.schema import Bins, Category, FeatureSettings, Number, Side
 from training.features.workflow import HashValues, fit_workflow
@@ -56,7 +56,7 @@ def test_plan_equals_nvtabular_on_random_tables(seed, tmp_path):
     rng = np.random.default_rng(seed)
     columns, side = random_table(rng), random_side(rng)
     settings = FeatureSettings(hash_above=int(rng.integers(3, 60)), hash_buckets=17)
-    workflow = fit_workflow(side, MemoryRows(frame_of(columns), tmp_path), settings)
+    workflow = fit_workflow(side, MemoryRows(make_frame(columns), tmp_path), settings)
     plan = compile_workflow(workflow)
     report = replay(workflow, plan, columns, rng)
     assert report["columns"].keys() == {c.name for c in (*plan.categorical, *plan.continuous, *plan.lists)}
@@ -67,7 +67,7 @@ def test_plan_equals_nvtabular_on_random_tables(seed, tmp_path):
 
 def test_reserved_rows_and_first_row_are_nvtabulars(tmp_path):
     """PAD_ROW, NULL_ROW, OOV_ROW and the most frequent value, read off NVTabular's own output."""
-    frame = frame_of({"c": np.array([7, 7, 7, 8, 8, MISSING_INT])})
+    frame = make_frame({"c": np.array([7, 7, 7, 8, 8, MISSING_INT])})
     workflow = Workflow(["c"] >> ops.Categorify(out_path=str(tmp_path)))
     workflow.fit(Dataset(frame, cpu=True))
     asked = {"c": np.array([7, 8, 9, MISSING_INT])}
@@ -80,7 +80,7 @@ def test_reserved_rows_and_first_row_are_nvtabulars(tmp_path):
 )
 def test_equally_frequent_values_are_in_their_own_order(values, tmp_path):
     shuffled = np.random.default_rng(0).permutation(values)
-    frame = frame_of({"c": np.append(shuffled, [values[-1], values[0]])})  # two values are more frequent
+    frame = make_frame({"c": np.append(shuffled, [values[-1], values[0]])})  # two values are more frequent
     workflow = Workflow(["c"] >> Categories(out_path=str(tmp_path))).fit(Dataset(frame, cpu=True))
     expected = [*values[[0, -1]], *values[3:-3:3]]
     encoded = compile_workflow(workflow)({"c": np.array(expected, values.dtype)})
@@ -91,7 +91,7 @@ def test_equally_frequent_values_are_in_their_own_order(values, tmp_path):
 def test_a_threshold_that_drops_every_value_leaves_the_reserved_rows(tmp_path):
     columns = {"text": np.array(["a", "b", None], object), "id": np.array([1, 2, 3])}
     side = Side((Category("text", "string", 9), Category("id", "integer", 9)), (), ())
-    workflow = fit_workflow(side, MemoryRows(frame_of(columns), tmp_path), FeatureSettings())
+    workflow = fit_workflow(side, MemoryRows(make_frame(columns), tmp_path), FeatureSettings())
     plan = compile_workflow(workflow)
     replay(workflow, plan, columns, np.random.default_rng(0))
     assert plan.rows == {"text": FIRST_ROW, "id": FIRST_ROW}
@@ -101,7 +101,7 @@ def test_a_threshold_that_drops_every_value_leaves_the_reserved_rows(tmp_path):
 def test_a_column_without_any_value_is_left_out(tmp_path):
     columns = {"id": np.array([1, 1, 2]), "text": np.array([None, "", None], object), "x": np.full(3, np.nan)}
     side = Side((Category("id", "integer", 0), Category("text", "string", 0)), (Bins("b", "x", (0.0,)),), (Number("x"),))
-    plan = compile_workflow(fit_workflow(side, MemoryRows(frame_of(columns), tmp_path), FeatureSettings()))
+    plan = compile_workflow(fit_workflow(side, MemoryRows(make_frame(columns), tmp_path), FeatureSettings()))
     assert [column.name for column in plan.categorical] == ["id"]
     assert plan.continuous == ()
 
@@ -152,13 +152,13 @@ def test_what_cannot_be_compiled_is_named(graph, message, tmp_path):
 def test_a_plan_that_disagrees_is_refused(tmp_path):
     columns = {"x": NUMBERS, "id": np.array([1, 1, 2])}
     side = Side((Category("id", "integer", 0),), (), (Number("x"),))
-    workflow = fit_workflow(side, MemoryRows(frame_of(columns), tmp_path / "a"), FeatureSettings())
+    workflow = fit_workflow(side, MemoryRows(make_frame(columns), tmp_path / "a"), FeatureSettings())
     other = {"x": NUMBERS, "id": np.array([5, 2, 2])}
     for wrong, name in (({**columns, "x": NUMBERS * 2}, "x"), (other, "id")):
-        plan = compile_workflow(fit_workflow(side, MemoryRows(frame_of(wrong), tmp_path / name), FeatureSettings()))
+        plan = compile_workflow(fit_workflow(side, MemoryRows(make_frame(wrong), tmp_path / name), FeatureSettings()))
         with pytest.raises(ExportError, match=f"disagrees with NVTabular about '{name}'"):
             replay(workflow, plan, columns, np.random.default_rng(0))
-    rows = MemoryRows(frame_of(columns), tmp_path)
+    rows = MemoryRows(make_frame(columns), tmp_path)
     partial = compile_workflow(fit_workflow(Side((), (), (Number("x"),)), rows, FeatureSettings()))
     with pytest.raises(ExportError, match="The plan lacks id"):
         replay(workflow, partial, columns, np.random.default_rng(0))
@@ -169,6 +169,6 @@ def test_hard_sample_holds_a_value_in_every_column():
     gappy[-1] = 3
     texts = np.full(5_000, None, object)
     texts[2_500] = "only"
-    sample = hard_sample({"gappy": gappy, "texts": texts}, np.random.default_rng(0))
+    sample = draw_hard_sample({"gappy": gappy, "texts": texts}, np.random.default_rng(0))
     assert 3 in sample["gappy"]
     assert "only" in sample["texts"]

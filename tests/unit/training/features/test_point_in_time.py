@@ -66,7 +66,7 @@ def test_state_before_every_second_equals_a_loop(seed):
     log = event_log(events)
     moments = [(user, second) for user in [*USERS["user_id"], 999] for second in range(998, 1_033)]
     user_ids, seconds = (np.array(column) for column in zip(*moments, strict=True))
-    state = log.state(log.before(user_ids, seconds))
+    state = log.compute_state(log.before(user_ids, seconds))
     for row, (user, second) in enumerate(moments):
         assert_state(state, row, slow_state(events[(events["user_id"] == user) & (events["timestamp"] < second)]))
 
@@ -75,7 +75,7 @@ def test_state_before_every_second_equals_a_loop(seed):
 def test_state_before_every_row_equals_a_loop(seed):
     events = random_log(np.random.default_rng(seed))
     log = event_log(events)
-    state = log.state(log.before_rows(events, np.arange(len(events))))
+    state = log.compute_state(log.before_rows(events, np.arange(len(events))))
     for row in range(len(events)):
         past = events.iloc[:row]
         assert_state(state, row, slow_state(past[past["user_id"] == events["user_id"][row]]))
@@ -84,7 +84,7 @@ def test_state_before_every_row_equals_a_loop(seed):
 def test_events_of_one_basket_do_not_see_each_other():
     events = random_log(np.random.default_rng(0))
     log = event_log(events)
-    state = log.state(log.before(events["user_id"].to_numpy(), events["timestamp"].to_numpy()))
+    state = log.compute_state(log.before(events["user_id"].to_numpy(), events["timestamp"].to_numpy()))
     assert (state.history_times < events["timestamp"].to_numpy()[:, None]).all()
     assert events.duplicated(["user_id", "timestamp"]).any()  # there were baskets to tell apart
 
@@ -94,26 +94,26 @@ def test_nothing_of_the_future_changes_the_past():
     half = events.iloc[:60]
     moments = half["user_id"].to_numpy(), half["timestamp"].to_numpy()
     whole_log, half_log = event_log(events), event_log(half)
-    whole, part = whole_log.state(whole_log.before(*moments)), half_log.state(half_log.before(*moments))
+    whole, part = whole_log.compute_state(whole_log.before(*moments)), half_log.compute_state(half_log.before(*moments))
     for name in ("history_ids", "history_times", "event_count", "sum_weight", "sum_label", "first_time", "last_time"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(part, name))
 
 
 def test_profile_comes_with_the_state_and_is_missing_for_unknown_users():
     log = event_log(random_log(np.random.default_rng(0)))
-    state = log.state(log.before(np.array([2, 1, 999, MISSING_INT]), np.full(4, 1_010)))
+    state = log.compute_state(log.before(np.array([2, 1, 999, MISSING_INT]), np.full(4, 1_010)))
     np.testing.assert_array_equal(state.profile["age"], [5.0, np.nan, np.nan, np.nan])
 
 
 def test_without_categories_there_are_no_category_columns():
     log = event_log(random_log(np.random.default_rng(0)), None)
-    assert log.state(log.before(np.array([1, 2]), np.array([1_010, 1_020]))).history_categories.shape == (2, 0)
+    assert log.compute_state(log.before(np.array([1, 2]), np.array([1_010, 1_020]))).history_categories.shape == (2, 0)
 
 
 def test_the_clock_is_the_latest_event():
     events = random_log(np.random.default_rng(0))
     log = event_log(events)
     assert log.as_of_s == events["timestamp"].max()
-    state = log.state(log.at_the_end(USERS["user_id"].to_numpy()))
+    state = log.compute_state(log.at_the_end(USERS["user_id"].to_numpy()))
     for row, user in enumerate(USERS["user_id"]):
         assert_state(state, row, slow_state(events[events["user_id"] == user]))

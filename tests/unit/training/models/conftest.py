@@ -43,7 +43,7 @@ def order_agreement(a: np.ndarray, b: np.ndarray) -> float:
 
 def lesson_of(teacher: Ranker, teaching: list[Requests], validation: Requests) -> Lesson:
     """Return the lesson of one teacher, the ranker."""
-    return Lesson.of(teacher, teaching, validation, Teacher(teacher.model, teacher.blend).shares)
+    return Lesson.of(teacher, teaching, validation, Teacher(teacher.model, teacher.blend).give_shares)
 
 
 @pytest.fixture(scope="session")

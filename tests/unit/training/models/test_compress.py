@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.training.models.conftest import QUIET
 from training.models.compress import choose, compress, measure_kept_quality
-from training.models.distill import STUDENT, macs
+from training.models.distill import STUDENT, count_macs
 from training.models.ranking_data import Requests
 from training.models.train_ranker import rank_scores_of, ranking_quality
 
@@ -18,7 +18,7 @@ SHORT = replace(STUDENT, epochs=1)
 def test_a_ranker_that_keeps_enough_is_served_as_the_settings_name_it(lesson, compression):
     ranker = compress(lesson, compression, SHORT, least_kept=0.0, **QUIET)
     assert ranker.compression == compression
-    assert macs(ranker.model.shape) < macs(lesson.teacher.model.shape)
+    assert count_macs(ranker.model.shape) < count_macs(lesson.teacher.model.shape)
 
 
 @pytest.mark.parametrize("compression", ["distilled", "pruned", "int8"])

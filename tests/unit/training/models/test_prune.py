@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.training.models.conftest import QUIET, order_agreement
-from training.models.distill import STUDENT, distil, macs
+from training.models.distill import STUDENT, count_macs, distil
 from training.models.prune import keep_units, measure_importance, prune
 from training.models.train_ranker import predict, rank_scores_of
 
@@ -39,6 +39,6 @@ def test_a_pruned_network_is_narrower_and_keeps_the_teachers_order(lesson, stude
     pruned = prune(lesson, student, STUDENT, **QUIET)
     assert pruned.compression == "pruned"
     assert [layer.weight.shape[0] for layer in (pruned.model.network.bottom[0], pruned.model.network.top[0])] == [8, 4]
-    assert macs(pruned.model.shape) < 0.7 * macs(student.model.shape)
+    assert count_macs(pruned.model.shape) < 0.7 * count_macs(student.model.shape)
     wanted = rank_scores_of(lesson.teacher, lesson.validation)
     assert order_agreement(rank_scores_of(pruned, lesson.validation), wanted) > 0.8

@@ -10,12 +10,12 @@ import torch
 
 from tests.unit.training.models.conftest import QUIET, order_agreement
 from tests.unit.training.models.test_dlrm import SHAPE, random_inputs, random_network, run
-from training.models.distill import STUDENT, agreement, distil
+from training.models.distill import STUDENT, distil, measure_agreement
 from training.models.dlrm_graph import export_dlrm
 from training.models.quantise import quantise, quantise_after_training, train_in_int8
 from training.models.quantised_network import QuantisedNetwork
 from training.models.save_ranker import network_inputs
-from training.models.train_ranker import loss_of, predict, rank_scores_of
+from training.models.train_ranker import compute_loss, predict, rank_scores_of
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,8 @@ def test_training_in_int8_regains_what_coarse_steps_lost(lesson, student):
     trained = train_in_int8(lesson, coarse, STUDENT, **QUIET)
     shares = lesson.imitated_validation.taken
     before, after, unrounded = (
-        agreement(predict(ranker.model, lesson.validation), shares)["agreement"] for ranker in (coarse, trained, student)
+        measure_agreement(predict(ranker.model, lesson.validation), shares)["agreement"]
+        for ranker in (coarse, trained, student)
     )
     assert before < unrounded
     assert after > before + (unrounded - before) / 4
@@ -98,7 +99,7 @@ def test_training_in_int8_regains_what_coarse_steps_lost(lesson, student):
 
 def test_rounding_hides_no_gradient(lesson, student):
     model = quantise_after_training(lesson, student, STUDENT).model
-    loss_of(model, lesson.imitated[0].take(np.arange(32))).backward()
+    compute_loss(model, lesson.imitated[0].take(np.arange(32))).backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.network.parameters())
 
 

@@ -12,7 +12,7 @@ from tests.unit.training.models.conftest import QUIET
 from training.models.dlrm import Shape
 from training.models.teacher_networks import AttentionNetwork, CrossNetwork
 from training.models.teachers import LEAST_GAIN, NETWORKS, TeacherModel, choose_teachers, train_teacher
-from training.models.train_ranker import RankerSettings, predict, rank_scores_of, ranking_quality, shares_of
+from training.models.train_ranker import RankerSettings, compute_shares, predict, rank_scores_of, ranking_quality
 
 SHAPE = Shape({"user": 5, "city": 4}, {"item": 9, "brand": 3, "colour": 3}, user_numbers=2, pair_numbers=3, width=4)
 B, C, H = 2, 6, 5
@@ -72,7 +72,7 @@ def test_a_teacher_learns_to_rank(taught, name):
     arguments = (name, dlrm, [teaching], validation, RankerSettings(epochs=2), 0, QUIET["report"])
     teacher = train_teacher(*arguments)
     assert isinstance(teacher.model, TeacherModel)
-    learned = ranking_quality(teacher.shares(teaching), teaching.taken)["ndcg_at_10"]
+    learned = ranking_quality(teacher.give_shares(teaching), teaching.taken)["ndcg_at_10"]
     rng = np.random.default_rng(0)
     by_chance = ranking_quality(np.where(teaching.valid, rng.random(teaching.taken.shape), -np.inf), teaching.taken)
     assert learned > 1.5 * by_chance["ndcg_at_10"]
@@ -88,8 +88,8 @@ def test_the_combination_that_ranks_best_teaches(taught):
     best = max(teachers.quality, key=lambda names: teachers.quality[names])
     enough = teachers.quality[best] >= LEAST_GAIN * teachers.quality["dlrm"]
     assert "+".join(teachers.members) == (best if enough else "dlrm")
-    shares = teachers.shares(validation)
-    expected = np.mean([teacher.shares(validation) for teacher in teachers.members.values()], axis=0)
+    shares = teachers.give_shares(validation)
+    expected = np.mean([teacher.give_shares(validation) for teacher in teachers.members.values()], axis=0)
     np.testing.assert_allclose(shares, expected, rtol=1e-6)
     assert teachers.report()["teachers"] == len(teachers.members)
 
@@ -99,4 +99,4 @@ def test_bad_teachers_do_not_teach(taught):
     nothing_learned = replace(RankerSettings(), epochs=1, learning_rate=0.0, blends=(0.0,))
     teachers = choose_teachers(dlrm, ("cross",), [teaching], validation, nothing_learned, 0, QUIET["report"])
     assert list(teachers.members) == ["dlrm"]
-    np.testing.assert_array_equal(teachers.shares(validation), shares_of(rank_scores_of(dlrm, validation)))
+    np.testing.assert_array_equal(teachers.give_shares(validation), compute_shares(rank_scores_of(dlrm, validation)))

@@ -54,7 +54,7 @@ def vectors_of(model: TwoTower, users: Examples) -> np.ndarray:
 
 def item_vectors_of(model: TwoTower) -> np.ndarray:
     with torch.no_grad():
-        return model.item_vectors(torch.arange(N_ITEMS)).numpy()
+        return model.compute_item_vectors(torch.arange(N_ITEMS)).numpy()
 
 
 def test_untrained_towers_are_what_they_begin_as():

@@ -28,7 +28,7 @@ from training.models.ranking import (
     save_ranking,
     take_sample,
 )
-from training.models.ranking_data import Requests, find_taken, in_blocks, statistics_of
+from training.models.ranking_data import Requests, find_taken, fit_statistics_of, in_blocks
 from training.models.reranker import RerankerSettings
 from training.models.train_ranker import RankerSettings
 
@@ -75,7 +75,7 @@ def mixed(tmp_path_factory):
 
 def fit_ranking(dataset, log, features, fit_retriever, settings):
     """Train both models as an export does, quietly."""
-    statistics, rng = statistics_of(features, log, settings.statistics), np.random.default_rng(0)
+    statistics, rng = fit_statistics_of(features, log, settings.statistics), np.random.default_rng(0)
     lessons = collect_lessons(dataset, log, features, fit_retriever, settings, rng)
     lessons = add_unlabelled(lessons, log, features, statistics, fit_retriever(log), settings, rng)
     ranker = fit_ranker(lessons, features, settings, 0, lambda _: None)

@@ -15,8 +15,8 @@ from tests.unit.training.models.conftest import lesson_of
 from tests.unit.training.ranking.conftest import GENERATION, C, K, M, tensors, through_both
 from training.models.compress import compress
 from training.models.distill import STUDENT
-from training.models.reranker import Lists, corrections
-from training.models.save_ranker import item_vectors_of, save_ranker
+from training.models.reranker import Lists, compute_corrections
+from training.models.save_ranker import join_item_vectors, save_ranker
 from training.models.train_ranker import rank_scores_of
 
 
@@ -82,9 +82,9 @@ def test_served_items_equal_the_trained_list_network(trained):
     ranking = trained.ranking
     scores = rank_scores_of(ranking.ranker, trained.requests)
     lists = Lists.of(trained.requests, scores, M)
-    vectors = item_vectors_of(ranking.ranker.model, ranking.items)
+    vectors = join_item_vectors(ranking.ranker.model, ranking.items)
     with torch.no_grad():
-        correction = corrections(ranking.reranker.network, lists, torch.from_numpy(vectors)).numpy()
+        correction = compute_corrections(ranking.reranker.network, lists, torch.from_numpy(vectors)).numpy()
     final = np.where(lists.valid, lists.rank_scores + ranking.reranker.trust * correction, -np.inf)
     np.testing.assert_allclose(served["scores"], -np.sort(-final, axis=1)[:, :K], atol=1e-4)
     for row in rows:

@@ -17,13 +17,13 @@ from training.models.compress import compress
 from training.models.distill import STUDENT
 from training.models.ranking import hold_out, make_requests_by_moment
 from training.models.ranking_data import (
-    items_before,
+    fit_statistics_of,
+    make_items_before,
     make_requests,
+    make_served_requests,
+    make_unlabelled_requests,
     make_visit_requests,
-    served_requests,
     split_again,
-    statistics_of,
-    unlabelled_requests,
 )
 from training.models.train_ranker import rank_scores_of, train_ranker
 
@@ -51,13 +51,13 @@ def test_unlabelled_requests_are_those_that_will_be_served(trained):
     """Of every user of the log, as the store serves them; of a number of them, where there are more."""
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
     given = trained.ranking.statistics, popularity_retrieve(features, train)
-    found = unlabelled_requests(features, train, *given, 1_000, rng)
+    found = make_unlabelled_requests(features, train, *given, 1_000, rng)
     user_ids = train.drop_duplicates("user_id", keep="last")["user_id"].to_numpy()
-    expected = served_requests(features, user_ids, *given)
+    expected = make_served_requests(features, user_ids, *given)
     np.testing.assert_array_equal(found.candidates, expected.candidates)
     np.testing.assert_array_equal(found.users.history_positions, expected.users.history_positions)
     assert not found.taken.any()
-    few = unlabelled_requests(features, train, *given, 7, rng)
+    few = make_unlabelled_requests(features, train, *given, 7, rng)
     assert len(few) == 7
     rows = [np.flatnonzero((found.users.history_positions == own).all(axis=1))[0] for own in few.users.history_positions]
     np.testing.assert_array_equal(few.candidates, found.candidates[rows])
@@ -87,7 +87,7 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
 def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_which(trained):
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
     earlier, later = split_again(train)
-    items = items_before(trained.dataset, features, earlier)
+    items = make_items_before(trained.dataset, features, earlier)
     known = (items, trained.ranking.statistics, popularity_retrieve(features, earlier))
     requests = make_requests(features, train, later, *known, 10**6, rng)
     firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
@@ -188,7 +188,7 @@ def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
     """Every earlier event of the user is known, those of the same visit included."""
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
     earlier, later = split_again(train)
-    statistics = statistics_of(features, earlier, SETTINGS.statistics)
+    statistics = fit_statistics_of(features, earlier, SETTINGS.statistics)
     known = (features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier))
     requests = make_visit_requests(*known, 10**6, rng)
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]

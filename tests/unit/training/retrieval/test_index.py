@@ -7,7 +7,7 @@ import pytest
 from serving.contract.errors import ExportError
 from serving.stages.search.search import index_queries
 from training.retrieval import index as module
-from training.retrieval.index import WANTED_RECALL, Sizes, choose_index, exact_scores, index_vectors, recalls_of
+from training.retrieval.index import WANTED_RECALL, Sizes, choose_index, find_exact_scores, make_index_vectors, measure_recalls
 
 N_ITEMS, WIDTH, K = 4_000, 16, 20
 SMALL = Sizes(exact_up_to=100)
@@ -47,18 +47,18 @@ def test_the_chosen_index_finds_what_exact_search_finds(tmp_path, compress_from)
 
 def test_recall_counts_equals_and_misses():
     exact = np.array([[3.0, 2.0, 1.0]], np.float32)
-    assert recalls_of(np.array([[3.0, 2.0, 1.0]], np.float32), exact) == 1.0
-    assert recalls_of(np.array([[3.0, 2.0, 0.5]], np.float32), exact) == pytest.approx(2 / 3)
-    assert recalls_of(np.array([[3.0, 2.0, -3e38]], np.float32), exact) == pytest.approx(2 / 3)
+    assert measure_recalls(np.array([[3.0, 2.0, 1.0]], np.float32), exact) == 1.0
+    assert measure_recalls(np.array([[3.0, 2.0, 0.5]], np.float32), exact) == pytest.approx(2 / 3)
+    assert measure_recalls(np.array([[3.0, 2.0, -3e38]], np.float32), exact) == pytest.approx(2 / 3)
 
 
 def test_the_interval_of_a_recall_is_that_of_its_queries():
     vectors, queries = clustered(N_ITEMS, 0), clustered(200, 1)
     index = choose_index(vectors, np.arange(N_ITEMS), queries, K, sizes=SMALL).index
-    exact = exact_scores(vectors, queries, K)
+    exact = find_exact_scores(vectors, queries, K)
     narrow, whole = (module.try_index("lists", index, effort, vectors, queries, exact) for effort in (2, index.nlist))
     index.nprobe = 2
-    shares = recalls_of(module.true_scores(vectors, queries, index.search(index_queries(queries), K)[1]), exact)
+    shares = measure_recalls(module.compute_true_scores(vectors, queries, index.search(index_queries(queries), K)[1]), exact)
     assert narrow.recall == pytest.approx(shares.mean())
     assert narrow.recall_lower_bound == pytest.approx(shares.mean() - 1.96 * shares.std() * (2 / 200) ** 0.5)
     assert narrow.recall_lower_bound < narrow.recall < whole.recall == whole.recall_lower_bound == 1.0
@@ -69,7 +69,7 @@ def test_distances_on_the_sphere_order_as_inner_products():
     rng = np.random.default_rng(0)
     vectors = (clustered(300, 0) * rng.lognormal(size=(300, 1)) + 10).astype(np.float32)
     queries = clustered(20, 1)
-    moved, asked = index_vectors(vectors), index_queries(queries)
+    moved, asked = make_index_vectors(vectors), index_queries(queries)
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), 1, atol=1e-5)
     nearest = np.argsort(((asked[:, None] - moved[None]) ** 2).sum(axis=2), axis=1)
     products = np.take_along_axis(queries @ vectors.T, nearest, axis=1)
@@ -77,7 +77,7 @@ def test_distances_on_the_sphere_order_as_inner_products():
 
 
 def test_equal_items_are_no_trouble():
-    moved = index_vectors(np.full((5, WIDTH), 3, np.float32))
+    moved = make_index_vectors(np.full((5, WIDTH), 3, np.float32))
     assert np.isfinite(moved).all()
     assert np.isfinite(index_queries(np.zeros((2, WIDTH), np.float32))).all()
 
@@ -85,7 +85,7 @@ def test_equal_items_are_no_trouble():
 def test_exact_scores_are_the_largest_products():
     vectors, queries = clustered(300, 0), clustered(5, 1)
     expected = -np.sort(-(queries @ vectors.T), axis=1)[:, :K]
-    np.testing.assert_allclose(exact_scores(vectors, queries, K), expected, rtol=1e-5)
+    np.testing.assert_allclose(find_exact_scores(vectors, queries, K), expected, rtol=1e-5)
 
 
 def test_an_effort_that_was_given_is_the_only_one_tried():
