@@ -92,10 +92,10 @@ def follow(
             progress = console if verbose else Console(quiet=True)
             finished = follow_once(load_dataset(data), repo, settings, events, progress, share, days)
             console.print(escape(finished.report))
-        except RecommenderError as error:
+        except (RecommenderError, OSError) as error:  # such as a full disk, which may be mended until the next round
             if once:
                 raise
-            console.print(f"[red]{type(error).__name__}[/]: {escape(str(error))}")
+            console.print(f"[red]error[/]: {escape(str(error))}")
         if once:
             return
         time.sleep(60 * minutes)

@@ -32,7 +32,7 @@ from repository.experiments import end_experiment, find_running
 from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
-from repository.registry import read_manifest, record_act
+from repository.registry import read_acts, read_manifest, record_act
 from server.challenger import unload_challenger
 from server.control import activate, find_running_servers
 from server.environment import RUN_DIR
@@ -41,6 +41,7 @@ from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
+from serving.contract.locks import try_lock
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
 from serving.live.experiment import Experiment
 from serving.live.store import live_folder
@@ -50,6 +51,7 @@ from training.dataset import Dataset
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
 DAY_S = 86_400
+ROUND_LOCK_FILE = ".follow.lock"  # beside the models; tritonserver ignores it
 STARTED = "Started from the weights"  # in the report of a round whose models started from those of the serving generation
 
 
@@ -81,12 +83,30 @@ def follow_once(
     Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
     serving = pinned_generation(repo)
+    with open(repo / ROUND_LOCK_FILE, "wb") as file:  # closing it, or dying, releases the lock
+        if not try_lock(file.fileno()):
+            return Round(0, "waits: another round trains for this repository")
+        return follow_alone(dataset, repo, serving, settings, least_events, console, share, days)
+
+
+def follow_alone(
+    dataset: Dataset,
+    repo: Path,
+    serving: int,
+    settings: Settings | None,
+    least_events: int,
+    console: Console,
+    share: float,
+    days: float,
+) -> Round:
+    """Do what `follow_once` says, while no other round of the repository runs. serving: the pinned generation"""
     end_undecided(repo, days)
     if running := find_running(repo):
         return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")  # its champion must stay
     refuse_follow(repo, share)
     settings = settings or read_served_settings(repo)
-    split = split_log(dataset, repo, serving, live_folder(repo, settings.live.folder), least_events)
+    refused = count_refused(repo, serving)
+    split = split_log(dataset, repo, serving, live_folder(repo, settings.live.folder), least_events * 2**refused)
     if isinstance(split, str):
         return Round(0, f"waits: {split}")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
@@ -98,6 +118,9 @@ def follow_once(
         if verdict.fault:
             record_act(repo, "not published", serving, reason=str(verdict))
             return Round(0, f"generation {serving} stays. {verdict}. {began}", verdict)
+        if running := find_running(repo):
+            told = f"not published: experiment {running.name} was started meanwhile, and its verdict comes first"
+            return Round(0, told, verdict)
         generation = publish_candidate(candidate, repo, layout, serving, share, verdict)
         not_kept = keep_learned(learning, split.live, serving, generation, split.erasures)
     met = f" meets {share:.1%} of the users" if share < 1 else ""
@@ -175,10 +198,12 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
 
 
 def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, share: float, verdict: Verdict) -> int:
-    """Publish the candidate, and let servers answer with it, or a share of the users meet it. Return its generation."""
-    generation = relayout(candidate, repo, layout)
-    if share < 1:
-        pin(repo, serving)  # a restart serves everybody what was served before
+    """Publish the candidate, and let servers answer with it, or a share of the users meet it. Return its generation.
+
+    Until then, and in an experiment, a restart serves what was served before. Raises ExportError where another generation than
+    `serving`, which the candidate was compared with, has become the pinned one.
+    """
+    generation = relayout(candidate, repo, layout, beside=serving)
     make_read_only(repo, generation)
     record_act(repo, "published", generation, reason=str(verdict))
     servers = find_running_servers(RUN_DIR, repo)
@@ -188,7 +213,13 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, sh
         unload_former(servers, repo, generation)
         for state in servers:
             activate(state, generation, RUN_DIR)
+        pin(repo, generation)
     return generation
+
+
+def count_refused(repo: Path, serving: int) -> int:
+    """Return how many candidates were not as good as generation `serving`; after each, the next waits for twice the events."""
+    return sum(act.action == "not published" and act.generation == serving for act in read_acts(repo))
 
 
 def name_experiment(challenger: int) -> str:

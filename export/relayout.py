@@ -27,10 +27,11 @@ from training.retrieval.effort import widen_search
 REWRITTEN = ("serving", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RECORDED_FILE, *STAGES)  # not copied
 
 
-def relayout(source: Path, repository: Path, layout: str, candidates: int | None = None) -> int:
+def relayout(source: Path, repository: Path, layout: str, candidates: int | None = None, beside: int | None = None) -> int:
     """Publish again and return the generation in `repository`. Raises ConfigError, ArtifactError or ExportError.
 
     candidates: another C than the export's, for measurements; the search effort is tuned for it
+    beside: as of `Staging.publish`
     """
     if source.resolve() == repository.resolve():
         raise ConfigError(f"{source} cannot be laid out again into itself. Name another repository.")
@@ -61,7 +62,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
         recorded = record(staging, requests)
         kept_facts = {name: facts[name] for name in ("dataset", "log", "settings", "versions") if name in facts}
         staging.seal(kept_facts | {"reports": reports})
-        return staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
+        return staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded), beside)
 
 
 def copy_artifacts(source: Path, target: Path) -> None:

@@ -161,25 +161,44 @@ class Staging:
         digests = {name: compute_sha256(self.folder(name) / MANIFEST_FILE) for name in (*STAGES, *LIVE_MODELS)}
         write_manifest(self.folder(ENSEMBLE), generation=self.generation, stages=digests, **facts)
 
-    def publish(self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray]) -> int:
+    def publish(
+        self,
+        specs: dict[str, ModelSpec],
+        serving: dict[str, Serving],
+        warmup: dict[str, np.ndarray],
+        beside: int | None = None,
+    ) -> int:
         """Move the sealed generation into the repository and point `recommend` at it.
 
-        serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims].
+        serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims]
+        beside: generation that must be the pinned one, and stays it; None: the new one is pinned
+
         Returns the generation. Raises ArtifactError when files changed after they were sealed, ServerError when another
-        publication does not end, and what `check_contract` raises.
+        publication does not end, ExportError where another generation than `beside` is pinned, and what `check_contract`
+        raises.
         """
         for name in self.models:
             verify_manifest(self.folder(name))
         with publication_lock(self.repository):
             previous = self.check_contract(specs) or self.generation
-            self._place(specs, serving, warmup, previous)
+            if beside is not None and previous != beside:
+                raise ExportError(
+                    f"Generation {previous} is pinned in {self.repository} now, and the new one was made beside {beside}. "
+                    "Nothing was published. Compare the new one with what serves now: make it again."
+                )
+            self._place(specs, serving, warmup, previous, self.generation if beside is None else beside)
             held = self._find_held(self.repository)
             if held is not None:  # a server that does not answer may hold any generation: the next publication prunes
                 prune(self.repository, {self.generation, previous, *held, *read_challengers(self.repository)})
         return self.generation
 
     def _place(
-        self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray], previous: int
+        self,
+        specs: dict[str, ModelSpec],
+        serving: dict[str, Serving],
+        warmup: dict[str, np.ndarray],
+        previous: int,
+        pinned: int,
     ) -> None:
         rows = len(warmup["user_id"])
         served = {previous, self.generation, *read_challengers(self.repository)}
@@ -188,16 +207,14 @@ class Staging:
             place_version(self.folder(name), folder)
             write_config(folder / CONFIG_FILE, make_stage_config(spec, serving[name], versions, warmup_rows=0))
         for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: make_ensemble_spec(specs)}).items():
-            folder, pinned = self.repository / name, {self.generation} if name == ENSEMBLE else served
+            folder, versions = self.repository / name, sorted({pinned} if name == ENSEMBLE else served)
             place_version(self.folder(name), folder)
             write_warmup(folder / "warmup", spec, warmup, rows)
-            write_config(folder / CONFIG_FILE, make_stage_config(spec, serving[name], sorted(pinned), rows))
+            write_config(folder / CONFIG_FILE, make_stage_config(spec, serving[name], versions, rows))
         if self.layout == "ensemble":
             place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
-            write_config(
-                self.repository / ENSEMBLE / CONFIG_FILE, make_ensemble_config(specs, self.generation, serving[ENSEMBLE])
-            )
-        write_pins(self.repository, self.generation)
+            write_config(self.repository / ENSEMBLE / CONFIG_FILE, make_ensemble_config(specs, pinned, serving[ENSEMBLE]))
+        write_pins(self.repository, pinned)
 
 
 def derive_live_specs(stages: dict[str, ModelSpec]) -> dict[str, ModelSpec]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +17,13 @@ from rich.console import Console
 from export.build import build_repository
 from export.follow import choose_judged, follow_once
 from export.prequential import make_event_inputs, split_blocks
+from export.relayout import relayout
 from export.settings import Settings
 from export.verdict import LEAST_QUESTIONS
 from repository.experiments import find_experiment_folder, start_experiment
-from repository.generations import list_published_generations
-from repository.registry import read_acts, read_manifest
-from serving.contract.errors import ConfigError
+from repository.generations import list_published_generations, pin
+from repository.registry import read_acts, read_manifest, record_act
+from serving.contract.errors import ConfigError, ExportError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE
 from serving.live.experiment import Experiment, read_experiment
@@ -34,6 +37,19 @@ DATA = "synthetic:users=150,items=150,events=4500"
 SETTINGS = {"pipeline": {"recorded_requests": 64}, "ranker": {"compression": "none"}}  # as fast as an export can be
 EARLY, EVERYTHING = 3_000, 4_500  # events: of the log, and with the live ones
 QUIET = Console(quiet=True)
+
+
+class Meddling(io.StringIO):
+    """The output of a round, at whose first line somebody does something."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.acts = [act]
+
+    def write(self, text: str) -> int:
+        if self.acts:
+            self.acts.pop()()
+        return super().write(text)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +87,10 @@ def test_a_generation_with_the_live_events_is_published(repo, whole, past):
         in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
     )
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
-    done = follow_once(past, repo, None, 1_000, QUIET)
+    others = []
+    said = Meddling(lambda: others.append(follow_once(past, repo, None, 1_000, QUIET).report))
+    done = follow_once(past, repo, None, 1_000, Console(file=said))
+    assert others == ["waits: another round trains for this repository"]
     assert done.verdict is not None
     assert done.generation == 2, done.report
     assert list_published_generations(repo) == (1, 2)
@@ -177,6 +196,30 @@ def test_a_worse_generation_is_not_published_and_the_reason_is_printed(repo, who
     assert "not published, because" in done.report
     assert list_published_generations(repo) == (1,)
     assert read_acts(repo)[-1].action == "not published"
+
+
+def test_a_round_publishes_nothing_where_a_person_moves_to_another_generation_meanwhile(repo, exported, whole, past):
+    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    assert relayout(exported, repo, "ensemble", beside=1) == 2
+    assert pinned_generation(repo) == 1
+    said = Meddling(lambda: pin(repo, 2))
+    with pytest.raises(ExportError, match=r"Generation 2 is pinned in .* now, and the new one was made beside 1"):
+        follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, Console(file=said))
+    assert (list_published_generations(repo), pinned_generation(repo)) == ((1, 2), 2)
+
+
+def test_a_round_publishes_nothing_where_an_experiment_is_started_meanwhile(repo, whole, past):
+    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    said = Meddling(lambda: start_experiment(repo, Experiment("spring", 1, 2, 0.5)))
+    done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, Console(file=said))
+    assert done.report == "not published: experiment spring was started meanwhile, and its verdict comes first"
+    assert list_published_generations(repo) == (1,)
+
+
+def test_after_a_candidate_that_is_not_as_good_the_next_one_waits_for_twice_the_events(repo, past):
+    record_act(repo, "not published", 1, reason="worse")
+    record_act(repo, "not published", 2, reason="worse than another generation")
+    assert "waits: 0 events are newer than generation 1, of 2,000" in follow_once(past, repo, None, 1_000, QUIET).report
 
 
 def test_a_repository_without_live_events_is_refused(repo, past):
