@@ -37,6 +37,7 @@ MOST_WAITING = 100_000  # rows in memory while nothing can be written; more are 
 DAY_S = 86_400
 ERASED, ERASED_LOCK = "erased.jsonl", ".erased.lock"  # marks of erasures; held while marks are written or answers are
 MARKED_S = 7 * DAY_S  # no answer stays in memory for longer
+REMOVED_FILE = "removed.json"  # until when answers were removed, unix milliseconds
 FILE_NAME = re.compile(r"exposures-\d{13}-\d+-\d+\.parquet")  # unix milliseconds, process, number of the file
 POPULAR = 128  # bit of `sources` beside those of Sources: the gateway's own list of popular items
 SOURCE_NAMES = {int(source): source.name.lower() for source in Sources if source.name} | {POPULAR: "popular"}
@@ -187,7 +188,19 @@ def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
         path.unlink(missing_ok=True)
         removed.append(path)
         total -= size
+    if removed and (until_ms := parse_written_ms(removed[-1])) > read_removed_ms(folder):
+        new = folder / f"{REMOVED_FILE}.{os.getpid()}.new"
+        new.write_text(json.dumps({"until_ms": until_ms}) + "\n")
+        new.replace(folder / REMOVED_FILE)
     return removed
+
+
+def read_removed_ms(folder: Path) -> int:
+    """Return until when answers were removed, unix milliseconds; 0 for none. folder: as of `list_exposure_files`"""
+    try:
+        return json.loads((folder / REMOVED_FILE).read_text())["until_ms"]
+    except FileNotFoundError:
+        return 0
 
 
 def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:

@@ -102,7 +102,8 @@ def _change(repository: Path, act: str, make: Callable[[Experiment | None], Expe
         former = read_experiment(folder)
         changed = make(former)
         changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_read_clock_ms())
-        facts = f"experiment {changed.name}, {changed.mode}, share {changed.share:g}"
+        met = former.share if former and not changed.runs else changed.share  # the champion answers everybody from now on
+        facts = f"experiment {changed.name}, {changed.mode}, share {met:g}"
         record_act(repository, act, changed.challenger, reason=f"{facts}: {changed.reason}" if changed.reason else facts)
         _write(folder, changed)  # last: whoever acts on it finds the record
     return changed

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from repository.challenger import read_challengers
-from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
+from repository.experiments import change_share, end_experiment, find_experiment_folder, find_running, start_experiment
 from repository.generations import drop_challenger
 from server.challenger import load_challenger, unload_challenger
 from server.control import find_running_servers
@@ -38,6 +38,7 @@ def start(
     """Load a challenger beside the champion on every running server of a repository, and let a share of the users meet it."""
     if promote and mode == "shadow":
         raise ConfigError("Users do not see a shadow, so it is never found better. Use --promote with --mode ab or interleave.")
+    refuse_everybody(share, mode)
     servers = find_servers(repo)
     champion = begin_experiment(servers, repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
     typer.echo(f"experiment {name}: generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others")
@@ -50,8 +51,13 @@ def start(
 @app.command("share")
 def set_share(share: Annotated[float, typer.Argument(min=0, max=1)], repo: Repo = DEFAULT) -> None:
     """Give the running experiment another share of the users, from the next request on; who met the challenger stays."""
+    running = find_running(repo)
+    refuse_everybody(share, running.mode if running else "ab")
     experiment = change_share(repo, share)
-    typer.echo(f"experiment {experiment.name}: generation {experiment.challenger} meets {share:.1%} of the users")
+    typer.echo(
+        f"experiment {experiment.name}: generation {experiment.challenger} meets {share:.1%} of the users; its guard and its "
+        "report begin anew with the answers from now on"
+    )
 
 
 @app.command()
@@ -96,6 +102,15 @@ def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo:
         typer.echo(f"{over}: generation {experiment.challenger} was promoted")
         return
     typer.echo(f"{over}: generation {generations[0]} is {release_challenger(repo)}")
+
+
+def refuse_everybody(share: float, mode: Mode) -> None:
+    """Raise ConfigError where no user would be left to the champion, with whose answers the guard compares the challenger's."""
+    if share == 1 and mode != "shadow":
+        raise ConfigError(
+            "With a share of 1, no answer of the champion is left to compare latency, coverage and failures with, so the guard "
+            "could not protect the users. Use at most 0.99. To move everybody: python -m server activate --generation …"
+        )
 
 
 def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experiment) -> Experiment:

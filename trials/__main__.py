@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from live.exposures import read_exposures
-from repository.experiments import find_experiment_folder
+from repository.experiments import end_experiment, find_experiment_folder
 from serving.contract.artifacts import find_stage_folder, read_stage
-from serving.contract.errors import run_program
+from serving.contract.errors import RecommenderError, run_program
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, read_experiment
@@ -35,6 +35,8 @@ from trials.sequential import Comparison, compare_arms, has_wrong_split
 from trials.split import Split, measure_split
 from trials.unseen import Reward, pair_answers, read_lists, shadow_lists
 
+MOST_FAILED_LOOKS = 30
+LEAST_PAUSE = 20  # times as long as a look took
 METRICS = ("ctr", "conversion", "revenue", "degraded")
 
 app = typer.Typer(help="Reports on generations from what users did.", no_args_is_help=True, add_completion=False)
@@ -216,19 +218,28 @@ def guard(
 ) -> None:
     """Watch the running experiment until it ends: roll back a harmful challenger; with --promote, promote a better one.
 
-    A server's supervisor runs this command by itself while an experiment runs.
+    A server's supervisor runs this command by itself while an experiment runs. After MOST_FAILED_LOOKS failed looks in a row it
+    stops the experiment, because nobody protects the users any more. Looks that take long are rarer.
     """
-    folder, watched = find_experiment_folder(repo), ""
+    folder, watched, failed = find_experiment_folder(repo), "", 0
     while (experiment := read_experiment(folder)) and experiment.runs:
         if experiment.name != watched:
             watched = experiment.name
             say(f"guards experiment {watched}: generation {experiment.challenger} beside {experiment.champion}")
-        if ended := guard_once(repo):
+        began_s = time.monotonic()
+        try:
+            ended, failed = guard_once(repo), 0
+        except (RecommenderError, OSError) as error:
+            failed += 1
+            say(f"error: {error}")
+            stopped = failed == MOST_FAILED_LOOKS
+            ended = end_experiment(repo, f"its guard fails: {error}", judged=experiment) if stopped else None
+        if ended:
             say(f"experiment {watched} is {ended.state}, because {ended.reason}")
         elif once:
             return
         else:
-            time.sleep(every)
+            time.sleep(max(every, LEAST_PAUSE * (time.monotonic() - began_s)))
     say(f"experiment {experiment.name} is {experiment.state}" if experiment else "no experiment was started")
 
 

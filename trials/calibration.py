@@ -72,7 +72,7 @@ def measure_calibration(folder: Path, now_ms: int) -> tuple[Calibration | None, 
         return None, f"{len(answers)} answers of the generation that answers can be judged; expected {WINDOW_ANSWERS}"
     generation, times_ms = answers["generation"][0].as_py(), answers["time_ms"].to_numpy()
     feedback = join_feedback(answers, read_events(folder, int(times_ms[0])), SETTLED_S)
-    scores = pad_rows(answers["scores"].to_pylist(), feedback.shown.shape[1], np.nan, np.float64)
+    scores = pad_rows(answers["scores"], feedback.shown.shape[1], np.nan, np.float64)
     references = read_references(folder)
     if (reference := references.get(generation)) is None:
         if (clicks := int(feedback.clicks.sum())) < LEAST_CLICKS or feedback.users.max() + 1 < LEAST_USERS:

@@ -6,15 +6,16 @@ more than `attribution_s` after the answer are not counted; until then, a report
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from live.archive import find_start, read_log
-from serving.live.events import OBSERVED, EventBatch, Flags
+from serving.live.events import HEADER, OBSERVED, EventBatch, Flags
 from serving.live.experiment import SHADOW_ARM
 from serving.live.reader import Reader
 from trials.sequential import Arm
@@ -81,58 +82,70 @@ def join_feedback(
 
     A shadow's answer has the request id of the answer that was shown, and gets none of its feedback.
     """
-    arms = exposures["arm"].to_pylist()
-    request_ids = {
-        request_id.encode(): row
-        for row, request_id in enumerate(exposures["request_id"].to_pylist())
-        if arms[row] != SHADOW_ARM
-    }
-    lists = exposures["item_ids"].to_pylist()
-    times_ms = exposures["time_ms"].to_numpy()
-    count, width = len(lists), max(map(len, lists), default=0)
-    places = [{item: place for place, item in enumerate(items)} for items in lists]
-    clicks, conversions = np.zeros((count, width), bool), np.zeros((count, width), bool)
-    revenue = np.zeros((count, width))
-    for _, batch in log:
-        for event, request_id in enumerate(batch.request_ids):
-            row = request_ids.get(request_id) if request_id else None
-            header = batch.headers[event]
-            if row is None or header["type"] != OBSERVED:
-                continue
-            place = places[row].get(int(header["item_id"]))
-            if place is None or header["received_ms"] > times_ms[row] + 1_000 * attribution_s:
-                continue
-            clicks[row, place] = True
-            if header["flags"] & Flags.POSITIVE:
-                conversions[row, place] = True
-                revenue[row, place] += 0.0 if np.isnan(header["value"]) else float(header["value"])
+    arms = exposures["arm"].to_numpy()
+    width = pc.max(pc.list_value_length(exposures["item_ids"])).as_py() or 0
+    item_ids = pad_rows(exposures["item_ids"], width, -1, np.int64)
+    clicks, conversions, revenue = np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape)
+    request_ids, headers = collect_reactions(log)
+    rows = find_answers(exposures, arms, request_ids)
+    known = rows >= 0
+    rows, headers = rows[known], headers[known]
+    reacts = item_ids[rows] == headers["item_id"][:, None]
+    in_time = headers["received_ms"] <= exposures["time_ms"].to_numpy()[rows] + 1_000 * attribution_s
+    counts = reacts.any(axis=1) & in_time
+    rows, headers, places = rows[counts], headers[counts], reacts[counts].argmax(axis=1) if width else np.empty(0, np.int64)
+    clicks[rows, places] = True
+    positive = (headers["flags"] & Flags.POSITIVE) != 0
+    conversions[rows[positive], places[positive]] = True
+    np.add.at(revenue, (rows[positive], places[positive]), np.nan_to_num(headers["value"][positive]))
     return Feedback(
         exposures["generation"].to_numpy(),
-        number_users(exposures["user_id"].to_pylist()),
-        np.array(arms, object),
-        np.array(exposures["experiment"].to_pylist(), object),
+        number_users(exposures["user_id"]),
+        arms,
+        exposures["experiment"].to_numpy(),
         exposures["assignment"].to_numpy(),
-        np.array([bool(marks) for marks in exposures["degraded"].to_pylist()], bool),
-        pad_rows(lists, width, -1, np.int64) != -1,
-        pad_rows([teams or [] for teams in exposures["teams"].to_pylist()], width, -1, np.int8),
-        pad_rows(lists, width, -1, np.int64),
-        pad_rows([sources or [] for sources in exposures["sources"].to_pylist()], width, 0, np.uint8),
+        pc.fill_null(pc.list_value_length(exposures["degraded"]), 0).to_numpy() > 0,
+        item_ids != -1,
+        pad_rows(exposures["teams"], width, -1, np.int8),
+        item_ids,
+        pad_rows(exposures["sources"], width, 0, np.uint8),
         clicks,
         conversions,
         revenue,
     )
 
 
-def number_users(user_ids: Sequence[int | None]) -> np.ndarray:
-    """Return int64 [answers]: users numbered from 0 as they come; every anonymous answer (None) has its own number."""
-    numbers: dict[object, int] = {}
-    keys = (("answer", row) if user_id is None else user_id for row, user_id in enumerate(user_ids))
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+def collect_reactions(log: Iterable[tuple[np.ndarray, EventBatch]]) -> tuple[list[bytes], np.ndarray]:
+    """Return the request ids of the observed events that name one, and their HEADER [events]."""
+    request_ids, headers = [], [np.empty(0, HEADER)]
+    for _, batch in log:
+        observed = (batch.headers["type"] == OBSERVED).tolist()
+        chosen = [event for event, request_id in enumerate(batch.request_ids) if request_id and observed[event]]
+        request_ids += [batch.request_ids[event] for event in chosen]
+        headers.append(batch.headers[chosen])
+    return request_ids, np.concatenate(headers)
 
 
-def pad_rows(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: type) -> np.ndarray:
-    """Return rows of at most `width` values as one array [rows, width], padded with `fill`."""
+def find_answers(exposures: pa.Table, arms: np.ndarray, request_ids: list[bytes]) -> np.ndarray:
+    """Return the row of the shown answer of each request id, the last one of several, int64 [ids]; -1 for none."""
+    shown = np.flatnonzero(arms != SHADOW_ARM)[::-1]
+    known_ids = exposures["request_id"].take(shown).cast(pa.binary()).combine_chunks()
+    found = pc.fill_null(pc.index_in(pa.array(request_ids, pa.binary()), known_ids), -1).to_numpy()
+    return np.append(shown, -1)[found]
+
+
+def number_users(user_ids: pa.ChunkedArray) -> np.ndarray:
+    """Return int64 [answers]: users numbered from 0; every anonymous answer (null) has a number of its own."""
+    encoded = user_ids.combine_chunks().dictionary_encode()
+    numbers = pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64)
+    anonymous = numbers < 0
+    numbers[anonymous] = len(encoded.dictionary) + np.arange(anonymous.sum())
+    return numbers
+
+
+def pad_rows(rows: pa.ChunkedArray, width: int, fill: float, dtype: type) -> np.ndarray:
+    """Return lists of at most `width` values as one array [rows, width]. `fill` pads them, and replaces nulls."""
     padded: np.ndarray = np.full((len(rows), width), fill, dtype)
-    for row, values in enumerate(rows):
-        padded[row, : len(values)] = values
+    lengths = pc.fill_null(pc.list_value_length(rows), 0).to_numpy()
+    padded[np.arange(width) < lengths[:, None]] = pc.fill_null(pc.list_flatten(rows), fill).to_numpy()
     return padded

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from live.exposures import read_exposures
+from live.exposures import FOLDER, read_exposures, read_removed_ms
 from repository.experiments import end_experiment, find_experiment_folder, find_running
 from serving.contract.errors import ConfigError
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, State
@@ -52,6 +52,8 @@ def guard_once(repo: Path) -> Experiment | None:
 
 def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[State, str]:
     """Return the state that an experiment should have, and why. folder: of the live store, whose events are the feedback"""
+    if read_removed_ms(folder / FOLDER) > experiment.changed_ms:  # the intervals need every answer since then
+        return "stopped", "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
     since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
     exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
     champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried_arm(experiment)))

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, Field
 
 from serving.contract.tensors import PAD_ID
@@ -128,7 +129,7 @@ def pair_answers(
     shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
     if not len(shown):
         raise TrialError("No shown answer has a request id of the judged lists. Give them the request ids of the exposure log.")
-    users = number_users(shown["user_id"].to_pylist())
+    users = number_users(shown["user_id"])
     if users.max() + 1 < LEAST_USERS:
         raise TrialError(
             f"The {len(shown):,} shown answers to judge by are of {users.max() + 1} users; expected {LEAST_USERS} or more, "
@@ -137,11 +138,13 @@ def pair_answers(
     feedback = join_feedback(shown, log)
     lists = [judged[request_id] for request_id in shown["request_id"].to_pylist()]
     width = max(feedback.item_ids.shape[1], *map(len, lists))
-    judged_ids = pad_rows(lists, width, PAD_ID, np.int64)
-    shown_ids = pad_rows(shown["item_ids"].to_pylist(), width, PAD_ID, np.int64)
-    logged = [row or [None] * width for row in shown["propensities"].to_pylist()]  # older versions logged none
-    propensities = pad_rows([[propensity or np.nan for propensity in row] for row in logged], width, 1.0, np.float64)
-    known = np.isfinite(propensities)
+    judged_ids = pad_rows(pa.chunked_array([pa.array(lists, pa.list_(pa.int64()))]), width, PAD_ID, np.int64)
+    shown_ids = pad_rows(shown["item_ids"], width, PAD_ID, np.int64)
+    logged = shown["propensities"]
+    propensities = pad_rows(logged, width, np.nan, np.float64)
+    past_end = np.arange(width) >= pc.list_value_length(shown["item_ids"]).to_numpy()[:, None]
+    propensities[past_end & logged.is_valid().to_numpy()[:, None]] = 1.0  # older versions logged none at all
+    known = propensities > 0
     weights = compute_importance_weights(
         (known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0)
     )

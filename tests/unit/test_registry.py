@@ -59,7 +59,7 @@ def test_the_list_has_changed_settings_drift_and_experiments(repo):
     first, second = list_generations(repo)
     assert (first.settings, first.verdicts, second.settings, second.drift) == ({}, (), {"pipeline.seed": 7}, "")
     assert first.drift == "by 2: drifted: price (PSI 0.4, by chance 0.02)"
-    assert second.verdicts == ("rolled back: experiment spring, ab, share 0: 12.0% fewer of its answers are clicked",)
+    assert second.verdicts == ("rolled back: experiment spring, ab, share 0.5: 12.0% fewer of its answers are clicked",)
     assert run(repo, "list").stdout.splitlines()[-3:] == [
         f"generation 1, replaced: {first.drift}",
         "generation 2, settings: pipeline.seed = 7",

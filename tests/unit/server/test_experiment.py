@@ -63,7 +63,20 @@ def test_an_experiment_needs_a_server_and_a_share_needs_an_experiment(repo):
         run(repo, "stop")
     with pytest.raises(ConfigError, match="Users do not see a shadow"):
         run(repo, "start", "spring", "--challenger", "2", "--mode", "shadow", "--promote")
+    with pytest.raises(ConfigError, match="With a share of 1, no answer of the champion is left to compare"):
+        run(repo, "start", "spring", "--challenger", "2", "--share", "1")
     assert run(repo, "status") == f"no experiment was started on {repo}\n"
+
+
+@pytest.mark.parametrize("mode", ["ab", "interleave", "shadow"])
+def test_only_a_shadow_meets_everybody(repo, mode):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5, mode))
+    if mode == "shadow":
+        assert "meets 100.0% of the users" in run(repo, "share", "1")
+        return
+    with pytest.raises(ConfigError, match="With a share of 1, no answer of the champion is left to compare"):
+        run(repo, "share", "1")
+    assert read_experiment(find_experiment_folder(repo)).share == 0.5
 
 
 @pytest.mark.parametrize("share", ["1.5", "-0.1", "150%", "nan"])

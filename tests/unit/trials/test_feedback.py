@@ -1,9 +1,11 @@
 """Events find the answers that they react to."""
 
 import numpy as np
+import pytest
 
+from serving.live.events import Flags
 from tests.unit.trials.logs import events, exposures
-from trials.feedback import join_feedback
+from trials.feedback import ATTRIBUTION_S, join_feedback
 
 
 def test_clicks_conversions_and_revenue_by_position():
@@ -36,6 +38,54 @@ def test_feedback_belongs_to_the_shown_answer_and_not_to_its_shadow():
         feedback = join_feedback(shown.take(rows), events(("a", 10, True, 2.0, 1)))
         assert feedback.revenue[feedback.arms == "champion"].tolist() == [[2.0]]
         assert feedback.clicks[feedback.arms == "shadow"].tolist() == [[False]]
+
+
+def join_slowly(shown, log):
+    """Join row by row: clicks and revenue by (request id, item), of shown answers."""
+    clicks, revenue = set(), {}
+    shown_ids = {row["request_id"]: row for row in shown.to_pylist() if row["arm"] != "shadow"}
+    for _, batch in log:
+        for header, request_id in zip(batch.headers, batch.request_ids, strict=True):
+            row, item = shown_ids.get(request_id.decode()), int(header["item_id"])
+            if row is None or item not in row["item_ids"] or header["received_ms"] > row["time_ms"] + 1_000 * ATTRIBUTION_S:
+                continue
+            clicks.add((row["request_id"], item))
+            if header["flags"] & Flags.POSITIVE:
+                value = 0.0 if np.isnan(header["value"]) else float(header["value"])
+                revenue[row["request_id"], item] = revenue.get((row["request_id"], item), 0.0) + value
+    return clicks, revenue
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_join_finds_what_a_slow_one_finds(seed):
+    rng = np.random.default_rng(seed)
+    rows = [
+        {
+            "request_id": f"r{number}",
+            "item_ids": rng.permutation(30)[: rng.integers(0, 8)].tolist(),
+            "arm": str(rng.choice(["champion", "challenger", "shadow"])),
+            "user_id": None if rng.random() < 0.3 else int(rng.integers(0, 5)),
+            "sources": None if rng.random() < 0.3 else [],
+        }
+        for number in range(60)
+    ]
+    log = events(
+        *(
+            (f"r{answer}", item, rng.random() < 0.5, rng.choice([np.nan, 2.5]), rng.choice([1, 8 * 86_400]))
+            for answer, item in rng.integers(0, (70, 30), (2_000, 2)).tolist()
+        )
+    )
+    feedback = join_feedback(exposures(*rows), log)
+    clicks, revenue = join_slowly(exposures(*rows), log)
+    pairs = [[(row["request_id"], item) for item in items] for row, items in zip(rows, feedback.item_ids.tolist(), strict=True)]
+    assert {pairs[row][place] for row, place in np.argwhere(feedback.clicks)} == clicks
+    assert {pairs[row][place]: feedback.revenue[row, place] for row, place in np.argwhere(feedback.conversions)} == revenue
+    assert clicks
+    assert feedback.shown.sum(axis=1).tolist() == [len(row["item_ids"]) for row in rows]
+    users = [row["user_id"] for row in rows]
+    assert len(set(feedback.users.tolist())) == users.count(None) + len({user for user in users if user is not None})
+    same = np.equal.outer(feedback.users, feedback.users)
+    assert all(same[a, b] == (users[a] == users[b]) for a in range(60) for b in range(60) if None not in (users[a], users[b]))
 
 
 def test_without_answers_there_is_no_feedback():

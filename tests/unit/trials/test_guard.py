@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from live.exposures import Exposure, ExposureLog
-from repository.experiments import find_experiment_folder, start_experiment
+from live.exposures import FOLDER, Exposure, ExposureLog, list_exposure_files, remove_old
+from repository.experiments import find_experiment_folder, find_running, start_experiment
 from repository.registry import read_acts
 from serving.live.experiment import Experiment, read_experiment
 from tests.repositories import link_small_repository
 from tests.unit.trials.logs import events, exposures, observe
-from trials.__main__ import app
+from trials.__main__ import MOST_FAILED_LOOKS, app
 from trials.feedback import join_feedback
 from trials.guard import find_lost_answers, guard_once
 from trials.progress import compare_clicks
@@ -202,6 +203,37 @@ def test_the_command_ends_with_the_experiment(repo):
     show(repo, degraded=["challenger"])
     assert "experiment spring is rolled back, because it failed in 400 of 400 answers" in guard_by_command(repo)
     assert "experiment spring is rolled back\n" in guard_by_command(repo)
+
+
+def test_a_guard_that_cannot_read_the_answers_stops_the_experiment_after_some_tries(repo, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    show(repo)
+    (file,) = list_exposure_files(find_experiment_folder(repo) / FOLDER)
+    content = file.read_bytes()
+    file.write_bytes(content[:100])
+    assert "running" in read_experiment(find_experiment_folder(repo)).state
+    said = guard_by_command(repo, "--once")
+    assert "cannot be read" in said
+    assert find_running(repo)
+    said = guard_by_command(repo)
+    assert said.count("cannot be read") == MOST_FAILED_LOOKS + 1  # the last one is the reason
+    assert "experiment spring is stopped, because its guard fails" in said
+
+
+def test_an_experiment_whose_answers_were_removed_is_stopped(repo):
+    """Its intervals hold for all answers since it began, not for those that are left."""
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    show(repo)
+    folder = find_experiment_folder(repo) / FOLDER
+    assert remove_old(folder, oldest_s=0, most_bytes=1 << 30) == []
+    assert guard_once(repo) is None
+    assert len(remove_old(folder, oldest_s=0, most_bytes=0)) == 1
+    ended = guard_once(repo)
+    assert (ended.state, ended.reason) == (
+        "stopped",
+        "answers that it is judged by were removed: raise exposure_bytes or exposure_days",
+    )
 
 
 def test_without_an_experiment_or_an_answer_there_is_nothing_to_guard(repo):
