@@ -294,7 +294,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             say("a generation that is nearly as good")  # published late, because a repository keeps few generations
             near = publish(thin_log(dataset, 2), scratch, repo, "near")
             control.activate(served.state, near, served.run_dir)
-            figures += compare_ways(world, "half of the log is missing", shop.rank_lists(), good, rng)
+            figures += compare_ways(world, "half of the log is missing", shop.rank_lists(), good, rng, LEAST_SAVED)
     return figures
 
 

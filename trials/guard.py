@@ -6,6 +6,7 @@ The guard compares the answers of both arms since the share was last changed. Th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 from live.exposures import FOLDER, read_exposures, read_removed_ms
 from repository.experiments import end_experiment, find_experiment_folder, find_running
 from serving.contract.errors import ConfigError
+from serving.live.events import EventBatch
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, State
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.progress import compare_clicks, credit_answers, find_wrong_split
@@ -28,6 +30,7 @@ FEWER_CLICKS = 0.1  # of the champion's click rate, significantly; when interlea
 SLOWER, SLOWER_MS, SLOW_SHARE = 1.5, 20.0, 0.01  # p99: so many times the champion's, and by so much, significantly
 ENOUGH_FOR_P99 = 1_000  # answers of the champion; with fewer, the p99 is uncertain and the slowest one replaces it
 HARM_SOON = 500  # requests of both arms at which harm is found soonest; the price: intervals a tenth wider after 10,000
+REMOVED = "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
 LEAST_COVERAGE = 0.3  # share of the distinct items that equally many answers of the champion show
 
 
@@ -41,19 +44,25 @@ def guard_once(repo: Path) -> Experiment | None:
     experiment, folder = find_running(repo), find_experiment_folder(repo)
     if experiment is None:
         return None
-    state, reason = judge(experiment, read_exposures(folder, experiment.changed_ms), folder)
+    if read_removed_ms(folder / FOLDER) > experiment.changed_ms:  # the intervals need every answer since then
+        return end_judged(repo, experiment, "stopped", REMOVED)
+    exposures = read_exposures(folder, experiment.changed_ms)
+    state, reason = judge(experiment, exposures, read_events(folder, experiment.changed_ms))
     if state == "running":
         return None
+    return end_judged(repo, experiment, state, reason)
+
+
+def end_judged(repo: Path, experiment: Experiment, state: State, reason: str) -> Experiment | None:
+    """End the experiment, and return it; None where a person or the guard of another server ended or changed it meanwhile."""
     try:
         return end_experiment(repo, reason, state, judged=experiment)
-    except ConfigError:  # ended or changed meanwhile, by a person or by the guard of another server
+    except ConfigError:
         return None
 
 
-def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[State, str]:
-    """Return the state that an experiment should have, and why. folder: of the live store, whose events are the feedback"""
-    if read_removed_ms(folder / FOLDER) > experiment.changed_ms:  # the intervals need every answer since then
-        return "stopped", "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
+def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> tuple[State, str]:
+    """Return the state that an experiment should have, and why. exposures, log: as of `join_feedback`, since its last change"""
     since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
     exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
     champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried_arm(experiment)))
@@ -66,7 +75,7 @@ def judge(experiment: Experiment, exposures: pa.Table, folder: Path) -> tuple[St
         return "rolled back", harm
     if len(challenger) < LEAST_OBSERVATIONS:
         return "running", ""
-    feedback = join_feedback(exposures, read_events(folder, experiment.changed_ms))
+    feedback = join_feedback(exposures, log)
     if loss := find_loss(feedback, experiment):
         return "rolled back", loss
     if experiment.promotes and (gain := find_gain(feedback, experiment)):
@@ -80,11 +89,19 @@ def find_strangers(experiment: Experiment, exposures: pa.Table) -> str:
     A server that is stopped and started again serves the pinned generation, which a publication may have changed. Popular items
     of a gateway without a server count for nobody.
     """
-    answers = zip(*(exposures[name].to_pylist() for name in ("arm", "generation", "degraded")), strict=True)
-    met = {(arm, generation) for arm, generation, marks in answers if FALLBACK not in marks}
+    answers = exposures.filter(~has_mark(exposures, FALLBACK)).group_by(["arm", "generation"]).aggregate([])
+    met = zip(answers["arm"].to_pylist(), answers["generation"].to_pylist(), strict=True)
     own = (experiment.champion, experiment.challenger)
     strangers = [number for arm, number in sorted(met) if number not in (own[:1] if arm == CHAMPION_ARM else own)]
     return f"generation {strangers[0]} answers in place of the champion, {experiment.champion}" if strangers else ""
+
+
+def has_mark(exposures: pa.Table, mark: str) -> np.ndarray:
+    """Return whether `degraded` of each answer has a mark, bool [answers]."""
+    marks = exposures["degraded"].combine_chunks()
+    has: np.ndarray = np.zeros(len(exposures), bool)
+    has[pc.list_parent_indices(marks).filter(pc.equal(pc.list_flatten(marks), mark)).to_numpy()] = True
+    return has
 
 
 def tried_arm(experiment: Experiment) -> str:
@@ -94,15 +111,15 @@ def tried_arm(experiment: Experiment) -> str:
 
 def find_failures(challenger: pa.Table) -> str:
     """Return in how many of its answers the challenger failed, "" for too few to matter."""
-    failures = [FAILED in marks for marks in challenger["degraded"].to_pylist()]
-    if len(failures) >= FEWEST_FAILURES and np.mean(failures) > MOST_FAILED:
-        return f"it failed in {sum(failures)} of {len(failures)} answers"
+    failures = has_mark(challenger, FAILED)
+    if len(failures) >= FEWEST_FAILURES and failures.mean() > MOST_FAILED:
+        return f"it failed in {failures.sum()} of {len(failures)} answers"
     return ""
 
 
 def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
     """Return both p99, "" unless significantly more than 1 % of the challenger's answers are far above the champion's p99."""
-    times_ms = [np.array(arm["latency_ms"].drop_null().to_pylist()) for arm in (champion, challenger)]
+    times_ms = [arm["latency_ms"].drop_null().to_numpy() for arm in (champion, challenger)]
     if min(map(len, times_ms)) < LEAST_OBSERVATIONS:
         return ""
     champions_ms, own_ms = (float(np.percentile(times, 99)) for times in times_ms)
@@ -117,7 +134,7 @@ def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
 def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
     """Return how many distinct items equally many answers of both arms show, "" where the challenger shows enough."""
     count = min(len(champion), len(challenger))
-    shown = [len(set(pc.list_flatten(arm["item_ids"].slice(0, count)).to_pylist())) for arm in (champion, challenger)]
+    shown = [pc.count_distinct(pc.list_flatten(arm["item_ids"].slice(0, count))).as_py() for arm in (champion, challenger)]
     if shown[1] < LEAST_COVERAGE * shown[0]:
         return f"{count} of its answers show {shown[1]} items, as many of the champion's {shown[0]}"
     return ""

@@ -17,7 +17,7 @@ from live.exposures import read_exposures
 from serving.live.events import EventBatch
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, read_experiment
 from trials.feedback import Feedback, join_feedback, read_events
-from trials.interleaving import credit_clicks
+from trials.interleaving import CHALLENGER, CHAMPION
 from trials.report import AnswerSummary, summarise_answers
 from trials.sequential import Arm, Comparison, Verdict, bound_mean, compare_arms
 from trials.split import Split, measure_split
@@ -161,7 +161,8 @@ def _compare_credits(feedback: Feedback, counts: list[int]) -> list[Comparison]:
 
 def credit_answers(feedback: Feedback) -> np.ndarray:
     """Return `credit_clicks` of each answer, float64 [answers]; 0 for an answer that is not interleaved."""
-    return np.array([credit_clicks(*answer) for answer in zip(feedback.teams, feedback.clicks, strict=True)], np.float64)
+    won, lost = ((feedback.clicks & (feedback.teams == team)).sum(axis=1) for team in (CHALLENGER, CHAMPION))
+    return np.sign(won - lost).astype(np.float64)
 
 
 def _take_arm(feedback: Feedback, rewards: np.ndarray, own: np.ndarray, count: int) -> Arm:

@@ -1,0 +1,125 @@
+"""Let the guard judge A/A experiments, and measure how long it looks at a large one.
+
+    python -m experiments.guard [--runs 200]
+
+In an A/A experiment both arms are the same generation, so whatever the guard decides is a false alarm: latency, failures,
+coverage, degraded answers, the split, fewer clicks, or a promotion. Users come again and stay in their arm; they differ in how
+often they click. Answers and clicks are drawn, and judged by the guard's own code at LOOKS moments.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter
+from typing import Annotated
+
+import numpy as np
+import pyarrow as pa
+import typer
+
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from live.exposures import SCHEMA
+from perf.command import run
+from serving.live.events import HEADER, EventBatch
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, Experiment
+from trials.guard import judge
+
+ANSWERS, USERS, ITEMS, LISTED = 10_000, 1_000, 500, 20
+LOOKS = 30
+CLICKED, DEGRADED = 0.1, 0.01  # shares of answers
+MANY = 1_000_000
+MOST_ALARMS = 0.05
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+EXPERIMENT = Experiment("same", 1, 2, 0.5, promotes=True)
+
+
+def draw_answers(count: int, users: int, rng: np.random.Generator) -> pa.Table:
+    """Return answers of an A/A experiment, in the order of time, as the exposure log has them."""
+    user_ids = rng.integers(users, size=count)
+    challenged = (rng.random(users) < EXPERIMENT.share)[user_ids]
+    first = rng.integers(ITEMS, size=count)
+    columns = {
+        "request_id": [f"{number}" for number in range(count)],
+        "time_ms": np.arange(count),
+        "user_id": user_ids,
+        "generation": np.where(challenged, EXPERIMENT.challenger, EXPERIMENT.champion),
+        "degraded": list_values(np.full(count, "ranker"), (rng.random(count) < DEGRADED).astype(np.int32)),
+        "experiment": np.full(count, EXPERIMENT.name),
+        "arm": np.where(challenged, CHALLENGER_ARM, CHAMPION_ARM),
+        "item_ids": list_values(((first[:, None] + np.arange(LISTED)) % ITEMS).ravel(), np.full(count, LISTED, np.int32)),
+        "latency_ms": rng.lognormal(2.0, 0.5, count).astype(np.float32),
+        "assignment": np.where(challenged, EXPERIMENT.share, 1 - EXPERIMENT.share),
+    }
+    rest = {field.name: pa.nulls(count, field.type) for field in SCHEMA if field.name not in columns}
+    return pa.table({field.name: (columns | rest)[field.name] for field in SCHEMA}, SCHEMA)
+
+
+def list_values(values: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
+    """Return lists of the given lengths, int32 [N], of values in order."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(values[: offsets[-1]]))
+
+
+def draw_clicks(answers: pa.Table, users: int, rng: np.random.Generator) -> EventBatch:
+    """Return clicks on first items. A user's chance is drawn from a beta distribution with the mean CLICKED."""
+    chances = rng.beta(1.0, 1 / CLICKED - 1, users)
+    clicked = np.flatnonzero(rng.random(len(answers)) < chances[answers["user_id"].to_numpy()])
+    headers = np.zeros(len(clicked), HEADER)
+    headers["item_id"] = answers["item_ids"].combine_chunks().values.to_numpy().reshape(-1, LISTED)[clicked, 0]
+    headers["received_ms"] = clicked
+    blanks = [b""] * len(clicked)
+    return EventBatch(headers, blanks, [f"{number}".encode() for number in clicked], blanks)
+
+
+def judge_same(rng: np.random.Generator) -> str:
+    """Return why the guard ends one A/A experiment, "" where it lets it go on to the end."""
+    answers = draw_answers(ANSWERS, USERS, rng)
+    clicks = draw_clicks(answers, USERS, rng)
+    for count in np.geomspace(ANSWERS / 100, ANSWERS, LOOKS).astype(int).tolist():
+        known = int(np.searchsorted(clicks.headers["received_ms"], count))
+        batch = clicks.take(np.arange(known))
+        state, reason = judge(EXPERIMENT, answers.slice(0, count), [(np.arange(known), batch)])
+        if state != "running":
+            return f"{state}: {reason}"
+    return ""
+
+
+def measure_look(count: int, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the seconds that a look at `count` answers takes, and the most MiB that the process had, the answers included."""
+    answers = draw_answers(count, count // 10, rng)
+    clicks = draw_clicks(answers, count // 10, rng)
+    began_s = time.perf_counter()
+    judge(EXPERIMENT, answers, [(np.arange(len(clicks.headers)), clicks)])
+    return time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
+    reasons = Counter(judge_same(rng) for _ in range(runs))
+    alarms = runs - reasons.pop("", 0)
+    for reason, count in reasons.items():
+        typer.echo(f"{count} of {runs}: {reason}", err=True)
+    seconds, mib = measure_look(many, rng)
+    return [
+        Figure(name=f"{runs} A/A experiments that the guard ended", values=[alarms / runs], at_most=MOST_ALARMS),
+        Figure(name=f"a look at {many:,} answers", values=[seconds], unit="s"),
+        Figure(name=f"memory of the process that looks at {many:,} answers", values=[mib], unit="MiB"),
+    ]
+
+
+@app.command()
+def main(
+    runs: Annotated[int, typer.Option(help="A/A experiments", min=1)] = 200,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Judge A/A experiments by all rules of the guard. Exit code 1 when a bound is missed. Some minutes."""
+    machine, figures = read_machine(), measure(runs, MANY, np.random.default_rng(0))
+    conditions = f"{ANSWERS:,} answers to {USERS:,} users, {CLICKED:.0%} clicked, {LOOKS} looks, with promotion; no server"
+    command = f"python -m experiments.guard --runs {runs}"
+    finish("guard", "The guard of an experiment", command, conditions, figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.guard")
