@@ -1,0 +1,56 @@
+"""The timer, the service and the CronJob of continuous training run a command that exists, with options that it has."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+from pathlib import Path
+
+import yaml
+from typer.main import get_command
+
+from export.__main__ import app
+from repository.code import PROJECT
+
+SYSTEMD = PROJECT / "deploy" / "systemd"
+COMMAND = ["-m", "export", "follow"]
+
+
+def read_unit(path: Path) -> configparser.ConfigParser:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(path)
+    return unit
+
+
+def parse_options(arguments: list[str]) -> dict[str, object]:
+    """Parse options of `export follow` as the command does. Raises click's UsageError for one that it does not have."""
+    command = get_command(app).commands["follow"]  # type: ignore[attr-defined]
+    return command.make_context("follow", list(arguments)).params
+
+
+def test_the_service_does_one_round_whose_generation_a_share_of_the_users_meets():
+    service = read_unit(SYSTEMD / "recommender-follow.service")["Service"]
+    program, *words = shlex.split(service["ExecStart"].replace("${FOLLOW_SHARE}", "0.1"))
+    assert program == "/opt/recommender/.venv/bin/python"
+    assert words[:3] == COMMAND
+    options = parse_options(words[3:])
+    assert (options["once"], options["share"], options["repo"]) == (True, 0.1, Path("/srv/models"))
+    assert "Environment=FOLLOW_SHARE=0.1\n" in (SYSTEMD / "recommender-follow.service").read_text()
+    assert service["Type"] == "oneshot"
+
+
+def test_the_timer_starts_the_service_again_an_hour_after_it_ended():
+    timer = read_unit(SYSTEMD / "recommender-follow.timer")
+    assert timer["Timer"]["OnUnitInactiveSec"] == "1h"
+    assert timer["Install"]["WantedBy"] == "timers.target"
+    assert (SYSTEMD / "recommender-follow.timer").with_suffix(".service").is_file()
+
+
+def test_the_cron_job_does_one_round_at_a_time():
+    path = PROJECT / "deploy" / "kubernetes" / "components" / "follow" / "cron-job.yaml"
+    spec = yaml.safe_load(path.read_text())["spec"]
+    (container,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert spec["concurrencyPolicy"] == "Forbid"
+    assert '"$PY" -m export follow --once "$@"' in (PROJECT / "deploy" / "follow.sh").read_text()
+    assert parse_options(["--once", *container["args"]])["repo"] == Path("/srv/models")
