@@ -45,7 +45,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test lanes test-unit stop export serve check perf baseline bounds bounds-tables soak live tune eval check-feast check-deploy audit docs lint
+.PHONY: help setup run test lanes test-unit coverage stop export serve check perf baseline bounds bounds-tables soak live tune eval check-feast check-deploy audit docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -157,6 +157,11 @@ lanes: setup # without the flags of this make, which tests would pass on to the 
 
 test-unit: setup ## the fast lane: no tritonserver, nothing that takes minutes; more workers than cores, because some tests wait
 	@OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 4 --lane unit tests/unit
+
+# loops that are compiled to machine code count as missed, because nothing traces them
+coverage: setup ## branch coverage of what trains, publishes and serves, by the lanes that need no server; a quarter of an hour
+	@$(PYTEST) --lane unit+long tests/unit tests/long --cov-branch --cov-report=term \
+		$(addprefix --cov=,export gateway hps_config live repository server serving training trials)
 
 check-feast: setup ## check the layout of live state in Redis against the real Feast, in an environment of its own
 	@$(PY) -m experiments.feast_layout
