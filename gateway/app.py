@@ -102,7 +102,7 @@ def create_app(
     _add_recommendations(app, answer)
     _add_feedback(app, Recorder(shop, recommender, metrics))
     _add_explanations(app, shop, explainer, LogReports(shop.repo, "progress"))
-    _add_health(app, readiness, metrics)
+    _add_health(app, readiness, metrics, experiments)
     _add_console(app)
     return app
 
@@ -201,7 +201,7 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
         return Response(await reports.read_latest(), media_type="application/json")
 
 
-def _add_health(app: FastAPI, readiness: Readiness, metrics: Metrics) -> None:
+def _add_health(app: FastAPI, readiness: Readiness, metrics: Metrics, experiments: Experiments) -> None:
     """Add the routes for orchestrators and Prometheus."""
 
     @app.get("/healthz")
@@ -227,6 +227,7 @@ def _add_health(app: FastAPI, readiness: Readiness, metrics: Metrics) -> None:
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
+        metrics.show_experiment(experiments.current())
         return Response(metrics.render_page(), media_type=CONTENT_TYPE_LATEST)
 
 

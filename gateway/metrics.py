@@ -7,6 +7,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from serving.live.experiment import Experiment
+
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 CALIBRATION = (  # fields of trials/calibration.py, names and descriptions
     ("error", "error", "How far clicks of the last window are from those that scores promise, as a share of these"),
@@ -35,6 +37,12 @@ class Metrics:
             field: Gauge(f"gateway_calibration_{name}", text, ["generation"], registry=registry)
             for field, name, text in CALIBRATION
         }
+        self._experiment = Gauge(
+            "gateway_experiment_changed_timestamp_seconds",
+            "When the latest experiment began, was changed or ended",
+            ["experiment", "challenger", "state"],
+            registry=registry,
+        )
         self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
@@ -51,6 +59,13 @@ class Metrics:
             gauge.clear()
             if field in measured:
                 gauge.labels(str(measured["generation"])).set(measured[field])
+
+    def show_experiment(self, latest: Experiment | None) -> None:
+        """Show the state of the latest experiment; nothing before the first one."""
+        self._experiment.clear()
+        if latest is not None:
+            labels = latest.name, str(latest.challenger), latest.state
+            self._experiment.labels(*labels).set(latest.changed_ms / 1_000)
 
     def render_page(self) -> bytes:
         """Return all metrics as text for Prometheus."""

@@ -110,6 +110,23 @@ def test_the_exposure_log_names_experiment_arm_and_generation_whatever_its_share
     assert len(tried.log) == len(USERS)
 
 
+def test_the_metrics_say_how_the_latest_experiment_is(tried):
+    def read_states() -> list[str]:
+        page = tried.door.ask("GET", "/metrics").text
+        return [line for line in page.splitlines() if line.startswith("gateway_experiment_changed_timestamp_seconds{")]
+
+    assert read_states() == []
+    for state, change in (
+        ("running", lambda: tried.start(share=0.25)),
+        ("rolled back", lambda: end_experiment(tried.repo, "its p99 is 90 ms", "rolled back")),
+    ):
+        changed_s = change().changed_ms / 1_000
+        (line,) = read_states()
+        labels, value = line.rsplit(" ", 1)
+        assert labels.endswith(f'{{challenger="2",experiment="spring",state="{state}"}}')
+        assert float(value) == pytest.approx(changed_s)
+
+
 def test_without_an_experiment_nothing_is_logged_and_the_champion_answers(tried):
     assert {answer["generation"] for answer in tried.ask().values()} == {1}
     assert tried.log == []
