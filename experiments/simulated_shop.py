@@ -141,6 +141,7 @@ def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Gener
         Figure(name="two hours later, by live events alone", values=[live]),
         Figure(name="and with the generation trained then", values=[after]),
         Figure(name="that generation was published", values=[renewed], at_least=1),
+        Figure(name="regained by live events alone", values=[(live - changed) / (before - changed)]),
         Figure(name="regained of what was lost", values=[(after - changed) / (before - changed)], at_least=0.95),
         Figure(name="on the last day", values=[shop.measure_quality()]),
         Figure(name="generations trained and published", values=[sum(bool(done.generation) for done in rounds)], at_least=1),
