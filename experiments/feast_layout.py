@@ -24,7 +24,7 @@ import typer
 
 from repository.code import PROJECT
 from server.ports import find_free_port
-from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View, item_features, user_features
+from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View, list_item_features, user_features
 from serving.live.layout import Layout
 from serving.live.redis_state import Entity, RedisState
 
@@ -100,7 +100,7 @@ def draw_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict],
     items["event_count"], items["decayed"] = np.arange(N_ENTITIES), rng.random((N_ENTITIES, 3))
     seen = [rng.integers(0, 1 << 53, number).tolist() for number in range(N_ENTITIES)]
     user_rows = [user_features(record, own, NAMES) for record, own in zip(users, seen, strict=True)]
-    return user_rows, [item_features(record) for record in items]
+    return user_rows, [list_item_features(record) for record in items]
 
 
 def write(state: RedisState, view: View, ids: np.ndarray, rows: list[dict]) -> None:

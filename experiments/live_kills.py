@@ -92,8 +92,8 @@ def read_forever(folder: Path, seed: int, _: Connection) -> None:
     reader, rng = Reader(folder), np.random.default_rng(seed)
     while True:
         with reader.snapshot() as snapshot:
-            snapshot.users(rng.integers(0, USERS, 8))
-            snapshot.seen(np.unique(rng.integers(0, USERS, 8)))
+            snapshot.read_users(rng.integers(0, USERS, 8))
+            snapshot.read_seen(np.unique(rng.integers(0, USERS, 8)))
 
 
 class Processes:

@@ -138,7 +138,7 @@ def check_loops(pipeline: Pipeline, count: int, rng: np.random.Generator) -> Cou
     for number in range(count):
         stage = STAGES[number % len(STAGES)]
         fields = forge_fields(pipeline.specs[stage], pipeline.info.generation, rng)
-        if pipeline.stages[stage].faults(fields):
+        if pipeline.stages[stage].find_faults(fields):
             outcomes["refused"] += 1
             continue
         try:

@@ -155,7 +155,7 @@ def choose_watched(bench: Bench, tables: Path, table: str, brokers: str, model: 
     request = draw(bench.requests, 1, bench.rng)
     inputs = compute_stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, request)["rank"]
     candidate_ids = unpack_records(bench.specs["rank"].inputs, inputs)["candidate_ids"]
-    positions = ItemIndex.load(tables.parent / "item_ids.npy").positions(candidate_ids)[0]
+    positions = ItemIndex.load(tables.parent / "item_ids.npy").find_positions(candidate_ids)[0]
     keys = np.load(tables.parent / "item_rows.npy")[positions, 0].astype(np.int64)
     unique_keys, columns, counts = np.unique(keys, return_index=True, return_counts=True)
     chosen = np.flatnonzero(counts == 1)[-WATCHED:]

@@ -115,10 +115,10 @@ def ask_stages(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarr
 def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:
     """Return scores of all items by position, float32 [B, n_items], that order them as retrieval does."""
     retrieve = pipeline.stages["retrieve"]
-    history = retrieve.items.positions(tensors["history_ids"])
+    history = retrieve.items.find_positions(tensors["history_ids"])
     no_items = Blocked(np.empty(0, np.int64), np.zeros(len(history) + 1, np.int64))
     vectors, n_items = retrieve.user_vectors(tensors, history), len(problem.item_ids)
-    positions, _ = retrieve.search.exact(vectors, history, no_items, n_items)
+    positions, _ = retrieve.search.search_exactly(vectors, history, no_items, n_items)
     return move_up(np.zeros((len(history), n_items), np.float32), positions)
 
 

@@ -48,7 +48,7 @@ def compute_watched(preprocess: Preprocess, retrieve: Retrieve, rank: Rank, requ
         tensors = {name: values[start : start + REQUESTS_AT_ONCE] for name, values in requests.items()}
         for stage in (preprocess, retrieve, rank):
             tensors |= stage(tensors)
-        candidates = rank.inputs.items.positions(tensors["candidate_ids"])
+        candidates = rank.inputs.items.find_positions(tensors["candidate_ids"])
         best = rank.best_items.describe(candidates, tensors["rank_scores"])
         parts.append((tensors["user_categorical"], tensors["user_continuous"], *best))
     types, names = (np.int64, np.float64) * 2, (*preprocess.plan.names, *rank.best_items.names)

@@ -119,7 +119,7 @@ def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Fe
         category=_list_texts(items["category"]),
         provider=_list_texts(items["provider"]),
         price=dataset.prices,
-        popularity=np.bincount(features.items.positions(positives), minlength=len(items)),
+        popularity=np.bincount(features.items.find_positions(positives), minlength=len(items)),
         items_returned=pipeline.items_returned,
         item_names=names,
     )

@@ -49,7 +49,7 @@ class Enrolment(NamedTuple):
     @property
     def assignment(self) -> float:
         """The probability with which the user was assigned to this arm; 1 outside of experiments."""
-        return self.experiment.assignment_of(self.arm) if self.experiment else 1.0
+        return self.experiment.find_assignment(self.arm) if self.experiment else 1.0
 
 
 NO_EXPERIMENT = Enrolment()
@@ -95,7 +95,7 @@ class Experiments:
         if experiment is None or user_id is None or not experiment.runs:
             return NO_EXPERIMENT
         challenger = experiment.challenger if experiment.enrols(user_id) else None
-        return Enrolment(experiment, experiment.arm_of(user_id), challenger)
+        return Enrolment(experiment, experiment.find_arm(user_id), challenger)
 
     async def answer(
         self,

@@ -19,7 +19,7 @@ from live.exposures import SOURCE_NAMES
 from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, make_ensemble_spec
 from serving.pipeline import Pipeline, pad_rows
 from serving.stages.live.users import SeenSince
-from serving.stages.search.search import recency_weights
+from serving.stages.search.search import compute_recency_weights
 from triton_recommender import InvalidRequest
 
 Arrays = dict[str, np.ndarray]
@@ -64,7 +64,7 @@ class Explainer:
             pipeline = self._load_pipeline()
             inputs = build_inputs(pipeline, user_id, (), context, history)
             trace = inputs | pipeline.trace(inputs)
-            positions = pipeline.stages["retrieve"].items.positions(np.array(item_ids, np.int64)).tolist()
+            positions = pipeline.stages["retrieve"].items.find_positions(np.array(item_ids, np.int64)).tolist()
             found = find_sources(pipeline, trace, positions)
         return [{"source": source, "because": self._describe_contributors(contributors)} for source, contributors in found]
 
@@ -102,7 +102,7 @@ class Explainer:
 
     def _build_explanation(self, pipeline: Pipeline, trace: Arrays, user_id: int, item_id: int) -> dict[str, Any]:
         places, rules = follow_item(pipeline, trace, item_id)
-        position = int(pipeline.stages["retrieve"].items.positions(np.array([item_id]))[0])
+        position = int(pipeline.stages["retrieve"].items.find_positions(np.array([item_id]))[0])
         [(source, contributors)] = find_sources(pipeline, trace, [position])
         return self._describe_user_id(user_id) | {
             "item": self._shop.describe_item(item_id),
@@ -188,8 +188,8 @@ def find_sources(
     """Return for each item the sources that propose it, and the items of the history that are bought with it, with weights."""
     retrieve = pipeline.stages["retrieve"]
     neighbours, n_published = retrieve.search.neighbours, len(retrieve.search.neighbours.positions) - 1
-    history = retrieve.items.positions(trace["history_ids"])
-    weights = recency_weights(history, retrieve.items.n_items)[0]
+    history = retrieve.items.find_positions(trace["history_ids"])
+    weights = compute_recency_weights(history, retrieve.items.n_items)[0]
     found = retrieve.outputs.find_sources(retrieve.user_vectors(trace, history), history, np.array([positions], np.int64))[0]
 
     def find_contributors(position: int) -> list[tuple[int, float]]:
@@ -235,7 +235,7 @@ def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, positi
         return "It is unavailable."
     if item_id in trace["exclude"][0]:
         return "The request excludes it."
-    outputs, history = retrieve.outputs, retrieve.items.positions(trace["history_ids"])
+    outputs, history = retrieve.outputs, retrieve.items.find_positions(trace["history_ids"])
     since = outputs.live.read(trace["user_id"][:, 0])[0] if outputs.live and outputs.filter_seen else SeenSince.nothing(1)
     if (
         position

@@ -70,7 +70,7 @@ class Shop:
             return False
         try:
             with self.reader.snapshot() as snapshot:
-                return bool(snapshot.users(np.array([user_id], np.int64))[0])
+                return bool(snapshot.read_users(np.array([user_id], np.int64))[0])
         except DependencyError:
             return False
 

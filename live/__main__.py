@@ -67,15 +67,15 @@ def inspect(
             "last sequence": f"{progress.last_sequence:,}",
             "clock (watermark)": format_time(progress.watermark_ms),
             "latest event": format_time(progress.latest_ms),
-            "names of events": ", ".join(snapshot.event_names()),
-            "users": f"{len(snapshot.all_users()):,}",
-            "items with events": f"{len(snapshot.all_items()[0]):,}",
+            "names of events": ", ".join(snapshot.read_event_names()),
+            "users": f"{len(snapshot.list_users()):,}",
+            "items with events": f"{len(snapshot.read_all_items()[0]):,}",
             "items and users changed by upsert": f"{len(snapshot.changes(after=0)):,}",
             "archived events": f"{sum(s.last - s.first + 1 for s in archived):,} in {len(archived)} segments",
             "archive bytes": f"{sum(s.bytes for s in archived):,}",
         }
     with closing(open_store(folder)) as store:
-        facts["store bytes"] = f"{store.size_bytes():,}"
+        facts["store bytes"] = f"{store.measure_size_bytes():,}"
     table = Table(show_header=False, box=None)
     for name, text in facts.items():
         table.add_row(name, text)
@@ -174,7 +174,7 @@ def export(
     """Write the whole log, archive and store, into one Parquet file."""
     folder, count, writer = find_store(repo), 0, None
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        names = snapshot.event_names()
+        names = snapshot.read_event_names()
     building = target.with_name(f".{target.name}.{os.getpid()}")  # a failure leaves an earlier export as it was
     try:
         for sequences, batch in read_log(folder, after):
@@ -240,12 +240,12 @@ def open_shared_state(repo: Path) -> RedisState | None:
 def open_writer(folder: Path) -> Writer:
     """Open a store for writing, with the layout and the event names that it has."""
     with closing(open_store(folder)) as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        return Writer(folder, store.read_layout(), snapshot.event_names())
+        return Writer(folder, store.read_layout(), snapshot.read_event_names())
 
 
 def show_user(snapshot, user_id: int) -> None:
     """Print a user's events and history."""
-    rows, records = snapshot.users(np.array([user_id]))
+    rows, records = snapshot.read_users(np.array([user_id]))
     if not rows:
         out.print(f"User {user_id} has no live events.")
         return

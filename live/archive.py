@@ -69,8 +69,8 @@ def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Itera
     with closing(Reader(folder)) as reader:
         while True:
             with reader.snapshot() as snapshot:
-                names = snapshot.event_names()
-                rows = [(sequence, bytes(packed)) for sequence, packed in islice(snapshot.events(after), most)]
+                names = snapshot.read_event_names()
+                rows = [(sequence, bytes(packed)) for sequence, packed in islice(snapshot.read_events(after), most)]
             # Listed after the snapshot: an event that had left the store by then is in one of these segments.
             segments = [segment for segment in list_segments(folder) if segment.last > after]
             archived = [segment for segment in segments if not rows or segment.first < rows[0][0]]
@@ -97,7 +97,7 @@ def find_start(folder: Path, since_ms: int) -> int:
     """
     earliest_ms, start = since_ms - CLOCK_ERROR_MS, 0
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        if start := snapshot.last_before(earliest_ms):
+        if start := snapshot.find_last_before(earliest_ms):
             return start  # nothing in the archive is younger
     for segment in list_segments(folder):
         if read_latest_arrival_ms(segment) >= earliest_ms:
@@ -185,7 +185,7 @@ def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
             archived = max((segment.last for segment in list_segments(store.folder)), default=0)
             writer.remove_events(archived)  # a crash may have left them in both places
             with reader.snapshot() as snapshot:
-                names = snapshot.event_names()
+                names = snapshot.read_event_names()
                 rows = read_before(snapshot, older_than_ms, writer.now_ms())
             batch = unpack(packed for _, packed in rows)
             count = count_older(batch.headers["received_ms"], older_than_ms)
@@ -202,7 +202,7 @@ def read_before(snapshot: Snapshot, older_than_ms: int, now_ms: int) -> list[tup
     The log is read no further, because a long read keeps LMDB from reusing old pages, and its file grows.
     """
     rows: list[tuple[int, bytes]] = []
-    for sequence, packed in islice(snapshot.events(), EVENTS_PER_SEGMENT):
+    for sequence, packed in islice(snapshot.read_events(), EVENTS_PER_SEGMENT):
         if older_than_ms <= np.frombuffer(packed, HEADER, 1)["received_ms"][0] <= now_ms:
             break
         rows.append((sequence, bytes(packed)))

@@ -28,8 +28,8 @@ from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, F
 from serving.live.feast_views import USERS_VIEW
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
-from serving.live.store import CHANGE, KEY_VALUE, LEARNED, Store, ids_as_keys
-from serving.live.writer import Writer, digest_of, wall_clock_ms
+from serving.live.store import CHANGE, KEY_VALUE, LEARNED, Store, make_id_keys
+from serving.live.writer import Writer, compute_digest, read_wall_clock_ms
 
 PROOFS = "erasures.jsonl"
 SHARED_WITHIN_S = 10.0
@@ -76,11 +76,11 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
         if count := erase_from_segment(folder, segment, user_id):
             removed["archived events"] = removed.get("archived events", 0) + count
             rewritten[segment.path.name] = hashlib.sha256(segment.path.read_bytes()).hexdigest()
-    removed["answers"] = erase_exposures(folder, user_id, wall_clock_ms())
+    removed["answers"] = erase_exposures(folder, user_id, read_wall_clock_ms())
     remove_learned(folder)
     if shared:
         removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)
-    erasure = Erasure(digest_user(user_id), wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
+    erasure = Erasure(digest_user(user_id), read_wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
     with open(os.open(folder / PROOFS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
         file.write(json.dumps(asdict(erasure)) + "\n")
         file.flush()
@@ -94,7 +94,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
 
 def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
     """Anonymize a user's events and remove their records, in one transaction. Return counts by database."""
-    store, (key,) = writer.store, ids_as_keys(np.array([user_id]))
+    store, (key,) = writer.store, make_id_keys(np.array([user_id]))
     change = CHANGE.pack(USER_CHANGED, user_id)
     removed = dict.fromkeys(("events", "event ids", "changes"), 0)
     with writer.transaction() as txn:
@@ -129,7 +129,7 @@ def delete_event_id(txn: lmdb.Transaction[bytes], store: Store, event_id: bytes,
 
     An id that has expired may belong to a later event, maybe of another user, by now. Then it stays.
     """
-    digest = digest_of(event_id)
+    digest = compute_digest(event_id)
     known = txn.get(digest, db=store.keys) if event_id else None
     is_its_own = known is not None and KEY_VALUE.unpack(known)[0] == sequence
     return is_its_own and txn.delete(digest, db=store.keys)
@@ -155,8 +155,8 @@ def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
 def read_shared_sequence(store: Store, shared: RedisState) -> int:
     """Return the sequence up to which Redis has this machine's log; the last one if the machine shares nothing."""
     with closing(Reader(store.folder)) as reader, reader.snapshot() as snapshot:
-        machine, last = snapshot.machine(), snapshot.progress().last_sequence
-    position = shared.positions().get(machine)
+        machine, last = snapshot.read_machine(), snapshot.progress().last_sequence
+    position = shared.read_positions().get(machine)
     return position.shared_sequence if position else 0 if machine else last
 
 
@@ -172,7 +172,7 @@ def anonymize(batch: EventBatch, rows: np.ndarray) -> EventBatch:
 def erase_from_segment(folder: Path, segment: Segment, user_id: int) -> int:
     """Rewrite a segment of the archive with a user's events anonymized. Return the number of these events."""
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        names = snapshot.event_names()
+        names = snapshot.read_event_names()
     tables, count = [], 0
     for sequences, batch in read_segment(segment, names):
         is_users = match_user(batch, user_id)
@@ -188,13 +188,13 @@ def search_user(folder: Path, user_id: int, shared: RedisState | None = None) ->
     user_ids = np.array([user_id])
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         left = {
-            "record": len(snapshot.users(user_ids)[0]),
-            "first record": len(snapshot.seeds(user_ids)[0]),
-            "seen items": len(snapshot.seen(user_ids)),
+            "record": len(snapshot.read_users(user_ids)[0]),
+            "first record": len(snapshot.read_seeds(user_ids)[0]),
+            "seen items": len(snapshot.read_seen(user_ids)),
             "columns": len(snapshot.user_columns(user_ids)),
             "changes": sum(change.type == USER_CHANGED and change.id == user_id for change in snapshot.changes(after=0)),
         }
-        with_event_id = snapshot.sequences_with_event_id()
+        with_event_id = snapshot.find_sequences_with_event_id()
     left["answers"] = count_exposures(folder, user_id)
     if shared:
         left["fields in Redis"] = shared.count_fields(USERS_VIEW, user_id)

@@ -118,7 +118,7 @@ def read_arrivals(reader: Reader) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     last = b""
     while True:
         with reader.snapshot() as snapshot:
-            user_ids, arrivals_ms = snapshot.arrivals_ms(last, USERS_PER_READ)
+            user_ids, arrivals_ms = snapshot.read_arrivals_ms(last, USERS_PER_READ)
         if not len(user_ids):
             return
         yield user_ids, arrivals_ms

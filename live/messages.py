@@ -64,9 +64,12 @@ class MessageDecoder:
                     observed.add(row, {"timestamp_ms": time_ms} | fields)
             except ValueError as error:
                 refusals.append(Refusal(row, str(error)))
-        event_inputs, event_rows = observed.select_valid(lambda inputs: self.events.faults(inputs, now_ms), refusals)
-        change_inputs, change_rows = changed.select_valid(self.changes.faults, refusals)
-        batches = [self.events.events(event_inputs, self.codes, now_ms), self.changes.events(change_inputs, now_ms)]
+        event_inputs, event_rows = observed.select_valid(lambda inputs: self.events.find_faults(inputs, now_ms), refusals)
+        change_inputs, change_rows = changed.select_valid(self.changes.find_faults, refusals)
+        batches = [
+            self.events.make_events(event_inputs, self.codes, now_ms),
+            self.changes.make_events(change_inputs, now_ms),
+        ]
         rows = np.concatenate([event_rows, change_rows])
         order = np.argsort(rows)
         return EventBatch.join(batches).take(order), rows[order], refusals

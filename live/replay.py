@@ -42,7 +42,7 @@ class StoredSeeds:
         """Return the first records [N] of users, int64 [N]."""
         records = layout.empty_users(len(user_ids))
         with self.reader.snapshot() as snapshot:
-            rows, known = snapshot.seeds(user_ids)
+            rows, known = snapshot.read_seeds(user_ids)
         records[rows] = known
         return records
 
@@ -55,7 +55,7 @@ def replay(folder: Path, repair: bool = False) -> Replayed:
     """
     with closing(Reader(folder)) as reader, tempfile.TemporaryDirectory(dir=folder) as folder_beside:
         with reader.snapshot() as snapshot:
-            names = snapshot.event_names()
+            names = snapshot.read_event_names()
         store = open_store(folder)
         with (
             closing(store),

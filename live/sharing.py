@@ -30,7 +30,7 @@ from serving.live.feast_views import (
     USERS_VIEW,
     fill_item,
     fill_user,
-    item_features,
+    list_item_features,
     user_features,
 )
 from serving.live.offsets import KAFKA
@@ -103,7 +103,7 @@ class Sharer:
 
     def read_shared_sequence(self) -> int:
         """Return the sequence up to which Redis has the log of this machine."""
-        position = self._state.positions().get(self.machine)
+        position = self._state.read_positions().get(self.machine)
         return position.shared_sequence if position else 0
 
     def share(self, after: int) -> int:
@@ -167,7 +167,7 @@ class Sharer:
             is_new = find_new_events(events, rows, entities)
             apply_to_items(records, rows[is_new], events.headers[is_new])
             changed = np.unique(rows[is_new])
-            features = [self._items.encode(item_features(records[row])) for row in changed.tolist()]
+            features = [self._items.encode(list_item_features(records[row])) for row in changed.tolist()]
             times_ms = records["last_ms"][changed]
             written = self._write(self._items, ids, entities, changed, features, times_ms, events.take(is_new), rows[is_new])
             events = events.take(is_new & ~written[rows])
@@ -193,7 +193,7 @@ class Sharer:
         is_known = np.array([bool(entity.values) for entity in entities])
         with self._reader.snapshot() as snapshot:
             unknown = np.flatnonzero(~is_known)
-            rows, seeds = snapshot.seeds(user_ids[unknown])
+            rows, seeds = snapshot.read_seeds(user_ids[unknown])
             records[unknown[rows]] = seeds
         for row in np.flatnonzero(is_known).tolist():
             fill_user(records[row], entities[row].values, names)
@@ -201,7 +201,7 @@ class Sharer:
 
     def _read_event_names(self) -> list[str]:
         with self._reader.snapshot() as snapshot:
-            return snapshot.event_names()
+            return snapshot.read_event_names()
 
     def _record_status(self, **stated: float) -> None:
         self._recorded_s = time.monotonic()

@@ -113,7 +113,7 @@ def _write(folder: Path, experiment: Experiment) -> None:
     """Replace the file by one rename. Running gateways notice at their next request."""
     new = folder / f".{EXPERIMENT_FILE}"
     with new.open("w") as file:
-        file.write(experiment.text())
+        file.write(experiment.write_text())
         file.flush()
         os.fsync(file.fileno())
     os.rename(new, folder / EXPERIMENT_FILE)

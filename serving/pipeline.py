@@ -83,7 +83,7 @@ class Pipeline:
         for name in STAGES:
             spec = self.specs[name]
             fields = {t.name: tensors[t.name] if t.name in tensors else t.make_filled(batch) for t in spec.input_fields}
-            if faults := self.stages[name].faults(fields):
+            if faults := self.stages[name].find_faults(fields):
                 raise RequestError(faults[min(faults)])
             tensors.update(self.stages[name](fields))
         return tensors

@@ -88,7 +88,7 @@ def summarise_categories(feedback: Feedback, repo: Path, generation: int) -> dic
         raise TrialError(f"Generation {generation} does not know its items' categories: an older version exported it.")
     names = np.array([*content.names[CATEGORY], UNKNOWN], object)
     codes = np.append(np.where(content.codes[CATEGORY] == NO_GROUP, len(names) - 1, content.codes[CATEGORY]), len(names) - 1)
-    positions = ItemIndex.load(folder / "item_ids.npy").positions(feedback.item_ids.ravel())
+    positions = ItemIndex.load(folder / "item_ids.npy").find_positions(feedback.item_ids.ravel())
     known = np.minimum(positions, len(codes) - 1)  # later positions are those of new items
     return _summarise_items(feedback, names[codes[known]].reshape(feedback.item_ids.shape))
 

@@ -26,7 +26,14 @@ from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, describe_f
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.parts.gpu_index import MOST_GPU_RESULTS
-from serving.stages.parts.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, PartSettings, Sizes, keys_per_request
+from serving.stages.parts.specs import (
+    RANK_EMBEDDINGS,
+    RANK_FEATURES,
+    RETRIEVE_SEARCH,
+    PartSettings,
+    Sizes,
+    count_keys_per_request,
+)
 
 AGAIN = "Export the repository again."
 BY_FORMAT_ONLY = {
@@ -178,7 +185,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
         *hps_rules.find_refresh_faults(config, params),
         *hps_rules.find_table_faults(params, repository, settings.mount),
         *hps_rules.find_key_faults(params, repository, settings.mount, features, own),
-        *hps_rules.find_batch_faults(params, keys_per_request(info, Sizes(**own.sizes)), most_requests),
+        *hps_rules.find_batch_faults(params, count_keys_per_request(info, Sizes(**own.sizes)), most_requests),
     )
     for fact in facts:
         yield make_error(f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact)

@@ -143,7 +143,7 @@ def _make_stage_run(stage: Any, spec: ModelSpec) -> Run:
         batch = len(next(iter(tensors.values())))
         fills = {t.name: t.make_filled(batch) for t in spec.inputs if t.optional}
         inputs = unpack_records(spec.inputs, fills | tensors)
-        if faults := stage.faults(inputs):
+        if faults := stage.find_faults(inputs):
             raise RequestError(faults[min(faults)])
         outputs = pack_records(spec.outputs, inputs | stage(inputs))
         return RankFeatures.flatten_keys(outputs) if isinstance(stage, RankFeatures) else outputs

@@ -10,7 +10,7 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo, open_array, read_stage, verify_manifest
 from serving.contract.tensors import STAGES, ModelSpec, make_stage_specs
-from serving.stages.features.ranking import feature_names
+from serving.stages.features.ranking import list_feature_names
 from serving.stages.parts.specs import Sizes
 from serving.stages.rerank import LIST_FEATURES
 from serving.tables.store.mixed_widths import MixedWidths
@@ -68,7 +68,7 @@ def _read_sizes(folders: Mapping[str, Path], info: Mapping[str, StageInfo]) -> S
 
     user_tables = [f"tables/{name}" for name in info["retrieve"].settings["user_tables"]]
     return Sizes(
-        pair_numbers=width("rank", "item_numbers") + len(feature_names()),
+        pair_numbers=width("rank", "item_numbers") + len(list_feature_names()),
         item_tables=width("rank", "item_rows"),
         row_width=width("rank", f"tables/{info['rank'].settings['user_tables'][0]}"),
         history_width=width("retrieve", "tables/history"),

@@ -51,7 +51,7 @@ from serving.stages.parts.specs import (
     PartSettings,
     WorkflowColumns,
     build_all_specs,
-    keys_per_request,
+    count_keys_per_request,
     preprocess_specs,
 )
 
@@ -113,7 +113,7 @@ class Writer:
         tables = source.load_tables()
         uses = read_uses(source.folders["rank"], tables, tuple(source.info["rank"].settings["item_tables"]))
         self.first_keys = write_table(version, tables, uses)
-        per_request = keys_per_request(source.info["rank"], source.sizes)
+        per_request = count_keys_per_request(source.info["rank"], source.sizes)
         write_ps(self.target / PS_FILE, self.settings, tables, per_request, source.generation, serving)
         config = make_hps_config(self.merlin, source.generation, serving.instances)
         write_config(self.target / RANK_EMBEDDINGS / CONFIG_FILE, config)
@@ -169,7 +169,7 @@ class Writer:
         """Write a network: ONNX file, profiles, configs. Its engine is built on the serving machine."""
         spec, serving, generation = self.specs[part.name], self.serving[part.stage], self.source.generation
         batch = self.max_batch_size(part.stage)
-        per_row = {FLAT: keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
+        per_row = {FLAT: count_keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
         profiles = make_profiles(spec, serving, batch, per_row)
         config = make_tensorrt_config(
             part.name,

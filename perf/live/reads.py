@@ -14,7 +14,7 @@ from perf.load.open_loop import prevent_delays
 from serving.contract.tensors import NO_SEQUENCE, PAD_ID
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.store import PROGRESS, Progress, ids_as_keys, write_records
+from serving.live.store import PROGRESS, Progress, make_id_keys, write_records
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import NO_CATEGORY, UserState
@@ -67,7 +67,7 @@ def fill_store(folder: Path, n_users: int, rng: np.random.Generator) -> None:
     """Write a store of users 0 … n_users - 1, each with a full record."""
     layout = Layout()
     with closing(Writer(folder, layout, ["purchase"])) as writer:
-        keys = ids_as_keys(np.arange(n_users))
+        keys = make_id_keys(np.arange(n_users))
         order = sorted(range(n_users), key=keys.__getitem__)  # sequential inserts fill pages one after the other
         for start in range(0, n_users, USERS_PER_TRANSACTION):
             part = [keys[place] for place in order[start : start + USERS_PER_TRANSACTION]]
@@ -97,7 +97,7 @@ def time_reads(folder: Path, n_users: int, calls: int, rng: np.random.Generator)
     taken_ns = np.empty(calls, np.int64)
     with closing(Reader(folder)) as reader:
         with reader.snapshot() as snapshot:
-            snapshot.all_users()  # maps every page, as in a server that has run for a while
+            snapshot.list_users()  # maps every page, as in a server that has run for a while
         live = LiveUsers(reader, ItemIndex(np.arange(N_ITEMS)), np.zeros(N_ITEMS + 1, np.int32))
         live, state = live.with_machine_code(make_empty_state(np.zeros(2, np.int64))), make_empty_state(user_ids[0])
         with prevent_delays():

@@ -2,7 +2,7 @@
 
 | event | treatment |
 |---|---|
-| malformed (see `EventAdmission.faults`) | refused with INVALID_ARGUMENT, together with the other events of its request |
+| malformed (see `EventAdmission.find_faults`) | refused with INVALID_ARGUMENT, together with the other events of its request |
 | more than `ahead_s` in the future | refused: one wrong clock would move the watermark and age every history |
 | late (see WriterSettings.lateness_s) | accepted, sorted into the history by its time, counted |
 | with a known event id | changes nothing; the sequence of the first one is returned |
@@ -40,7 +40,7 @@ class EventAdmission:
     context: tuple[ContextColumn, ...] = ()
     ahead_s: float = 300.0
 
-    def faults(self, inputs: Arrays, now_ms: int) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays, now_ms: int) -> dict[int, str]:
         """Return a message by row for each malformed event of a batch. inputs: [N, 1] by tensor"""
         faults: dict[int, str] = {}
 
@@ -60,7 +60,7 @@ class EventAdmission:
         )
         refuse(np.isinf(values), "value is infinite; expected a finite number, or none")
         names = inputs["event"][:, 0]
-        codes = [self.kinds.code(name) for name in names]
+        codes = [self.kinds.find_code(name) for name in names]
         refuse(
             self._overflows(codes, values),
             "value times the weight of its event is larger than a float32 can hold; expected less than 3.4e38",
@@ -86,20 +86,20 @@ class EventAdmission:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.isinf(weights * values)
 
-    def events(self, inputs: Arrays, codes: np.ndarray, now_ms: int) -> EventBatch:
+    def make_events(self, inputs: Arrays, codes: np.ndarray, now_ms: int) -> EventBatch:
         """Return the events of inputs without faults. codes: the store's code of each kind, uint8 [K]"""
         times_ms, value = inputs["timestamp_ms"][:, 0], inputs["value"][:, 0]
         headers = np.zeros(len(times_ms), HEADER)
-        headers["kind"] = [self.kinds.code(name) for name in inputs["event"][:, 0]]
+        headers["kind"] = [self.kinds.find_code(name) for name in inputs["event"][:, 0]]
         headers["user_id"], headers["item_id"] = inputs["user_id"][:, 0], inputs["item_id"][:, 0]
         headers["time_ms"] = np.where(times_ms == MISSING_INT, now_ms, times_ms)
         headers["value"] = value
         self.kinds.decide(headers)
         headers["kind"] = codes[headers["kind"]]
         event_ids, request_ids = (inputs[name][:, 0].tolist() for name in ("event_id", "request_id"))
-        return EventBatch(headers, event_ids, request_ids, self._context_texts(inputs, len(headers)))
+        return EventBatch(headers, event_ids, request_ids, self._collect_context(inputs, len(headers)))
 
-    def _context_texts(self, inputs: Arrays, count: int) -> Sequence[bytes]:
+    def _collect_context(self, inputs: Arrays, count: int) -> Sequence[bytes]:
         """Return the context columns that were sent, as one JSON text per event."""
         if not self.context:
             return [b""] * count
@@ -119,7 +119,7 @@ class ChangeAdmission:
     columns: Mapping[str, Mapping[str, str]]  # that may change: "item" or "user" -> column -> a key of EXPECTED
     roles: Mapping[str, str]  # role of an item's column, such as "price" -> its name in the data
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message by row for each malformed change of a batch. inputs: [N, 1] by tensor"""
         rows = zip(inputs["kind"][:, 0], inputs["id"][:, 0].tolist(), inputs["columns"][:, 0], strict=True)
         messages = {row: self._fault(*change) for row, change in enumerate(rows)}
@@ -146,7 +146,7 @@ class ChangeAdmission:
                 return f"{name} is {value!r:.40}; expected {EXPECTED[known[name]]}, or null for a missing one"
         return ""
 
-    def events(self, inputs: Arrays, now_ms: int) -> EventBatch:
+    def make_events(self, inputs: Arrays, now_ms: int) -> EventBatch:
         """Return the changes of inputs without faults."""
         count = len(inputs["id"])
         headers = np.zeros(count, HEADER)

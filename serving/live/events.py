@@ -95,7 +95,7 @@ class EventKinds:
     def _codes(self) -> dict[bytes, int]:
         return {name.encode(): code for code, name in enumerate(self.names)} | {b"": self.default}
 
-    def code(self, name: bytes) -> int | None:
+    def find_code(self, name: bytes) -> int | None:
         """Return the code of a name; the default's for an empty name, None for an unknown one."""
         return self._codes.get(name)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from serving.live.events import HEADER, USER_EVICTED, EventBatch, Flags
 from serving.live.layout import Layout, offset_of
-from serving.live.store import Store, ids_as_keys
+from serving.live.store import Store, make_id_keys
 
 
 def make_evictions(user_ids: np.ndarray, now_ms: int) -> EventBatch:
@@ -25,7 +25,7 @@ def make_evictions(user_ids: np.ndarray, now_ms: int) -> EventBatch:
 def apply_evictions(txn: lmdb.Transaction, store: Store, headers: np.ndarray) -> None:
     """Remove the records of evicted users, within a transaction. headers: HEADER [N] of evictions"""
     not_erased = (headers["flags"] & Flags.ERASED) == 0
-    for key in ids_as_keys(headers["user_id"][not_erased]):
+    for key in make_id_keys(headers["user_id"][not_erased]):
         for database in (store.users, store.seeds, store.seen):
             txn.delete(key, db=database)
 
@@ -36,7 +36,7 @@ def find_unchanged(
     """Return which users, bool [N], still have `received_ms`, int64 [N], as the arrival of their latest event."""
     offset = offset_of(layout.user, "received_ms")
     stated = received_ms.astype("<i8").tobytes()
-    records = (txn.get(key, db=store.users) for key in ids_as_keys(user_ids))
+    records = (txn.get(key, db=store.users) for key in make_id_keys(user_ids))
     return np.array(
         [
             record is not None and record[offset : offset + 8] == stated[8 * row : 8 * row + 8]

@@ -77,19 +77,19 @@ class Experiment:
         """Return whether a user is enrolled. user_id: int64 id on the wire, of a user or of a session"""
         return self.runs and hash_share(f"{self.name}/{user_id}") < self.share
 
-    def arm_of(self, user_id: int) -> str:
+    def find_arm(self, user_id: int) -> str:
         """Return the arm of a user's answers; "" when no experiment runs."""
         if not self.runs:
             return ""
         return ARM_OF_MODE[self.mode] if self.enrols(user_id) else CHAMPION_ARM
 
-    def assignment_of(self, arm: str) -> float:
+    def find_assignment(self, arm: str) -> float:
         """Return the probability with which a user is assigned to an arm."""
         if arm == CHAMPION_ARM:
             return 1.0 if self.mode == "shadow" else 1.0 - self.share
         return self.share
 
-    def text(self) -> str:
+    def write_text(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 

@@ -52,19 +52,19 @@ def make_value_class() -> type[Message]:
 VALUE = make_value_class()
 
 
-def entity_key(project: str, join_key: str, entity_id: int) -> bytes:
+def make_entity_key(project: str, join_key: str, entity_id: int) -> bytes:
     """Return the Redis key of the hash of one entity with an int64 id."""
     name = join_key.encode()
     head = struct.pack("<III", 1, STRING, len(name))
     return head + name + struct.pack("<IIq", INT64, 8, entity_id) + project.encode()
 
 
-def feature_field(view: str, feature: str) -> bytes:
+def make_feature_field(view: str, feature: str) -> bytes:
     """Return the field of a feature in the hash of its entity."""
     return struct.pack("<I", mmh3.hash(f"{view}:{feature}", signed=False))
 
 
-def time_field(view: str) -> bytes:
+def make_time_field(view: str) -> bytes:
     """Return the field of a view's event time in the hash of its entity."""
     return f"_ts:{view}".encode()
 

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from serving.contract.tensors import PAD_ID
-from serving.live.feast_layout import FeatureValue, decode_value, encode_value, feature_field, time_field
+from serving.live.feast_layout import FeatureValue, decode_value, encode_value, make_feature_field, make_time_field
 
 UNKNOWN_KIND = 255  # of an event whose name this machine has not seen
 HISTORY_FEATURES = {"history_ids": "int64_list", "history_s": "int64_list"}
@@ -43,11 +43,11 @@ class View:
     @cached_property
     def fields(self) -> list[bytes]:
         """The fields of the hash, in the order of `features`."""
-        return [feature_field(self.name, feature) for feature in self.features]
+        return [make_feature_field(self.name, feature) for feature in self.features]
 
     @cached_property
     def time_field(self) -> bytes:
-        return time_field(self.name)
+        return make_time_field(self.name)
 
     def encode(self, values: Mapping[str, FeatureValue]) -> list[tuple[bytes, bytes]]:
         """Return (field, value) of every feature."""
@@ -96,7 +96,7 @@ def get_list(values: Mapping[str, FeatureValue], name: str) -> Sequence:
     return value
 
 
-def item_features(record: np.ndarray) -> dict[str, FeatureValue]:
+def list_item_features(record: np.ndarray) -> dict[str, FeatureValue]:
     """Return an item's record as features."""
     values = {name: record[name].item() for name in ITEM_FEATURES if name != "decayed"}
     return values | {"decayed": record["decayed"].tolist()}

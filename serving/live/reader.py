@@ -31,10 +31,10 @@ from serving.live.store import (
     PROGRESS,
     Progress,
     Store,
-    ids_as_keys,
+    make_id_keys,
+    make_sequence_key,
     open_store,
     read_records,
-    sequence_key,
 )
 from serving.live.timeline import Timeline
 
@@ -70,40 +70,40 @@ class Snapshot:
         """Return how far the store's log and clock are."""
         return Progress.unpack(self._txn.get(PROGRESS, db=self._store.meta))
 
-    def machine(self) -> str:
+    def read_machine(self) -> str:
         """Return the name of this store among those that share Redis, "" before it shares anything."""
         return bytes(self._txn.get(MACHINE, db=self._store.meta) or b"").decode()
 
-    def event_names(self) -> list[str]:
+    def read_event_names(self) -> list[str]:
         """Return the names of events, by the code that the log holds."""
         return json.loads(bytes(self._txn.get(KINDS, db=self._store.meta) or b"[]"))
 
-    def pauses_ms(self) -> list[tuple[int, int]]:
+    def read_pauses_ms(self) -> list[tuple[int, int]]:
         """Return (start, end) of the pauses between events, see timeline.py."""
         return json.loads(bytes(self._txn.get(PAUSES, db=self._store.meta) or b"[]"))
 
-    def timeline(self, progress: Progress, as_of_s: int) -> Timeline:
+    def read_timeline(self, progress: Progress, as_of_s: int) -> Timeline:
         """Return the pauses since an export, which skip to feature time. as_of_s: time of the export, unix seconds"""
-        return Timeline.of(self.pauses_ms() if progress.n_pauses else [], progress.first_ms, 1_000 * as_of_s)
+        return Timeline.of(self.read_pauses_ms() if progress.n_pauses else [], progress.first_ms, 1_000 * as_of_s)
 
-    def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
+    def read_users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """int64 [B] -> rows [M] that have a record, and these records [M]."""
-        return read_records(self._txn, self._store.users, ids_as_keys(user_ids), self.layout.user)
+        return read_records(self._txn, self._store.users, make_id_keys(user_ids), self.layout.user)
 
-    def items(self, item_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
+    def read_items(self, item_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """int64 [B] -> rows [M] that have a record, and these records [M]."""
-        return read_records(self._txn, self._store.items, ids_as_keys(item_ids), self.layout.item)
+        return read_records(self._txn, self._store.items, make_id_keys(item_ids), self.layout.item)
 
-    def seen(self, user_ids: np.ndarray) -> np.ndarray:
+    def read_seen(self, user_ids: np.ndarray) -> np.ndarray:
         """int64 [B] distinct ids -> PAIR [P]: the items that these users must not be shown again, grouped by user."""
         cursor = self._txn.cursor(self._store.seen)
-        pairs = cursor.getmulti(ids_as_keys(user_ids), dupdata=True, dupfixed_bytes=8, keyfixed=True)
+        pairs = cursor.getmulti(make_id_keys(user_ids), dupdata=True, dupfixed_bytes=8, keyfixed=True)
         return np.frombuffer(pairs, PAIR)
 
     def changes(self, after: int) -> list[Change]:
         """Return what `upsert` changed after a sequence, each kind and id once, with all its columns."""
         cursor = self._txn.cursor(self._store.changes)
-        if not cursor.set_range(sequence_key(after + 1)):
+        if not cursor.set_range(make_sequence_key(after + 1)):
             return []
         keys = dict.fromkeys(bytes(key) for key in cursor.iternext(keys=False, values=True))
         return [self._change(key) for key in keys]
@@ -120,34 +120,34 @@ class Snapshot:
         texts = [self._txn.get(key, db=self._store.columns) for key in keys]
         return [(row, json.loads(bytes(text))) for row, text in enumerate(texts) if text is not None]
 
-    def seeds(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
+    def read_seeds(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Return the rows [M] of users that a generation knew before their first live event, and their first records [M]."""
-        return read_records(self._txn, self._store.seeds, ids_as_keys(user_ids), self.layout.user)
+        return read_records(self._txn, self._store.seeds, make_id_keys(user_ids), self.layout.user)
 
-    def sequences_with_event_id(self) -> np.ndarray:
+    def find_sequences_with_event_id(self) -> np.ndarray:
         """Return int64 [N] sequences of the events whose event ids would be recognised."""
         values = self._txn.cursor(self._store.keys).iternext(keys=False, values=True)
         return np.array([KEY_VALUE.unpack(value)[0] for value in values], np.int64)
 
-    def all_users(self) -> np.ndarray:
+    def list_users(self) -> np.ndarray:
         """Return int64 [N] ids of all users with live events."""
         return np.frombuffer(b"".join(self._txn.cursor(self._store.users).iternext(keys=True, values=False)), "<i8")
 
-    def arrivals_ms(self, after: bytes, most: int) -> tuple[np.ndarray, np.ndarray]:
+    def read_arrivals_ms(self, after: bytes, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the next users after a key, int64 [N], and when their latest events arrived, int64 [N]; N = 0 at the end."""
         cursor, offset = self._txn.cursor(self._store.users), offset_of(self.layout.user, "received_ms")
         rows = list(islice(cursor.iternext(), most)) if cursor.set_range(after + b"\0") else []
         times_ms = np.frombuffer(b"".join(record[offset : offset + 8] for _, record in rows), "<i8")
         return np.frombuffer(b"".join(key for key, _ in rows), "<i8"), times_ms
 
-    def events(self, after: int = 0) -> Iterator[tuple[int, memoryview]]:
+    def read_events(self, after: int = 0) -> Iterator[tuple[int, memoryview]]:
         """Yield (sequence, packed event) of the log after a sequence."""
         cursor = self._txn.cursor(self._store.events)
-        if cursor.set_range(sequence_key(after + 1)):
+        if cursor.set_range(make_sequence_key(after + 1)):
             for key, packed in cursor.iternext(keys=True, values=True):
                 yield int.from_bytes(key, "big"), packed
 
-    def last_before(self, received_ms: int) -> int:
+    def find_last_before(self, received_ms: int) -> int:
         """Return the last sequence of the log that arrived before a time, 0 without one. Bisects: the log is in that order."""
         cursor = self._txn.cursor(self._store.events)
         if not cursor.first():
@@ -156,31 +156,31 @@ class Snapshot:
         low, high = first - 1, int.from_bytes(cursor.key(), "big") if cursor.last() else first
         while low < high:
             middle = (low + high + 1) // 2
-            cursor.set_range(sequence_key(middle))
+            cursor.set_range(make_sequence_key(middle))
             if np.frombuffer(cursor.value(), HEADER, 1)["received_ms"][0] < received_ms:
                 low = middle
             else:
                 high = middle - 1
         return low if low >= first else 0
 
-    def headers_since(self, after: int) -> np.ndarray | None:
+    def read_headers_since(self, after: int) -> np.ndarray | None:
         """Return HEADER [N] of the first events after a sequence; None when the log no longer holds them."""
-        last, headers = next(self.held_headers(after), (after, None))
+        last, headers = next(self.read_held_headers(after), (after, None))
         return None if headers is None or last - len(headers) != after else headers
 
-    def held_headers(self, after: int) -> Iterator[tuple[int, np.ndarray]]:
+    def read_held_headers(self, after: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (last sequence, HEADER [N]) of the events after a sequence that the log still holds, a part at a time."""
-        events = self.events(after)
+        events = self.read_events(after)
         while rows := list(islice(events, MOST_READ_EVENTS)):
             yield rows[-1][0], np.frombuffer(b"".join(packed[: HEADER.itemsize] for _, packed in rows), HEADER)
 
-    def all_user_records(self, at_once: int) -> Iterator[np.ndarray]:
+    def read_all_user_records(self, at_once: int) -> Iterator[np.ndarray]:
         """Yield the records of all users with live events, [N], at most `at_once` of them each."""
         records = self._txn.cursor(self._store.users).iternext(keys=False, values=True)
         while part := list(islice(records, at_once)):
             yield np.frombuffer(b"".join(part), self.layout.user)
 
-    def all_items(self) -> tuple[np.ndarray, np.ndarray]:
+    def read_all_items(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (int64 [N] ids, records [N]) of all items with live events."""
         rows = list(self._txn.cursor(self._store.items))
         ids = np.frombuffer(b"".join(key for key, _ in rows), "<i8")
@@ -192,13 +192,13 @@ class UserSnapshot(Protocol):
 
     def progress(self) -> Progress: ...
 
-    def pauses_ms(self) -> list[tuple[int, int]]: ...
+    def read_pauses_ms(self) -> list[tuple[int, int]]: ...
 
-    def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]: ...
+    def read_users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]: ...
 
     def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]: ...
 
-    def seen(self, user_ids: np.ndarray) -> np.ndarray: ...
+    def read_seen(self, user_ids: np.ndarray) -> np.ndarray: ...
 
 
 class UserReader(Protocol):

@@ -32,7 +32,7 @@ class RedisSnapshot:
 
     def progress(self) -> Progress:
         """Return the progress of the shared state: the clock of all machines, and how much of this machine's log it has."""
-        positions, local = self.state.positions(), self.local.progress()
+        positions, local = self.state.read_positions(), self.local.progress()
         if not positions:
             return local._replace(last_sequence=0)
         this_machine = positions.get(self.machine)
@@ -43,24 +43,24 @@ class RedisSnapshot:
             first_ms=min((position.first_ms for position in positions.values() if position.first_ms), default=0),
         )
 
-    def pauses_ms(self) -> list[tuple[int, int]]:
+    def read_pauses_ms(self) -> list[tuple[int, int]]:
         """Return (start, end) of the pauses between this machine's events, see timeline.py."""
-        return self.local.pauses_ms()
+        return self.local.read_pauses_ms()
 
     def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
         """Return the columns of users that `upsert` set on this machine, as `Snapshot.user_columns` does."""
         return self.local.user_columns(user_ids)
 
-    def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
+    def read_users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Return the rows of `user_ids`, int64 [B], that have a record, [M], and these records, [M]."""
         entities = self.state.read(USERS_VIEW, user_ids)
         rows = [row for row, entity in enumerate(entities) if entity.values]
-        records, names = self.layout.empty_users(len(rows)), self.local.event_names()
+        records, names = self.layout.empty_users(len(rows)), self.local.read_event_names()
         for record, row in zip(records, rows, strict=True):
             fill_user(record, entities[row].values, names)
         return rows, records
 
-    def seen(self, user_ids: np.ndarray) -> np.ndarray:
+    def read_seen(self, user_ids: np.ndarray) -> np.ndarray:
         """Return the items that are not recommended to users again, PAIR [P], the pairs of a user together.
 
         user_ids: int64 [B], distinct
@@ -87,7 +87,7 @@ class RedisUsers:
     def snapshot(self) -> Iterator[RedisSnapshot]:
         """Open a view. Raises DependencyError when Redis or the store cannot be read."""
         with self.local.snapshot() as local:
-            yield RedisSnapshot(self.state, local, local.machine(), local.layout)
+            yield RedisSnapshot(self.state, local, local.read_machine(), local.layout)
 
     def wait_for(self, sequences: np.ndarray, timeout_s: float) -> np.ndarray:
         """Wait until sequences, int64 [B], are reflected here, or for `timeout_s`. Return which ones are, bool [B].
@@ -96,7 +96,7 @@ class RedisUsers:
         and never on another. For a sequence that is MOST_AHEAD of its log nobody waits.
         """
         with self.local.snapshot() as local:
-            own_number = hash_machine(local.machine())
+            own_number = hash_machine(local.read_machine())
         origins = {sequence: unpack_sequence(sequence) for sequence in sequences.tolist() if sequence != NO_SEQUENCE}
         is_reached = {NO_SEQUENCE: True} | {
             sequence: not origin.shared and origin.machine == own_number for sequence, origin in origins.items()
@@ -104,7 +104,7 @@ class RedisUsers:
         awaited = [sequence for sequence, origin in origins.items() if origin.shared or origin.machine == 0]
         deadline_s = time.monotonic() + timeout_s
         while True:
-            places = find_places(self.state.positions(), own_number)
+            places = find_places(self.state.read_positions(), own_number)
             ahead = {sequence: origins[sequence].place - places.get(origins[sequence].machine, 0) for sequence in awaited}
             is_reached |= {sequence: count <= 0 for sequence, count in ahead.items()}
             if not any(0 < count <= MOST_AHEAD for count in ahead.values()) or time.monotonic() >= deadline_s:

@@ -25,7 +25,7 @@ from redis.exceptions import RedisClusterException, RedisError
 from redis.retry import Retry
 
 from serving.contract.errors import DependencyError
-from serving.live.feast_layout import entity_key
+from serving.live.feast_layout import make_entity_key
 from serving.live.feast_views import View
 
 PASSWORD = "LIVE_REDIS_PASSWORD"  # environment variable, as is LIVE_REDIS_USER
@@ -86,7 +86,7 @@ class RedisState:
     def positions_key(self) -> bytes:
         return f"recommender_live:{self.project}".encode()
 
-    def positions(self) -> dict[str, Position]:
+    def read_positions(self) -> dict[str, Position]:
         """Return the position of each machine's log."""
         (stored,) = self.run([("HGETALL", self.positions_key)])
         return {machine.decode(): Position.unpack(packed) for machine, packed in stored.items()}
@@ -141,7 +141,7 @@ class RedisState:
         return int(self.run([("HLEN", self._key(view, entity_id))])[0])
 
     def _key(self, view: View, entity_id: int) -> bytes:
-        return entity_key(self.project, view.join_key, entity_id)
+        return make_entity_key(self.project, view.join_key, entity_id)
 
     def run(self, commands: Sequence[Command]) -> list:
         """Run commands of one key each, also scripts. Return their replies. Raises DependencyError."""

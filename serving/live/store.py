@@ -131,7 +131,7 @@ class Store:
         """Return the size of the archive, which holds the log's older part."""
         return sum(path.stat().st_size for path in (self.folder / ARCHIVE).glob("*.parquet"))
 
-    def size_bytes(self) -> int:
+    def measure_size_bytes(self) -> int:
         """Return the size of the environment's file."""
         return (self.folder / DATA_FILE).stat().st_size
 
@@ -236,13 +236,13 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
-def ids_as_keys(ids) -> list[bytes]:
+def make_id_keys(ids) -> list[bytes]:
     """Return the keys of ids, int64 [N]."""
     packed = ids.astype(ID, copy=False).tobytes()
     return [packed[start : start + 8] for start in range(0, len(packed), 8)]
 
 
-def sequence_key(sequence: int) -> bytes:
+def make_sequence_key(sequence: int) -> bytes:
     """Return the key of a sequence; keys sort as sequences do."""
     return sequence.to_bytes(8, "big")
 

@@ -38,10 +38,10 @@ from serving.live.store import (
     SHOP,
     Progress,
     Store,
-    ids_as_keys,
+    make_id_keys,
+    make_sequence_key,
     open_store,
     read_records,
-    sequence_key,
     write_records,
 )
 from serving.live.timeline import PAUSE_MS
@@ -68,7 +68,7 @@ class WriterSettings:
     store_bytes: int = DEFAULT_BYTES
 
 
-def wall_clock_ms() -> int:
+def read_wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
@@ -82,7 +82,7 @@ class Writer:
         kinds: Iterable[str],
         seeds: Seeds | None = None,
         settings: WriterSettings | None = None,
-        now_ms: Callable[[], int] = wall_clock_ms,
+        now_ms: Callable[[], int] = read_wall_clock_ms,
         shop: str = "",
     ) -> None:
         """Open the store, or create it. Raises ConfigError when it was made with another layout, or belongs to another shop.
@@ -194,8 +194,8 @@ class Writer:
         self._apply_to_items(txn, events)
         erased = (events["flags"] & Flags.ERASED) != 0
         events = events[~erased] if erased.any() else events
-        user_ids, rows = distinct(events["user_id"])
-        keys = ids_as_keys(user_ids)
+        user_ids, rows = find_distinct(events["user_id"])
+        keys = make_id_keys(user_ids)
         known_rows, known = read_records(txn, self.store.users, keys, self.layout.user)
         if len(known_rows) == len(user_ids):  # as most often
             users = known.copy()
@@ -208,13 +208,13 @@ class Writer:
         apply_to_users(users, rows, events)
         write_records(txn, self.store.users, keys, users)
         seen = events[(events["flags"] & Flags.SEEN) != 0]
-        pairs = list(zip(ids_as_keys(seen["user_id"]), ids_as_keys(seen["item_id"]), strict=True))
+        pairs = list(zip(make_id_keys(seen["user_id"]), make_id_keys(seen["item_id"]), strict=True))
         if pairs:
             txn.cursor(self.store.seen).putmulti(pairs, dupdata=False)
 
     def _apply_to_items(self, txn: lmdb.Transaction[bytes], events: np.ndarray) -> None:
-        item_ids, rows = distinct(events["item_id"])
-        keys, items = ids_as_keys(item_ids), self.layout.empty_items(len(item_ids))
+        item_ids, rows = find_distinct(events["item_id"])
+        keys, items = make_id_keys(item_ids), self.layout.empty_items(len(item_ids))
         known_rows, known = read_records(txn, self.store.items, keys, self.layout.item)
         items[known_rows] = known
         apply_to_items(items, rows, events)
@@ -224,7 +224,7 @@ class Writer:
         """Return the first records of users, [N], and store them, because a replay of the log starts from them."""
         records = seeds.first_records(user_ids, self.layout)
         known = np.flatnonzero(records["event_count"])
-        write_records(txn, self.store.seeds, ids_as_keys(user_ids[known]), records[known])
+        write_records(txn, self.store.seeds, make_id_keys(user_ids[known]), records[known])
         return records
 
     def remove_events(self, last_sequence: int) -> None:
@@ -235,7 +235,7 @@ class Writer:
             while cursor.first() and (sequence := int.from_bytes(cursor.key(), "big")) <= last_sequence:
                 # An id that has expired may belong to a later event by now.
                 if sequence > progress.forgotten_keys and (event_id := unpack([cursor.value()]).event_ids[0]):
-                    txn.delete(digest_of(event_id), db=self.store.keys)
+                    txn.delete(compute_digest(event_id), db=self.store.keys)
                 cursor.delete()
             done = max(progress.forgotten_keys, last_sequence)
             txn.put(PROGRESS, progress._replace(forgotten_keys=done).pack(), db=self.store.meta)
@@ -246,7 +246,7 @@ class Writer:
         known = json.loads(txn.get(key, db=self.store.columns) or b"{}")
         merged = known | json.loads(columns)
         txn.put(key, json.dumps(merged, sort_keys=True).encode(), db=self.store.columns)
-        txn.put(sequence_key(sequence), key, db=self.store.changes)
+        txn.put(make_sequence_key(sequence), key, db=self.store.changes)
 
     def _assign_sequences(
         self, txn: lmdb.Transaction[bytes], batch: EventBatch, last_sequence: int
@@ -257,7 +257,7 @@ class Writer:
         sequences, is_new = np.empty(len(batch), np.int64), np.ones(len(batch), bool)
         keys: dict[bytes, int] = {}
         for row, event_id in enumerate(batch.event_ids):
-            digest = digest_of(event_id) if event_id else b""
+            digest = compute_digest(event_id) if event_id else b""
             known = self._find_sequence(txn, digest, keys) if digest else None
             if known is None:
                 last_sequence += 1
@@ -275,7 +275,7 @@ class Writer:
     def _append_to_log(
         self, txn: lmdb.Transaction[bytes], batch: EventBatch, first: int, keys: list[tuple[bytes, int]], now_ms: int
     ) -> None:
-        rows = [(sequence_key(first + place), packed) for place, packed in enumerate(pack(batch))]
+        rows = [(make_sequence_key(first + place), packed) for place, packed in enumerate(pack(batch))]
         txn.cursor(self.store.events).putmulti(rows, append=True)
         for digest, sequence in keys:
             txn.put(digest, KEY_VALUE.pack(sequence, now_ms), db=self.store.keys)
@@ -285,13 +285,13 @@ class Writer:
         expired_ms = now_ms - round(self.settings.key_days * 86_400_000)
         done = progress.forgotten_keys
         cursor = txn.cursor(self.store.events)
-        if not cursor.set_range(sequence_key(done + 1)):
+        if not cursor.set_range(make_sequence_key(done + 1)):
             return done
         for key, packed in cursor.iternext(keys=True, values=True):
             if not most or np.frombuffer(packed, HEADER, 1)["received_ms"][0] > expired_ms:
                 break
             if event_id := unpack([packed]).event_ids[0]:
-                txn.delete(digest_of(event_id), db=self.store.keys)
+                txn.delete(compute_digest(event_id), db=self.store.keys)
             done, most = int.from_bytes(key, "big"), most - 1
         return done
 
@@ -361,13 +361,13 @@ class Writer:
             self._checked_s = now_s
 
 
-def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def find_distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct ids of int64 [N], ascending, and the index of each of the N among them."""
     if len(ids) == 1:  # the most frequent batch, which need not be sorted
         return ids, np.zeros(1, np.int64)
     return np.unique(ids, return_inverse=True)
 
 
-def digest_of(event_id: bytes) -> bytes:
+def compute_digest(event_id: bytes) -> bytes:
     """Return the key that stands for an event id of any length."""
     return hashlib.blake2b(event_id, digest_size=KEY_BYTES).digest()

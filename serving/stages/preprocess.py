@@ -23,7 +23,7 @@ from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.new_ids import NewIds
-from serving.stages.features.user_state import UserState, derive, history_age_days, override_history
+from serving.stages.features.user_state import UserState, compute_history_age_days, derive, override_history
 from serving.stages.features.user_store import FeatureStore, UserStore, name_features
 from serving.stages.live.categories import ItemCategories
 from serving.stages.live.content import Content
@@ -72,7 +72,7 @@ class PreprocessInputs:
         arrays = ItemCategories(self.content, self.item_category)
         return replace(self, live=live, live_items=LiveItems(reader, self.items, self.content, arrays), trends=trends)
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message by row for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""
         faults: dict[int, str] = {}
         for column in self.context:
@@ -118,9 +118,9 @@ class PreprocessInputs:
         return derive(state, context, clock_s)
 
 
-def history_tensors(state: UserState, clock_s: int | np.ndarray) -> Arrays:
+def make_history_tensors(state: UserState, clock_s: int | np.ndarray) -> Arrays:
     """Return history_ids int64 [B, H] and history_age_days float32 [B, H]."""
-    return {"history_ids": state.history_ids, "history_age_days": history_age_days(state, clock_s)}
+    return {"history_ids": state.history_ids, "history_age_days": compute_history_age_days(state, clock_s)}
 
 
 @dataclass
@@ -151,9 +151,9 @@ class Preprocess:
         """Return the stage with a live store attached."""
         return replace(self, inputs=self.inputs.with_live(reader))
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message by row for context that cannot be a feature."""
-        return self.inputs.faults(inputs)
+        return self.inputs.find_faults(inputs)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `preprocess` (serving/contract/tensors.py)."""
@@ -165,14 +165,14 @@ class Preprocess:
         return {
             "user_categorical": encoded.categorical,
             "user_continuous": encoded.continuous,
-            **history_tensors(state, clock_s),
+            **make_history_tensors(state, clock_s),
             "lineage": new_lineage(len(state.user_ids), self.info.generation, degraded),
         }
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield unknown users and items, the drift of features since the export, and the delay until events show in answers."""
-        yield from self.new_ids.measurements()
+        yield from self.new_ids.list_measurements()
         if self.drift:
-            yield from self.drift.measurements()
+            yield from self.drift.list_measurements()
         if self.inputs.live:
-            yield from self.inputs.live.visible.measurements(VISIBLE)
+            yield from self.inputs.live.visible.list_measurements(VISIBLE)

@@ -111,7 +111,7 @@ class RankInputs:
             raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
         return cls(settings, items, rows, numbers, statistics)
 
-    def row_keys(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def find_row_keys(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the keys of the user's rows, int64 [B, Fu], and of the candidates' rows, int [B, C, Si].
 
         candidates: int [B, C] item positions
@@ -120,11 +120,11 @@ class RankInputs:
 
     def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
         """Return the candidates' numbers, then the cross features, float32 [B, C, Gp]. candidates: int [B, C] item positions"""
-        history = self.items.positions(inputs["history_ids"])
+        history = self.items.find_positions(inputs["history_ids"])
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
         numbers = pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
         if self.stored and self.stored.pairs.n_slots:
-            strengths = self.stored.pairs.strengths(history, candidates)
+            strengths = self.stored.pairs.sum_strengths(history, candidates)
             numbers[..., self.item_numbers.shape[1] + TOGETHER] = scale_strengths(strengths)
         if self.sales and self.sales.follows:
             numbers[..., self.item_numbers.shape[1] + LIVE] = candidates < self.items.n_items
@@ -198,7 +198,7 @@ class RankOutputs:
 
     blend: float
 
-    def scores(self, inputs: Arrays, logits: np.ndarray, retrieval_part: np.ndarray) -> Arrays:
+    def make_outputs(self, inputs: Arrays, logits: np.ndarray, retrieval_part: np.ndarray) -> Arrays:
         """Return the outputs of `rank` by name. logits, retrieval_part: float32 [B, C]; scores: logits + blend * retrieval_part
 
         A request with a non-finite score keeps its retrieval scores and is marked as degraded.
@@ -280,13 +280,13 @@ class Rank:
         """Release the tables, which instances share. The stage cannot be called afterwards."""
         self.tables.close()
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield the counters of the tables' levels, and the drift of the best items since the export."""
         yield from measure_tables(self.tables.read_metrics())
         if self.drift:
-            yield from self.drift.measurements()
+            yield from self.drift.list_measurements()
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each row of another generation, by row."""
         return find_generation_faults(inputs["lineage"], self.info.generation)
 
@@ -294,15 +294,15 @@ class Rank:
         """Serve one batch of `rank` (serving/contract/tensors.py)."""
         if self.live_items:
             self.live_items.refresh()
-        candidates = self.inputs.items.positions(inputs["candidate_ids"])
+        candidates = self.inputs.items.find_positions(inputs["candidate_ids"])
         try:
-            rows, degraded = self.rows.read(*self.inputs.row_keys(inputs, candidates))
+            rows, degraded = self.rows.read(*self.inputs.find_row_keys(inputs, candidates))
         except DependencyError:  # the tables cannot be read: non-finite logits leave the order of retrieval
             logits = retrieval_part = together = np.full(candidates.shape, np.nan, np.float32)
             degraded = True
         else:
             logits, retrieval_part, together = self._compute_logits(inputs, candidates, rows)
-        outputs = self.outputs.scores(inputs, logits, retrieval_part)
+        outputs = self.outputs.make_outputs(inputs, logits, retrieval_part)
         if self.drift:
             self.best_items.watch(candidates, outputs["rank_scores"], self.drift)
         # After the drift window, which watches the model's own scores.

@@ -79,7 +79,7 @@ class BestLists:
             keep_newcomers(columns, np.isin(inputs["candidate_ids"], self.items.newcomers[self.items.newcomers != PAD_ID]))
         names = ("candidate_ids", "rank_scores", "retrieval_scores", "candidate_sources")
         ids, rank_scores, retrieval, sources, valid = _gather_list(columns, *(inputs[name] for name in names))
-        return BestCandidates(ids, self.items.positions(ids), rank_scores, retrieval, sources, valid)
+        return BestCandidates(ids, self.items.find_positions(ids), rank_scores, retrieval, sources, valid)
 
 
 @dataclass(frozen=True)
@@ -189,13 +189,13 @@ class Rerank:
         applied = AppliedRules(reader.folder / RULES_FOLDER, self.info.generation, exported)
         return replace(self, live_items=LiveItems(reader, self.lists.items, self.content, arrays), applied=applied)
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""
         return find_generation_faults(inputs["lineage"], self.info.generation)
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield the share of the catalogue that is shown."""
-        return self.shown.measurements()
+        return self.shown.list_measurements()
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `rerank` (serving/contract/tensors.py)."""

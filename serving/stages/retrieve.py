@@ -27,7 +27,7 @@ from serving.contract.measurements import Measurement
 from serving.contract.tensors import PAD_SCORE, Axes, Degraded, Sources, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
-from serving.stages.features.ids import ItemIndex, position_of
+from serving.stages.features.ids import ItemIndex, find_position
 from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
 from serving.stages.features.sequence import SequenceSource
 from serving.stages.features.user_store import SeenItems, find_seen_range
@@ -40,7 +40,7 @@ from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.stages.live.users import LiveSeen, SeenSince
 from serving.stages.search.loading import load_search
-from serving.stages.search.search import Blocked, Search, recency_weights
+from serving.stages.search.search import Blocked, Search, compute_recency_weights
 from serving.tables.store.tables import EmbeddingTables
 
 Arrays = dict[str, np.ndarray]
@@ -90,7 +90,7 @@ class RetrieveInputs:
         """Return the user tower's inputs by name. history: int64 [B, H] positions."""
         return {
             "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
-            "history_weights": recency_weights(history, self.items.n_items),
+            "history_weights": compute_recency_weights(history, self.items.n_items),
             "user_embeddings": self.tables.read_side_by_side(self.user_tables, inputs["user_categorical"]),
             "user_continuous": inputs["user_continuous"],
         }
@@ -131,7 +131,7 @@ class RetrieveOutputs:
         broken = np.empty(len(vectors), np.bool_)
         find_broken(vectors, broken)
         if np.count_nonzero(broken):
-            vectors = np.where(broken[:, None], self._unknown_user_vector(vectors.shape[1]), vectors)
+            vectors = np.where(broken[:, None], self._make_unknown_user_vector(vectors.shape[1]), vectors)
         since, is_current = SeenSince.nothing(len(vectors)), self.live_items is None or self.live_items.refresh()
         if self.live and self.filter_seen and is_current:
             since, is_current = self.live.read(inputs["user_id"][:, 0])
@@ -168,7 +168,7 @@ class RetrieveOutputs:
                 has_no_history = (history == self.items.n_items).all(axis=1, keepdims=True)
                 sources |= np.where(has_no_history & (arrays.lifts[positions] > 0), np.uint8(Sources.LIVE_SALES), np.uint8(0))
             if pairs and pairs.pairs.n_slots:
-                is_pair = pairs.pairs.strengths(history, positions) > 0
+                is_pair = pairs.pairs.sum_strengths(history, positions) > 0
                 sources |= np.where(is_pair, np.uint8(Sources.LIVE_PAIRS), np.uint8(0))
             if len(newcomers := arrays.served_newcomers):
                 sources |= np.where(np.isin(positions, newcomers), np.uint8(Sources.NEW_ITEMS), np.uint8(0))
@@ -182,7 +182,7 @@ class RetrieveOutputs:
         return Blocked(*collect_blocked_positions(*of_request, *of_users, *since, items.ids, items.table, items.newcomers))
 
     @staticmethod
-    def _unknown_user_vector(width: int) -> np.ndarray:
+    def _make_unknown_user_vector(width: int) -> np.ndarray:
         """Return the vector of an unknown user: 1 in the last dimension (an item's popularity), 0 elsewhere."""
         vector = np.zeros(width, np.float32)
         vector[-1] = 1.0
@@ -236,16 +236,16 @@ class Retrieve:
         live_items.catch_up()  # here, so that no request waits for it
         return replace(self, outputs=self.outputs.with_live(reader, live_items))
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""
         return find_generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `retrieve` (serving/contract/tensors.py)."""
-        history = self.items.positions(inputs["history_ids"])
+        history = self.items.find_positions(inputs["history_ids"])
         return self.outputs.find_candidates(inputs, history, self.user_vectors(inputs, history))
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield how many rows are left for new items, where they are served."""
         if self.outputs.live_items:
             yield measure_free_rows(self.items.n_free)
@@ -283,17 +283,17 @@ def collect_blocked_positions(
     count = 0
     for row in range(batch):
         for item_id in exclude[row]:
-            positions[count] = position_of(item_id, catalogue, table, newcomers)
+            positions[count] = find_position(item_id, catalogue, table, newcomers)
             count += positions[count] < n_items
         if filter_seen:
             for position in history[row]:
                 positions[count] = position
                 count += position < n_items
             for item_id in seen_ids[ranges[row, 0] : ranges[row, 1]]:
-                positions[count] = position_of(item_id, catalogue, table, newcomers)
+                positions[count] = find_position(item_id, catalogue, table, newcomers)
                 count += positions[count] < n_items
             for item_id in since_ids[since_starts[row] : since_starts[row + 1]]:
-                positions[count] = position_of(item_id, catalogue, table, newcomers)
+                positions[count] = find_position(item_id, catalogue, table, newcomers)
                 count += positions[count] < n_items
         starts[row + 1] = count
     return positions[:count], starts

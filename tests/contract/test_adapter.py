@@ -44,7 +44,7 @@ class Echo:
     def __init__(self) -> None:
         self.seen: list[dict] = []
 
-    def faults(self, inputs):
+    def find_faults(self, inputs):
         return {row: f"user_id is {value}" for row, (value,) in enumerate(inputs["user_id"]) if value < 0}
 
     def __call__(self, inputs):
@@ -224,7 +224,7 @@ class Next:
         self.seen: list[dict[str, np.ndarray]] = []
         self.spoils: dict[str, Callable[[np.ndarray], np.ndarray]] = {}  # by output
 
-    def faults(self, inputs):
+    def find_faults(self, inputs):
         raise AssertionError("what the first stage hands on is not looked at again")
 
     def __call__(self, inputs):
@@ -288,7 +288,7 @@ def test_what_a_stage_gives_in_another_form_reaches_nobody_and_does_not_count(fu
 class Half(Next):
     """A rank stage whose scores are half of retrieval's."""
 
-    def faults(self, inputs):
+    def find_faults(self, inputs):
         return find_generation_faults(inputs["lineage"], 7)
 
     def __call__(self, inputs):

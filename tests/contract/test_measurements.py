@@ -17,7 +17,7 @@ class Measured(Echo):
         super().__init__()
         self.closed = False
 
-    def measurements(self):
+    def list_measurements(self):
         asked = sum(len(inputs["user_id"]) for inputs in self.seen)
         yield Measurement("rows", "", COUNTER, {"table": "users"}, asked)
         yield Measurement("hit_rate", "", GAUGE, {"table": "users"}, 1 / (1 + asked))
@@ -66,7 +66,7 @@ def test_stages_that_hold_nothing_are_let_go_as_well(loaded):
 class Broken(Measured):
     """Its measurements fail."""
 
-    def measurements(self):
+    def list_measurements(self):
         return 1 / 0
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from serving.stages.parts.gpu_index import MOST_GPU_RESULTS, on_gpu
-from serving.stages.search.search import index_queries
+from serving.stages.search.search import make_index_queries
 from training.retrieval.index import make_index_vectors
 
 FACT = "this Faiss was built without GPU support" if not hasattr(faiss, "StandardGpuResources") else "no GPU was found"
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 def test_the_same_items_come_first(kind):
     rng = np.random.default_rng(0)
     vectors = make_index_vectors(rng.normal(size=(20_000, 64)).astype(np.float32))
-    queries = index_queries(rng.normal(size=(32, 64)).astype(np.float32))
+    queries = make_index_queries(rng.normal(size=(32, 64)).astype(np.float32))
     flat = faiss.IndexFlatL2(vectors.shape[1])
     index = faiss.IndexIDMap(flat) if kind == "flat" else faiss.IndexIVFFlat(flat, vectors.shape[1], 64)
     if kind == "lists":

@@ -134,7 +134,7 @@ def test_a_round_starts_from_the_weights_of_the_round_before(repo, whole, past):
 def test_an_experiment_of_a_round_that_stays_undecided_ends_so_that_another_round_begins(repo, past, name, days_ago, state):
     experiment = start_experiment(repo, Experiment(name, 1, 2, 0.1, promotes=True))
     path = find_experiment_folder(repo) / "experiment.json"
-    path.write_text(replace(experiment, started_ms=experiment.started_ms - days_ago * 86_400_000).text())
+    path.write_text(replace(experiment, started_ms=experiment.started_ms - days_ago * 86_400_000).write_text())
     done = follow_once(past, repo, None, 1_000, QUIET)
     assert done.report.startswith("waits: 0 events are newer" if state == "stopped" else f"waits: experiment {name} runs")
     ended = read_experiment(path.parent)

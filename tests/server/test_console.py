@@ -231,7 +231,7 @@ def answer_and_click(served: Served, experiment: Experiment, **click_rates: floa
         for number in range(200):
             request_id = f"{arm}{number}"
             time_ms = experiment.started_ms + number
-            facts, share = (experiment.name, arm), experiment.assignment_of(arm)
+            facts, share = (experiment.name, arm), experiment.find_assignment(arm)
             log.add(Exposure(request_id, time_ms, number, 1, [1, 2], [1.0] * 2, [], *facts, assignment=share))
             if number % 10 < 10 * click_rate:
                 clicks.append({"user": 1_000 + number, "item": 1, "request_id": request_id})

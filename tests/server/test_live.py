@@ -238,9 +238,9 @@ def test_what_was_acknowledged_survives_a_kill_of_the_whole_server(live_server, 
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
             process.kill()
     with reader.snapshot() as snapshot:
-        log = dict(snapshot.events())
+        log = dict(snapshot.read_events())
         users = unpack(log[sequence] for sequence in acknowledged).headers["user_id"]
         assert users.tolist() == list(range(900, 950))
-        rows, records = snapshot.users(users)
+        rows, records = snapshot.read_users(users)
     assert len(rows) == 50
     assert (records["history_ids"][:, 0] == 3).all()

@@ -23,7 +23,7 @@ def feeds(rerank: Rerank, inputs: Arrays) -> Arrays:
     valid = ids != PAD_ID
     return {
         "features": list_features(rank_scores, retrieval, valid),
-        "vectors": rerank.inputs.item_vectors[rerank.lists.items.positions(ids)],
+        "vectors": rerank.inputs.item_vectors[rerank.lists.items.find_positions(ids)],
         "valid": valid.astype(np.float32),
     }
 

@@ -39,7 +39,7 @@ def search_slowly(
     blocked: Blocked,
     count: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`Search.exact` of numpy: all items of a request in one array."""
+    """`Search.search_exactly` of numpy: all items of a request in one array."""
     n_items = len(vectors)
     positions, kept = np.full((len(users), count), n_items), np.full((len(users), count), -np.inf, np.float32)
     weights = recency_weights_slowly(history, n_items)

@@ -30,14 +30,14 @@ def test_positions_equal_a_dictionary(name):
     ids = np.concatenate([catalogue, strange, near, rng.integers(0, 200, 50)])
     ids = ids[: len(ids) // 2 * 2].reshape(2, -1)
     index = ItemIndex(catalogue)
-    np.testing.assert_array_equal(index.positions(ids), positions_slowly(catalogue, ids))
-    known = index.positions(ids) < index.n_items
-    np.testing.assert_array_equal(index.ids_at(index.positions(ids)), np.where(known, ids, PAD_ID))
+    np.testing.assert_array_equal(index.find_positions(ids), positions_slowly(catalogue, ids))
+    known = index.find_positions(ids) < index.n_items
+    np.testing.assert_array_equal(index.take_ids(index.find_positions(ids)), np.where(known, ids, PAD_ID))
 
 
 def test_loads_from_a_shared_file(tmp_path):
     np.save(tmp_path / "item_ids.npy", CATALOGUES["gaps"])
-    assert ItemIndex.load(tmp_path / "item_ids.npy").positions(np.array([9, 10])).tolist() == [3, 5]
+    assert ItemIndex.load(tmp_path / "item_ids.npy").find_positions(np.array([9, 10])).tolist() == [3, 5]
 
 
 @pytest.mark.parametrize(

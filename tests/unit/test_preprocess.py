@@ -61,7 +61,7 @@ def test_served_features_are_the_trained_ones(exported):
     expected = features.encode_users(user_ids, context | {"temperature": context["temperature"].astype(np.float64)})
     np.testing.assert_array_equal(outputs["user_categorical"], expected.user_categorical)
     np.testing.assert_array_equal(outputs["user_continuous"], expected.user_continuous)
-    np.testing.assert_array_equal(features.items.positions(outputs["history_ids"]), expected.history_positions)
+    np.testing.assert_array_equal(features.items.find_positions(outputs["history_ids"]), expected.history_positions)
     np.testing.assert_array_equal(outputs["history_age_days"], expected.history_age_days)
 
 
@@ -89,7 +89,7 @@ def test_a_row_s_answer_does_not_depend_on_its_batch(exported):
 def test_unknown_users_are_cold_not_refused(exported):
     stage = Preprocess.load(exported[1])
     inputs = request(stage, [-1, 2**63 - 1, MISSING_INT + 1])
-    assert stage.faults(inputs) == {}
+    assert stage.find_faults(inputs) == {}
     outputs = stage(inputs)
     assert (outputs["history_ids"] == PAD_ID).all()
     assert (outputs["user_categorical"][:, 0] == OOV_ROW).all()
@@ -122,7 +122,7 @@ def test_unknown_users_and_items_are_counted(exported):
     outputs = stage(request(stage, [unknown, unknown, known], history=history))
     n_stored = int((outputs["history_ids"][2] != PAD_ID).sum())
     assert n_stored
-    found = {measured.name: measured.value for measured in stage.measurements()}
+    found = {measured.name: measured.value for measured in stage.list_measurements()}
     assert found == {
         "recommender_unknown_users_total": 1,
         "recommender_history_items_total": 2 + n_stored,
@@ -151,7 +151,7 @@ def test_infinite_context_and_long_strings_are_faults_of_their_rows(exported):
     inputs = request(stage, [1, 2, 3, 4])
     inputs["temperature"] = np.array([[1.0], [np.inf], [np.nan], [-np.inf]], np.float32)
     inputs["device"] = np.array([[b"phone"], [b""], [b"x" * (MAX_STRING_BYTES + 1)], [b"x" * MAX_STRING_BYTES]], object)
-    faults = stage.faults(inputs)
+    faults = stage.find_faults(inputs)
     assert faults.keys() == {1, 2, 3}
     assert "temperature is infinite" in faults[1]
     assert "device has 1025 bytes; expected at most 1024" in faults[2]

@@ -8,7 +8,7 @@ import pytest
 
 from serving.contract.errors import ArtifactError
 from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, ItemStatistics
-from serving.stages.features.ranking import SCALE, cross_features, feature_names, pair_numbers
+from serving.stages.features.ranking import SCALE, cross_features, list_feature_names, pair_numbers
 from tests.unit.ranking_features_oracle import cross_features_slowly
 from training.models.item_statistics import Sales, StatisticsSettings, Views, fit_statistics, number_visits
 
@@ -60,7 +60,7 @@ def slow_affinity(statistics, history, candidate):
 def slow_features(statistics, history, age, candidates, scores):
     """{feature name: [C]} of one request, written from the module's docstrings."""
     valid = [place for place, item in enumerate(candidates) if item != N_ITEMS]
-    features = {name: np.zeros(len(candidates)) for name in feature_names()}
+    features = {name: np.zeros(len(candidates)) for name in list_feature_names()}
     distinct = list(dict.fromkeys(item for item in history.tolist() if item != N_ITEMS))
     idle = float(age[0]) if distinct else 0.0
 
@@ -99,10 +99,10 @@ def slow_features(statistics, history, age, candidates, scores):
 def test_cross_features_equal_the_slow_twin():
     statistics, requests = random_statistics(), random_requests()
     got = cross_features(statistics, *requests)
-    assert (got.shape, got.dtype) == ((B, C, len(feature_names())), np.float32)
+    assert (got.shape, got.dtype) == ((B, C, len(list_feature_names())), np.float32)
     for row in range(B):
         expected = slow_features(statistics, *(values[row] for values in requests))
-        for column, name in enumerate(feature_names()):
+        for column, name in enumerate(list_feature_names()):
             np.testing.assert_allclose(got[row, :, column], expected[name], rtol=1e-3, atol=2e-5, err_msg=f"{name}, row {row}")
 
 
@@ -133,7 +133,7 @@ def any_requests(seed):
 def test_cross_features_equal_those_of_numpy(seed):
     statistics, requests = random_statistics(seed % 3), any_requests(seed)
     got, expected = cross_features(statistics, *requests), cross_features_slowly(statistics, *requests)
-    for column, name in enumerate(feature_names()):
+    for column, name in enumerate(list_feature_names()):
         np.testing.assert_allclose(got[..., column], expected[..., column], rtol=1e-6, atol=2e-6, err_msg=name)
     np.testing.assert_array_equal(cross_features(statistics, *requests), got)  # the scratch was left as it was found
 

@@ -173,7 +173,7 @@ def test_the_share_of_the_catalogue_shown_is_that_of_the_last_full_window(rerank
     def show(item_ids: np.ndarray, rows: int) -> list[float]:
         for _ in range(rows):
             stage.shown.add(item_ids)
-        return [measured.value for measured in stage.measurements()]
+        return [measured.value for measured in stage.list_measurements()]
 
     half = np.append(ids[: N_ITEMS // 2], PAD_ID)[None]
     too_late = np.full_like(half, ids[-1])
@@ -182,7 +182,7 @@ def test_the_share_of_the_catalogue_shown_is_that_of_the_last_full_window(rerank
     assert show(ids[None, :1], WINDOW_ROWS - 1) == [0.5]
     assert show(ids[None, :1], 1) == [1 / N_ITEMS]
     stage(lists(rerank, 0, batch=WINDOW_ROWS))
-    (measured,) = stage.measurements()
+    (measured,) = stage.list_measurements()
     assert 1 / N_ITEMS < measured.value <= 1.0
 
 
@@ -193,4 +193,4 @@ def test_new_items_belong_to_the_catalogue():
         if item_id == 9:
             items.add(9)
         shown.add(np.full((WINDOW_ROWS, 1), item_id))
-        assert [measured.value for measured in shown.measurements()] == [share]
+        assert [measured.value for measured in shown.list_measurements()] == [share]

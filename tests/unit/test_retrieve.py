@@ -13,7 +13,7 @@ from serving.contract.tensors import PAD_ID, Axes, Degraded, make_stage_specs, n
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
 from serving.stages.retrieve import Retrieve
-from serving.stages.search.search import Neighbours, Search, recency_weights
+from serving.stages.search.search import Neighbours, Search, compute_recency_weights
 from training.models.parity import export_network
 from training.models.two_tower import UserTower
 from training.retrieval.save import DYNAMIC
@@ -89,8 +89,8 @@ def retrieve_slowly(folder, network, inputs, filter_seen=True):
     tables = [np.load(folder / "tables" / f"user_{slot}.npy") for slot in range(2)]
     answers = []
     for row, user in enumerate(inputs["user_id"][:, 0].tolist()):
-        history = index.positions(inputs["history_ids"][row])
-        weights = recency_weights(history[None], N_ITEMS)
+        history = index.find_positions(inputs["history_ids"][row])
+        weights = compute_recency_weights(history[None], N_ITEMS)
         embeddings = np.concatenate([table[inputs["user_categorical"][row, s]] for s, table in enumerate(tables)])
         feeds = (history_table[history][None], weights, embeddings[None], inputs["user_continuous"][row][None])
         with torch.no_grad():
@@ -119,7 +119,7 @@ def test_candidates_equal_the_slow_twin(tmp_path, filter_seen):
     np.testing.assert_array_equal(got["candidate_ids"], retrieve_slowly(tmp_path, network, inputs, filter_seen))
     short = (got["candidate_ids"] != PAD_ID).sum(axis=1, keepdims=True) < AXES.items_returned
     np.testing.assert_array_equal(got["lineage"][:, 1:], Degraded.PREPROCESS | np.where(short, int(Degraded.RETRIEVE), 0))
-    assert stage.faults(inputs) == {}
+    assert stage.find_faults(inputs) == {}
     for tensor in make_stage_specs(AXES)["retrieve"].output_fields:
         assert got[tensor.name].shape == (4, *tensor.dims)
         assert got[tensor.name].dtype == tensor.numpy_dtype
@@ -170,7 +170,7 @@ def test_another_generation_is_a_fault_of_that_row(tmp_path):
     write_folder(tmp_path)
     inputs = requests()
     inputs["lineage"][2, 0] = 3
-    assert Retrieve.load(tmp_path).faults(inputs) == {
+    assert Retrieve.load(tmp_path).find_faults(inputs) == {
         2: "generation is 3, this stage serves 4; send requests through the ensemble"
     }
 
@@ -270,6 +270,6 @@ def test_a_damaged_folder_is_refused(tmp_path, damage, said):
 def test_user_vectors_of_another_width_are_refused(tmp_path, width):
     write_folder(tmp_path)
     stage, inputs = Retrieve.load(tmp_path), requests()
-    history = stage.items.positions(inputs["history_ids"])
+    history = stage.items.find_positions(inputs["history_ids"])
     with pytest.raises(ArtifactError, match=f"user vectors are {width} wide; expected {TASTE + 1}"):
         stage.outputs.find_candidates(inputs, history, np.ones((len(history), width), np.float32))

@@ -12,7 +12,7 @@ from serving.contract.tensors import Sources
 from serving.loops.inner_product import compute_inner_product
 from serving.stages.search.loading import load_search
 from serving.stages.search.loops import select_smallest
-from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
+from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, compute_recency_weights, make_index_queries
 from tests.interrupting import called_on_return
 from tests.unit.search_oracle import inner_product_slowly, recency_weights_slowly, search_slowly
 from training.retrieval.index import make_index_vectors
@@ -109,7 +109,7 @@ def test_rows_left_short_by_the_filters_are_searched_exactly(monkeypatch):
     monkeypatch.setattr("serving.stages.search.search.MOST_ANN_RESULTS", 25)
     search = Search(*catalogue, index=flat_index(catalogue[0], catalogue[2]))
     widened = []
-    with called_on_return(lambda: widened.append(1), Search.exact):
+    with called_on_return(lambda: widened.append(1), Search.search_exactly):
         positions, _ = search(users, history, blocked, 20)
     np.testing.assert_array_equal(positions, search_item_by_item(*catalogue, users, history, blocked, 20)[0])
     assert len(widened) == 1
@@ -144,7 +144,7 @@ def test_a_user_is_shown_the_same_lists_alone_and_among_many(tmp_path):
     np.save(tmp_path / "available.npy", available)
     np.save(tmp_path / "item_vectors.npy", vectors)
     search = load_search(tmp_path, "lists")
-    asked = index_queries(rng.normal(size=(4_000, WIDTH)).astype(np.float32))
+    asked = make_index_queries(rng.normal(size=(4_000, WIDTH)).astype(np.float32))
     together = search.index.quantizer.search(asked, 30)[0]
     alone = np.concatenate([search.index.quantizer.search(query[None], 30)[0] for query in asked])
     np.testing.assert_array_equal(together, alone)
@@ -167,7 +167,7 @@ def test_padding_only_when_the_catalogue_has_no_more():
 def test_recency_weights_count_distinct_items_only():
     history = np.array([[7, 7, 3, N_ITEMS, 7, 9], [N_ITEMS] * 6])
     expected = [[1, 0, 2**-0.5, 0, 0, 3**-0.5], [0] * 6]
-    np.testing.assert_allclose(recency_weights(history, N_ITEMS), expected, rtol=1e-6)
+    np.testing.assert_allclose(compute_recency_weights(history, N_ITEMS), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("width", [0, 1, 7, 64])
@@ -175,12 +175,12 @@ def test_recency_weights_count_distinct_items_only():
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 def test_recency_weights_equal_the_slow_twin(width, n_items, kind):
     history = np.random.default_rng(0).integers(0, n_items + 1, (30, width)).astype(kind)
-    np.testing.assert_array_equal(recency_weights(history, n_items), recency_weights_slowly(history, n_items))
+    np.testing.assert_array_equal(compute_recency_weights(history, n_items), recency_weights_slowly(history, n_items))
 
 
 def test_recency_weights_of_long_histories_are_rounded_as_powers_are():
     history = np.arange(5_000)[None]
-    np.testing.assert_array_equal(recency_weights(history, 5_000), np.float32((1.0 + history) ** -0.5))
+    np.testing.assert_array_equal(compute_recency_weights(history, 5_000), np.float32((1.0 + history) ** -0.5))
 
 
 def test_neighbours_come_back_from_disk(tmp_path):

@@ -22,8 +22,8 @@ from serving.live.aggregations import (
     Instants,
     StateTable,
     compile_aggregations,
-    entity_keys,
     hash_categories,
+    make_entity_keys,
     parse_aggregations,
 )
 from serving.live.aggregations.plan import NO_KEY
@@ -120,7 +120,7 @@ class LogAggregates:
         item_ids = dataset.items["item_id"].to_numpy()
         categories, items = hash_item_categories(dataset), np.searchsorted(item_ids, events["item_id"])
         event_categories = {name: values[items] for name, values in categories.items()}
-        keys = {entity: entity_keys(entity, events["user_id"], events["item_id"], event_categories) for entity in plans}
+        keys = {entity: make_entity_keys(entity, events["user_id"], events["item_id"], event_categories) for entity in plans}
         names, values = dataset.description.event_names, (find_amount_column(dataset), dataset.prices)
         return cls(tuple(aggregations), names, plans, events, keys, np.append(item_ids, PAD_ID), categories, *values)
 
@@ -132,7 +132,7 @@ class LogAggregates:
         """Return `UserState.aggregates` of int64 [N] users at the clocks, from what came before the rows `sequences`."""
         if USER not in self.plans:
             return {}
-        keys = entity_keys(USER, user_ids, user_ids, {})
+        keys = make_entity_keys(USER, user_ids, user_ids, {})
         return name_features(self.plans[USER], self.compute_at(USER, Instants(keys, 1_000 * clocks_s, sequences)))
 
     @property
@@ -162,7 +162,7 @@ class LogAggregates:
         columns = [np.empty((len(flat), 0), np.float32)]
         for entity in self.plans:
             if entity != USER:
-                keys = entity_keys(entity, flat, self.item_ids[flat], categories)
+                keys = make_entity_keys(entity, flat, self.item_ids[flat], categories)
                 columns.append(self.compute_at(entity, Instants(keys, clocks_ms, before)))
         numbers = aggregate_numbers(np.concatenate(columns, axis=1))
         numbers[flat == len(self.item_ids) - 1] = 0.0
@@ -180,4 +180,4 @@ class LogAggregates:
         """Return the records [N] of entities at the end of the log. keys: int64 [N, KEY_WIDTH]"""
         table = StateTable(self.plans[entity])
         table.update(self.keys[entity], self.events)
-        return table.records(keys)
+        return table.copy_records(keys)

@@ -18,8 +18,8 @@ from serving.contract.errors import ExportError
 from serving.contract.tensors import MISSING_INT, ContextColumn
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import feature_names
-from serving.stages.features.user_state import NO_CATEGORY, derive, history_age_days
+from serving.stages.features.ranking import list_feature_names
+from serving.stages.features.user_state import NO_CATEGORY, compute_history_age_days, derive
 from serving.stages.features.user_store import SeenItems
 from training.dataset.dataset import Dataset
 from training.features.aggregates import LogAggregates, list_ranker_aggregations
@@ -92,7 +92,7 @@ class Features:
         sides = {"user": self.user_plan, "item": self.item_plan}
         plans = (f"{side}.{column.name}" for side, plan in sides.items() for column in plan.continuous)
         aggregates = (f"item.aggregate_{name}" for name in self.log.aggregates.item_names)
-        return (*plans, *aggregates, *(f"pair.{name}" for name in feature_names()))
+        return (*plans, *aggregates, *(f"pair.{name}" for name in list_feature_names()))
 
     @cached_property
     def item_aggregates(self) -> np.ndarray:
@@ -117,8 +117,8 @@ class Features:
             state = self.log.compute_state(moments.slice(part), clocks[part])
             columns = derive(state, {name: values[part] for name, values in context.items()}, clocks[part])
             examples.user_categorical[part], examples.user_continuous[part], _ = self.user_plan(columns)
-            examples.history_positions[part] = self.items.positions(state.history_ids)
-            examples.history_age_days[part] = history_age_days(state, clocks[part])
+            examples.history_positions[part] = self.items.find_positions(state.history_ids)
+            examples.history_age_days[part] = compute_history_age_days(state, clocks[part])
         return examples
 
     def save_preprocess(self, folder: Path) -> None:
@@ -171,7 +171,7 @@ def build_features(
         user_plan, user_report = _fit_and_prove(schema.user, user_rows, replayed, settings, rng, workflow)
     # Models see items as often as they are sold, so the workflow is fitted on the items of positives.
     catalogue = collect_item_columns(dataset.items, schema.item, compute_item_statistics(train, items, log.as_of_s, settings))
-    catalogue_frame, sold = make_frame(catalogue), items.positions(train["item_id"].to_numpy()[rows])
+    catalogue_frame, sold = make_frame(catalogue), items.find_positions(train["item_id"].to_numpy()[rows])
     with hold_rows(
         len(rows), lambda part: catalogue_frame.iloc[sold[part]].reset_index(drop=True), cluster, say=say
     ) as item_rows:

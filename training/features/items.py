@@ -61,7 +61,7 @@ def compute_item_statistics(
     item_age_days      days from the first of them to the clock; NaN without any
     """
     positives = events[events["positive"].to_numpy()]
-    rows, times = index.positions(positives["item_id"].to_numpy()), positives["timestamp"].to_numpy()
+    rows, times = index.find_positions(positives["item_id"].to_numpy()), positives["timestamp"].to_numpy()
     log_seconds = as_of_s - int(events["timestamp"].min())
     recent_s = min(settings.recent_days * SECONDS_PER_DAY, log_seconds / 4)
     count = np.bincount(rows, minlength=index.n_items).astype(np.float64)

@@ -51,7 +51,7 @@ class EventLog:
     ):
         self.profiles, self.history_length, self.aggregates = profiles, history_length, aggregates
         times = events["timestamp"].to_numpy()
-        users = profiles.positions(events["user_id"].to_numpy())
+        users = profiles.find_positions(events["user_id"].to_numpy())
         order = np.lexsort((times, users))  # stable: keeps the log's order within a second
         self.times = times[order]
         self.offsets = np.searchsorted(users[order], np.arange(len(profiles.user_ids) + 1))
@@ -65,7 +65,7 @@ class EventLog:
         self.positives_before = _running_sum(positive.astype(np.int64))
         # One event more, of no user, so that the index of an empty window at the end is valid.
         item_ids = np.append(events["item_id"].to_numpy()[order][positive], PAD_ID)
-        categories = None if item_category is None else item_category[items.positions(item_ids)]
+        categories = None if item_category is None else item_category[items.find_positions(item_ids)]
         self.positives = Events(item_ids, np.append(self.times[positive], 0), categories)
 
     @property
@@ -75,14 +75,14 @@ class EventLog:
 
     def before(self, user_ids: np.ndarray, timestamps: np.ndarray) -> Moments:
         """Return moments whose past is strictly before each unix second. user_ids, timestamps: int64 [N]."""
-        users = self.profiles.positions(user_ids)
+        users = self.profiles.find_positions(user_ids)
         ends = np.searchsorted(self._keys, self._key(users, timestamps))
         return Moments(user_ids, users, np.where(users < len(self.profiles.user_ids), ends, self.offsets[-1]))
 
     def before_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Moments:
         """Return moments whose past is the user's earlier rows. rows: int64 [N] of `events`, the frame of this log."""
         user_ids = events["user_id"].to_numpy()[rows]
-        return Moments(user_ids, self.profiles.positions(user_ids), self._rank[rows])
+        return Moments(user_ids, self.profiles.find_positions(user_ids), self._rank[rows])
 
     def at_the_end(self, user_ids: np.ndarray) -> Moments:
         """Return moments whose past is the whole log, as in the store."""

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from serving.contract.tensors import MISSING_INT, PAD_ID
-from serving.live.aggregations import entity_keys
+from serving.live.aggregations import make_entity_keys
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import USER
 from serving.stages.features.encode import save_strings
@@ -64,7 +64,7 @@ def write_store(folder: Path, log: EventLog) -> None:
     if aggregations:
         known_ids = np.append(user_ids, NO_KEY)  # the last record is the unknown user's
         log.aggregates.save_prices(folder, aggregations)
-        np.save(folder / "aggregates.npy", log.aggregates.make_records(USER, entity_keys(USER, known_ids, known_ids, {})))
+        np.save(folder / "aggregates.npy", log.aggregates.make_records(USER, make_entity_keys(USER, known_ids, known_ids, {})))
     settings = {
         "schema": 1,
         "history_length": log.history_length,

@@ -31,10 +31,10 @@ def search_exactly(
         block = slice(start, start + USERS_PER_BLOCK)
         vectors, blocked = user_vectors[block], block_entries(seen[block])
         if search.n_items <= most_scored_alone:
-            parts.append(search.exact(vectors, history[block], blocked, count))
+            parts.append(search.search_exactly(vectors, history[block], blocked, count))
         else:
             near = find_nearest(search.item_vectors, vectors, blocked, count)
-            parts.append(search.best_among(near, vectors, history[block], blocked, count))
+            parts.append(search.find_best_among(near, vectors, history[block], blocked, count))
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 

@@ -23,7 +23,7 @@ def put_live_pairs(
     candidates: np.ndarray,
     scores: np.ndarray,
 ) -> np.ndarray:
-    """Put strong companions among the candidates of requests. Return `LivePairs.strengths` of the candidates, float32 [N, C].
+    """Put strong companions among the candidates of requests. Return `LivePairs.sum_strengths` of the candidates, float32 [N, C].
 
     train, later: as for `make_visit_requests`; rows: int64 [N] of `train`, ascending, each just before which a request comes
     history: int64 [N, H] positions; candidates: int64 [N, C] and scores: float32 [N, C], both written
@@ -39,7 +39,7 @@ def put_live_pairs(
             start = end
         own, part = history[number, None], slice(number, number + 1)
         live.put_candidates(own, Blocked(own[0], bounds), servable, candidates[part], scores[part])
-        strengths[part] = live.strengths(own, candidates[part])
+        strengths[part] = live.sum_strengths(own, candidates[part])
     return strengths
 
 
@@ -55,7 +55,7 @@ def find_pairs(items: ItemIndex, train: pd.DataFrame, later: pd.DataFrame, longe
     is_new[later["row"].to_numpy()] = True
     rows = taken[order]
     columns = (events[name].to_numpy(np.int64)[order] for name in ("user_id", "timestamp"))
-    found = _find_pairs(*columns, items.positions(events["item_id"].to_numpy(np.int64)[order]), is_new[rows], longest)
+    found = _find_pairs(*columns, items.find_positions(events["item_id"].to_numpy(np.int64)[order]), is_new[rows], longest)
     found_rows = rows[found[:, 0]]
     by_row = np.argsort(found_rows, kind="stable")
     return found_rows[by_row], found[by_row, 1:]

@@ -147,7 +147,7 @@ def list_sales(features: Features, events: pd.DataFrame) -> Sales:
     """Return the positive events, their users numbered from 0."""
     positives = events[events["positive"].to_numpy()]
     _, users = np.unique(positives["user_id"].to_numpy(), return_inverse=True)
-    return Sales.of(users, features.items.positions(positives["item_id"].to_numpy()), positives["timestamp"].to_numpy())
+    return Sales.of(users, features.items.find_positions(positives["item_id"].to_numpy()), positives["timestamp"].to_numpy())
 
 
 def make_requests(
@@ -220,7 +220,7 @@ def make_visit_requests(
     cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     cross[..., LIVE - N_FEATURES] = candidates < items.n_items
-    taken = candidates == features.items.positions(item_ids)[:, None]
+    taken = candidates == features.items.find_positions(item_ids)[:, None]
     return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
 
 
@@ -281,7 +281,7 @@ def find_taken(features: Features, later: pd.DataFrame, user_ids: np.ndarray, ca
     row = order[np.minimum(place, len(order) - 1)]
     known = user_ids[row] == positives["user_id"].to_numpy()
     width = features.items.n_items + 1
-    pairs = (row * width + features.items.positions(positives["item_id"].to_numpy()))[known]
+    pairs = (row * width + features.items.find_positions(positives["item_id"].to_numpy()))[known]
     wanted = np.arange(len(user_ids))[:, None] * width + candidates
     return np.isin(wanted, pairs) & (candidates < width - 1)
 

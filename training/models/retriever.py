@@ -22,7 +22,7 @@ import torch
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
-from serving.stages.search.search import Neighbours, Search, recency_weights
+from serving.stages.search.search import Neighbours, Search, compute_recency_weights
 from training.dataset.matrix import make_matrix
 from training.features.build import Examples, Features, take_context
 from training.models.exact_search import search_exactly
@@ -132,7 +132,7 @@ class Retriever:
         history = users.history_positions.astype(np.int64)
         return (
             torch.from_numpy(self.history_table[history]),
-            torch.from_numpy(recency_weights(history, self.model.n_items)),
+            torch.from_numpy(compute_recency_weights(history, self.model.n_items)),
             self.model.user_embeddings(torch.from_numpy(np.ascontiguousarray(users.user_categorical))),
             torch.from_numpy(np.ascontiguousarray(users.user_continuous)),
         )
@@ -262,7 +262,7 @@ def prepare_data(
         items=make_item_inputs(features),
         user_rows=tuple(features.user_rows.values()),
         examples=_encode_at_store_clock(features, train, rows),
-        targets=features.items.positions(train["item_id"].to_numpy()[rows]),
+        targets=features.items.find_positions(train["item_id"].to_numpy()[rows]),
         takers=np.searchsorted(user_ids, train["user_id"].to_numpy()[rows]),
         taken=taken,
     )
@@ -270,7 +270,7 @@ def prepare_data(
 
 def _list_taken(features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool) -> Taken:
     events = train.iloc[rows]
-    items, times_s = features.items.positions(events["item_id"].to_numpy()), events["timestamp"].to_numpy()
+    items, times_s = features.items.find_positions(events["item_id"].to_numpy()), events["timestamp"].to_numpy()
     return Taken(events["user_id"].to_numpy(), items, times_s, not filter_seen)
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.stages.search.search import recency_weights
+from serving.stages.search.search import compute_recency_weights
 from training.features.build import Examples
 from training.models.early_stopping import EarlyStopping
 from training.models.schedule import rise_and_fall
@@ -110,7 +110,7 @@ def make_optimizers(model: TwoTower, learning_rate: float) -> list[torch.optim.O
 
 def sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected: Tensor) -> Tensor:
     """Return the mean cross-entropy of each row's target against the negatives."""
-    weights = torch.from_numpy(recency_weights(batch.history.numpy(), model.n_items))
+    weights = torch.from_numpy(compute_recency_weights(batch.history.numpy(), model.n_items))
     users = model.user_vectors(batch.user_categorical, batch.user_continuous, batch.history, weights)
     target_logits = (users * model.compute_item_vectors(batch.targets)).sum(dim=1) - log_expected[batch.targets]
     negative_logits = users @ model.compute_item_vectors(negatives).T - log_expected[negatives]

@@ -151,10 +151,10 @@ def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, s
     events, firsts = sample(new, rng), sample(new.drop_duplicates("user_id"), rng)
     user_ids = firsts["user_id"].to_numpy()
     place = pd.Index(user_ids).get_indexer(new["user_id"])
-    items = features.items.positions(new["item_id"].to_numpy())[place >= 0]
+    items = features.items.find_positions(new["item_id"].to_numpy())[place >= 0]
     all_later = make_matrix(place[place >= 0], items, len(firsts), features.items.n_items)
     one = make_matrix(
-        np.arange(len(events)), features.items.positions(events["item_id"].to_numpy()), len(events), all_later.shape[1]
+        np.arange(len(events)), features.items.find_positions(events["item_id"].to_numpy()), len(events), all_later.shape[1]
     )
     return [
         Questions(encode_users_before(features, log, events), events["user_id"].to_numpy(), relevant)

@@ -94,4 +94,4 @@ def split_half(requests: Arrays, first: int) -> dict[str, np.ndarray]:
 def user_vectors(preprocess: Preprocess, retrieve: Retrieve, requests: Arrays) -> np.ndarray:
     """Return the user vectors of recorded requests, float32 [Q, D]."""
     tensors = {**requests, **preprocess(dict(requests))}
-    return retrieve.user_vectors(tensors, retrieve.items.positions(tensors["history_ids"]))
+    return retrieve.user_vectors(tensors, retrieve.items.find_positions(tensors["history_ids"]))

@@ -16,7 +16,7 @@ import faiss
 import numpy as np
 
 from serving.contract.errors import ExportError
-from serving.stages.search.search import index_queries
+from serving.stages.search.search import make_index_queries
 
 WANTED_RECALL = 0.98
 QUERIES = 512
@@ -95,7 +95,7 @@ def try_index(kind: str, index: Any, effort: int, item_vectors: np.ndarray, quer
     index.nprobe = min(effort, index.nlist)
     statistics = faiss.cvar.indexIVF_stats  # type: ignore[attr-defined]  # which Faiss's stubs lack
     statistics.reset()
-    found = index.search(index_queries(queries), exact.shape[1])[1]
+    found = index.search(make_index_queries(queries), exact.shape[1])[1]
     cost = index.nlist + statistics.ndis / len(queries)
     shares = measure_recalls(compute_true_scores(item_vectors, queries, found), exact)
     error = shares.std() * (2 / len(shares)) ** 0.5  # of the difference between two such samples
@@ -117,7 +117,7 @@ def find_exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.nd
 
 
 def make_index_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Return unit vectors [n, D + 1] of float32 [n, D], whose distance to `index_queries` orders them by falling inner product.
+    """Return unit vectors [n, D + 1] of float32 [n, D], whose distance to `make_index_queries` orders them by falling inner product.
 
     Subtracting the mean changes all scores of a user alike; the extra dimension makes all vectors equally long.
     """

@@ -31,8 +31,8 @@ from serving.live.aggregations.plan import (
     EntityPlan,
     Instants,
     compile_aggregations,
-    entity_keys,
     hash_categories,
+    make_entity_keys,
 )
 from serving.live.aggregations.spec import Aggregation, parse_aggregations
 from serving.live.aggregations.states import StateTable
@@ -45,7 +45,7 @@ __all__ = [
     "Instants",
     "StateTable",
     "compile_aggregations",
-    "entity_keys",
     "hash_categories",
+    "make_entity_keys",
     "parse_aggregations",
 ]

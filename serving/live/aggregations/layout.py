@@ -41,7 +41,7 @@ class Cell(NamedTuple):
             return cls(loops.LAST_CELL, value, bits, span_ms, aggregation.n)
         return cls(loops.SKETCH_CELL if aggregation.function == "distinct" else KINDS[key], value, bits, span_ms)
 
-    def fields(self, with_sums: bool) -> list[tuple[str, str, int]]:
+    def list_fields(self, with_sums: bool) -> list[tuple[str, str, int]]:
         """Return (name, type, count) of each field. Every field fills whole words of 8 bytes."""
         if self.kind == loops.RING_CELL:
             return [("newest", "i8", 1), ("counts", "i4", loops.RING), *([("sums", "f8", loops.RING)] if with_sums else [])]
@@ -71,7 +71,7 @@ def lay_out(aggregations: Sequence[Aggregation], event_names: Sequence[str]) -> 
     program, word = [], 1
     for number, cell in enumerate(cells):
         starts = {}
-        for name, kind, count in cell.fields(cell in summed):
+        for name, kind, count in cell.list_fields(cell in summed):
             dtype = np.dtype((kind, (count,))) if count > 1 else np.dtype(kind)
             fields.append((f"cell{number}_{name}", dtype, 8 * word))
             starts[name] = word

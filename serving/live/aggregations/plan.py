@@ -73,7 +73,7 @@ class EntityPlan:
 
         records: `dtype` [R]; rows: int64 [N] record of each event, -1 = none; events: EVENT [N]
         """
-        columns = self._columns(events)
+        columns = self._take_columns(events)
         loops.update_records(*self._views(records), rows.astype(np.int64, copy=False), *columns, self.cells)
 
     def read(self, records: np.ndarray, as_of_ms: int | np.ndarray) -> np.ndarray:
@@ -86,13 +86,13 @@ class EntityPlan:
     def point_in_time(self, events: np.ndarray, keys: np.ndarray, instants: Instants) -> np.ndarray:
         """Return the features float32 [M, F] at each instant.
 
-        events: EVENT [N] sorted by sequence; keys: int64 [N, KEY_WIDTH] of `entity_keys`
+        events: EVENT [N] sorted by sequence; keys: int64 [N, KEY_WIDTH] of `make_entity_keys`
         """
         features = np.empty((len(instants.time_ms), len(self.names)), np.float32)
         order, groups = _sort_for_replay(events["sequence"], keys, instants)
         scratch = self._views(self.empty(1))
         clocks = instants.time_ms.astype(np.int64, copy=False)
-        columns = self._columns(events)
+        columns = self._take_columns(events)
         belongs = keys[:, 0] != NO_KEY  # an instant without a key gets the features of no events at all
         loops.replay_events(order, groups, *scratch, belongs, *columns, clocks, self.cells, self.reads, features)
         return features
@@ -107,7 +107,7 @@ class EntityPlan:
             whole = as_strided(newest, (len(records), words), (newest.strides[0], 8), writeable=newest.flags.writeable)
         return whole, whole.view(np.float64), whole.view(np.int32)
 
-    def _columns(self, events: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _take_columns(self, events: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the columns of events that the loops take: time_ms, event, values, other (ids of the other entity)."""
         values = np.stack([events[name] for name in VALUE_FIELDS]).astype(np.float64)
         other = events["item_id" if self.entity.startswith(USER) else "user_id"]
@@ -130,7 +130,9 @@ def compile_aggregations(aggregations: Sequence[Aggregation], event_names: Seque
     }
 
 
-def entity_keys(entity: str, user_ids: np.ndarray, item_ids: np.ndarray, category_keys: Mapping[str, np.ndarray]) -> np.ndarray:
+def make_entity_keys(
+    entity: str, user_ids: np.ndarray, item_ids: np.ndarray, category_keys: Mapping[str, np.ndarray]
+) -> np.ndarray:
     """Return int64 [N, KEY_WIDTH]: which record each event belongs to; NO_KEY where it belongs to none.
 
     category_keys: category column -> int64 [N] keys of the events' categories, NO_KEY = missing. A key must mean the same

@@ -10,7 +10,7 @@ FIRST_RECORDS = 1_024
 
 
 class StateTable:
-    """Records by key. The argument `keys` of every method is int64 [N, KEY_WIDTH], as `entity_keys` returns it."""
+    """Records by key. The argument `keys` of every method is int64 [N, KEY_WIDTH], as `make_entity_keys` returns it."""
 
     def __init__(self, plan: EntityPlan):
         self.plan = plan
@@ -30,9 +30,9 @@ class StateTable:
 
     def read(self, keys: np.ndarray, as_of_ms: int | np.ndarray) -> np.ndarray:
         """Return the features of entities, float32 [N, F], as of a moment: unix milliseconds, one for all or int64 [N]."""
-        return self.plan.read(self.records(keys), as_of_ms)
+        return self.plan.read(self.copy_records(keys), as_of_ms)
 
-    def records(self, keys: np.ndarray) -> np.ndarray:
+    def copy_records(self, keys: np.ndarray) -> np.ndarray:
         """Return copies of the entities' records, [N]; entities without events have empty ones."""
         last = len(self._records) - 1
         return self._records[[self._rows.get(tuple(key), last) for key in keys.tolist()]]

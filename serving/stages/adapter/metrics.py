@@ -34,7 +34,7 @@ class Metrics:
             self.degraded += int(np.count_nonzero(degraded & (1 << STAGES.index(self.stage))))  # its bit of Degraded
         self.seconds += seconds
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         labels = {"stage": self.stage}
         for name, description, value in (
             ("stage_calls_total", "Calls of the stage: one per batch", self.calls),

@@ -43,7 +43,7 @@ ERROR_CODES = {
 
 
 def triton_model(*stage_classes: type) -> type[StageModel]:
-    """Return a `TritonPythonModel` class that serves one stage (`load`, `faults`, `__call__`), or several in order."""
+    """Return a `TritonPythonModel` class that serves one stage (`load`, `find_faults`, `__call__`), or several in order."""
 
     class TritonPythonModel(StageModel):
         stage_types = stage_classes
@@ -80,8 +80,10 @@ class StageModel:
         self.first = self.chain[0]
         self.deadlines = DeadlineCheck(self.chain[-1].spec.name) if self.chain[-1].spec.name in STAGES else None
         instance_labels = {"instance": args["model_instance_name"], "version": args["model_version"]}
-        sources: list[Source] = [(link.metrics.measurements, {}) for link in self.chain]
-        sources += [(link.stage.measurements, instance_labels) for link in self.chain if hasattr(link.stage, "measurements")]
+        sources: list[Source] = [(link.metrics.list_measurements, {}) for link in self.chain]
+        sources += [
+            (link.stage.list_measurements, instance_labels) for link in self.chain if hasattr(link.stage, "list_measurements")
+        ]
         self.reporter = Reporter(sources, self.report_every_s)
 
     def finalize(self) -> None:
@@ -105,7 +107,7 @@ class StageModel:
         tensors, rows = join_requests(self.spec, requests)
         inputs = unpack_records(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
-        if faults := self.first.stage.faults(inputs):  # only the first stage sees untrusted input
+        if faults := self.first.stage.find_faults(inputs):  # only the first stage sees untrusted input
             errors = {request: invalid_argument(message) for request, message in group_by_request(faults, rows).items()}
             self.first.metrics.rejected += len(errors)
         errors |= {place: unavailable(message) for place, message in late.items()}

@@ -24,10 +24,10 @@ class ShownWindow:
         """Add the answers of a batch, int64 [B, K], until the window is full."""
         added = item_ids[: WINDOW_ROWS - self._rows]
         if len(added):
-            self._shown[self._items.positions(added)] = True
+            self._shown[self._items.find_positions(added)] = True
             self._rows += len(added)
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield the share of the catalogue in the last full window, 0 … 1; new items belong to the catalogue."""
         if self._rows == WINDOW_ROWS:
             catalogue = len(self._items.ids) + np.count_nonzero(self._items.newcomers != PAD_ID)

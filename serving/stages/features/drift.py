@@ -57,7 +57,7 @@ class DriftWindow:
         """Count as many of `next_rows`, 1 or more, as values were written to."""
         self._rows += count
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield the number of windows and, of each feature in the last full one, PSI, KL divergence and the PSI's bound."""
         if self._rows == WINDOW_ROWS:
             columns = [*self._categories.T, *self._numbers.T]

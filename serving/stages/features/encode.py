@@ -176,14 +176,14 @@ class Plan:
         n_rows = next((len(columns[column.source]) for column in read), 0)
         categorical = np.empty((n_rows, len(self.categorical)), np.int64)
         for position, column in enumerate(self.categorical):
-            categorical[:, position] = self._category_rows(column, columns[column.source])
+            categorical[:, position] = self._find_category_rows(column, columns[column.source])
         continuous = self._numbers(columns, n_rows)
         lists = {
-            c.name: Ragged(self._category_rows(c, columns[c.source].values), columns[c.source].offsets) for c in self.lists
+            c.name: Ragged(self._find_category_rows(c, columns[c.source].values), columns[c.source].offsets) for c in self.lists
         }
         return Encoded(categorical, continuous, lists)
 
-    def _category_rows(self, column: CategoryColumn, values: np.ndarray) -> np.ndarray:
+    def _find_category_rows(self, column: CategoryColumn, values: np.ndarray) -> np.ndarray:
         """Return the category rows, int64 [n], of [n] raw values."""
         if column.kind in VOCABULARIES:
             return self.vocabularies[column.name](values)
@@ -202,7 +202,7 @@ class Plan:
         layout = {"schema": 1, **{name: [asdict(column) for column in part] for name, part in parts.items()}}
         (folder / PLAN_FILE).write_text(json.dumps(layout, indent=1) + "\n")
         for name, vocabulary in self.vocabularies.items():
-            vocabulary.save(folder, f"vocabulary.{self._file_number(name)}")
+            vocabulary.save(folder, f"vocabulary.{self._number_file(name)}")
 
     @classmethod
     def load(cls, folder: Path) -> Plan:
@@ -217,13 +217,13 @@ class Plan:
         except (KeyError, TypeError) as error:
             raise ArtifactError(f"{folder / PLAN_FILE} is not a plan of this version ({error}). {REMEDY}") from error
         vocabularies = {
-            c.name: VOCABULARIES[c.kind].load(folder, f"vocabulary.{bare._file_number(c.name)}")
+            c.name: VOCABULARIES[c.kind].load(folder, f"vocabulary.{bare._number_file(c.name)}")
             for c in (*categorical, *lists)
             if c.kind in VOCABULARIES
         }
         return cls(bare.categorical, bare.continuous, bare.lists, vocabularies)
 
-    def _file_number(self, name: str) -> int:
+    def _number_file(self, name: str) -> int:
         """Return the number that names a column's files: the shop's column names may not be file names."""
         return [column.name for column in (*self.categorical, *self.lists)].index(name)
 
@@ -281,7 +281,7 @@ def _find_bins(values, fill, low, high, boundaries):
     """Return FIRST_ROW + the number of boundaries, float64 [n] ascending, at or below each value; NaN is above all."""
     rows = np.empty(len(values), np.int64)
     for row in range(len(values)):
-        value = _clip(np.float64(values[row]), fill, low, high)
+        value = _clip_value(np.float64(values[row]), fill, low, high)
         rows[row] = FIRST_ROW
         for boundary in boundaries:
             rows[row] += not value < boundary
@@ -297,7 +297,7 @@ def _fill_and_clip(values, limits, log_row, logs):
     for column in range(values.shape[0]):
         fill, low, high = limits[column]
         for row in range(values.shape[1]):
-            value = _clip(values[column, row], fill, low, high)
+            value = _clip_value(values[column, row], fill, low, high)
             values[column, row] = value
             if log_row[column] >= 0:
                 logs[log_row[column], row] = np.float32(value) + np.float32(1)
@@ -318,7 +318,7 @@ def _normalise(values, logs, log_row, moments):
 
 
 @compiled
-def _clip(value, fill, low, high):
+def _clip_value(value, fill, low, high):
     """Return the value after fill and clip. A missing value stays NaN where fill is NaN."""
     if np.isnan(value):
         value = fill

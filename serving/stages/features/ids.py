@@ -48,10 +48,10 @@ class ItemIndex:
         """Open an int64 .npy of ids, whose pages processes share. Raises ArtifactError."""
         return cls(open_array(path.parent, path.stem))
 
-    def positions(self, ids: np.ndarray) -> np.ndarray:
+    def find_positions(self, ids: np.ndarray) -> np.ndarray:
         """Return the positions of int64 ids, in their shape; n_items for ids that are not in the catalogue."""
         positions = np.empty(ids.shape, np.int64)
-        positions_of(ids.ravel(), self.ids, self.table, self.newcomers, positions.ravel())
+        write_positions(ids.ravel(), self.ids, self.table, self.newcomers, positions.ravel())
         return positions
 
     @property
@@ -72,7 +72,7 @@ class ItemIndex:
         self.newcomers[free[0]] = self.padded_ids[position] = item_id
         return position
 
-    def ids_at(self, positions: np.ndarray) -> np.ndarray:
+    def take_ids(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 ids at positions 0 … n_items, in their shape; PAD_ID at n_items."""
         return self.padded_ids.take(positions)
 
@@ -85,14 +85,14 @@ class ItemIndex:
 
 
 @compiled
-def positions_of(ids, catalogue, table, newcomers, positions):
-    """Write `position_of` each id, int64 [N], to positions, int64 [N]."""
+def write_positions(ids, catalogue, table, newcomers, positions):
+    """Write `find_position` each id, int64 [N], to positions, int64 [N]."""
     for row in range(len(ids)):
-        positions[row] = position_of(ids[row], catalogue, table, newcomers)
+        positions[row] = find_position(ids[row], catalogue, table, newcomers)
 
 
 @compiled
-def position_of(item_id, catalogue, table, newcomers):
+def find_position(item_id, catalogue, table, newcomers):
     """Return the position of an id, n_items when it is unknown. catalogue (`ids`), table, newcomers: those of an ItemIndex."""
     n_known = np.int64(len(catalogue))
     if not len(table):
@@ -110,7 +110,7 @@ def position_of(item_id, catalogue, table, newcomers):
 
 
 @compiled
-def places_in(sorted_ids, ids, places):
+def write_places(sorted_ids, ids, places):
     """Write `place_in` of each id, int64 [N], to places, int64 [N]."""
     for row in range(len(ids)):
         places[row] = place_in(sorted_ids, ids[row])

@@ -89,7 +89,7 @@ class ItemStatistics:
         rows = {name: len(array) for name, array in arrays.items()}
         if len(set(rows.values())) != 1:
             raise ArtifactError(f"{folder} holds item statistics of different lengths {rows}. Export the repository again.")
-        for name, (kind, shape) in _expected_shapes(
+        for name, (kind, shape) in _list_expected_shapes(
             arrays["neighbours"].shape[-1], arrays["popularity_then"].shape[-1]
         ).items():
             found = arrays[name]
@@ -114,7 +114,7 @@ class ItemStatistics:
         return cls(**{name: array.view(np.ndarray) for name, array in arrays.items()}, clock=clock)
 
 
-def _expected_shapes(n_neighbours: int, n_buckets: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _list_expected_shapes(n_neighbours: int, n_buckets: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the dtype and the row shape of each array, by name."""
     return {
         "neighbours": ("int32", (n_neighbours,)),

@@ -25,9 +25,9 @@ class NewIds:
         named = np.where(history[:, :1] == FROM_STORE, state.history_ids, history)
         named = named[named != PAD_ID]
         self._history_items += len(named)
-        self._unknown_items += int(np.count_nonzero(items.positions(named) == items.n_items))
+        self._unknown_items += int(np.count_nonzero(items.find_positions(named) == items.n_items))
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield the totals."""
         for name, description, value in (
             ("unknown_users_total", "Requests of users without events, neither stored nor in the request", self._unknown_users),

@@ -24,7 +24,7 @@ SMALLEST_WEIGHT = 1e-3  # floor of the logarithm of affinities
 SCALE = 1 / 3  # scales logarithms of counts and days to about 1
 
 
-def feature_names() -> tuple[str, ...]:
+def list_feature_names() -> tuple[str, ...]:
     """Return the names of the last axis of `cross_features`, in order."""
     affinities = [f"{view}_{weighting}" for view in VIEWS for weighting in WEIGHTINGS]
     return (
@@ -38,13 +38,13 @@ def feature_names() -> tuple[str, ...]:
     )
 
 
-_column = feature_names().index
+_column = list_feature_names().index
 SCORE, RANK = _column("retrieval_score"), _column("retrieval_rank")
 AFFINITY, LOGARITHM = _column("customers_even"), _column("customers_even_log")  # the first column of each group
 POPULARITY, THEN, SOLD = _column("popularity"), _column("popularity_then"), _column("first_sold_since")
 SHARE, LENGTH, IDLE = _column("category_share"), _column("history_length"), _column("idle_days")
 TOGETHER, LIVE = _column("taken_together_since"), _column("is_live")
-N_FEATURES = len(feature_names())
+N_FEATURES = len(list_feature_names())
 NO_NUMBERS = np.empty((1, 0), np.float32)
 NO_NUMBERS.flags.writeable = False
 
@@ -62,7 +62,7 @@ def cross_features(
     history_age_days  float32 [B, H]
     candidates        int [B, C] positions, best first, no item twice in a row, padded with n_items
     retrieval_scores  float32 [B, C], ignored at padded candidates
-    Returns           float32 [B, C, len(feature_names())], finite; zeros at padded candidates
+    Returns           float32 [B, C, len(list_feature_names())], finite; zeros at padded candidates
     """
     return pair_numbers(statistics, NO_NUMBERS, history, history_age_days, candidates, retrieval_scores)
 
@@ -78,7 +78,7 @@ def pair_numbers(
     """Return the item numbers of each candidate, then its cross features; arguments as in `cross_features`.
 
     item_numbers  float32 [n_items + 1, G]
-    Returns       float32 [B, C, G + len(feature_names())]
+    Returns       float32 [B, C, G + len(list_feature_names())]
     """
     pairs = np.empty((*candidates.shape, item_numbers.shape[1] + N_FEATURES), np.float32)
     with statistics.lock:
@@ -95,7 +95,7 @@ def pair_numbers(
 
 
 def scale_strengths(strengths: np.ndarray) -> np.ndarray:
-    """Return the feature `taken_together_since` of `LivePairs.strengths`, float32 of any shape."""
+    """Return the feature `taken_together_since` of `LivePairs.sum_strengths`, float32 of any shape."""
     return np.log1p(strengths) * np.float32(SCALE)
 
 
@@ -111,7 +111,7 @@ def write_pairs(
 ):  # fmt: skip
     """Write `pair_numbers`, request by request. The scratch stays clean: column_of holds -1, group_counts 0.
 
-    The functions below write some columns of `cross`, float32 [C, len(feature_names())].
+    The functions below write some columns of `cross`, float32 [C, len(list_feature_names())].
     """
     n_items, n_numbers = len(neighbours) - 1, item_numbers.shape[1]
     recent, values = np.empty(history.shape[1], np.float32), np.zeros((candidates.shape[1], LOGARITHM))
@@ -176,7 +176,7 @@ def sum_affinities(neighbours, neighbour_weights, history, recent, n_distinct, c
         for number in named[:n_named]:
             place = column_of[neighbours[item, number]]
             for view in range(len(VIEWS)):
-                strength = half(neighbour_weights[item, number, view])
+                strength = decode_half(neighbour_weights[item, number, view])
                 values[place, AFFINITY + len(WEIGHTINGS) * view] += strength * even
                 values[place, AFFINITY + len(WEIGHTINGS) * view + 1] += strength * newest
                 values[place, AFFINITY + len(WEIGHTINGS) * view + 2] += strength * latest
@@ -185,7 +185,7 @@ def sum_affinities(neighbours, neighbour_weights, history, recent, n_distinct, c
 
 
 @compiled
-def half(bits):
+def decode_half(bits):
     """Return the float32 of a non-negative float16; bits: uint16."""
     return np.int32(np.int32(bits) << 13).view(np.float32) * np.float32(2.0**112)
 
@@ -245,7 +245,7 @@ def write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, i
         item = candidates[place]
         for number in range(popularity.shape[1]):
             cross[place, POPULARITY + number] = popularity[item, number]
-        then = half(popularity_then[item, bucket])
+        then = decode_half(popularity_then[item, bucket])
         cross[place, THEN] = then
         cross[place, THEN + 1] = then - popularity[item, 0]
         for number in range(sold_days.shape[1]):

@@ -79,7 +79,7 @@ def raw_name(table: str, name: str) -> str:
     return f"{table}_{name.replace('%', '%25').replace('/', '%2F')}"
 
 
-def history_age_days(state: UserState, as_of_s: int | np.ndarray) -> np.ndarray:
+def compute_history_age_days(state: UserState, as_of_s: int | np.ndarray) -> np.ndarray:
     """Return the days from each event of the history to the clock, float32 [B, H], 0 where padded."""
     return _compute_ages(state.history_ids, state.history_times, np.array(as_of_s, np.int64, ndmin=1))
 
@@ -128,13 +128,13 @@ def _find_favourites(history_categories):
     favourites = np.empty((2, len(history_categories)), np.int64)
     for row in range(len(history_categories)):
         codes = history_categories[row, :RECENT]
-        favourites[0, row] = _most_frequent(codes, MISSING_INT)
-        favourites[1, row] = _most_frequent(codes, favourites[0, row])
+        favourites[0, row] = _find_most_frequent(codes, MISSING_INT)
+        favourites[1, row] = _find_most_frequent(codes, favourites[0, row])
     return favourites
 
 
 @compiled
-def _most_frequent(codes, excluded):
+def _find_most_frequent(codes, excluded):
     """Return the most frequent code but NO_CATEGORY and `excluded`, the first on a tie; MISSING_INT where none is left."""
     best, most = MISSING_INT, 0
     for code in codes:
@@ -209,7 +209,7 @@ def override_history(
     if not np.count_nonzero(overridden):
         return state
     given = history[overridden]
-    positions = items.positions(given)
+    positions = items.find_positions(given)
     known = positions < items.n_items
     order = np.argsort(~known, axis=1, kind="stable")  # known items first, in their order
     positions = np.take_along_axis(positions, order, axis=1)
@@ -220,7 +220,7 @@ def override_history(
     unknown = np.full(len(given), np.nan)
     return replace(
         state,
-        history_ids=_replace_rows(state.history_ids, overridden, items.ids_at(positions)),
+        history_ids=_replace_rows(state.history_ids, overridden, items.take_ids(positions)),
         history_times=_replace_rows(state.history_times, overridden, times),
         history_categories=_replace_rows(state.history_categories, overridden, codes),
         event_count=_replace_rows(state.event_count, overridden, counts),

@@ -17,7 +17,7 @@ from serving.contract.errors import ArtifactError, ConfigError
 from serving.live.aggregations import Aggregation, EntityPlan, compile_aggregations
 from serving.loops.compiled import compiled
 from serving.stages.features.encode import load_strings
-from serving.stages.features.ids import place_in, places_in
+from serving.stages.features.ids import place_in, write_places
 from serving.stages.features.user_files import STORE_FILE, TOTALS, UserFiles, check_ascending
 from serving.stages.features.user_state import Events, UserState, build_state
 
@@ -53,7 +53,7 @@ class Profiles:
             name: values if (texts := self.columns[name].texts) is None else texts[values] for name, values in columns.items()
         }
 
-    def positions(self, user_ids: np.ndarray) -> np.ndarray:
+    def find_positions(self, user_ids: np.ndarray) -> np.ndarray:
         """Return the positions of users, int64 [B]; U for an unknown user."""
         return find_positions(self.user_ids, user_ids)
 
@@ -64,7 +64,7 @@ def find_positions(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
     sorted_ids: int64 [U] ascending; ids: int64 [B]
     """
     positions = np.empty(len(ids), np.int64)
-    places_in(sorted_ids, ids, positions)
+    write_places(sorted_ids, ids, positions)
     return positions
 
 
@@ -118,13 +118,13 @@ class UserStore:
 
     def lookup(self, user_ids: np.ndarray) -> UserState:
         """Return the state of users, int64 [B]; unknown users get the empty state."""
-        return self._state(user_ids, self._profiles.positions(user_ids))
+        return self._build_state(user_ids, self._profiles.find_positions(user_ids))
 
     def empty(self, user_ids: np.ndarray) -> UserState:
         """Return the empty state for users, int64 [B]: the fallback when the store cannot answer."""
-        return self._state(user_ids, np.full(len(user_ids), len(self.user_ids)))
+        return self._build_state(user_ids, np.full(len(user_ids), len(self.user_ids)))
 
-    def _state(self, user_ids: np.ndarray, users: np.ndarray) -> UserState:
+    def _build_state(self, user_ids: np.ndarray, users: np.ndarray) -> UserState:
         """Return the state of users. users: int64 [B] positions, U for an unknown user, who has no events"""
         starts, ends, *totals = _read_totals(users, self._files.offsets, *self._files.totals.values())
         totals = dict(zip(TOTALS, totals, strict=True))

@@ -45,14 +45,14 @@ class CountedEvents:
 
         headers: HEADER [N], these events; None to read what the log still holds of them
         """
-        timeline, stored_names = snapshot.timeline(progress, self.as_of_s), snapshot.event_names()
-        numbers = np.array([self._number(name) for name in stored_names], np.int64)
+        timeline, stored_names = snapshot.read_timeline(progress, self.as_of_s), snapshot.read_event_names()
+        numbers = np.array([self._find_number(name) for name in stored_names], np.int64)
         if headers is not None:
             blocks = iter([(after + len(headers), headers)])
         else:
             # Events that arrived long before the generation's clock do not count: a process that starts need not read them.
-            start = max(after, self.read_sequence) or snapshot.last_before(1_000 * self.as_of_s - MOST_AHEAD_MS)
-            blocks = snapshot.held_headers(start)
+            start = max(after, self.read_sequence) or snapshot.find_last_before(1_000 * self.as_of_s - MOST_AHEAD_MS)
+            blocks = snapshot.read_held_headers(start)
         for last, block in blocks:
             n_read = max(0, self.read_sequence - (last - len(block)))
             yield self._encode(block[n_read:], numbers, timeline)
@@ -60,7 +60,7 @@ class CountedEvents:
         if headers is None:
             self.read_sequence = progress.last_sequence
 
-    def _number(self, name: str) -> int:
+    def _find_number(self, name: str) -> int:
         return self.event_names.index(name) if name in self.event_names else OTHER_EVENT
 
     def _encode(self, headers: np.ndarray, numbers: np.ndarray, timeline: Timeline) -> np.ndarray:
@@ -77,7 +77,7 @@ class CountedEvents:
         events["amount"] = headers[self.amount] if self.amount else np.nan
         events["price"] = np.nan
         if self.prices is not None:
-            positions = self.items.positions(events["item_id"].copy())
+            positions = self.items.find_positions(events["item_id"].copy())
             known = positions < len(self.prices)
             events["price"][known] = self.prices[positions[known]]
         return events

@@ -34,15 +34,15 @@ class ItemFeatures:
     @cached_property
     def _columns(self) -> list[tuple[np.ndarray, int, str, Plan]]:
         """(array, column in it, name of the source column, plan of this column alone) of each feature column."""
-        return [*self._categories(), *self._numbers()]
+        return [*self._list_categories(), *self._list_numbers()]
 
-    def _categories(self) -> Iterator[tuple[np.ndarray, int, str, Plan]]:
+    def _list_categories(self) -> Iterator[tuple[np.ndarray, int, str, Plan]]:
         for slot, column in enumerate(self.plan.categorical):
             if slot >= FIRST_SLOT and column.kind != "hash":
                 vocabularies = {name: values for name, values in self.plan.vocabularies.items() if name == column.name}
                 yield view_writable(self.rows), slot, column.source, Plan((column,), (), (), vocabularies)
 
-    def _numbers(self) -> Iterator[tuple[np.ndarray, int, str, Plan]]:
+    def _list_numbers(self) -> Iterator[tuple[np.ndarray, int, str, Plan]]:
         for place, column in enumerate(self.plan.continuous):
             yield view_writable(self.numbers), place, column.source, Plan((), (column,))
 

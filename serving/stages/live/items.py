@@ -90,7 +90,7 @@ class LiveItems(Generic[StageArrays]):
                 for _ in range(BLOCKS_AT_ONCE):
                     if not self.sales or progress.last_sequence == self.read_sequence:
                         break
-                    headers = snapshot.headers_since(self.read_sequence)
+                    headers = snapshot.read_headers_since(self.read_sequence)
                     read_to = progress.last_sequence if headers is None else self.read_sequence + len(headers)
                     n_unread = progress.last_sequence - read_to
                     found = self.pairs.find(snapshot, progress, headers, n_unread) if self.pairs else NO_PAIRS
@@ -119,7 +119,7 @@ class LiveItems(Generic[StageArrays]):
                 cast(SoldItems, self.arrays).update_sales(self.sales, changed)
 
     def _apply(self, item_id: int, columns: Mapping[str, object]) -> None:
-        position = int(self.items.positions(np.array([item_id]))[0])
+        position = int(self.items.find_positions(np.array([item_id]))[0])
         if position == self.items.n_items:
             position = self.items.add(item_id)
             if position == self.items.n_items:  # no row is free: the next export has one for it

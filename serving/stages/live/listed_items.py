@@ -13,7 +13,7 @@ from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import GROUPS, Content, get_text
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, NEVER, NO_CAP, OVER_CAP, PROVIDER
-from serving.stages.rules.passes import uniform
+from serving.stages.rules.passes import draw_uniform
 from serving.stages.rules.propensities import UNKNOWN
 from serving.stages.rules.rules import Rules
 
@@ -46,7 +46,7 @@ class ListedItems:
     def use_rules(self, rules: Rules) -> None:
         """Use other rules. The caller must apply all changes by `upsert` again."""
         self.rules.replace_by(rules)
-        for position in self.items.positions(self.items.newcomers[self.items.newcomers != PAD_ID]):
+        for position in self.items.find_positions(self.items.newcomers[self.items.newcomers != PAD_ID]):
             self._begin_record(position)
 
     def _begin_record(self, position: int) -> None:
@@ -110,7 +110,7 @@ def explore_newcomers(columns, propensities, positions, first, end, blocked, use
             position = positions[row, column]
             if first <= position < end and not blocked[position]:
                 n_new += 1
-                draw = uniform(seed, user_ids[row], position)
+                draw = draw_uniform(seed, user_ids[row], position)
                 if draw < least:
                     best, least = column, draw
         if best < 0:
@@ -123,7 +123,7 @@ def explore_newcomers(columns, propensities, positions, first, end, blocked, use
             list_propensities[place:] = UNKNOWN
         if stays:
             continue
-        if uniform(seed, user_ids[row], EXPLORE_DRAW) >= share:
+        if draw_uniform(seed, user_ids[row], EXPLORE_DRAW) >= share:
             list_propensities[place] *= 1.0 - share
             continue
         target = place

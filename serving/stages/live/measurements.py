@@ -51,7 +51,7 @@ class RecentTimes:
         self._seconds[self._count % len(self._seconds)] = seconds
         self._count += 1
 
-    def measurements(self, name: str, **labels: str) -> Iterator[Measurement]:
+    def list_measurements(self, name: str, **labels: str) -> Iterator[Measurement]:
         """Yield one measurement per quantile of SHARES, once there are times. name: a key of TIMES"""
         known = self._seconds[: self._count]
         for share in SHARES if len(known) else ():
@@ -68,7 +68,7 @@ def measure_free_rows(count: int) -> Measurement:
 def measure_model(model: str, times: RecentTimes, refused: int) -> Iterator[Measurement]:
     """Yield the measurements of `observe` or `upsert`. refused: malformed events so far"""
     yield Measurement(f"{PREFIX}_{REFUSED}", "Events refused as malformed", COUNTER, {"model": model}, float(refused))
-    yield from times.measurements(ACKNOWLEDGEMENT, model=model)
+    yield from times.list_measurements(ACKNOWLEDGEMENT, model=model)
 
 
 def measure_store(store: Store, now_ms: int, limit_bytes: int) -> Iterator[Measurement]:
@@ -82,7 +82,7 @@ def measure_store(store: Store, now_ms: int, limit_bytes: int) -> Iterator[Measu
         "late_events_total": progress.late,
         "repeated_events_total": progress.repeated,
         "watermark_lag_seconds": max(now_ms - progress.watermark_ms, 0) / 1000 if progress.watermark_ms else 0.0,
-        "store_bytes": store.size_bytes(),
+        "store_bytes": store.measure_size_bytes(),
         "store_limit_bytes": limit_bytes,
         "archive_bytes": store.archive_bytes(),
     }

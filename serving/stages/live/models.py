@@ -24,7 +24,7 @@ from serving.live.layout import Layout
 from serving.live.seeds import GenerationSeeds
 from serving.live.sequences import mark_sequences
 from serving.live.store import DEFAULT_BYTES, live_folder, set_aside
-from serving.live.writer import Writer, WriterSettings, wall_clock_ms
+from serving.live.writer import Writer, WriterSettings, read_wall_clock_ms
 from serving.stages.features.user_files import UserFiles
 from serving.stages.live.measurements import RecentTimes, measure_model, measure_store
 
@@ -74,7 +74,7 @@ class LiveModel:
     info: StageInfo
     writer: Writer
     settings: LiveSettings
-    now_ms: Callable[[], int] = wall_clock_ms
+    now_ms: Callable[[], int] = read_wall_clock_ms
     machine: str = ""
     times: RecentTimes = field(default_factory=RecentTimes)
     refused: int = 0
@@ -121,7 +121,7 @@ class LiveModel:
         self.refused += len(faults)
         return faults
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield the model's measurements."""
         yield from measure_model(self.info.stage, self.times, self.refused)
 
@@ -142,17 +142,17 @@ class Observe(LiveModel):
     def admission(self) -> EventAdmission:
         return EventAdmission(self.settings.event_kinds, self.info.context, self.settings.ahead_s)
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each malformed event, by row."""
-        return self.count_refused(self.admission.faults(inputs, self.now_ms()))
+        return self.count_refused(self.admission.find_faults(inputs, self.now_ms()))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `observe` (serving/contract/tensors.py)."""
-        return self.append(self.admission.events(inputs, self.writer.codes, self.now_ms()))
+        return self.append(self.admission.make_events(inputs, self.writer.codes, self.now_ms()))
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield the model's measurements, and those of the store."""
-        yield from super().measurements()
+        yield from super().list_measurements()
         yield from measure_store(self.writer.store, self.now_ms(), self.settings.store_bytes)
 
 
@@ -165,10 +165,10 @@ class Upsert(LiveModel):
     def admission(self) -> ChangeAdmission:
         return ChangeAdmission(self.settings.columns, self.settings.roles)
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each malformed change, by row."""
-        return self.count_refused(self.admission.faults(inputs))
+        return self.count_refused(self.admission.find_faults(inputs))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `upsert` (serving/contract/tensors.py)."""
-        return self.append(self.admission.events(inputs, self.now_ms()))
+        return self.append(self.admission.make_events(inputs, self.now_ms()))

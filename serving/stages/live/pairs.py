@@ -76,7 +76,7 @@ class LivePairs:
         put_companions(history, *nothing, np.zeros(self.n_items + 1, np.bool_), *arrays, 0, history.copy(), scores)
         return self
 
-    def strengths(self, history: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    def sum_strengths(self, history: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         """Return each candidate's strength, float32 [B, C].
 
         history: int64 [B, H] positions, newest first, padded with n_items; candidates: int64 [B, C] positions
@@ -134,7 +134,7 @@ class StoredPairs:
         since_s = max(progress.first_ms // 1_000, self.learned_until_s + 1)
         if headers is None:
             counted = LivePairs(self.items.n_items)
-            for records in snapshot.all_user_records(USERS_AT_ONCE):
+            for records in snapshot.read_all_user_records(USERS_AT_ONCE):
                 ids, times_s = (np.array(records[name]) for name in HISTORY_FIELDS)
                 counted.add(self._collect(ids, times_s, np.ones(ids.shape, np.bool_), since_s, False))
             self.pairs = counted
@@ -144,7 +144,7 @@ class StoredPairs:
         if not len(taken):
             return NO_PAIRS
         user_ids, places = np.unique(taken["user_id"], return_inverse=True)
-        rows, records = snapshot.users(user_ids)
+        rows, records = snapshot.read_users(user_ids)
         row_of = np.full(len(user_ids), -1)
         row_of[rows] = np.arange(len(rows))
         ids, times_s = (np.array(records[name]) for name in HISTORY_FIELDS)
@@ -155,7 +155,7 @@ class StoredPairs:
     def _collect(
         self, ids: np.ndarray, times_s: np.ndarray, is_new: np.ndarray, since_s: int, only_new_first: bool
     ) -> np.ndarray:
-        return collect_pairs(self.items.positions(ids), self.items.n_items, times_s, is_new, since_s, only_new_first)
+        return collect_pairs(self.items.find_positions(ids), self.items.n_items, times_s, is_new, since_s, only_new_first)
 
 
 @compiled
@@ -278,7 +278,7 @@ def gather_companions(history, slot_of, n_items, companions, counts):
 
 @compiled
 def write_strengths(history, candidates, slot_of, n_items, companions, counts, values):
-    """Write `LivePairs.strengths` to values, float32 [B, C], which must be 0."""
+    """Write `LivePairs.sum_strengths` to values, float32 [B, C], which must be 0."""
     for row in range(len(candidates)):
         found, strengths = gather_companions(history[row], slot_of, n_items, companions, counts)
         if len(found) == 0:

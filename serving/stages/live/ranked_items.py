@@ -88,7 +88,7 @@ class RankedItems:
         view_writable(statistics.popularity)[rows] = np.log1p(counted) * SCALE
         first, last = (sold_days[rows] + elapsed_days).T
         is_sold, was_sold = live > 0, counts[rows, 0] > 0
-        first_live, last_live = (sales.days_since(moments[rows]) for moments in (sales.first_s, sales.last_s))
+        first_live, last_live = (sales.count_days_since(moments[rows]) for moments in (sales.first_s, sales.last_s))
         first = np.where(was_sold, first, 0.0)
         first = np.where(is_sold, np.where(was_sold, np.maximum(first, first_live), first_live), first)
         last = np.where(is_sold, np.minimum(last, last_live), last)

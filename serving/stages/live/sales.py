@@ -70,7 +70,7 @@ class LiveSales:
         """Days from the generation's clock to now."""
         return (self.clock_s - self.as_of_s) / SECONDS_PER_DAY
 
-    def days_since(self, moments_s: np.ndarray) -> np.ndarray:
+    def count_days_since(self, moments_s: np.ndarray) -> np.ndarray:
         """Return the days from moments, int64 [N], to now; 0 for moments after the rounded clock."""
         return np.maximum(self.clock_s - moments_s, 0) / SECONDS_PER_DAY
 
@@ -82,14 +82,14 @@ class LiveSales:
         headers: HEADER [N] of the events since the last call; None to read all items
         changed_ids: new items, which may have got a position after their sales were read
         """
-        timeline = snapshot.timeline(progress, self.as_of_s)
+        timeline = snapshot.read_timeline(progress, self.as_of_s)
         elapsed_s = max(timeline.skip_pauses(progress.watermark_ms // 1_000) - self.as_of_s, 0)
         clock_s = self.as_of_s + elapsed_s // STEP_S * STEP_S
         if headers is None:
-            ids, records = snapshot.all_items()
+            ids, records = snapshot.read_all_items()
         else:
             ids = np.union1d(headers["item_id"], np.array(changed_ids, np.int64))
-            rows, records = snapshot.items(ids)
+            rows, records = snapshot.read_items(ids)
             ids = ids[rows]
         positions = self._store(ids, records, timeline)
         stepped = clock_s != self.clock_s
@@ -108,7 +108,7 @@ class LiveSales:
 
     def _store(self, ids: np.ndarray, records: np.ndarray, timeline: Timeline) -> np.ndarray:
         """Store the records, [N], of items, int64 [N]. Return the positions, int64 [M], of those that the catalogue has."""
-        positions = self.items.positions(np.ascontiguousarray(ids))
+        positions = self.items.find_positions(np.ascontiguousarray(ids))
         known = (positions < self.items.n_items) & (records["positive_count"] > 0)
         positions = positions[known]
         counts, decayed, first_ms, last_ms = (records[name][known] for name in FIELDS)

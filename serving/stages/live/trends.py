@@ -176,7 +176,7 @@ class ItemTrends:
     def follow(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, after: int) -> None:
         """Count the events after a sequence, and move the clock. headers: HEADER [N]; None to count what the log still holds"""
         as_of_s = self.counted.as_of_s
-        now_ms = 1_000 * snapshot.timeline(progress, as_of_s).skip_pauses(progress.watermark_ms // 1_000)
+        now_ms = 1_000 * snapshot.read_timeline(progress, as_of_s).skip_pauses(progress.watermark_ms // 1_000)
         clock_ms = max(now_ms // self.step_ms * self.step_ms, 1_000 * as_of_s)
         if clock_ms != self.clock_ms:
             self.clock_ms = clock_ms
@@ -189,7 +189,7 @@ class ItemTrends:
         """Count events, EVENT [N], and write the numbers that change. Events of unknown items wait until `upsert` adds them."""
         if self.items.n_free != self.n_free:  # new items
             events, self.strays, self.n_free = np.concatenate([self.strays, events]), self.strays[:0], self.items.n_free
-        positions = self.items.positions(events["item_id"].copy())
+        positions = self.items.find_positions(events["item_id"].copy())
         known = positions < self.items.n_items
         self.strays = np.concatenate([self.strays, events[~known]])[-MOST_STRAYS:]
         events, positions = events[known], positions[known]

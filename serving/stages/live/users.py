@@ -20,7 +20,7 @@ from serving.live.reader import PAIR, UserReader, UserSnapshot
 from serving.live.store import Progress
 from serving.live.timeline import Timeline
 from serving.loops.compiled import compiled, find_entry_point
-from serving.stages.features.ids import ItemIndex, position_of
+from serving.stages.features.ids import ItemIndex, find_position
 from serving.stages.features.user_state import UserState
 from serving.stages.live.measurements import RecentTimes
 
@@ -64,8 +64,8 @@ class LiveUsers:
                 degraded[~self.reader.wait_for(after, self.wait_s)] = Degraded.LIVE
             with self.reader.snapshot() as snapshot:
                 progress = snapshot.progress()
-                rows, records = snapshot.users(state.user_ids)
-                timeline = self._timeline(snapshot, progress, clock_s)
+                rows, records = snapshot.read_users(state.user_ids)
+                timeline = self._find_timeline(snapshot, progress, clock_s)
                 changes = snapshot.user_columns(state.user_ids) if progress.changed_sequence and state.profile else []
         except DependencyError:
             degraded[:] = Degraded.LIVE
@@ -78,12 +78,12 @@ class LiveUsers:
         self._write(state, rows, records, timeline)
         return max(clock_s, timeline.skip_pauses(progress.watermark_ms // 1000)), degraded
 
-    def _timeline(self, snapshot: UserSnapshot, progress: Progress, clock_s: int) -> Timeline:
+    def _find_timeline(self, snapshot: UserSnapshot, progress: Progress, clock_s: int) -> Timeline:
         """Return the timeline of a store. The last one is kept: pauses are rare, and only ever added."""
         key = (progress.n_pauses, progress.first_ms, clock_s)
         if key not in self.timelines:
             self.timelines.clear()
-            pauses_ms = snapshot.pauses_ms() if progress.n_pauses else []
+            pauses_ms = snapshot.read_pauses_ms() if progress.n_pauses else []
             self.timelines[key] = Timeline.of(pauses_ms, progress.first_ms, 1000 * clock_s)
         return self.timelines[key]
 
@@ -96,15 +96,15 @@ class LiveUsers:
         layout = Layout()
         records = np.frombuffer(layout.empty_users(2).tobytes(), layout.user)
         return replace(
-            self, write=find_entry_point(write_records, *self._arguments(nobody, [0, 1], records, Timeline.of([], 0, 0)))
+            self, write=find_entry_point(write_records, *self._make_arguments(nobody, [0, 1], records, Timeline.of([], 0, 0)))
         )
 
     def _write(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline) -> None:
         """Write records [M] into the rows [M] of a state."""
         if rows:
-            self.write(*self._arguments(state, rows, records, timeline))
+            self.write(*self._make_arguments(state, rows, records, timeline))
 
-    def _arguments(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline) -> list[np.ndarray]:
+    def _make_arguments(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline) -> list[np.ndarray]:
         """Return the arguments of `write_records`."""
         fields = [records[name] for name in RECORD_FIELDS]
         items = self.items
@@ -180,7 +180,7 @@ class LiveSeen:
         distinct = user_ids if len(user_ids) == 1 else np.unique(user_ids)
         try:
             with self.reader.snapshot() as snapshot:
-                pairs = snapshot.seen(distinct)
+                pairs = snapshot.read_seen(distinct)
         except DependencyError:
             return SeenSince.nothing(len(user_ids)), False
         places = np.searchsorted(distinct, user_ids)
@@ -242,7 +242,7 @@ def write_records(
                     times[row, n_kept] = skip_pauses(session_ms[record, place] // 1000, pause_ends, pauses)
                     n_kept += 1
         for place in range(categories.shape[1]):
-            categories[row, place] = item_category[position_of(ids[row, place], catalogue, table, newcomers)]
+            categories[row, place] = item_category[find_position(ids[row, place], catalogue, table, newcomers)]
 
 
 @compiled

@@ -32,7 +32,7 @@ from serving.stages.parts.specs import (
     RETRIEVE_SEARCH,
     PartSettings,
     Sizes,
-    part_specs,
+    make_part_specs,
 )
 from serving.stages.rank import EmbeddingRows, RankInputs, RankOutputs, RankSettings, mark_all_degraded
 from serving.stages.rerank import BestLists, RerankInputs, RerankOutputs, RerankSettings
@@ -51,9 +51,9 @@ class StagePart:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        return part_specs(self.info, Sizes(**self.part.sizes))[self.part.name]
+        return make_part_specs(self.info, Sizes(**self.part.sizes))[self.part.name]
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each row of another generation, by row."""
         return find_generation_faults(inputs["lineage"], self.info.generation)
 
@@ -78,7 +78,7 @@ class RetrieveFeatures(StagePart):
         return cls(info, part, RetrieveInputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        feeds = self.inputs.feeds(inputs, self.inputs.items.positions(inputs["history_ids"]))
+        feeds = self.inputs.feeds(inputs, self.inputs.items.find_positions(inputs["history_ids"]))
         return {tensor.name: np.asarray(feeds[tensor.name], np.float32) for tensor in self.spec.outputs}
 
 
@@ -103,7 +103,7 @@ class RetrieveSearch(StagePart):
         search.index = on_gpu(search.index, self.part.gpu if gpu is None else gpu)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        history = self.outputs.items.positions(inputs["history_ids"])
+        history = self.outputs.items.find_positions(inputs["history_ids"])
         return self.outputs.find_candidates(inputs, history, inputs["user_vectors"])
 
 
@@ -132,8 +132,8 @@ class RankFeatures(StagePart):
         return cls(info, part, RankInputs.load(folder, make_stage_settings(folder, info, RankSettings)))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        candidates = self.inputs.items.positions(inputs["candidate_ids"])
-        keys = self.make_hps_keys(*self.inputs.row_keys(inputs, candidates))
+        candidates = self.inputs.items.find_positions(inputs["candidate_ids"])
+        keys = self.make_hps_keys(*self.inputs.find_row_keys(inputs, candidates))
         numkeys = np.full((len(keys), 1), keys.shape[1], np.int32)
         pairs = pair_tensors(self.inputs, inputs, candidates)
         return {KEYS: keys, NUMKEYS: numkeys, **pairs, "lineage": inputs["lineage"]}
@@ -172,14 +172,14 @@ class RankRows(StagePart):
         """Release the tables, which instances share."""
         self.rows.tables.close()
 
-    def measurements(self) -> Iterator[Measurement]:
+    def list_measurements(self) -> Iterator[Measurement]:
         """Yield the counters of the tables' levels."""
         return measure_tables(self.rows.tables.read_metrics())
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        candidates = self.inputs.items.positions(inputs["candidate_ids"])
+        candidates = self.inputs.items.find_positions(inputs["candidate_ids"])
         try:
-            rows, degraded = self.rows.read(*self.inputs.row_keys(inputs, candidates))
+            rows, degraded = self.rows.read(*self.inputs.find_row_keys(inputs, candidates))
         except DependencyError:  # NaN rows give non-finite scores, for which `rank_scores` falls back
             degraded = True
             rows = {
@@ -203,7 +203,7 @@ class RankScores(StagePart):
         return cls(info, part, RankOutputs(make_stage_settings(folder, info, RankSettings).blend))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        return self.outputs.scores(inputs, inputs["logits"], inputs["retrieval_part"])
+        return self.outputs.make_outputs(inputs, inputs["logits"], inputs["retrieval_part"])
 
 
 @dataclass(frozen=True)

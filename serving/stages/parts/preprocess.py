@@ -16,7 +16,7 @@ from serving.contract.artifacts import StageInfo, read_stage
 from serving.contract.tensors import ModelSpec, new_lineage
 from serving.live.reader import Reader
 from serving.stages.parts.specs import PartSettings, WorkflowColumns, name_encoded_tensor, name_raw_tensor, preprocess_specs
-from serving.stages.preprocess import PreprocessInputs, history_tensors
+from serving.stages.preprocess import PreprocessInputs, make_history_tensors
 
 Arrays = dict[str, np.ndarray]
 
@@ -51,8 +51,8 @@ class PreprocessFeatures(PreprocessPart):
     def with_live(self, reader: Reader) -> PreprocessFeatures:
         return replace(self, inputs=self.inputs.with_live(reader))
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
-        return self.inputs.faults(inputs)
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
+        return self.inputs.find_faults(inputs)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         state, clock_s, degraded = self.inputs.read_state(inputs)
@@ -61,7 +61,7 @@ class PreprocessFeatures(PreprocessPart):
         degraded_bits[:, 0] = degraded
         return {
             **{name_raw_tensor(name): make_tensor(raw[name]) for name in self.columns.raw},
-            **history_tensors(state, clock_s),
+            **make_history_tensors(state, clock_s),
             "store_degraded": degraded_bits,
         }
 
@@ -75,7 +75,7 @@ class PreprocessTensors(PreprocessPart):
         info = read_stage(folder)
         return cls(info, PartSettings.of(folder, info))
 
-    def faults(self, inputs: Arrays) -> dict[int, str]:
+    def find_faults(self, inputs: Arrays) -> dict[int, str]:
         return {}
 
     def __call__(self, inputs: Arrays) -> Arrays:

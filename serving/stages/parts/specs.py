@@ -82,7 +82,7 @@ class PartSettings:
         return make_stage_settings(folder, info, cls)
 
 
-def part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
+def make_part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
     """Return the specs of all parts but `rank_embeddings`, by name, with our own tables; for HPS see `put_behind_hps`."""
     stages = make_stage_specs(info.axes, info.context)
     known = {
@@ -134,14 +134,14 @@ def _list_inner_tensors(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]
     )
 
 
-def keys_per_request(info: StageInfo, sizes: Sizes) -> int:
+def count_keys_per_request(info: StageInfo, sizes: Sizes) -> int:
     """Return S, the table rows per request: the user's, and those of all candidates."""
     return info.axes.user_categorical + info.axes.candidates * sizes.item_tables
 
 
 def build_all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
     """Return the specs of every part by name. hps: whether the `hps` backend serves the tables, as `rank_embeddings`"""
-    specs = part_specs(info, sizes)
+    specs = make_part_specs(info, sizes)
     if hps:
         keys, numkeys = (TensorSpec(name, dtype, (FREE, FREE)) for name, dtype in ((KEYS, "INT64"), (NUMKEYS, "INT32")))
         specs[RANK_EMBEDDINGS] = ModelSpec(RANK_EMBEDDINGS, (keys, numkeys), (TensorSpec(HPS_OUTPUT, "FP32", (FREE,)),))

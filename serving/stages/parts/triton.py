@@ -17,7 +17,7 @@ from serving.stages.parts.models import RankFeatures, RetrieveSearch
 Arrays = dict[str, np.ndarray]
 
 
-def part_model(part_class: type) -> type:
+def make_part_model(part_class: type) -> type:
     """Return the `TritonPythonModel` class that serves one part of a stage."""
 
     class TritonPythonModel(PartModel):

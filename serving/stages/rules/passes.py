@@ -155,7 +155,7 @@ def explore(work, count, passes, user_id, k):
     rates, drawn = np.empty(end - start), np.empty(end - start, np.int64)
     for place in range(start, end):
         item = get_item(work, place)
-        draw = uniform(passes.seed, user_id, work.positions[work.order[place]])
+        draw = draw_uniform(passes.seed, user_id, work.positions[work.order[place]])
         arrivals[place] = item.zone - math.log(draw) / item.draw_rate
         rates[place - start] = item.draw_rate if item.zone == 0 else np.inf
     found = 0
@@ -272,7 +272,7 @@ def move(work, count, n_members):
 
 
 @compiled
-def uniform(seed, user_id, position):
+def draw_uniform(seed, user_id, position):
     """Return a draw in (0, 1): a hash of seed (uint64), user and item position (int64), so that requests replay exactly."""
     state = mix_bits(seed ^ np.uint64(user_id))
     state = mix_bits(state ^ np.uint64(position))

@@ -94,5 +94,5 @@ class Rules:
 
 
 def hashed_seed(seed: int, generation: int) -> np.uint64:
-    """Return the seed of `uniform`: an independent stream for every seed and generation."""
+    """Return the seed of `draw_uniform`: an independent stream for every seed and generation."""
     return np.uint64(mix_bits(np.uint64(mix_bits(np.uint64(seed))) ^ np.uint64(generation)))

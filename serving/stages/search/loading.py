@@ -36,12 +36,12 @@ def load_search(folder: Path, kind: str) -> Search:
                 f"{path} holds {index.ntotal} vectors of width {index.d}; expected {available.sum()} of width "
                 f"{vectors.shape[1] + 1}. {REMEDY}"
             )
-        for positions in listed_positions(index):
+        for positions in list_positions(index):
             check_range(path, positions, len(vectors) - 1)
     return Search(vectors, Neighbours.load(folder), available, index)
 
 
-def listed_positions(index: Any) -> Iterator[np.ndarray]:
+def list_positions(index: Any) -> Iterator[np.ndarray]:
     """Yield the item positions in a Faiss index, one inverted list at a time: int64 views of its memory."""
     if isinstance(index, faiss.IndexIDMap):
         yield faiss.vector_to_array(index.id_map)

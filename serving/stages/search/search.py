@@ -68,7 +68,7 @@ class Neighbours:
         np.save(folder / "neighbour_weights.npy", self.weights)
 
 
-def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
+def compute_recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
     """Return weights, float32 [B, H], of int [B, H], newest first: r ** -0.5 for the r-th distinct item, otherwise 0."""
     weights = np.empty(history.shape, np.float32)
     weigh_all_by_recency(history, n_items, weights)
@@ -77,7 +77,7 @@ def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
 
 @compiled
 def weigh_all_by_recency(history, n_items, weights):
-    """Write `recency_weights` of history, int [B, H], to weights, float32 [B, H]."""
+    """Write `compute_recency_weights` of history, int [B, H], to weights, float32 [B, H]."""
     for row in range(len(history)):
         weigh_by_recency(history[row], n_items, weights[row])
 
@@ -100,7 +100,7 @@ def weigh_by_recency(history, n_items, weights):
     return n_distinct
 
 
-def index_queries(user_vectors: np.ndarray) -> np.ndarray:
+def make_index_queries(user_vectors: np.ndarray) -> np.ndarray:
     """Return index queries, float32 [B, D + 1], of user vectors, float32 [B, D].
 
     The index holds the items as points on a sphere (training/retrieval/index.py).
@@ -156,21 +156,21 @@ class Search:
         has no more items to serve.
         """
         if self.index is None:
-            return self.exact(user_vectors, history, blocked, count)
+            return self.search_exactly(user_vectors, history, blocked, count)
         wanted = np.empty(len(user_vectors), np.int64)
         with self._lock:
             count_blocked(*blocked, self._scratch.place, wanted)
         unindexed = self._unindexed
         wanted += count + len(unindexed) + self._n_withdrawn
         wanted = np.minimum(wanted, min(MOST_ANN_RESULTS, self.index.ntotal))
-        near = self._nearest(index_queries(user_vectors), wanted)
+        near = self._find_nearest(make_index_queries(user_vectors), wanted)
         if len(unindexed):
             near = np.concatenate([near, np.broadcast_to(unindexed, (len(near), len(unindexed)))], axis=1)
-        positions, scores, n_near = self._best(user_vectors, history, blocked, near, count)
+        positions, scores, n_near = self._find_best(user_vectors, history, blocked, near, count)
         # If the index alone gave `count` servable items, no other item can beat the last one kept.
         for row in np.flatnonzero((n_near - len(unindexed) < count) & (wanted < self.index.ntotal)):
             row_blocked = Blocked(blocked.positions, blocked.starts[row : row + 2])
-            positions[row], scores[row] = self.exact(user_vectors[row, None], history[row, None], row_blocked, count)
+            positions[row], scores[row] = self.search_exactly(user_vectors[row, None], history[row, None], row_blocked, count)
         return positions, scores
 
     def find_sources(
@@ -181,7 +181,7 @@ class Search:
         user_vectors: float32 [B, D]; history: int64 [B, H]; positions: int64 [B, C], each item once, n_items = padding
         columns: by source, the columns of the vectors whose inner product is its term
         """
-        sources, weights = np.empty(positions.shape, np.uint8), recency_weights(history, self.n_items)
+        sources, weights = np.empty(positions.shape, np.uint8), compute_recency_weights(history, self.n_items)
         ranges = np.array([(part.start, part.stop) for part in columns.values()], np.int64)
         bits = np.array([int(source) for source in columns], np.uint8)
         terms = (ranges, bits, np.uint8(Sources.BOUGHT_TOGETHER), sources)
@@ -199,22 +199,22 @@ class Search:
             self._unindexed = np.flatnonzero(self.servable & ~self._indexed)
             self._n_withdrawn = int(np.count_nonzero(self._indexed & ~self.servable))
 
-    def exact(
+    def search_exactly(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Search by scoring every item of the catalogue. Shapes as in a call."""
-        return self.best_among(self._everything, user_vectors, history, blocked, count)
+        return self.find_best_among(self._everything, user_vectors, history, blocked, count)
 
-    def best_among(
+    def find_best_among(
         self, near: np.ndarray, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Search the history's neighbours and the items `near` alone. Other shapes as in a call.
 
         near: int64 [B, A] positions, negative = none; [1, A] for all requests alike
         """
-        return self._best(user_vectors, history, blocked, near, count)[:2]
+        return self._find_best(user_vectors, history, blocked, near, count)[:2]
 
-    def _best(
+    def _find_best(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, near: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return positions and scores of the best items among the history's neighbours and `near`, and n_near.
@@ -225,13 +225,13 @@ class Search:
         batch = len(user_vectors)
         positions, scores = np.empty((batch, count), np.int64), np.empty((batch, count), np.float32)
         n_near = np.empty(batch, np.int64)
-        weights = recency_weights(history, self.n_items)
+        weights = compute_recency_weights(history, self.n_items)
         requests = (np.ascontiguousarray(user_vectors), history, weights, *blocked, near)
         with self._lock:
             search_requests(*requests, *self._catalogue, *self._scratch, positions, scores, n_near)
         return positions, scores, n_near
 
-    def _nearest(self, queries: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    def _find_nearest(self, queries: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """Return the index's positions, int64 [B, A], nearest first, -1 = none. wanted: int64 [B] results per request."""
         if len(queries) == 1:
             return self.index.search(queries, int(wanted[0]))[1]

@@ -67,10 +67,10 @@ def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, fak
     """As exported the instances are KIND_CPU, so that a server without a GPU starts: then [merlin] gpu counts."""
     publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"gpu": 3}))
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
-    from serving.stages.parts.triton import part_model
+    from serving.stages.parts.triton import make_part_model
 
     folder = tmp_path / "repository" / "retrieve_search"
-    model = part_model(RetrieveSearch)()
+    model = make_part_model(RetrieveSearch)()
     model.initialize(
         {
             "model_name": folder.name,

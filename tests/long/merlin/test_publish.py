@@ -85,7 +85,7 @@ class TestAnswers:
 def test_of_the_parts_of_a_stage_the_last_one_counts(exported, recorded, triton, monkeypatch):
     """Otherwise a stage in four parts would have answered four times as many requests."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
-    from serving.stages.parts.triton import part_model
+    from serving.stages.parts.triton import make_part_model
 
     trace = MerlinPipeline(exported[triton], 1, "/models").trace({name: values[:3] for name, values in recorded.inputs.items()})
     counted = {}
@@ -94,7 +94,7 @@ def test_of_the_parts_of_a_stage_the_last_one_counts(exported, recorded, triton,
             continue
         folder = exported[triton] / part.name
         config = read_config(folder / "config.pbtxt")
-        model = part_model(PART_TYPES[part.name])()
+        model = make_part_model(PART_TYPES[part.name])()
         model.initialize(
             {
                 "model_name": part.name,
@@ -140,7 +140,7 @@ class TestSteps:
         keys = step(given)["KEYS"]
         first, settings = step.part.first_keys, step.inputs.settings
         row = 3
-        positions = step.inputs.items.positions(given["candidate_ids"][row])
+        positions = step.inputs.items.find_positions(given["candidate_ids"][row])
         expected = [given["user_categorical"][row, slot] + first[name] for slot, name in enumerate(settings.user_tables)]
         for position in positions:
             expected += [step.inputs.item_rows[position, slot] + first[name] for slot, name in enumerate(settings.item_tables)]
@@ -173,9 +173,9 @@ class TestSteps:
     def test_the_tiers_are_measured_and_left(self, exported, recorded):
         given = MerlinPipeline(exported["modern"], 1, "/models").trace(recorded.inputs)["rank_rows"]
         step = RankRows.load(exported["modern"] / "rank_rows" / "1")
-        before = {(m.name, str(m.labels)): m.value for m in step.measurements()}
+        before = {(m.name, str(m.labels)): m.value for m in step.list_measurements()}
         step(given)
-        after = {(m.name, str(m.labels)): m.value for m in step.measurements()}
+        after = {(m.name, str(m.labels)): m.value for m in step.list_measurements()}
         assert any(after[key] > before.get(key, 0) for key in after)
         step.close()
 

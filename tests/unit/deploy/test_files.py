@@ -58,7 +58,7 @@ def triton_adapter():
 def published_metrics() -> set[str]:
     """-> names that the server publishes: recorded ones, those of the code, those of machines with a GPU."""
     recorded = metric_names((Path(__file__).parent / "metrics.txt").read_text())
-    own = {measured.name for measured in triton_adapter().Metrics("rank").measurements()}
+    own = {measured.name for measured in triton_adapter().Metrics("rank").list_measurements()}
     source = (PROJECT / "serving" / "tables" / "measurements.py").read_text()
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     declared = [node.args[0] for node in calls if getattr(node.func, "id", "") in ("_make_counter", "_make_gauge")]
@@ -69,7 +69,7 @@ def published_metrics() -> set[str]:
     window.add(np.empty((WINDOW_ROWS, 0), np.int64), np.zeros((WINDOW_ROWS, 1), np.float32))
     shown = ShownWindow(ItemIndex(np.arange(3)))
     shown.add(np.zeros((WINDOW_ROWS, 1), np.int64))
-    requests = {measured.name for source in (window, shown, NewIds()) for measured in source.measurements()}
+    requests = {measured.name for source in (window, shown, NewIds()) for measured in source.list_measurements()}
     return recorded | own | GPU_METRICS | gateway | requests | {f"{live.PREFIX}_{name}" for name in names}
 
 
@@ -106,7 +106,7 @@ def test_our_own_metrics_are_named_as_prometheus_asks():
     """Counters end with _total, and only they; units are seconds and bytes."""
     page = (Path(__file__).parent / "metrics.txt").read_text() + GatewayMetrics().render_page().decode()
     kinds = re.findall(r"^# TYPE ((?:recommender|gateway)_\S+) (\w+)", page, re.MULTILINE)
-    kinds += [(measured.name, measured.kind) for measured in triton_adapter().Metrics("rank").measurements()]
+    kinds += [(measured.name, measured.kind) for measured in triton_adapter().Metrics("rank").list_measurements()]
     table = TableMetrics(TableCounts(), 0, 0, 0, 0, UpdaterState(0, 0, 0, 0.0, 0, False, False))
     tables = TablesMetrics({"items": table}, MissCounts(), {"redis": 0}, {})
     kinds += [(measured.name, measured.kind) for measured in measure_tables(tables)]

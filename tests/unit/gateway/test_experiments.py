@@ -102,7 +102,7 @@ def test_the_exposure_log_names_experiment_arm_and_generation_whatever_its_share
     for row in tried.log:
         user = str(row["user_id"])
         assert row["request_id"] == answers[user]["request_id"]
-        assert (row["experiment"], row["arm"]) == ("spring", experiment.arm_of(row["user_id"]))
+        assert (row["experiment"], row["arm"]) == ("spring", experiment.find_arm(row["user_id"]))
         assert row["generation"] == answers[user]["generation"]
         assert 0 < row["latency_ms"] < 1_000
         assert row["assignment"] == pytest.approx(0.25 if row["arm"] == "challenger" else 0.75)
@@ -190,7 +190,7 @@ def test_a_shadow_is_asked_and_logged_and_never_shown(tried):
     assert {row["request_id"] for row in arms["shadow"]} == {answer["request_id"] for answer in answers.values()}
     assert len(arms["champion"]) == len(arms["shadow"]) == len(USERS)
     assert {row["assignment"] for row in tried.log} == {1.0}
-    assert change_share(tried.repo, 0.75).assignment_of("shadow") == 0.75
+    assert change_share(tried.repo, 0.75).find_assignment("shadow") == 0.75
 
 
 def test_a_shadow_that_fails_or_hangs_is_not_noticed(tmp_path):

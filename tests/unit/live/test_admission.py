@@ -36,8 +36,8 @@ def changed(kind: bytes, changed_id: int, columns: object) -> dict[str, np.ndarr
 
 def test_an_event_with_nothing_but_user_and_item_is_a_purchase_of_now():
     inputs = observed(user_id=[7], item_id=[9])
-    assert ADMISSION.faults(inputs, START_MS) == {}
-    batch = ADMISSION.events(inputs, CODES, START_MS)
+    assert ADMISSION.find_faults(inputs, START_MS) == {}
+    batch = ADMISSION.make_events(inputs, CODES, START_MS)
     header = batch.headers[0]
     assert (header["user_id"], header["item_id"], header["time_ms"], header["kind"]) == (7, 9, START_MS, 5)
     assert header["flags"] == Flags.POSITIVE | Flags.SEEN | Flags.COUNTED
@@ -50,7 +50,7 @@ def test_everything_an_event_may_carry_is_kept():
         **{"user_id": [7], "item_id": [9], "event": [b"view"], "timestamp_ms": [5_000], "value": [2.5], "event_id": [b"e"]},
         **{"request_id": [b"r"], "store": [3], "device": ["é".encode()], "heat": [0.5]},
     )
-    batch = ADMISSION.events(inputs, CODES, START_MS)
+    batch = ADMISSION.make_events(inputs, CODES, START_MS)
     assert (batch.headers[0]["kind"], batch.headers[0]["time_ms"], batch.headers[0]["value"]) == (4, 5_000, 2.5)
     assert (batch.event_ids, batch.request_ids) == ([b"e"], [b"r"])
     assert json.loads(batch.columns[0]) == {"store": 3, "device": "é", "heat": 0.5}
@@ -75,7 +75,7 @@ def test_everything_an_event_may_carry_is_kept():
 def test_a_malformed_event_is_refused_alone(column, value, message):
     tensor = next(t for t in make_live_specs(tuple(column.tensor for column in CONTEXT))[OBSERVE].inputs if t.name == column)
     sound = tensor.fill if tensor.optional else 1
-    faults = ADMISSION.faults(observed(3, **{column: [sound, value, sound]}), START_MS)
+    faults = ADMISSION.find_faults(observed(3, **{column: [sound, value, sound]}), START_MS)
     assert faults.keys() == {1}
     assert message in faults[1]
 
@@ -84,25 +84,25 @@ def test_a_value_that_would_make_a_weight_infinite_is_refused_alone():
     kinds = EventKinds((EventKind("view", weight=0.1), EventKind("purchase", weight=2.0, positive=True)), value_is="weight")
     admission, names = EventAdmission(kinds), [b"view", b"purchase", b"purchase", b"purchase", b"purchase"]
     inputs = observed(5, event=names, value=[3e38, 3e38, -3e38, 1.7e38, np.nan])
-    faults = admission.faults(inputs, START_MS)
+    faults = admission.find_faults(inputs, START_MS)
     assert faults.keys() == {1, 2}
     assert "value times the weight of its event is larger than a float32 can hold" in faults[1]
     sound = {name: values[[0, 3, 4]] for name, values in inputs.items()}
-    assert np.isfinite(admission.events(sound, CODES, START_MS).headers["weight"]).all()
-    assert ADMISSION.faults(observed(event=[b"purchase"], value=[3e38]), START_MS) == {}  # `value` is no weight here
+    assert np.isfinite(admission.make_events(sound, CODES, START_MS).headers["weight"]).all()
+    assert ADMISSION.find_faults(observed(event=[b"purchase"], value=[3e38]), START_MS) == {}  # `value` is no weight here
 
 
 def test_unusual_but_sound_events_are_taken():
     inputs = observed(2, user_id=[-1, 2**63 - 1], item_id=[0, 2**63 - 1], timestamp_ms=[0, START_MS + 299_000])
-    assert ADMISSION.faults(inputs, START_MS) == {}
+    assert ADMISSION.find_faults(inputs, START_MS) == {}
     assert inputs["timestamp_ms"][0, 0] != MISSING_INT
 
 
 def test_changes_become_events_of_their_kind():
-    batch = CHANGES.events(changed(b"item", 7, {"price": 2}), START_MS)
+    batch = CHANGES.make_events(changed(b"item", 7, {"price": 2}), START_MS)
     assert (batch.headers[0]["type"], batch.headers[0]["item_id"], batch.headers[0]["time_ms"]) == (ITEM_CHANGED, 7, START_MS)
     assert json.loads(batch.columns[0]) == {"price": 2}
-    batch = CHANGES.events(changed(b"user", -3, {}), START_MS)
+    batch = CHANGES.make_events(changed(b"user", -3, {}), START_MS)
     assert (batch.headers[0]["type"], batch.headers[0]["user_id"]) == (USER_CHANGED, -3)
 
 
@@ -118,7 +118,7 @@ def test_changes_become_events_of_their_kind():
     ],
 )
 def test_sound_changes_are_taken(columns):
-    assert CHANGES.faults(changed(b"item", 7, columns)) == {}
+    assert CHANGES.find_faults(changed(b"item", 7, columns)) == {}
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_sound_changes_are_taken(columns):
     ],
 )
 def test_a_malformed_change_is_refused_with_what_was_expected(kind, columns, message):
-    faults = CHANGES.faults(changed(kind, 7, columns))
+    faults = CHANGES.find_faults(changed(kind, 7, columns))
     assert message in faults[0]
 
 
 def test_a_negative_item_id_is_refused():
-    assert "negative" in CHANGES.faults(changed(b"item", -7, {"price": 1}))[0]
+    assert "negative" in CHANGES.find_faults(changed(b"item", -7, {"price": 1}))[0]

@@ -37,7 +37,7 @@ def test_a_new_item_has_the_features_of_its_own_columns(pipeline, upsert):
     upserted(upsert, 1_000, kind=KINDS[1], price=22.0)
     answer(pipeline, [7])
     rank = pipeline.stages["rank"]
-    position = int(rank.inputs.items.positions(np.array([1_000]))[0])
+    position = int(rank.inputs.items.find_positions(np.array([1_000]))[0])
     price_column = [column.source for column in rank.item_plan.continuous].index("catalogue_unit_price")
     assert rank.inputs.item_numbers[position, price_column] == rank.inputs.item_numbers[21, price_column]
     kind = [column.source for column in rank.item_plan.categorical].index("catalogue_kind")
@@ -48,7 +48,7 @@ def test_a_column_that_has_a_role_is_logged_under_both_names():
     admission = ChangeAdmission({"item": {"price": "number", "unit_price": "number"}}, {"price": "unit_price"})
     texts = {"kind": [b"item", b"user"], "columns": [b'{"unit_price": 2.5}', b'{"price": 1}']}
     inputs = {name: np.array(values, object).reshape(2, 1) for name, values in texts.items()} | {"id": np.array([[1], [2]])}
-    logged = [json.loads(text) for text in admission.events(inputs, now_ms=0).columns]
+    logged = [json.loads(text) for text in admission.make_events(inputs, now_ms=0).columns]
     assert logged == [{"unit_price": 2.5, "price": 2.5}, {"price": 1}]
 
 
@@ -77,7 +77,7 @@ def test_users_columns_are_read_with_the_next_request(repository, upsert, pipeli
     reader = pipeline.stages["preprocess"].inputs.live.reader
     upsert.settings.columns["user"]["country"] = "text"
     inputs = {"kind": np.array([[b"user"]], object), "columns": np.array([[b'{"country": "DE"}']], object)}
-    assert upsert.faults(inputs | {"id": np.array([[7]])}) == {}
+    assert upsert.find_faults(inputs | {"id": np.array([[7]])}) == {}
     upsert(inputs | {"id": np.array([[7]])})
     with reader.snapshot() as snapshot:
         assert snapshot.user_columns(np.array([5, 7, -1])) == [(1, {"country": "DE"})]

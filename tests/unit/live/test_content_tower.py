@@ -61,7 +61,7 @@ def test_a_new_items_vectors_are_those_of_the_tower(repository, pipeline, upsert
     arrays.tower = ContentTower(tokens, weights)
     upserted(upsert, 1_000, **columns)
     answer(pipeline, [7])
-    position = int(pipeline.stages["retrieve"].items.positions(np.array([1_000]))[0])
+    position = int(pipeline.stages["retrieve"].items.find_positions(np.array([1_000]))[0])
     expected = weights.sum(axis=0)
     assert arrays.search.item_vectors[position].tolist() == expected[:width].tolist()
     assert arrays.history[position].tolist() == expected[width:].tolist()

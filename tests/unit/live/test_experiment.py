@@ -54,12 +54,12 @@ def test_two_experiments_assign_independently():
     [("ab", {"champion", "challenger"}), ("shadow", {"champion"}), ("interleave", {"champion", "interleaved"})],
 )
 def test_arms_follow_from_the_mode(mode, arms):
-    assert {spring(mode=mode).arm_of(user) for user in range(100)} == arms
+    assert {spring(mode=mode).find_arm(user) for user in range(100)} == arms
 
 
 @pytest.mark.parametrize("state", ["stopped", "rolled back"])
 def test_an_experiment_that_ended_enrols_nobody(state):
-    assert {spring(state=state, share=1.0).arm_of(user) for user in range(100)} == {""}
+    assert {spring(state=state, share=1.0).find_arm(user) for user in range(100)} == {""}
 
 
 @pytest.mark.parametrize("wrong", [{"share": 1.5}, {"mode": "abc"}, {"state": "on"}, {"name": ""}, {"challenger": 1}])
@@ -100,7 +100,7 @@ def test_what_was_changed_while_it_was_judged_goes_on(tmp_path):
 def test_a_file_of_a_newer_version_is_read(tmp_path):
     folder = find_experiment_folder(link_small_repository(tmp_path / "shop"))
     folder.mkdir(parents=True)
-    (folder / EXPERIMENT_FILE).write_text(spring().text().replace("{", '{"colour": "red",', 1))
+    (folder / EXPERIMENT_FILE).write_text(spring().write_text().replace("{", '{"colour": "red",', 1))
     assert read_experiment(folder) == spring()
 
 

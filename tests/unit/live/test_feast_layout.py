@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.feast_layout import PROJECT_NAME, SAMPLES, VECTORS
-from serving.live.feast_layout import LISTS, SCALARS, decode_value, encode_time, encode_value, entity_key
-from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, fill_item, fill_user, item_features, user_features
+from serving.live.feast_layout import LISTS, SCALARS, decode_value, encode_time, encode_value, make_entity_key
+from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, fill_item, fill_user, list_item_features, user_features
 from serving.live.layout import Layout
 from serving.live.transitions import apply_to_items, apply_to_users
 from tests.unit.live.batches import KINDS, events
@@ -18,7 +18,7 @@ FEAST = json.loads(VECTORS.read_text())
 
 
 def test_keys_and_fields_are_feasts():
-    assert entity_key(PROJECT_NAME, "user_id", -17850).hex() == FEAST["key"]
+    assert make_entity_key(PROJECT_NAME, "user_id", -17850).hex() == FEAST["key"]
     assert dict(zip(USERS_VIEW.features, [field.hex() for field in USERS_VIEW.fields], strict=True)) == FEAST["fields"]
     assert USERS_VIEW.time_field == b"_ts:recommender_users"
 
@@ -54,7 +54,7 @@ def test_records_survive_as_features():
         assert again.tobytes() == record.tobytes()
     for record in items:
         again = layout.empty_items(1)[0]
-        fill_item(again, ITEMS_VIEW.decode([value for _, value in ITEMS_VIEW.encode(item_features(record))]))
+        fill_item(again, ITEMS_VIEW.decode([value for _, value in ITEMS_VIEW.encode(list_item_features(record))]))
         assert again.tobytes() == record.tobytes()
 
 

@@ -44,7 +44,7 @@ def upserted(stage: Upsert, item: int, **columns) -> int:
     """Send a change and return its sequence."""
     texts = {"kind": b"item", "columns": json.dumps(columns).encode()}
     inputs = {name: np.array([[value]], object) for name, value in texts.items()} | {"id": np.array([[item]])}
-    assert stage.faults(inputs) == {}
+    assert stage.find_faults(inputs) == {}
     return int(stage(inputs)["sequence"][0, 0])
 
 
@@ -153,7 +153,7 @@ def test_state_from_events_equals_state_from_an_export_of_the_same_log(tmp_path,
     writer = Writer(reader.folder, Layout(), kinds.names, GenerationSeeds(stores[0]), settings=WriterSettings(lateness_s=0))
     times_ms = (rest["timestamp"] * 1000).tolist()
     inputs = event_inputs(user_id=rest["user_id"].tolist(), item_id=rest["item_id"].tolist(), timestamp_ms=times_ms)
-    writer.append(EventAdmission(kinds).events(inputs, writer.codes, now_ms=0))
+    writer.append(EventAdmission(kinds).make_events(inputs, writer.codes, now_ms=0))
     user_ids = np.append(log["user_id"].unique(), 99)
     live, exported = (store.lookup(user_ids) for store in stores)
     users = LiveUsers(reader, items, categories.codes)
@@ -168,7 +168,7 @@ def test_state_from_events_equals_state_from_an_export_of_the_same_log(tmp_path,
 
 def test_what_a_visitor_viewed_is_the_history_until_the_first_purchase(reader):
     views = EventBatch.join([purchase(1, item, START_MS + 1_000 * place) for place, item in enumerate((3, 5, 3, 4))])
-    views.headers["kind"], views.headers["flags"] = KINDS.code(b"view"), 0
+    views.headers["kind"], views.headers["flags"] = KINDS.find_code(b"view"), 0
     KINDS.decide(views.headers)
     users = LiveUsers(reader, ItemIndex(np.arange(10)), np.zeros(11, np.int32))
     with closing(Writer(reader.folder, Layout(), KINDS.names)) as writer:
@@ -259,13 +259,13 @@ def test_a_price_over_the_cap_moves_an_item_behind_all_others(pipeline, upsert):
 
 def test_more_new_items_than_free_rows_leave_the_others_as_they_were(pipeline, upsert):
     retrieve = pipeline.stages["retrieve"]
-    assert [measurement.value for measurement in retrieve.measurements()] == [8]
+    assert [measurement.value for measurement in retrieve.list_measurements()] == [8]
     for item in range(1_000, 1_012):
         upserted(upsert, item, kind="game", price=3.0)
     shown = set(answer(pipeline, list(range(1, 31)))["item_ids"].ravel().tolist())
     assert shown & set(range(1_000, 1_008))
     assert not shown & set(range(1_008, 1_012))
-    assert [measurement.value for measurement in retrieve.measurements()] == [0]
+    assert [measurement.value for measurement in retrieve.list_measurements()] == [0]
 
 
 def test_new_and_changed_items_are_there_after_a_restart(pipeline, upsert, repository):
@@ -280,4 +280,4 @@ def test_new_and_changed_items_are_there_after_a_restart(pipeline, upsert, repos
 
 def test_malformed_events_are_refused_and_the_others_taken(observe):
     inputs = event_inputs(user_id=[1, 2], item_id=[-4, 5], timestamp_ms=[MISSING_INT, MISSING_INT])
-    assert observe.faults(inputs).keys() == {0}
+    assert observe.find_faults(inputs).keys() == {0}

@@ -54,7 +54,7 @@ def writer(folder, clock):
 def counts_of(folder, *users: int) -> dict[int, int]:
     """Return the number of events of each user that has a record."""
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        rows, records = snapshot.users(np.array(users))
+        rows, records = snapshot.read_users(np.array(users))
         return {users[row]: int(record["event_count"]) for row, record in zip(rows, records, strict=True)}
 
 
@@ -86,8 +86,8 @@ def test_an_idle_user_is_forgotten_and_comes_back_as_the_generation_knows_them(w
     assert done.evicted == 2
     assert counts_of(folder, 1, 2, 3) == {3: KNOWN_COUNT + 1}
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert snapshot.seen(np.array([1, 2, 3]))["user_id"].tolist() == [3]
-        assert len(snapshot.seeds(np.array([1, 2, 3]))[0]) == 1
+        assert snapshot.read_seen(np.array([1, 2, 3]))["user_id"].tolist() == [3]
+        assert len(snapshot.read_seeds(np.array([1, 2, 3]))[0]) == 1
     assert writer.store.read_counters() == {"evicted_users": 2}
     writer.append(purchase(1, item=5))
     assert counts_of(folder, 1) == {1: KNOWN_COUNT + 1}
@@ -125,8 +125,8 @@ def test_the_state_is_that_of_the_log_with_evictions_in_it(folder, clock):
         for _, batch in read_log(folder):
             twin.apply(batch)
         with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-            assert 0 < len(snapshot.all_users()) <= 15
-            assert sorted(twin.users) == sorted(snapshot.all_users().tolist())
+            assert 0 < len(snapshot.list_users()) <= 15
+            assert sorted(twin.users) == sorted(snapshot.list_users().tolist())
             assert differences(twin, snapshot, Layout()) == []
         assert replay(folder).is_equal
         assert writer.store.read_counters()["evicted_users"] > 0

@@ -117,7 +117,7 @@ def test_archived_events_continue_the_log_too(dataset, folder, post):
     with closing(open_writer(folder)) as writer:
         moved, _ = compact(writer, writer.now_ms() + 1)
         with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-            assert (moved, list(snapshot.events())) == (3, [])
+            assert (moved, list(snapshot.read_events())) == (3, [])
     post(1, 11, 320, 5.0)
     continued = continue_log(dataset, folder)
     pd.testing.assert_frame_equal(continued.interactions.iloc[:-1], expected.interactions)

@@ -62,7 +62,7 @@ def test_the_log_is_whole_before_and_after_compaction(writer, folder, clock):
     assert (moved, [(segment.first, segment.last) for segment in written]) == (200, [(1, 200)])
     assert whole_log(folder) == (list(range(1, 301)), expected)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert [sequence for sequence, _ in snapshot.events()] == list(range(201, 301))
+        assert [sequence for sequence, _ in snapshot.read_events()] == list(range(201, 301))
     assert compact(writer, older_than_ms=START_MS + 4 * DAY_MS) == (0, [])
 
 
@@ -124,7 +124,7 @@ def test_what_a_crash_left_in_both_archive_and_store_is_read_once(writer, folder
     compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
     assert whole_log(folder) == (list(range(1, 151)), expected)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert [sequence for sequence, _ in snapshot.events()] == list(range(101, 151))
+        assert [sequence for sequence, _ in snapshot.read_events()] == list(range(101, 151))
 
 
 def arrive(writer: Writer, clock: Clock, days: list[float]) -> list[int]:
@@ -154,12 +154,12 @@ def test_no_event_is_archived_too_soon_or_stays_for_ever_whatever_the_clock_did(
     clock.ms = START_MS + now * DAY_MS
     assert compact(writer, older_than_ms=START_MS + 3 * DAY_MS)[0] == moved
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert [sequence for sequence, _ in snapshot.events()] == places[moved:]
+        assert [sequence for sequence, _ in snapshot.read_events()] == places[moved:]
     assert whole_log(folder)[0] == places
     clock.ms = START_MS + 1_000 * DAY_MS  # everything is old, also what the clock stamped ahead
     compact(writer, older_than_ms=START_MS + 999 * DAY_MS)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert list(snapshot.events()) == []
+        assert list(snapshot.read_events()) == []
     assert whole_log(folder)[0] == places
 
 
@@ -221,17 +221,17 @@ def test_an_erased_user_leaves_no_trace_and_everything_else_stays(writer, folder
     writer.append(purchase(7, 29, event_id=b"order of seven"))
     compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        users = snapshot.all_users()
+        users = snapshot.list_users()
         others = users[users != 7]
-        before = snapshot.users(others)[1].tobytes(), snapshot.all_items()[1].tobytes()
+        before = snapshot.read_users(others)[1].tobytes(), snapshot.read_all_items()[1].tobytes()
     (folder / LEARNED).mkdir()
     erasure = erase_user(writer, 7)
     assert not (folder / LEARNED).exists()  # the next generation does not go on from what the last one learned of the user
     assert not any(erasure.left.values())
     assert {"events", "record", "columns", "archived events", "event ids"} <= {k for k, n in erasure.removed.items() if n}
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert 7 not in snapshot.all_users()
-        assert (snapshot.users(others)[1].tobytes(), snapshot.all_items()[1].tobytes()) == before
+        assert 7 not in snapshot.list_users()
+        assert (snapshot.read_users(others)[1].tobytes(), snapshot.read_all_items()[1].tobytes()) == before
     assert whole_log(folder)[0] == list(range(1, 153))
     assert replay(folder).is_equal
     proof = json.loads((folder / "erasures.jsonl").read_text())
@@ -316,11 +316,11 @@ def test_a_replay_refuses_a_log_without_its_beginning(writer, folder, clock):
     compact(writer, older_than_ms=START_MS + DAY_MS)
     drop_segments(folder, None, most_bytes=0)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        before = snapshot.all_users()
+        before = snapshot.list_users()
     with pytest.raises(RecommenderError, match="lacks events 1 to 50"):
         replay(folder, repair=True)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        np.testing.assert_array_equal(snapshot.all_users(), before)
+        np.testing.assert_array_equal(snapshot.list_users(), before)
 
 
 def test_a_repair_refuses_a_store_in_which_events_arrived_meanwhile(writer, folder, clock):
@@ -329,7 +329,7 @@ def test_a_repair_refuses_a_store_in_which_events_arrived_meanwhile(writer, fold
     with arrival, pytest.raises(RecommenderError, match="arrived during the replay"):
         replay(folder, repair=True)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert 7_000 in snapshot.all_users()
+        assert 7_000 in snapshot.list_users()
 
 
 def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(writer, folder, clock, tmp_path):

@@ -55,7 +55,7 @@ def count_slowly(log: pd.DataFrame, first: int = 0) -> Counter:
 def read_strengths(pairs: LivePairs) -> np.ndarray:
     """Return the strength of each item for each history of one item, [N_ITEMS, N_ITEMS]."""
     everything = np.broadcast_to(np.arange(N_ITEMS), (N_ITEMS, N_ITEMS)).copy()
-    return pairs.strengths(np.arange(N_ITEMS)[:, None], everything)
+    return pairs.sum_strengths(np.arange(N_ITEMS)[:, None], everything)
 
 
 def make_matrix(counts: Counter) -> np.ndarray:
@@ -88,7 +88,7 @@ def read(stored: StoredPairs, log_reader: Reader, after: int | None) -> int:
     """Count the events after sequence `after`, or all events anew if it is None. Return the last sequence."""
     with log_reader.snapshot() as snapshot:
         progress = snapshot.progress()
-        stored.pairs.add(stored.find(snapshot, progress, None if after is None else snapshot.headers_since(after)))
+        stored.pairs.add(stored.find(snapshot, progress, None if after is None else snapshot.read_headers_since(after)))
     return progress.last_sequence
 
 
@@ -114,7 +114,7 @@ def test_pairs_of_a_backlog_that_is_read_in_parts_count_once(log_reader, at_once
     write(log_reader.folder, log)
     stored = StoredPairs(ITEMS)
     with log_reader.snapshot() as snapshot:
-        headers = snapshot.headers_since(0)
+        headers = snapshot.read_headers_since(0)
         for start in range(0, len(log), at_once):
             part = headers[start : start + at_once]
             n_unread = len(log) - start - len(part)
@@ -175,7 +175,7 @@ def test_only_the_latest_distinct_items_of_a_history_count():
     history = np.array([[1, 1, 2, N_ITEMS, 3, 4]])
     assert OWN_ITEMS == 3
     expected = 1 + 1 / 2 + 1 / 3
-    assert pairs.strengths(history, np.array([[20, 5]])).tolist() == [[pytest.approx(expected), 0.0]]
+    assert pairs.sum_strengths(history, np.array([[20, 5]])).tolist() == [[pytest.approx(expected), 0.0]]
 
 
 def test_strong_companions_become_candidates_in_place_of_the_last_ones():
@@ -220,7 +220,7 @@ def test_an_item_with_too_many_companions_keeps_the_strongest_and_overstates_non
     pairs = LivePairs(1_000)
     pairs.add(np.stack([np.zeros_like(others), others], axis=1))
     true = np.bincount(others, minlength=1_000)
-    counted = pairs.strengths(np.array([[0]]), np.arange(1_000)[None])[0]
+    counted = pairs.sum_strengths(np.array([[0]]), np.arange(1_000)[None])[0]
     assert (counted <= true).all()
     assert (true - counted).max() <= n_pairs / (KEPT_COMPANIONS + 1)
     assert (counted[strong] > 0).all()
@@ -237,7 +237,7 @@ def test_counts_of_many_items_equal_the_twins():
     expected += expected.T
     assert (expected > 0).sum(axis=1).max() <= KEPT_COMPANIONS
     everything = np.broadcast_to(np.arange(500), (500, 500)).copy()
-    np.testing.assert_array_equal(pairs.strengths(np.arange(500)[:, None], everything), expected)
+    np.testing.assert_array_equal(pairs.sum_strengths(np.arange(500)[:, None], everything), expected)
 
 
 def test_new_items_and_companions_both_become_candidates():
@@ -258,7 +258,7 @@ def test_repeating_a_pair_and_erased_events_push_nothing(log_reader):
     write(log_reader.folder, pd.DataFrame({"user_id": 1, "item_id": items, "timestamp": times_s, "positive": True}))
     stored = StoredPairs(ITEMS)
     with log_reader.snapshot() as snapshot:
-        headers = snapshot.headers_since(0).copy()
+        headers = snapshot.read_headers_since(0).copy()
         found = stored.find(snapshot, snapshot.progress(), headers)
         headers["flags"] |= Flags.ERASED
         assert len(stored.find(snapshot, snapshot.progress(), headers)) == 0
@@ -285,8 +285,8 @@ def test_a_companion_rises_for_users_who_have_its_item(repository, observe, read
     pipeline = Pipeline.load(repository, live=reader)
     trace = pipeline.trace({"user_id": np.array([[200]])})
     rank = pipeline.stages["rank"]
-    owned, asked = (rank.inputs.items.positions(np.array([[item]])) for item in (first, second))
-    assert rank.inputs.stored.pairs.strengths(owned, asked) == 5
+    owned, asked = (rank.inputs.items.find_positions(np.array([[item]])) for item in (first, second))
+    assert rank.inputs.stored.pairs.sum_strengths(owned, asked) == 5
     without = replace(rank, inputs=replace(rank.inputs, novelty=None))
     fields = {tensor.name: trace[tensor.name] for tensor in pipeline.specs["rank"].input_fields}
     lifts = rank(fields)["rank_scores"] - without(fields)["rank_scores"]

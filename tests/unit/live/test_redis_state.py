@@ -21,7 +21,7 @@ from live.sharing import Sharer
 from serving.contract.errors import DependencyError, RecommenderError
 from serving.contract.tensors import NO_SEQUENCE, OBSERVE, UPSERT, Degraded
 from serving.live.events import EventBatch
-from serving.live.feast_layout import entity_key
+from serving.live.feast_layout import make_entity_key
 from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW
 from serving.live.layout import Layout
 from serving.live.opening import open_reader
@@ -91,8 +91,8 @@ def differing(reader: RedisReader, batch: EventBatch) -> list[str]:
     twin.apply(batch)
     users = np.array(sorted(twin.users))
     with reader.users.snapshot() as snapshot:
-        rows, records = snapshot.users(users)
-        pairs = snapshot.seen(users)
+        rows, records = snapshot.read_users(users)
+        pairs = snapshot.read_seen(users)
     names = layout.user.names
     assert names is not None
     faults = [] if rows == list(range(len(users))) else ["users are missing"]
@@ -204,7 +204,7 @@ def test_an_event_from_kafka_that_all_machines_read_counts_once(tmp_path, state,
 
 def test_what_feast_writes_meanwhile_is_not_overwritten(tmp_path, state, redis):
     view = USERS_VIEW
-    key = entity_key(PROJECT, view.join_key, 1)
+    key = make_entity_key(PROJECT, view.join_key, 1)
 
     def write_as_feast() -> None:
         if not redis.client.exists(key):
@@ -331,7 +331,7 @@ def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, 
             redis.thaw()
             until(lambda: host.writer.store.read_counters().get("redis_down") == 0)
             host.writer.append(purchase(1, 8))
-            until(lambda: state.positions()[host.sharer.machine].shared_sequence == 2)
+            until(lambda: state.read_positions()[host.sharer.machine].shared_sequence == 2)
             stop.set()
             running.result()
     (entity,) = state.read(USERS_VIEW, np.array([1]))

@@ -16,7 +16,7 @@ BUYER, VISITOR = 7, -5  # a user of the log, and one without a history
 def name_sources(pipeline: Pipeline, user: int, item: int) -> set[str]:
     inputs = build_inputs(pipeline, user, (), {})
     trace = inputs | pipeline.trace(inputs)
-    position = int(pipeline.stages["retrieve"].items.positions(np.array([item]))[0])
+    position = int(pipeline.stages["retrieve"].items.find_positions(np.array([item]))[0])
     [(sources, _)] = find_sources(pipeline, trace, [position])
     for ids, marks in (("candidate_ids", "candidate_sources"), ("item_ids", "sources")):  # the answer says the same
         for bits in trace[marks][trace[ids] == item].tolist():

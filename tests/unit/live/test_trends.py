@@ -74,7 +74,7 @@ class Shop:
         items, numbers = ItemIndex(np.append(10 * np.arange(N_ITEMS), [-1] * N_FREE)), self.exported.copy()
         trends = ItemTrends.load(self.folder, items, numbers, self.as_of_s)
         groups, rows = np.zeros((items.n_items + 1, 2), np.int32), np.zeros((items.n_items + 1, 1), np.int32)
-        positions = items.positions(self.known["item_id"].to_numpy())
+        positions = items.find_positions(self.known["item_id"].to_numpy())
         sold = Sales.of(self.known["user_id"].to_numpy(), positions, self.known["timestamp"].to_numpy())
         statistics = fit_statistics(sold, items.n_items, self.as_of_s, groups, StatisticsSettings())
         ranked = RankedItems(Content.of([{}] * N_ITEMS), rows, numbers, statistics, trends=trends)
@@ -160,7 +160,7 @@ def test_a_new_item_begins_with_nothing_and_reads_its_category(shop, dataset):
     columns = 1 + np.array([name in ("kind_7d", "since_1", "since_2") for name in shop.aggregates.item_names]).nonzero()[0]
     upsert(shop.store, 405)
     refresh(live)
-    position = int(live.items.positions(np.array([405]))[0])
+    position = int(live.items.find_positions(np.array([405]))[0])
     assert position == N_ITEMS
     assert not numbers[position].any()
     upsert(shop.store, 405, category="kind 1")
@@ -242,7 +242,7 @@ def test_the_rank_stage_reads_live_sales_of_an_item(repository, observe, reader)
     observe(event_inputs(user_id=[1, 2, 3], item_id=[45] * 3, timestamp_ms=[at_ms + 20_000] * 3))
     assert rank.live_items is not None
     assert rank.live_items.refresh()
-    numbers, position = rank.inputs.item_numbers, int(rank.inputs.items.positions(np.array([45]))[0])
+    numbers, position = rank.inputs.item_numbers, int(rank.inputs.items.find_positions(np.array([45]))[0])
     assert (numbers[position, -3:] > before[position, -3:]).all()  # the trend of items, which is on by default
     np.testing.assert_array_equal(np.delete(numbers, position, axis=0), np.delete(before, position, axis=0))
     with closing(Rank.load(folder).with_live(reader)) as restarted:

@@ -77,10 +77,10 @@ def test_the_log_holds_every_event_in_order(writer, reader):
     for batch in batches:
         writer.append(batch)
     with reader.snapshot() as snapshot:
-        log = list(snapshot.events())
+        log = list(snapshot.read_events())
         assert [sequence for sequence, _ in log] == list(range(1, 61))
         assert [bytes(packed) for _, packed in log] == [packed for batch in batches for packed in pack(batch)]
-        assert [sequence for sequence, _ in snapshot.events(after=58)] == [59, 60]
+        assert [sequence for sequence, _ in snapshot.read_events(after=58)] == [59, 60]
 
 
 def test_an_event_id_that_comes_again_changes_nothing_and_returns_the_first_sequence(writer, reader):
@@ -88,7 +88,7 @@ def test_an_event_id_that_comes_again_changes_nothing_and_returns_the_first_sequ
     again = EventBatch.join([purchase(1, 6, event_id=b"a"), purchase(1, 7, event_id=b"b"), purchase(1, 8, event_id=b"b")])
     assert writer.append(again).tolist() == [1, 2, 2]
     with reader.snapshot() as snapshot:
-        _, records = snapshot.users(np.array([1]))
+        _, records = snapshot.read_users(np.array([1]))
         assert records["history_ids"][0, :3].tolist() == [7, 5, PAD_ID]
         assert (snapshot.progress().accepted, snapshot.progress().repeated) == (2, 2)
 
@@ -127,10 +127,10 @@ def test_late_events_are_put_where_they_belong_and_counted(writer, reader):
     writer.append(purchase(1, 5, START_MS + 60_000))
     writer.append(purchase(1, 6, START_MS))
     with reader.snapshot() as snapshot:
-        assert snapshot.users(np.array([1]))[1]["history_ids"][0, :3].tolist() == [5, 6, PAD_ID]
+        assert snapshot.read_users(np.array([1]))[1]["history_ids"][0, :3].tolist() == [5, 6, PAD_ID]
         assert snapshot.progress().late == 1
         assert (snapshot.progress().latest_ms, snapshot.progress().watermark_ms) == (START_MS + 60_000, START_MS + 50_000)
-        flags = unpack(packed for _, packed in snapshot.events()).headers["flags"]
+        flags = unpack(packed for _, packed in snapshot.read_events()).headers["flags"]
         assert [bool(flag & Flags.LATE) for flag in flags] == [False, True]
 
 
@@ -158,7 +158,7 @@ def test_a_users_record_begins_as_the_generation_knows_it(folder, reader):
     writer = Writer(folder, Layout(), KINDS.names, seeds=GenerationSeeds(users))
     writer.append(purchase(1, 9))
     with reader.snapshot() as snapshot:
-        _, records = snapshot.users(np.array([1]))
+        _, records = snapshot.read_users(np.array([1]))
         assert records["history_ids"][0, :4].tolist() == [9, 3, 4, PAD_ID]
         assert records["history_s"][0, :3].tolist() == [START_MS // 1000, 1_600_000_100, 1_600_000_000]
         assert (records["event_count"][0], records["sum_weight"][0], records["sum_label"][0]) == (6, 8.0, 2.0)
@@ -241,7 +241,7 @@ def test_a_full_store_takes_nothing_and_says_so(folder, reader):
         append()
     with reader.snapshot() as snapshot:
         progress = snapshot.progress()
-        assert progress.last_sequence == progress.accepted == len(list(snapshot.events()))
+        assert progress.last_sequence == progress.accepted == len(list(snapshot.read_events()))
         assert progress.last_sequence % 100 == 0 < progress.last_sequence
     writer.close()
 
@@ -291,12 +291,12 @@ def test_a_long_time_without_any_event_is_noted_as_a_pause(writer, reader):
     writer.append(EventBatch.join([purchase(2, 5, START_MS + 100 * DAY_MS), purchase(1, 5, START_MS + 90 * DAY_MS)]))
     with reader.snapshot() as snapshot:
         assert snapshot.progress().first_ms == START_MS
-        assert snapshot.pauses_ms() == [[START_MS + 29 * DAY_MS, START_MS + 90 * DAY_MS]]
+        assert snapshot.read_pauses_ms() == [[START_MS + 29 * DAY_MS, START_MS + 90 * DAY_MS]]
         assert snapshot.progress().n_pauses == 1
     days = [START_MS + day * DAY_MS for day in (*range(101, 150), 190, 191, 240)]  # of one batch
     writer.append(EventBatch.join([purchase(1, 7, day_ms) for day_ms in reversed(days)]))
     with reader.snapshot() as snapshot:
-        assert snapshot.pauses_ms()[1:] == [[days[-4], days[-3]], [days[-2], days[-1]]]
+        assert snapshot.read_pauses_ms()[1:] == [[days[-4], days[-3]], [days[-2], days[-1]]]
         assert snapshot.progress().n_pauses == 3
 
 

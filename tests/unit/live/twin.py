@@ -87,7 +87,7 @@ def differences(twin: StateTwin, snapshot, layout: Layout) -> list[str]:
     """Return where a store's records are not what the twin holds."""
     faults: list[str] = []
     user_ids = np.array(sorted(twin.users), np.int64)
-    rows, records = snapshot.users(user_ids)
+    rows, records = snapshot.read_users(user_ids)
     if len(rows) < len(user_ids):
         faults.append(f"{len(user_ids) - len(rows)} users have no record")
     names = layout.user.names
@@ -100,11 +100,11 @@ def differences(twin: StateTwin, snapshot, layout: Layout) -> list[str]:
             equal = np.allclose(record[name], expected[name], rtol=1e-9, equal_nan=True)
             if not equal:
                 faults.append(f"user {user_ids[row]} {name}: {record[name]}, expected {expected[name]}")
-    pairs = snapshot.seen(user_ids)
+    pairs = snapshot.read_seen(user_ids)
     for user in user_ids.tolist():
         if set(pairs["item_id"][pairs["user_id"] == user].tolist()) != twin.users[user].seen:
             faults.append(f"user {user}: seen items differ")
-    item_ids, records = snapshot.all_items()
+    item_ids, records = snapshot.read_all_items()
     if set(item_ids.tolist()) != set(twin.items):
         faults.append("other items have records")
     for item, record in zip(item_ids.tolist(), records, strict=True):

@@ -72,7 +72,7 @@ def test_the_challenger_of_an_interrupted_start_is_unloaded(repo):
 
 def test_the_challenger_of_an_interrupted_start_is_unloaded_also_after_a_promotion(repo):
     find_experiment_folder(repo).mkdir()
-    (find_experiment_folder(repo) / EXPERIMENT_FILE).write_text(Experiment("spring", 3, 1, 0.0, state="promoted").text())
+    (find_experiment_folder(repo) / EXPERIMENT_FILE).write_text(Experiment("spring", 3, 1, 0.0, state="promoted").write_text())
     assert stop(repo) == "experiment spring is over: generation 2 is unloaded\n"
 
 

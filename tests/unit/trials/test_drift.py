@@ -99,10 +99,10 @@ def test_a_full_window_is_reported_and_alarms_only_for_what_moved():
     brands, prices = generator.integers(3, 9, 5_000), generator.normal(size=5_000).astype(np.float32)
     references = bound_psi([describe_categories("brand", brands), describe_numbers("price", prices)], WINDOW_ROWS)
     window = DriftWindow(references, categorical=1)
-    assert [measured.value for measured in window.measurements()] == [0]
+    assert [measured.value for measured in window.list_measurements()] == [0]
     for _ in range(WINDOW_ROWS // 4 + 1):  # what no longer fits is left out
         window.add(generator.integers(3, 9, (4, 1)), generator.normal(0.3, size=(4, 1)).astype(np.float32))
-    values = {(m.name, m.labels.get("feature")): m.value for m in window.measurements()}
+    values = {(m.name, m.labels.get("feature")): m.value for m in window.list_measurements()}
     assert values["recommender_drift_windows_total", None] == 1
     assert values["recommender_drift_kl", "price"] > values["recommender_drift_kl", "brand"] > 0
     alarms = {

@@ -41,11 +41,11 @@ def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
     for number in range(ANSWERS):
         items = [1 + (number + place) % 30 for place in range(3)]
         own = Exposure(f"a{number}", experiment.changed_ms + number, number, 1, items, [1.0] * 3, [], "spring", "champion")
-        own = replace(own, latency_ms=10.0 + number % 5, assignment=experiment.assignment_of("champion"))
+        own = replace(own, latency_ms=10.0 + number % 5, assignment=experiment.find_assignment("champion"))
         if number < champions:
             log.add(own)
         arm = {"ab": "challenger", "interleave": "interleaved", "shadow": "shadow"}[experiment.mode]
-        own = replace(own, assignment=experiment.assignment_of(arm))
+        own = replace(own, assignment=experiment.find_assignment(arm))
         changes = {"generation": 2} | {
             name: value(number) if callable(value) else value for name, value in of_challenger.items()
         }

@@ -60,14 +60,14 @@ def test_the_best_items_are_described_as_the_ranker_reads_them(pipeline):
     best = trace["candidate_ids"][np.arange(WINDOW_ROWS), trace["rank_scores"].argmax(axis=1)]
     assert {"item_id", "popularity_bucket", "catalogue_unit_price"} < set(references)
     column = [own.name for own in Plan.load(folder / "item_plan").continuous].index("catalogue_unit_price")
-    price = np.load(folder / "item_numbers.npy")[ItemIndex.load(folder / "item_ids.npy").positions(best), column]
+    price = np.load(folder / "item_numbers.npy")[ItemIndex.load(folder / "item_ids.npy").find_positions(best), column]
     reference = references["catalogue_unit_price"]
     assert compute_psi(np.asarray(reference.shares), reference.count_shares(price)) < reference.psi_bound < np.inf
 
 
 def find_alarms(rank: Rank) -> set[str]:
     """Return the features of the last window that moved by more than chance explains."""
-    values = {(own.name, own.labels.get("feature", "")): own.value for own in rank.measurements()}
+    values = {(own.name, own.labels.get("feature", "")): own.value for own in rank.list_measurements()}
     assert values["recommender_drift_windows_total", ""] == 1
     named = [feature for name, feature in values if name == "recommender_drift_psi"]
     assert "rank_score" in named
@@ -96,4 +96,4 @@ def test_an_older_versions_references_leave_the_stage_unwatched(tmp_path):
     folder = Path(shutil.copytree(find_stage_folder(small_repository(), "rank", 1), tmp_path / "rank"))
     write_references(folder, [Reference("rank_score", 10, (1.0, 0.0))])
     with closing(Rank.load(folder)) as rank:
-        assert not [own for own in rank.measurements() if own.name.startswith("recommender_drift")]
+        assert not [own for own in rank.list_measurements() if own.name.startswith("recommender_drift")]

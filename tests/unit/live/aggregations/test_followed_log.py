@@ -8,7 +8,7 @@ import pytest
 from export.live import make_event_kinds
 from export.prequential import make_event_inputs
 from serving.live.admission import EventAdmission
-from serving.live.aggregations import Instants, entity_keys, parse_aggregations
+from serving.live.aggregations import Instants, make_entity_keys, parse_aggregations
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import USER
 from serving.live.layout import Layout
@@ -52,7 +52,7 @@ def features(dataset, tmp_path_factory):
     assert trends is not None
     user_ids = np.unique(log["user_id"].to_numpy()[:first])
     rows = np.sort(np.random.default_rng(0).choice(np.arange(first, len(log)), N_INSTANTS, replace=False))
-    users, positions = log["user_id"].to_numpy()[rows], items.positions(log["item_id"].to_numpy()[rows])
+    users, positions = log["user_id"].to_numpy()[rows], items.find_positions(log["item_id"].to_numpy()[rows])
     assert not np.isin(users, user_ids).all()  # some are new
     followed: dict[str, list[np.ndarray]] = {entity: [] for entity in ENTITIES}
     kinds, start = make_event_kinds(dataset.description), first
@@ -62,11 +62,11 @@ def features(dataset, tmp_path_factory):
         for row, user, position in zip(rows.tolist(), users, positions, strict=True):
             if row > start:
                 writer.append(
-                    admission.events(make_event_inputs(dataset, np.arange(start, row)), writer.codes, writer.now_ms())
+                    admission.make_events(make_event_inputs(dataset, np.arange(start, row)), writer.codes, writer.now_ms())
                 )
                 with reader.snapshot() as snapshot:
                     read = trends.counted.read_sequence
-                    trends.follow(snapshot, snapshot.progress(), snapshot.headers_since(read), read)
+                    trends.follow(snapshot, snapshot.progress(), snapshot.read_headers_since(read), read)
                 assert of_users.refresh()
             start = row
             for entity in trends.entities:
@@ -81,7 +81,7 @@ def features(dataset, tmp_path_factory):
 
 def store_users(aggregates: LogAggregates, user_ids: np.ndarray) -> StoredAggregates:
     known_ids = np.append(user_ids, NO_KEY)
-    records = aggregates.make_records(USER, entity_keys(USER, known_ids, known_ids, {}))
+    records = aggregates.make_records(USER, make_entity_keys(USER, known_ids, known_ids, {}))
     prices = None if aggregates.prices is None else aggregates.prices.astype(np.float32)
     return StoredAggregates(aggregates.plans[USER], records, aggregates.event_names, aggregates.amount, prices)
 

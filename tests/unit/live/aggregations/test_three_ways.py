@@ -14,7 +14,7 @@ from serving.live.aggregations import (
     Instants,
     StateTable,
     compile_aggregations,
-    entity_keys,
+    make_entity_keys,
     parse_aggregations,
 )
 from tests.unit.live.aggregations import twin
@@ -87,7 +87,7 @@ def as_array(log: list[twin.Event]) -> np.ndarray:
 
 def keys_of(entity: str, user_ids: list[int], item_ids: list[int]) -> np.ndarray:
     categories = np.array([CATEGORY[item] for item in item_ids], np.int64)
-    return entity_keys(entity, np.array(user_ids, np.int64), np.array(item_ids, np.int64), {"department": categories})
+    return make_entity_keys(entity, np.array(user_ids, np.int64), np.array(item_ids, np.int64), {"department": categories})
 
 
 def belongs(entity: str, event: twin.Event, user_id: int, item_id: int) -> bool:
@@ -174,7 +174,7 @@ def test_how_a_log_is_cut_into_batches_changes_nothing(data):
     whole.update(keys, events)
     for start, end in pairwise([0, *cuts, len(log)]):
         parts.update(keys[start:end], events[start:end])
-    assert whole.records(keys).tobytes() == parts.records(keys).tobytes()
+    assert whole.copy_records(keys).tobytes() == parts.copy_records(keys).tobytes()
 
 
 @pytest.mark.parametrize("n_ids", [1, 3, 10, 50, 300])

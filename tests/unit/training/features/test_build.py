@@ -101,7 +101,7 @@ def test_histories_hold_the_items_bought_before(rich):
     for row in rows[:: len(rows) // 50]:
         past = train[(train["user_id"] == train["user_id"].iloc[row]) & (train["timestamp"] < train["timestamp"].iloc[row])]
         expected = past[past["positive"]].iloc[::-1][:8]
-        got = features.items.ids_at(examples.history_positions[row])
+        got = features.items.take_ids(examples.history_positions[row])
         assert got[: len(expected)].tolist() == expected["item_id"].tolist()
         ages = (train["timestamp"].iloc[row] - expected["timestamp"].to_numpy()) / 86_400
         np.testing.assert_allclose(examples.history_age_days[row][: len(ages)], ages, rtol=1e-6)

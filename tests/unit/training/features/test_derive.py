@@ -10,8 +10,8 @@ from serving.stages.features.user_state import (
     Events,
     UserState,
     build_state,
+    compute_history_age_days,
     derive,
-    history_age_days,
 )
 
 H, N_EVENTS, NOW_S = 6, 200, 1_700_000_000
@@ -71,4 +71,4 @@ def test_derived_numbers_and_ages_are_numpy_s(seed, one_clock):
         np.testing.assert_array_equal(derived[name], values, err_msg=name)
     ages = (np.reshape(clock, (-1, 1)) - state.history_times) / SECONDS_PER_DAY
     ages = np.where(state.history_ids == PAD_ID, 0.0, ages).astype(np.float32)
-    np.testing.assert_array_equal(history_age_days(state, clock), ages)
+    np.testing.assert_array_equal(compute_history_age_days(state, clock), ages)

@@ -46,7 +46,7 @@ def slow_state(past: pd.DataFrame) -> dict:
     return {
         "history_ids": [*positives["item_id"], *[PAD_ID] * short],
         "history_times": [*positives["timestamp"], *[0] * short],
-        "history_categories": [*CATEGORY[ITEMS.positions(positives["item_id"].to_numpy())], *[NO_CATEGORY] * short],
+        "history_categories": [*CATEGORY[ITEMS.find_positions(positives["item_id"].to_numpy())], *[NO_CATEGORY] * short],
         "event_count": len(past),
         "sum_weight": past["weight"].sum(),
         "sum_label": past["label"].sum(),

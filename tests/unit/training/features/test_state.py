@@ -10,9 +10,9 @@ from serving.stages.features.user_state import (
     NO_CATEGORY,
     RECENT,
     UserState,
+    compute_history_age_days,
     derive,
     find_favourite_categories,
-    history_age_days,
     override_history,
 )
 from serving.stages.features.user_store import SeenItems, find_seen_range
@@ -65,7 +65,7 @@ def test_each_row_has_its_own_clock():
     state = state_of_three()
     clocks = np.array([10 * DAY, 9 * DAY, 8 * DAY])
     np.testing.assert_array_equal(derive(state, {}, clocks)["days_since_last_event"], [1, 2, np.nan])
-    np.testing.assert_array_equal(history_age_days(state, clocks), [[1, 2, 0], [0] * 3, [0] * 3])
+    np.testing.assert_array_equal(compute_history_age_days(state, clocks), [[1, 2, 0], [0] * 3, [0] * 3])
 
 
 def slow_favourites(codes: list[int]) -> tuple[int, ...]:

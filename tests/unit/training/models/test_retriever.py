@@ -174,14 +174,14 @@ def test_the_published_stage_retrieves_the_same(of, request, tmp_path, exact_up_
         "user_id": fitted.problem.user_ids[users][:, None],
         "user_categorical": examples.user_categorical,
         "user_continuous": examples.user_continuous,
-        "history_ids": fitted.features.items.ids_at(examples.history_positions),
+        "history_ids": fitted.features.items.take_ids(examples.history_positions),
         "history_age_days": examples.history_age_days,
         "exclude": np.full((batch, 64), PAD_ID),
         "lineage": new_lineage(batch, 1),
     }
     got = Retrieve.load(tmp_path)(inputs)
     found, scores = fitted.retriever.retrieve(examples, fitted.problem.test.seen[users], COUNT)
-    same = got["candidate_ids"] == fitted.features.items.ids_at(found)
+    same = got["candidate_ids"] == fitted.features.items.take_ids(found)
     assert same.mean() > (0.999 if choice.kind == "exact" else 0.95)
     np.testing.assert_allclose(got["retrieval_scores"][same], scores[same], atol=1e-4)
 

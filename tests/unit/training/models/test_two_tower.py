@@ -6,7 +6,7 @@ import torch
 
 from serving.contract.tensors import OOV_ROW
 from serving.stages.features.encode import Ragged
-from serving.stages.search.search import recency_weights
+from serving.stages.search.search import compute_recency_weights
 from training.features.build import Examples
 from training.models.train_two_tower import TowerSettings, hold_out_users, make_batch, sampled_loss, train_towers
 from training.models.two_tower import MOST_DENSE_ROWS, ItemInputs, TwoTower, forget_users
@@ -44,7 +44,7 @@ def examples(n: int, seed=0) -> tuple[Examples, np.ndarray]:
 
 
 def vectors_of(model: TwoTower, users: Examples) -> np.ndarray:
-    weights = torch.from_numpy(recency_weights(users.history_positions, N_ITEMS))
+    weights = torch.from_numpy(compute_recency_weights(users.history_positions, N_ITEMS))
     history = torch.from_numpy(users.history_positions.astype(np.int64))
     with torch.no_grad():
         return model.user_vectors(
@@ -64,7 +64,7 @@ def test_untrained_towers_are_what_they_begin_as():
     model.initialise(*sides, appeal)
     users, _ = examples(20)
     scores = vectors_of(model, users) @ item_vectors_of(model).T
-    weights = recency_weights(users.history_positions, N_ITEMS)
+    weights = compute_recency_weights(users.history_positions, N_ITEMS)
     for row in range(20):
         known = [(weight, item) for weight, item in zip(weights[row], users.history_positions[row], strict=True) if weight]
         length = max(1.0, sum(weight**2 for weight, _ in known) ** 0.5)

@@ -43,7 +43,7 @@ COLD = ColdRows(3, 0.2, least_rows=50)
 
 def popularity_retrieve(features, events):
     """A retriever of known behaviour: the most popular items the user has not met in `events`."""
-    positions = features.items.positions(events["item_id"].to_numpy())
+    positions = features.items.find_positions(events["item_id"].to_numpy())
     counts = np.bincount(positions, minlength=features.items.n_items).astype(np.float32)
     met = {user: set() for user in events["user_id"]}
     for user, position in zip(events["user_id"], positions, strict=True):

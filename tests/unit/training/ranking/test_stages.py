@@ -43,7 +43,7 @@ def test_ranked_equals_its_slow_twin(seed):
     scores = np.where(broken, rng.choice([np.nan, np.inf, -np.inf], (n, C)), rng.normal(size=(n, C))).astype(np.float32)
     retrieval_part, blend = rng.normal(size=(n, C)).astype(np.float32), float(rng.choice([0.0, 0.3]))
     before = inputs["lineage"].copy()
-    got = RankOutputs(blend).scores(inputs, scores, retrieval_part)
+    got = RankOutputs(blend).make_outputs(inputs, scores, retrieval_part)
     expected = rank_slowly(inputs, scores, retrieval_part, blend)
     np.testing.assert_array_equal(inputs["lineage"], before)
     assert got.keys() == expected.keys()
@@ -157,7 +157,7 @@ def test_requests_of_another_generation_are_refused_alone(trained):
     inputs = tensors(trained, np.arange(3))
     inputs["lineage"][1, 0] = GENERATION + 1
     for stage in (trained.rank, trained.rerank):
-        faults = stage.faults(inputs)
+        faults = stage.find_faults(inputs)
         assert list(faults) == [1]
         assert "generation is 4, this stage serves 3" in faults[1]
 

@@ -42,7 +42,7 @@ def test_rows_of_two_widths_score_as_the_trained_model_does(mixed):
     hot = mixed.rank.inputs.settings.first_cold
     assert {name for name in hot if name.startswith("user_")}
     assert {name for name in hot if name.startswith("item_")}
-    item_rows = mixed.rank.inputs.item_rows[mixed.rank.inputs.items.positions(inputs["candidate_ids"])]
+    item_rows = mixed.rank.inputs.item_rows[mixed.rank.inputs.items.find_positions(inputs["candidate_ids"])]
     for slot, name in enumerate(mixed.rank.inputs.settings.item_tables):  # both kinds of rows were asked for
         if name in hot:
             assert 0 < (item_rows[..., slot] < hot[name]).mean() < 1

@@ -96,7 +96,7 @@ def test_questions_ask_for_items_that_the_user_never_had(cyclic):
     for questions in (events, firsts):
         for row, user in enumerate(questions.user_ids):
             items = set(ids[questions.relevant[row].indices].tolist())
-            history = set(features.items.ids_at(questions.users.history_positions[row]).tolist())
+            history = set(features.items.take_ids(questions.users.history_positions[row]).tolist())
             assert items
             assert not items & history
             assert {(user, item) for item in items} <= came

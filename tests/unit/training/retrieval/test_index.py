@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import ExportError
-from serving.stages.search.search import index_queries
+from serving.stages.search.search import make_index_queries
 from training.retrieval import index as module
 from training.retrieval.index import WANTED_RECALL, Sizes, choose_index, find_exact_scores, make_index_vectors, measure_recalls
 
@@ -35,7 +35,7 @@ def test_the_chosen_index_finds_what_exact_search_finds(tmp_path, compress_from)
     choice = choose_index(vectors, positions, queries, K, sizes=Sizes(100, compress_from))
     faiss.write_index(choice.index, str(tmp_path / "index"))
     read = faiss.read_index(str(tmp_path / "index"))  # the effort must survive the file
-    _, found = read.search(index_queries(queries), K)
+    _, found = read.search(make_index_queries(queries), K)
     assert np.isin(found, positions).all()
     exact = vectors[positions] @ queries.T
     best = positions[np.argsort(-exact, axis=0)[:K].T]
@@ -58,7 +58,9 @@ def test_the_interval_of_a_recall_is_that_of_its_queries():
     exact = find_exact_scores(vectors, queries, K)
     narrow, whole = (module.try_index("lists", index, effort, vectors, queries, exact) for effort in (2, index.nlist))
     index.nprobe = 2
-    shares = measure_recalls(module.compute_true_scores(vectors, queries, index.search(index_queries(queries), K)[1]), exact)
+    shares = measure_recalls(
+        module.compute_true_scores(vectors, queries, index.search(make_index_queries(queries), K)[1]), exact
+    )
     assert narrow.recall == pytest.approx(shares.mean())
     assert narrow.recall_lower_bound == pytest.approx(shares.mean() - 1.96 * shares.std() * (2 / 200) ** 0.5)
     assert narrow.recall_lower_bound < narrow.recall < whole.recall == whole.recall_lower_bound == 1.0
@@ -69,7 +71,7 @@ def test_distances_on_the_sphere_order_as_inner_products():
     rng = np.random.default_rng(0)
     vectors = (clustered(300, 0) * rng.lognormal(size=(300, 1)) + 10).astype(np.float32)
     queries = clustered(20, 1)
-    moved, asked = make_index_vectors(vectors), index_queries(queries)
+    moved, asked = make_index_vectors(vectors), make_index_queries(queries)
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), 1, atol=1e-5)
     nearest = np.argsort(((asked[:, None] - moved[None]) ** 2).sum(axis=2), axis=1)
     products = np.take_along_axis(queries @ vectors.T, nearest, axis=1)
@@ -79,7 +81,7 @@ def test_distances_on_the_sphere_order_as_inner_products():
 def test_equal_items_are_no_trouble():
     moved = make_index_vectors(np.full((5, WIDTH), 3, np.float32))
     assert np.isfinite(moved).all()
-    assert np.isfinite(index_queries(np.zeros((2, WIDTH), np.float32))).all()
+    assert np.isfinite(make_index_queries(np.zeros((2, WIDTH), np.float32))).all()
 
 
 def test_exact_scores_are_the_largest_products():
