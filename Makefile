@@ -97,12 +97,13 @@ baseline: setup ## NVIDIA's multi-stage recommender and ours on the same tritons
 # repository of synthetic:reference that make baseline exports
 REFERENCE = .run/merlin/reference
 
-bounds: setup ## every speed that has a bound, on synthetic:reference: baseline, overhead at C = 200 and 1,000, growth, smaller rankers
+bounds: setup ## every speed that has a bound, on synthetic:reference: baseline, overhead at C = 200 and 1,000, growth, each model, smaller rankers
 	@status=0; \
 	$(PY) -m experiments.merlin || status=1; \
 	$(PY) -m experiments.overhead --repo $(REFERENCE) --candidates 200 || status=1; \
 	$(PY) -m experiments.overhead --repo $(REFERENCE) --candidates 1000 || status=1; \
 	$(PY) -m experiments.growth --repo $(REFERENCE) || status=1; \
+	$(PY) -m perf models --repo $(REFERENCE) || status=1; \
 	$(PY) -m experiments.compression --data synthetic:reference || status=1; \
 	exit $$status
 

@@ -1,9 +1,9 @@
-"""Write docs/results.md from the result files, and the summary table of README.md.
+"""Write docs/results.md from the result files, the summary table of README.md, and the table of costs in docs/models.md.
 
     python -m experiments.results
 
 Every figure that this project publishes is in results/*.json, with the command that measures it; the figures of a result file
-are those of its last run. In README.md, the text between the two markers is replaced.
+are those of its last run. In README.md and docs/models.md, the text between the two markers is replaced.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from serving.contract.errors import ConfigError
 PROJECT = Path(__file__).resolve().parents[1]
 PAGE = PROJECT / "docs" / "results.md"
 README = PROJECT / "README.md"
+MODELS = PROJECT / "docs" / "models.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SECTIONS = {  # title -> prefixes of the names of its results
     "Quality": ("quality-", "prequential-", "leave-one-out-", "warm-start-"),
-    "Speed": ("overhead-", "merlin", "growth", "preprocess", "sizing-", "sequence-", "scale-"),
+    "Speed": ("overhead-", "merlin", "growth", "preprocess", "sizing-", "models-", "scale-"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tables-", "cache-policy", "soak"),
     "Live events": ("live-",),
@@ -116,20 +117,40 @@ def write_summary(results: dict[str, Result]) -> str:
     return "\n".join(lines)
 
 
-def insert_summary(readme: str, summary: str) -> str:
-    """Return README.md with `summary` between the markers. Raises ConfigError without them."""
+def write_costs(results: dict[str, Result]) -> str:
+    """Return the table of what each model costs, on the data set of `perf models` where it costs most."""
+    costs: dict[str, list[tuple[Record, Record, Record, str]]] = {}
+    for result in (result for name, result in results.items() if name.startswith("models-")):
+        by_model: dict[str, list[Record]] = {}
+        for record in result.figures:
+            by_model.setdefault(record.figure.partition(": ")[0], []).append(record)
+        for model, records in by_model.items():
+            if len(records) == 3:  # a stage's own have no share
+                one, batch, share = records
+                costs.setdefault(model, []).append((one, batch, share, result.title.partition(": ")[2]))
+    lines = ["| model | one request | at most | 16 requests | over its stage | measured on |", "|---|---|---|---|---|---|"]
+    for model, measured in costs.items():
+        one, batch, share, data = max(measured, key=lambda row: row[0].value or 0.0)
+        cells = (f"`{model}`", format_value(one), f"{one.at_most:g} µs", format_value(batch), format_value(share), data)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def insert_table(page: str, table: str) -> str:
+    """Return a page with `table` between the markers. Raises ConfigError without them."""
     pattern = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
-    if not pattern.search(readme):
-        raise ConfigError(f"README.md lacks the markers {BEGIN} and {END}. Put them where the summary belongs.")
-    return pattern.sub(lambda _: f"{BEGIN}\n{summary}\n{END}", readme)
+    if not pattern.search(page):
+        raise ConfigError(f"README.md or docs/models.md lacks the markers {BEGIN} and {END}. Put them where its table belongs.")
+    return pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", page)
 
 
 @app.command()
 def main() -> None:
-    """Write docs/results.md and the summary of README.md from the result files."""
+    """Write docs/results.md, the summary of README.md and the costs in docs/models.md from the result files."""
     results = read_results()
     PAGE.write_text(write_page(results))
-    README.write_text(insert_summary(README.read_text(), write_summary(results)))
+    README.write_text(insert_table(README.read_text(), write_summary(results)))
+    MODELS.write_text(insert_table(MODELS.read_text(), write_costs(results)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Profile a served repository.
 
     python -m perf             sweep, open-loop load, in-process baseline, report and SLO verdict, in a few minutes
-    python -m perf COMMAND     sweep, load, report, gate or ab; docs/perf.md describes each
+    python -m perf COMMAND     sweep, load, report, gate, models or ab; docs/perf.md describes each
     python -m perf live        the live loop: events, changed items, and answers that know them
     python -m perf.tune        search serving settings under the SLO
 
@@ -22,6 +22,7 @@ stdout is one JSON document, which the SLO gate reads.
     observe.py              latencies, the server's counters, cache hit rates, memory
     in_process.py           the in-process baseline
     answers.py, recall.py   conditions of a valid figure: equal answers, and enough recall of the index
+    models.py               what each model costs in a request, in process
     live/                   measurements of the live loop; figures.py, how a measurement with bounds ends
     report/, slo.py         run.json, tables, pictures and page; the SLO gate
     ab.py, ratio.py         two repositories or commits in turns; the ratio of two measurements

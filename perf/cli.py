@@ -13,15 +13,17 @@ import typer
 from rich.console import Console
 
 from perf import ab as ab_mode
-from perf import slo
+from perf import models, slo
 from perf import sweep as sweep_mode
-from perf.bench import new_bench, watched
+from perf.bench import SEED, new_bench, watched
 from perf.command import BROKEN, parse_counts, parse_numbers, progress, refuse_options_before, run
+from perf.figures import RESULTS as FIGURES
+from perf.figures import ResultsFolder, finish
 from perf.live.cli import app as live_app
 from perf.load import schedule
 from perf.load.open_loop import PARTS
 from perf.report import tables
-from perf.report.results import RESULTS, Run, find_latest_run, load_run, name_folder, summarise, to_json_line
+from perf.report.results import RESULTS, Run, find_latest_run, load_run, name_folder, read_machine, summarise, to_json_line
 from perf.target import serve
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
@@ -146,6 +148,22 @@ def ab(
     print(to_json_line({"perf": "ab", "a": a, "b": b, "answers_equal": not result.answers, "ratio_median_low_high": ratios}))
     if result.answers:
         raise typer.Exit(BROKEN)
+
+
+@app.command("models")
+def models_command(
+    repo: Repo = Path("model_repository"),
+    requests: Annotated[int, typer.Option(help="sent one at a time, and again 16 at a time", min=10)] = models.REQUESTS,
+    bounds_file: Annotated[Path, typer.Option("--bounds", help="largest medians to keep, by model")] = models.BOUNDS_FILE,
+    results: ResultsFolder = FIGURES,
+) -> None:
+    """What each model costs in a request, in process on one core. Exit code 1 when a bound is missed."""
+    machine, bounds = read_machine(), models.read_bounds(bounds_file)
+    data, sizes = models.describe_served(repo)
+    figures = models.measure(repo, bounds, requests, models.ROUNDS, np.random.default_rng(SEED))
+    conditions = f"{sizes}; processor time in process, {requests:,} recorded requests in {models.ROUNDS} rounds"
+    command = f"python -m perf models --repo {repo}"
+    finish(f"models-{data}", f"What each model costs: {data}", command, conditions, figures, results, machine)
 
 
 @app.command()

@@ -8,12 +8,14 @@ import pytest
 from experiments import sizing
 from experiments.harness import Figure, Result
 from experiments.results import (
+    MODELS,
     PAGE,
     README,
     SUMMARY,
     describe_result,
-    insert_summary,
+    insert_table,
     read_results,
+    write_costs,
     write_page,
     write_summary,
 )
@@ -27,7 +29,27 @@ def test_the_page_is_current():
 
 def test_the_summary_of_the_readme_is_current():
     readme = README.read_text()
-    assert readme == insert_summary(readme, write_summary(read_results())), "run `make docs`"
+    assert readme == insert_table(readme, write_summary(read_results())), "run `make docs`"
+
+
+def test_the_costs_of_the_models_are_current():
+    page = MODELS.read_text()
+    assert page == insert_table(page, write_costs(read_results())), "run `make docs`"
+
+
+def test_a_models_costs_are_those_where_it_costs_most():
+    def result(data: str, one_us: float) -> Result:
+        figures = [
+            Figure(name="graph: one request", values=[one_us], unit="µs", at_most=130.0),
+            Figure(name="graph: 16 requests", values=[10 * one_us], unit="µs", at_most=1_650.0),
+            Figure(name="graph: one request over that of retrieve", values=[0.25]),
+            Figure(name="stage retrieve: one request", values=[4 * one_us], unit="µs"),
+        ]
+        records = [figure.to_record() for figure in figures]
+        return Result(name=data, title=f"What each model costs: {data}", command="", conditions="", figures=records)
+
+    table = write_costs({"models-a": result("a", 20.0), "models-b": result("b:c", 30.0), "other": result("d", 99.0)})
+    assert table.splitlines()[2:] == ["| `graph` | 30 µs | 130 µs | 300 µs | 0.25 | b:c |"]
 
 
 def test_the_summary_is_short():
@@ -36,7 +58,7 @@ def test_the_summary_is_short():
 
 def test_a_readme_without_markers_is_refused():
     with pytest.raises(ConfigError, match="lacks the markers"):
-        insert_summary("# A readme", "a table")
+        insert_table("# A readme", "a table")
 
 
 def test_a_figure_that_was_not_measured_is_refused():

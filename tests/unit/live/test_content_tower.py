@@ -40,6 +40,18 @@ def test_a_tower_predicts_vectors_that_are_sums_of_words(tmp_path):
     assert ContentTower.load(tmp_path / "nowhere") is None
 
 
+def test_served_vectors_are_those_that_were_fitted(tmp_path):
+    items, vectors = catalogue(np.random.default_rng(0))
+    content = Content.of(items)
+    tower, _ = fit_content_tower(content, vectors)
+    tower.save(tmp_path)
+    owners, known = np.repeat(np.arange(len(items)), np.diff(content.offsets)), np.isin(content.tokens, tower.tokens)
+    places = np.searchsorted(tower.tokens, content.tokens[known])
+    features = sp.csr_matrix((np.ones(len(places)), (owners[known], places)), shape=(len(items), len(tower.tokens)))
+    served = np.stack([ContentTower.load(tmp_path).compute_vectors(item) for item in items])
+    np.testing.assert_allclose(served, features @ tower.weights[:-1] + tower.weights[-1], atol=1e-5)
+
+
 def test_no_tower_is_served_where_the_items_most_alike_are_nearer():
     """Items come in families of ten that share three words of 27, and nothing but the combination says what they are."""
     rng = np.random.default_rng(1)
