@@ -111,7 +111,7 @@ class Question:
     @classmethod
     def of(cls, retrieve: Retrieve, inputs: Arrays) -> Question:
         """Compute the list of B requests, the inputs of `retrieve`."""
-        history = retrieve.items.positions(inputs["history_ids"])
+        history = retrieve.items.find_positions(inputs["history_ids"])
         vectors = retrieve.user_vectors(inputs, history)
         blocked = retrieve.outputs.collect_blocked(inputs, history, SeenSince.nothing(len(history)))
         found = retrieve.search(vectors, history, blocked, retrieve.info.axes.candidates)
@@ -180,7 +180,7 @@ def make_sources(retrieve: Retrieve, rng: np.random.Generator) -> dict[str, Call
     search, count = retrieve.search, retrieve.info.axes.candidates
     nothing = np.empty((1, 0), np.int64)
     sources: dict[str, Callable[[Question], object]] = {
-        "item_item": lambda question: search.best_among(nothing, question.vectors, question.history, question.blocked, count)
+        "item_item": lambda question: search.find_best_among(nothing, question.vectors, question.history, question.blocked, count)
     }
     graph = retrieve.outputs.columns.get(Sources.GRAPH)
     if graph and search.index is None:  # an index reads the columns of all sources at once

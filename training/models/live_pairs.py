@@ -23,7 +23,7 @@ def put_live_pairs(
     candidates: np.ndarray,
     scores: np.ndarray,
 ) -> np.ndarray:
-    """Put strong companions among the candidates of requests. Return `LivePairs.sum_strengths` of the candidates, float32 [N, C].
+    """Put strong companions among the candidates of requests. Return their `LivePairs.sum_strengths`, float32 [N, C].
 
     train, later: as for `make_visit_requests`; rows: int64 [N] of `train`, ascending, each just before which a request comes
     history: int64 [N, H] positions; candidates: int64 [N, C] and scores: float32 [N, C], both written

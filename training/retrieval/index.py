@@ -117,7 +117,7 @@ def find_exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.nd
 
 
 def make_index_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Return unit vectors [n, D + 1] of float32 [n, D], whose distance to `make_index_queries` orders them by falling inner product.
+    """Return unit vectors [n, D + 1] of float32 [n, D], whose distance to `make_index_queries` orders by falling inner product.
 
     Subtracting the mean changes all scores of a user alike; the extra dimension makes all vectors equally long.
     """
