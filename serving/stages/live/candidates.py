@@ -173,16 +173,19 @@ def lift_popular(
             if position != n_items:
                 merged[count], values[count] = position, -(scores[row, place] + lifts[position])
                 count += 1
-        listed = merged[:count].copy()
-        listed.sort()
+        left_out = np.concatenate((merged[:count], blocked[starts[row] : starts[row + 1]]))
+        left_out.sort()
         for position in lifted:
-            place = np.searchsorted(listed, position)
-            is_listed = place < len(listed) and listed[place] == position
-            if is_listed or not servable[position] or np.any(blocked[starts[row] : starts[row + 1]] == position):
+            place = np.searchsorted(left_out, position)
+            if (place < len(left_out) and left_out[place] == position) or not servable[position]:
                 continue
             merged[count] = position
             values[count] = -(compute_inner_product(vectors[position], user_vectors[row]) + lifts[position])
             count += 1
-        order = np.argsort(values[:count], kind="mergesort")
-        for place in range(min(width, count)):
+        n_listed = min(width, count)
+        best = np.arange(count)
+        if count > n_listed > 0:  # sort no more than what may be listed: all items that were sold since the export may be here
+            best = np.flatnonzero(values[:count] <= np.partition(values[:count], n_listed - 1)[n_listed - 1])
+        order = best[np.argsort(values[best], kind="mergesort")]
+        for place in range(n_listed):
             positions[row, place], scores[row, place] = merged[order[place]], -values[order[place]]
