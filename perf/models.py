@@ -180,7 +180,7 @@ def make_sources(retrieve: Retrieve, rng: np.random.Generator) -> dict[str, Call
     search, count = retrieve.search, retrieve.info.axes.candidates
     nothing = np.empty((1, 0), np.int64)
     sources: dict[str, Callable[[Question], object]] = {
-        "item_item": lambda question: search.find_best_among(nothing, question.vectors, question.history, question.blocked, count)
+        "item_item": lambda asked: search.find_best_among(nothing, asked.vectors, asked.history, asked.blocked, count)
     }
     graph = retrieve.outputs.columns.get(Sources.GRAPH)
     if graph and search.index is None:  # an index reads the columns of all sources at once
