@@ -63,9 +63,9 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from serving.stages.parts.models import {part}
-from serving.stages.parts.triton import part_model
+from serving.stages.parts.triton import make_part_model
 
-TritonPythonModel = part_model({part})
+TritonPythonModel = make_part_model({part})
 '''
 
 

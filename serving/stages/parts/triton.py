@@ -1,4 +1,4 @@
-"""Adapt the parts of a stage to Triton: `TritonPythonModel = part_model(RankFeatures)`."""
+"""Adapt the parts of a stage to Triton: `TritonPythonModel = make_part_model(RankFeatures)`."""
 
 from __future__ import annotations
 
