@@ -34,7 +34,7 @@ def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries]))
         return
-    names = ("generation", "published", "data", "events", "log", "NDCG@10", "Recall@20", "tags")
+    names = ("generation", "published (UTC)", "data", "events", "log", "NDCG@10", "Recall@20", "tags")
     table = Table(*(Column(name, overflow="fold") for name in names), box=None, padding=(0, 1, 0, 0))  # fits 80 characters
     for entry in entries:
         number = f"{entry.generation}{' (pinned)' if entry.pinned else ''}"
@@ -104,7 +104,7 @@ def record(repo: Repo = DEFAULT) -> None:
     for act in read_acts(repo):
         what = f" {act.tag!r}" if act.tag else ""
         typer.echo(
-            f"{format_time(act.time_s)}  {act.author}  {act.action}{what}: generation {act.generation}  {act.reason}".rstrip()
+            f"{format_time(act.time_s)} UTC  {act.author}  {act.action}{what}: generation {act.generation}  {act.reason}".rstrip()
         )
 
 

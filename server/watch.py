@@ -23,7 +23,7 @@ import sys
 import time
 import traceback
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
@@ -217,7 +217,7 @@ def read_last_lines(run_dir: Path, grpc_port: int, count: int = 5) -> list[str]:
 
 
 def say(line: str) -> None:
-    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}", flush=True)
+    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {line}", flush=True)
 
 
 def _exit_on_signal(signum: int, _: FrameType | None) -> None:

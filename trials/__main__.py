@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, get_args
@@ -244,7 +244,7 @@ def guard(
 
 
 def say(line: str) -> None:
-    typer.echo(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}")
+    typer.echo(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {line}")
 
 
 def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
