@@ -103,9 +103,8 @@ def record(repo: Repo = DEFAULT) -> None:
     """Print what was done with the generations, oldest first."""
     for act in read_acts(repo):
         what = f" {act.tag!r}" if act.tag else ""
-        typer.echo(
-            f"{format_time(act.time_s)} UTC  {act.author}  {act.action}{what}: generation {act.generation}  {act.reason}".rstrip()
-        )
+        told = f"{act.author}  {act.action}{what}: generation {act.generation}  {act.reason}"
+        typer.echo(f"{format_time(act.time_s)} UTC  {told}".rstrip())
 
 
 def format_time(time_s: int) -> str:
