@@ -33,7 +33,7 @@ from trials.progress import tell_progress
 from trials.report import AnswerSummary, By, Summary, summarise
 from trials.sequential import Comparison, compare_arms, has_wrong_split
 from trials.split import Split, measure_split
-from trials.unseen import Reward, pair_answers, read_lists, shadow_lists
+from trials.unseen import Reward, find_shadow_lists, pair_answers, read_lists
 
 MOST_FAILED_LOOKS = 30
 LEAST_PAUSE = 20  # times as long as a look took
@@ -164,7 +164,7 @@ def off_policy(
     if answers is not None and generation is None:
         judged = read_lists(answers)
     elif generation is not None and answers is None:
-        judged = shadow_lists(exposures, generation)
+        judged = find_shadow_lists(exposures, generation)
     else:
         raise TrialError("What to judge is not clear; expected --generation or --answers, one of them.")
     paired = pair_answers(exposures, read_events(folder), judged, reward, places)

@@ -65,7 +65,9 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
     """Return the state that an experiment should have, and why. exposures, log: as of `join_feedback`, since its last change"""
     since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
     exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
-    champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried_arm(experiment)))
+    champion, challenger = (
+        exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, find_tried_arm(experiment))
+    )
     if strangers := find_strangers(experiment, exposures):
         return "stopped", strangers
     harm = find_failures(challenger)
@@ -104,7 +106,7 @@ def has_mark(exposures: pa.Table, mark: str) -> np.ndarray:
     return has
 
 
-def tried_arm(experiment: Experiment) -> str:
+def find_tried_arm(experiment: Experiment) -> str:
     """Return the arm whose answers the challenger makes, alone or with the champion."""
     return SHADOW_ARM if experiment.mode == "shadow" else ARM_OF_MODE[experiment.mode]
 
@@ -177,5 +179,5 @@ def find_gain(feedback: Feedback, experiment: Experiment) -> str:
 
 def compare(feedback: Feedback, metric: str, experiment: Experiment) -> Comparison:
     """Compare the arms by a metric of `Feedback.compute_rewards`."""
-    arms = feedback.sum_arm(metric, CHAMPION_ARM), feedback.sum_arm(metric, tried_arm(experiment))
+    arms = feedback.sum_arm(metric, CHAMPION_ARM), feedback.sum_arm(metric, find_tried_arm(experiment))
     return compare_arms(*arms, tightest_at=HARM_SOON)

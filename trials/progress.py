@@ -77,13 +77,13 @@ class Progress:
         """Return the progress as a value that JSON can hold; None for bounds that are infinite or not known yet."""
         facts = {name: getattr(self.experiment, name) for name in FACTS}
         return {
-            "experiment": facts | {"started": _iso_time(self.experiment.started_ms)},
+            "experiment": facts | {"started": _format_time(self.experiment.started_ms)},
             "arms": [
                 {"arm": arm, "answers": summary.count} | {name: getattr(summary, name) for name in COUNTS}
                 for arm, summary in self.arms.items()
             ],
             "looks": [
-                {"time": _iso_time(time_ms)} | {name: _none_unless_finite(getattr(look, name)) for name in BOUNDS}
+                {"time": _format_time(time_ms)} | {name: _none_unless_finite(getattr(look, name)) for name in BOUNDS}
                 for time_ms, look in self.looks
             ],
             "split": self.split.text if self.split else "",
@@ -175,5 +175,5 @@ def _none_unless_finite(value: float) -> float | None:
     return float(value) if isfinite(value) else None
 
 
-def _iso_time(time_ms: int) -> str:
+def _format_time(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat()

@@ -88,7 +88,7 @@ class PairedAnswers:
         return {"IPS": estimate_slate(*logged), "SNIPS": estimate_slate_snips(*logged), "DR": robust}, support
 
 
-def shadow_lists(exposures: pa.Table, generation: int) -> dict[str, list[int]]:
+def find_shadow_lists(exposures: pa.Table, generation: int) -> dict[str, list[int]]:
     """Return what a generation answered as a shadow. Raises TrialError for one that never was."""
     shadows = exposures.filter((pa.compute.field("arm") == SHADOW_ARM) & (pa.compute.field("generation") == generation))
     if not len(shadows):
