@@ -163,15 +163,15 @@ def add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
             entry = warmup.inputs[tensor.name]
             entry.data_type = TRITON_TYPE[tensor.dtype]
             entry.dims.extend(tensor.dims)
-            entry.input_data_file = warmup_file(tensor.name, row)
+            entry.input_data_file = name_warmup_file(tensor.name, row)
 
 
-def warmup_file(tensor: str, row: int) -> str:
+def name_warmup_file(tensor: str, row: int) -> str:
     """Return the name of the warm-up file of a tensor and a recorded row."""
     return f"{tensor}_{row}"
 
 
-def warmup_bytes(array: np.ndarray) -> bytes:
+def encode_warmup(array: np.ndarray) -> bytes:
     """Return a tensor in the format of warm-up files: raw little-endian values, strings with a 4-byte length each."""
     if array.dtype != np.object_:
         return np.ascontiguousarray(array).tobytes()

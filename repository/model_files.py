@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from repository.code import copy_serving_code
-from repository.config import holds_row, warmup_bytes, warmup_file
+from repository.config import encode_warmup, holds_row, name_warmup_file
 from serving.contract.tensors import ModelSpec, pack_records
 
 ADAPTER, UPDATER = "serving.stages.adapter.triton", "serving.tables.__main__"
@@ -68,9 +68,9 @@ def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray],
     folder.mkdir(exist_ok=True)
     for name, values in pack_records(spec.inputs, recorded).items():
         for row in range(rows):
-            path = folder / warmup_file(name, row)
+            path = folder / name_warmup_file(name, row)
             if not path.exists() or not holds_row(path.read_bytes(), values[row]):
-                replace_warmup(path, warmup_bytes(values[row]))
+                replace_warmup(path, encode_warmup(values[row]))
 
 
 def replace_warmup(path: Path, content: bytes) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from export.build import build_repository
 from export.check import check_repository
 from export.settings import Settings
-from repository.config import WARMUP_ROWS, warmup_file
+from repository.config import WARMUP_ROWS, name_warmup_file
 from repository.generations import pin
 from serving.contract.artifacts import read_json
 from serving.contract.errors import ConfigError, RequestError
@@ -106,7 +106,7 @@ def test_a_later_generation_with_fewer_users_loads_with_the_first_ones_warm_up(t
 
     def recorded(stage, tensor):
         folder = repository / stage / "warmup"
-        rows = [np.fromfile(folder / warmup_file(tensor.name, row), tensor.numpy_dtype) for row in range(WARMUP_ROWS)]
+        rows = [np.fromfile(folder / name_warmup_file(tensor.name, row), tensor.numpy_dtype) for row in range(WARMUP_ROWS)]
         return np.stack(rows).reshape(WARMUP_ROWS, *tensor.dims)
 
     assert pipeline.info.generation == 2

@@ -122,5 +122,5 @@ def test_the_contract_itself_has_sound_edges():
 
 
 def test_warmup_strings_carry_their_length():
-    assert c.warmup_bytes(np.array([[b"ab"], [b""]], object)) == b"\x02\0\0\0ab\0\0\0\0"
-    assert c.warmup_bytes(np.array([[1.5]], np.float32)) == np.float32(1.5).tobytes()
+    assert c.encode_warmup(np.array([[b"ab"], [b""]], object)) == b"\x02\0\0\0ab\0\0\0\0"
+    assert c.encode_warmup(np.array([[1.5]], np.float32)) == np.float32(1.5).tobytes()
