@@ -23,13 +23,13 @@ from rich.console import Console
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
-from export.evaluate import find_positions, move_up, refuse_nothing_to_find, retrieval_order, split_into_blocks
+from export.evaluate import find_positions, move_up, refuse_nothing_to_find, score_by_retrieval, split_into_blocks
 from export.nvidia.precision.agreement import HALF, find_beyond
 from export.nvidia.precision.calibration import NETWORKS, Arrays, find_stage_folders, replace_networks
-from export.nvidia.precision.faithful import faithful_session
+from export.nvidia.precision.faithful import open_faithful_session
 from export.nvidia.precision.graphs import count_weight_bytes
 from export.nvidia.precision.lower import PRECISIONS, Lowered, lower_networks
-from export.nvidia.precision.trial import LOWERED_STAGES, Trial, joined
+from export.nvidia.precision.trial import LOWERED_STAGES, Trial, join
 from export.settings import Settings
 from perf.command import run
 from serving.contract.tensors import ENSEMBLE
@@ -99,7 +99,7 @@ def measure_pipeline(pipeline: Pipeline, networks: Networks, dataset: Dataset) -
     refuse_nothing_to_find(dataset, problem)
     qualities = {}
     for precision in PRECISIONS:
-        sessions = {stage: faithful_session(lowered.model) for stage, lowered in networks[precision].items()}
+        sessions = {stage: open_faithful_session(lowered.model) for stage, lowered in networks[precision].items()}
         qualities[precision] = measure_quality(replace_networks(pipeline, sessions), problem)
     return [f for precision, quality in qualities.items() for f in make_figures(precision, quality, qualities["fp32"])]
 
@@ -111,14 +111,14 @@ def measure_quality(pipeline: Pipeline, problem: Problem) -> Quality:
         tensors = pipeline.trace({"user_id": problem.user_ids[block][:, None]})
         by_rank = np.argsort(-tensors["rank_scores"], axis=1, kind="stable")
         ranked = np.take_along_axis(tensors["candidate_ids"], by_rank, axis=1)
-        order = retrieval_order(pipeline, tensors, problem)
+        order = score_by_retrieval(pipeline, tensors, problem)
         for ids in (tensors["candidate_ids"], ranked, tensors["item_ids"]):
             order = move_up(order, find_positions(ids, problem))
         relevant = problem.test.relevant[block]
         aucs.append(auc(order, relevant, problem.test.seen[block]))
         ndcgs.append(ndcg_at(find_positions(tensors["item_ids"], problem), relevant, 10))
         answers.append({name: tensors[name] for name in ("item_ids", "scores")})
-    return Quality(np.concatenate(aucs), np.concatenate(ndcgs), joined(answers))
+    return Quality(np.concatenate(aucs), np.concatenate(ndcgs), join(answers))
 
 
 def make_figures(precision: str, quality: Quality, exact: Quality) -> list[Figure]:

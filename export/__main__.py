@@ -127,7 +127,7 @@ def refuse_unknown(layout: str) -> None:
 @app.command()
 def check(repo: Repo = Path("model_repository")) -> None:
     """Report what will fail in a repository, and how to fix it. Exit code 1 when there is an error."""
-    from export.check import check_repository, checked_by_format
+    from export.check import check_repository, list_checked_by_format
     from repository.finding import count_errors
 
     findings = check_repository(repo)
@@ -135,7 +135,7 @@ def check(repo: Repo = Path("model_repository")) -> None:
         colour = "red" if finding.level == "error" else "yellow"
         console.print(f"[{colour}]{finding.level}[/] {escape(finding.where)}: {escape(finding.fact)}. {escape(finding.remedy)}")
     errors = count_errors(findings)
-    for fact in checked_by_format(repo):
+    for fact in list_checked_by_format(repo):
         console.print(f"[dim]checked by format only[/]: {fact}")
     console.print(f"{repo}: {errors} errors, {len(findings) - errors} warnings.")
     if errors:

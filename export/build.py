@@ -147,7 +147,7 @@ def compute_features(dataset: Dataset, settings: Settings, workflow: Path | None
     with progress.phase("features") as phase:
         chosen, cluster = FeatureSettings(history_length=settings.pipeline.history), find_cluster(settings.dask)
         seed, log = settings.pipeline.seed, dataset.interactions
-        features = build_features(dataset, log, chosen, seed, workflow, cluster, progress.detail)
+        features = build_features(dataset, log, chosen, seed, workflow, cluster, progress.note_detail)
         phase.result = f"{len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items"
     return features
 
@@ -165,7 +165,7 @@ def try_sources(
         n_positives = int(dataset.interactions["positive"].sum())
         sequence = choose_sequence_settings(settings, n_positives) if may_serve_sequences else None
         tried = choose_retrieval_settings(settings.pipeline, sequence, choose_graph_settings(settings, n_positives))
-        sources = Sources(*choose_sources(dataset, features, replace(tried, start_from=start_from), progress.detail))
+        sources = Sources(*choose_sources(dataset, features, replace(tried, start_from=start_from), progress.note_detail))
         phase.result = describe_sources(sources.choices)
     return sources
 
@@ -173,7 +173,7 @@ def try_sources(
 def fit_retriever(dataset: Dataset, features: Features, retrieval: RetrievalSettings, progress: Progress) -> FittedRetriever:
     """Fit the retriever to serve on the whole log."""
     with progress.phase("retriever") as phase:
-        retriever = fit_served_retriever(dataset, features, retrieval, progress.detail)
+        retriever = fit_served_retriever(dataset, features, retrieval, progress.note_detail)
         phase.result = f"of {len(dataset.items):,} items, fitted on the whole log"
     return retriever
 
@@ -213,10 +213,10 @@ def fit_ranking(
         statistics = fit_statistics_of(features, log, choices.statistics)
         lessons = add_unlabelled(lessons, log, features, statistics, served, choices, rng)
         trainer = choose_trainer(settings, features, start)
-        ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.detail, trainer, start)
+        ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.note_detail, trainer, start)
         phase.result = describe_ranker(ranker, choices)
     with progress.phase("re-ranker") as phase:
-        reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.detail)
+        reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.note_detail)
         phase.result = f"trust {reranker.trust:g}"
     return Ranking(ranker, reranker, statistics, take_sample(lessons, features))
 
@@ -283,13 +283,13 @@ def make_axes(features: Features, pipeline: PipelineSettings) -> Axes:
 
 def refuse_tables_that_do_not_fit(features: Features, axes: Axes, settings: Settings) -> None:
     """Raise ConfigError before training when the ranker's tables will not fit their budgets."""
-    serving = settings.serving_of()["rank"]
+    serving = settings.merge_serving()["rank"]
     shapes = find_shapes(features, settings.table_width, settings.ranker.cold)
     plan_tables(settings.tables, shapes, serving.instances, serving.max_batch_size * axes.candidates)
 
 
 def write_ranker_tables(staging: Staging, axes: Axes, settings: Settings) -> tuple[dict[str, int], str]:
     """Write the settings of the ranker's tables. Return their bytes by level, and a line for people."""
-    serving = settings.serving_of()["rank"]
+    serving = settings.merge_serving()["rank"]
     folder, samples = staging.folder("rank") / TABLES_FOLDER, serving.max_batch_size * axes.candidates
     return write_tables(folder, settings.tables, serving.instances, samples)

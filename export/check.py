@@ -11,9 +11,9 @@ from repository.finding import Finding
 
 def check_repository(repository: Path) -> list[Finding]:
     """Return all findings of the checks of the repository's profile, errors first."""
-    return run_checks(repository, *load_profile(find_profile_name(repository)).checks())
+    return run_checks(repository, *load_profile(find_profile_name(repository)).list_checks())
 
 
-def checked_by_format(repository: Path) -> tuple[str, ...]:
+def list_checked_by_format(repository: Path) -> tuple[str, ...]:
     """Return what the checks could only compare with a documented format, because the software that reads it is not here."""
-    return tuple(load_profile(find_profile_name(repository)).checked_by_format(repository))
+    return tuple(load_profile(find_profile_name(repository)).list_checked_by_format(repository))

@@ -40,15 +40,15 @@ class CpuProfile:
         staging.check_contract(specs)
 
     def publish(self, rehearsed: Rehearsed, report: Callable[[str], None]) -> int:
-        from export.rehearsal import warmup_tensors  # imported late, because `make check` needs no pandas
+        from export.rehearsal import make_warmup_tensors  # imported late, because `make check` needs no pandas
 
         staging, recorded = rehearsed.staging, rehearsed.recorded
-        return staging.publish(rehearsed.specs, rehearsed.settings.serving_of(), warmup_tensors(staging, recorded))
+        return staging.publish(rehearsed.specs, rehearsed.settings.merge_serving(), make_warmup_tensors(staging, recorded))
 
-    def checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
+    def list_checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
         return CHECKS, DECISIVE
 
-    def checked_by_format(self, repository: Path) -> Sequence[str]:
+    def list_checked_by_format(self, repository: Path) -> Sequence[str]:
         return ()
 
 

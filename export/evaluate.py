@@ -56,7 +56,7 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     most_users = min(USERS_PER_CALL, read_config(repository / ENSEMBLE / CONFIG_FILE).max_batch_size)
     with TritonServer(repository) as server:
         # The server returns K items: beyond them, the AUC uses the order of the in-process pipeline.
-        rows[SERVED] = measure_quality(served_lists(server.grpc_url, problem, most_users), rows["after rerank"].auc, problem)
+        rows[SERVED] = measure_quality(ask_server(server.grpc_url, problem, most_users), rows["after rerank"].auc, problem)
     console.print(make_table(dataset, problem, rows))
     console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
     return rows
@@ -104,7 +104,7 @@ def ask_stages(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarr
             "rank": np.take_along_axis(tensors["candidate_ids"], by_rank, axis=1),
             "rerank": tensors["item_ids"],
         }
-        order = retrieval_order(pipeline, tensors, problem)
+        order = score_by_retrieval(pipeline, tensors, problem)
         for stage, ids in ids_after.items():
             order = move_up(order, find_positions(ids, problem))
             aucs[stage].append(auc(order, problem.test.relevant[block], problem.test.seen[block]))
@@ -112,7 +112,7 @@ def ask_stages(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarr
     return {stage: (np.concatenate(ids)[:, :20], np.concatenate(aucs[stage])) for stage, ids in lists.items()}
 
 
-def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:
+def score_by_retrieval(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:
     """Return scores of all items by position, float32 [B, n_items], that order them as retrieval does."""
     retrieve = pipeline.stages["retrieve"]
     history = retrieve.items.find_positions(tensors["history_ids"])
@@ -131,7 +131,7 @@ def move_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
     return moved[:, :n_items]
 
 
-def served_lists(url: str, problem: Problem, users_per_call: int) -> np.ndarray:
+def ask_server(url: str, problem: Problem, users_per_call: int) -> np.ndarray:
     """Return the item ids, int64 [U, K], that a running server recommends to the test users."""
     with open_local_client(url) as client, ThreadPoolExecutor(CONCURRENT_CALLS) as pool:
 

@@ -27,9 +27,9 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     """
     progress, pipeline, choices = Progress(console), settings.pipeline, RankingSettings()
     chosen, cluster = FeatureSettings(history_length=pipeline.history), find_cluster(settings.dask)
-    features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster, say=progress.detail)
+    features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster, say=progress.note_detail)
     rng = np.random.default_rng(pipeline.seed)
-    of_the_past = partial(fit_training_retriever, dataset, features, choose_retrieval_settings(pipeline), progress.detail)
+    of_the_past = partial(fit_training_retriever, dataset, features, choose_retrieval_settings(pipeline), progress.note_detail)
     by_moment, in_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
     teaching, without_events, validation = hold_out(by_moment, in_visits, choices.ranker.validation_share)
     teaching += without_events

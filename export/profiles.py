@@ -61,10 +61,10 @@ class Profile(Protocol):
     def publish(self, rehearsed: Rehearsed, report: Callable[[str], None]) -> int:
         """Publish the generation, in place of the repository or beside its older generations. Return its number."""
 
-    def checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
+    def list_checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
         """Return the checks of its repositories in order, and the decisive ones, after whose errors no other check runs."""
 
-    def checked_by_format(self, repository: Path) -> Sequence[str]:
+    def list_checked_by_format(self, repository: Path) -> Sequence[str]:
         """Return what could only be compared with a documented format, because the software that reads it is not here."""
 
 

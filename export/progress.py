@@ -50,7 +50,7 @@ class Progress:
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.note(f"at most {peak_kib / 2**20:.1f} GiB of memory were in use")
 
-    def detail(self, text: str) -> None:
+    def note_detail(self, text: str) -> None:
         """Print a line when details were requested; on a terminal, show it until the next one."""
         self._status.update(escape(text.strip()))
         if self._verbose:

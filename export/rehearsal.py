@@ -67,7 +67,7 @@ def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
         raise ExportError("An answer names an item twice. Report this as a bug.")
 
 
-def warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
+def make_warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
     """Return all tensors of all stages for a few recorded requests by name, [WARMUP_ROWS, *dims], valid in any generation."""
     with closing(Pipeline.load(staging.root, staging.generation, as_exported=True)) as pipeline:
         tensors = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})

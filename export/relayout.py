@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from export.profiles import DEFAULT, find_profile_name
-from export.rehearsal import record, warmup_tensors
+from export.rehearsal import make_warmup_tensors, record
 from export.settings import read_exported_settings
 from repository.publish import Staging
 from repository.recorded import RECORDED_FILE, read_recorded
@@ -62,7 +62,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
         recorded = record(staging, requests)
         kept_facts = {name: facts[name] for name in ("dataset", "log", "settings", "versions") if name in facts}
         staging.seal(kept_facts | {"reports": reports})
-        return staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded), beside)
+        return staging.publish(specs, settings.merge_serving(), make_warmup_tensors(staging, recorded), beside)
 
 
 def copy_artifacts(source: Path, target: Path) -> None:

@@ -254,20 +254,20 @@ class Settings(_Section):
         """The width of the served tables, unless the DLRM (TAUGHT_WIDTH or wider) replaces its student."""
         return self.ranker.width or (TAUGHT_WIDTH if self.compression == "none" else STUDENT_WIDTH)
 
-    def serving_of(self) -> dict[str, Serving]:
+    def merge_serving(self) -> dict[str, Serving]:
         """Return the serving settings of every model, by name."""
         names = (*STAGES, *LIVE_MODELS, ENSEMBLE)
         common = {key: value for key, value in self.serving.items() if key not in names}
-        base = serving_from(Serving(), common, "serving")
+        base = change_serving(Serving(), common, "serving")
         defaults = dict.fromkeys(names, base) | dict.fromkeys(LIVE_MODELS, Serving(max_batch_size=EVENTS_AT_ONCE))
         fused: dict[str, Any] = {key: value for key, value in FUSED.items() if key not in common}
         defaults[ENSEMBLE] = replace(base, **fused)
         return {
-            name: serving_from(default, self.serving.get(name, {}), f"serving.{name}") for name, default in defaults.items()
+            name: change_serving(default, self.serving.get(name, {}), f"serving.{name}") for name, default in defaults.items()
         }
 
 
-def serving_from(base: Serving, changes: Any, section: str) -> Serving:
+def change_serving(base: Serving, changes: Any, section: str) -> Serving:
     """Return `base` with some fields changed. Raises ConfigError naming the section and the key."""
     if not isinstance(changes, Mapping):
         raise ConfigError(f"{section} is {changes!r}. Expected a section: [{section}], with keys such as instances.")
@@ -313,7 +313,7 @@ def read_settings(path: Path | None) -> Settings:
         document = tomllib.loads(path.read_text())
         refuse_unknown_keys(document, Settings)
         settings = Settings.model_validate(document)
-        settings.serving_of()
+        settings.merge_serving()
     return settings
 
 

@@ -48,7 +48,7 @@ BY_FORMAT_ONLY = {
 }
 
 
-def by_format_only(repository: Path) -> tuple[str, ...]:
+def list_unconfirmed_facts(repository: Path) -> tuple[str, ...]:
     """Return the unconfirmed facts about the backends that serve this repository."""
     kinds = {part.kind for part in list_parts(read_merlin_settings(repository))}
     return tuple(fact for kind, facts in BY_FORMAT_ONLY.items() if kind in kinds for fact in facts)
@@ -125,7 +125,7 @@ def find_ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConf
 
 def describe_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
     """Return the type, the dims with the batch axis, and the fields if the tensor is a record."""
-    return tensor.data_type, full_dims(config, tensor), read_record_fields(config, tensor.name)
+    return tensor.data_type, add_batch_axis(config, tensor), read_record_fields(config, tensor.name)
 
 
 def describe_end(end: tuple[int, tuple[int, ...], str] | None) -> str:
@@ -136,7 +136,7 @@ def describe_end(end: tuple[int, tuple[int, ...], str] | None) -> str:
     return f"{pb.DataType.Name(dtype)} {list(dims)}" + (f" ({fields})" if fields else "")
 
 
-def full_dims(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...]:
+def add_batch_axis(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...]:
     """Return the dims with the batch axis, which Triton adds where max_batch_size is above 0."""
     return (*((-1,) if config.max_batch_size else ()), *tensor.dims)
 

@@ -20,7 +20,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.folders import replace_folder
 from export.nvidia.hps import PS_FILE, read_uses
-from export.nvidia.hugectr.layers import DlrmLayers, layers_from_arrays
+from export.nvidia.hugectr.layers import DlrmLayers, make_layers
 from export.nvidia.hugectr.model import write_model
 from export.nvidia.source import Source
 from export.settings import Settings
@@ -89,12 +89,12 @@ def read_layers(path: Path) -> DlrmLayers:
     if not path.is_file():
         raise ExportError(f"{path} is missing: this generation was exported by an older version. Export the data set again.")
     with np.load(path, allow_pickle=False) as file:
-        return layers_from_arrays({name: file[name] for name in file.files})
+        return make_layers({name: file[name] for name in file.files})
 
 
 def make_ps_entry(source: Source, layers: DlrmLayers, settings: Settings) -> dict[str, Any]:
     """Return the model's entry in ps.json (`models[0]`)."""
-    merlin, serving = settings.merlin, settings.serving_of()["rank"]
+    merlin, serving = settings.merlin, settings.merge_serving()["rank"]
     slots = len(source.table_names)
     folder = f"{merlin.mount}/{NAME}/{source.generation}"
     return {
@@ -122,7 +122,7 @@ def make_ps_entry(source: Source, layers: DlrmLayers, settings: Settings) -> dic
 
 def make_backend_config(source: Source, layers: DlrmLayers, settings: Settings, entry: dict[str, Any]) -> pb.ModelConfig:
     """Return the model's config. entry: what `make_ps_entry` returned"""
-    merlin, serving = settings.merlin, settings.serving_of()["rank"]
+    merlin, serving = settings.merlin, settings.merge_serving()["rank"]
     slots = len(source.table_names)
     config = pb.ModelConfig(name=NAME, backend="hugectr", max_batch_size=entry["max_batch_size"])
     for name, kind in (("DES", pb.TYPE_FP32), ("CATCOLUMN", pb.TYPE_INT64), ("ROWINDEX", pb.TYPE_INT32)):

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from export.nvidia.hps import PS_FILE
-from export.nvidia.precision.faithful import faithful_session
+from export.nvidia.precision.faithful import open_faithful_session
 from export.nvidia.tensorrt.build_engines import ENGINE_FILE
 from hps_config.reader import read_ps_json
 from repository.config import CONFIG_FILE, compare_tensors, read_spec
@@ -115,7 +115,7 @@ def _open_network(folder: Path) -> Any:
     session = open_network(folder, NETWORK)
     if read_json(folder, ENGINE_FILE)["precision"] == "fp32":
         return session
-    return faithful_session(onnx.load(str(folder / f"{NETWORK}.onnx")))
+    return open_faithful_session(onnx.load(str(folder / f"{NETWORK}.onnx")))
 
 
 def map_to_host(repository: Path, mount: str, path: str) -> Path:

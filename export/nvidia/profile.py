@@ -44,15 +44,15 @@ class MerlinProfile:
         source = Source.open({name: rehearsed.staging.folder(name) for name in (*STAGES, ENSEMBLE)}, rehearsed.workflow)
         return publish_merlin(source, rehearsed.repository, rehearsed.settings, report)
 
-    def checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
+    def list_checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
         from export.nvidia.check import CHECKS, DECISIVE
 
         return CHECKS, DECISIVE
 
-    def checked_by_format(self, repository: Path) -> Sequence[str]:
-        from export.nvidia.check import by_format_only
+    def list_checked_by_format(self, repository: Path) -> Sequence[str]:
+        from export.nvidia.check import list_unconfirmed_facts
 
-        return by_format_only(repository)
+        return list_unconfirmed_facts(repository)
 
 
 PROFILE = MerlinProfile()

@@ -63,18 +63,18 @@ class Source:
 
 
 def _read_sizes(folders: Mapping[str, Path], info: Mapping[str, StageInfo]) -> Sizes:
-    def width(stage: str, name: str) -> int:
+    def read_width(stage: str, name: str) -> int:
         return open_array(folders[stage], name).shape[1]
 
     user_tables = [f"tables/{name}" for name in info["retrieve"].settings["user_tables"]]
     return Sizes(
-        pair_numbers=width("rank", "item_numbers") + len(list_feature_names()),
-        item_tables=width("rank", "item_rows"),
-        row_width=width("rank", f"tables/{info['rank'].settings['user_tables'][0]}"),
-        history_width=width("retrieve", "tables/history"),
-        user_embeddings=sum(width("retrieve", name) for name in user_tables),
-        user_vector=width("retrieve", "item_vectors"),
+        pair_numbers=read_width("rank", "item_numbers") + len(list_feature_names()),
+        item_tables=read_width("rank", "item_rows"),
+        row_width=read_width("rank", f"tables/{info['rank'].settings['user_tables'][0]}"),
+        history_width=read_width("retrieve", "tables/history"),
+        user_embeddings=sum(read_width("retrieve", name) for name in user_tables),
+        user_vector=read_width("retrieve", "item_vectors"),
         list_length=info["rerank"].settings["list_length"],
-        item_vector=width("rerank", "item_vectors"),
+        item_vector=read_width("rerank", "item_vectors"),
         list_features=LIST_FEATURES,
     )

@@ -74,7 +74,7 @@ class Writer:
 
     def __init__(self, source: Source, target: Path, settings: Settings, report: Callable[[str], None] = print) -> None:
         self.source, self.target, self.settings, self.report = source, target, settings, report
-        self.merlin, self.serving = settings.merlin, settings.serving_of()
+        self.merlin, self.serving = settings.merlin, settings.merge_serving()
         self.uses_hps = self.merlin.triton == "24.03"
         self.parts = list_parts(self.merlin)
         self.specs = build_all_specs(source.info["rank"], source.sizes, self.uses_hps)
@@ -103,7 +103,7 @@ class Writer:
     def make_version_folder(self, model: str) -> Path:
         return self.target / model / str(self.source.generation)
 
-    def max_batch_size(self, stage: str) -> int:
+    def find_max_batch_size(self, stage: str) -> int:
         """Return the max_batch_size of an ensemble or a network: 0 behind `hps`, which has no batch axis."""
         return 0 if self.uses_hps and stage in ("rank", ENSEMBLE) else self.serving[stage].max_batch_size
 
@@ -168,7 +168,7 @@ class Writer:
     def _write_network_model(self, part: Part) -> None:
         """Write a network: ONNX file, profiles, configs. Its engine is built on the serving machine."""
         spec, serving, generation = self.specs[part.name], self.serving[part.stage], self.source.generation
-        batch = self.max_batch_size(part.stage)
+        batch = self.find_max_batch_size(part.stage)
         per_row = {FLAT: count_keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
         profiles = make_profiles(spec, serving, batch, per_row)
         config = make_tensorrt_config(
@@ -213,11 +213,13 @@ class Writer:
     def _write_ensembles(self) -> None:
         for stage in list_nested_stages(self.merlin):
             steps = [self.specs[part.name] for part in self.parts if part.stage == stage]
-            config = make_nested_config(self.source.specs[stage], steps, self.source.generation, self.max_batch_size(stage))
+            config = make_nested_config(
+                self.source.specs[stage], steps, self.source.generation, self.find_max_batch_size(stage)
+            )
             write_config(self.target / stage / CONFIG_FILE, config)
         stages = self.source.specs
         config = make_nested_config(
-            make_ensemble_spec(stages), list(stages.values()), self.source.generation, self.max_batch_size(ENSEMBLE)
+            make_ensemble_spec(stages), list(stages.values()), self.source.generation, self.find_max_batch_size(ENSEMBLE)
         )
         write_config(self.target / ENSEMBLE / CONFIG_FILE, config)
 

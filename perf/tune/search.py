@@ -59,7 +59,7 @@ def read_current(settings: Settings, key: str) -> Any:
     if section == "compute":
         return getattr(settings.compute, path[0])
     model = path[0] if len(path) == 2 else STAGES[0]  # the same in all stages
-    value = getattr(settings.serving_of()[model], path[-1])
+    value = getattr(settings.merge_serving()[model], path[-1])
     return list(value) if isinstance(value, tuple) else value
 
 

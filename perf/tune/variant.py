@@ -35,7 +35,7 @@ from training.retrieval.index import inverted_file
 def make_variant(source: Path, target: Path, layout: str, settings: Settings) -> None:
     """Write `target`, which must not exist: the generation that `source` answers with, under `settings`."""
     shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns(CHALLENGER))
-    generation, serving = pinned_generation(target), settings.serving_of()
+    generation, serving = pinned_generation(target), settings.merge_serving()
     write_pins(target, generation)
     for model in list_models(layout):
         path = target / model / CONFIG_FILE

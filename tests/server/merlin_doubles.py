@@ -154,7 +154,7 @@ class TensorRT:
         from google.protobuf import text_format
         from tritonclient.grpc import model_config_pb2 as pb
 
-        from export.nvidia.precision.faithful import faithful_session
+        from export.nvidia.precision.faithful import open_faithful_session
 
         config = text_format.Parse(config_text, pb.ModelConfig())
         demand(config.platform == "tensorrt_plan", "platform tensorrt_plan", config.platform)
@@ -164,7 +164,7 @@ class TensorRT:
         self.dims = {tensor.name: tuple(tensor.dims) for tensor in config.input}
         self.outputs = [tensor.name for tensor in config.output]
         self.profiles = json.loads((Path(folder) / "engine.json").read_text())["profiles"]
-        self.session = faithful_session(onnx.load(str(Path(folder) / "model.onnx")))
+        self.session = open_faithful_session(onnx.load(str(Path(folder) / "model.onnx")))
         engine = {tensor.name: len(tensor.shape) for tensor in self.session.get_inputs()}
         demand(engine == {n: len(d) + self.batched for n, d in self.dims.items()}, "one axis more where Triton batches", engine)
 

@@ -12,8 +12,8 @@ def printed(verbose: bool) -> list[str]:
     out = io.StringIO()
     progress = Progress(Console(file=out, width=120), verbose)
     with progress.phase("ranker") as phase:
-        progress.detail("epoch 1 of 2")
-        progress.detail("epoch 2 of 2")
+        progress.note_detail("epoch 1 of 2")
+        progress.note_detail("epoch 2 of 2")
         phase.result = "NDCG@10 0.2"
     return out.getvalue().splitlines()
 
@@ -46,7 +46,7 @@ def test_brackets_are_text_and_not_markup():
     out = io.StringIO()
     progress = Progress(Console(file=out, width=120), verbose=True)
     with progress.phase("[new]") as phase:
-        progress.detail("epoch [1/2]")
+        progress.note_detail("epoch [1/2]")
         phase.result = "published in shops[/a]"
     detail, line = out.getvalue().splitlines()
     assert detail.endswith("epoch [1/2]")

@@ -20,14 +20,14 @@ def read(tmp_path, text):
 
 
 def test_nothing_waits_by_default():
-    serving = read_settings(None).serving_of()
+    serving = read_settings(None).merge_serving()
     assert serving.keys() == {*STAGES, *LIVE_MODELS, ENSEMBLE}
     assert {serving[name].queue_delay_us for name in serving} == {0}
 
 
 def test_a_section_per_model_overrides_the_common_one(tmp_path):
     settings = read(tmp_path, "[serving]\nmax_batch_size = 32\nqueue_delay_us = 7\n[serving.rank]\ninstances = 2\n")
-    serving = settings.serving_of()
+    serving = settings.merge_serving()
     assert serving["rank"].instances == 2
     assert serving["rank"].max_batch_size == 32
     assert serving["rerank"].instances == 1
@@ -44,7 +44,7 @@ def test_a_section_per_model_overrides_the_common_one(tmp_path):
     ],
 )
 def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(serving, preferred):
-    found = Settings(serving=serving).serving_of()
+    found = Settings(serving=serving).merge_serving()
     assert found[ENSEMBLE].preferred_batch_sizes == preferred
     assert {found[name].preferred_batch_sizes for name in STAGES} == {tuple(serving.get("preferred_batch_sizes", ()))}
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export.nvidia.hugectr.layers import interaction_width
+from export.nvidia.hugectr.layers import compute_interaction_width
 from serving.contract.errors import ConfigError
 
 EMBEDDINGS = ("DistributedSlotSparseEmbeddingHash", "LocalizedSlotSparseEmbeddingHash")
@@ -86,7 +86,7 @@ class _Chain:
 def _read_mlps(path: Path, data: dict, embedding: dict, dense: list[dict]) -> ForeignDlrm:
     slots, hparam = data["sparse"][0]["slot_num"], embedding["sparse_embedding_hparam"]
     width = hparam["embedding_vec_size"]
-    bottom, top = _Chain(data["dense"]["dense_dim"]), _Chain(interaction_width(width, slots))
+    bottom, top = _Chain(data["dense"]["dense_dim"]), _Chain(compute_interaction_width(width, slots))
     chain, tensor = bottom, data["dense"]["top"]
     for layer in dense:
         kind, sources = layer["type"], _as_list(layer["bottom"])

@@ -19,7 +19,7 @@ from export.nvidia.hugectr.dense_file import read_dense_file
 from export.nvidia.hugectr.foreign import ForeignDlrm, read_foreign
 from export.nvidia.hugectr.forward import compute_logits, find_slot_rows
 from export.nvidia.hugectr.inputs import Inputs, read_inputs
-from export.nvidia.hugectr.layers import DlrmLayers, Layer, interaction_width
+from export.nvidia.hugectr.layers import DlrmLayers, Layer, compute_interaction_width
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
 from serving.contract.tensors import PAD_ROW
 from serving.tables.formats.sparse_folder import SparseTable, read_sparse_folder
@@ -98,7 +98,7 @@ def _place_pairs(weight: np.ndarray, width: int, places: list[int], slots: int) 
     column = np.zeros((slots + 1, slots + 1), np.int64)
     column[np.tril_indices(slots + 1, -1)] = np.arange(slots * (slots + 1) // 2)
     high, low = np.maximum(rows[later], rows[earlier]), np.minimum(rows[later], rows[earlier])
-    result = np.zeros((interaction_width(width, slots), weight.shape[1]), np.float32)
+    result = np.zeros((compute_interaction_width(width, slots), weight.shape[1]), np.float32)
     result[:width] = weight[:width]
     result[width + column[high, low]] = weight[width : width + len(later)]
     return result

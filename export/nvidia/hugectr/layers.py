@@ -44,13 +44,13 @@ class DlrmLayers:
         return self.bottom[-1].shape[1]
 
 
-def interaction_width(width: int, slots: int) -> int:
+def compute_interaction_width(width: int, slots: int) -> int:
     """Return the columns of HugeCTR's Interaction: the bottom row, dot products of all pairs of rows, one zero column."""
     rows = slots + 1
     return width + rows * (rows - 1) // 2 + 1
 
 
-def layers_from_arrays(arrays: Mapping[str, np.ndarray]) -> DlrmLayers:
+def make_layers(arrays: Mapping[str, np.ndarray]) -> DlrmLayers:
     """Return the layers of arrays by name: `{bottom0.weight: [in, out], bottom0.bias: [out], …, top0.weight, …}`."""
 
     def stack(name: str) -> tuple[Layer, ...]:
@@ -77,7 +77,7 @@ def check_layers(layers: DlrmLayers, slots: int) -> None:
             "Pass bottom0, …, top0, …."
         )
     _check_chain("bottom", layers.bottom, layers.dense_dim)
-    _check_chain("top", layers.top, interaction_width(layers.width, slots))
+    _check_chain("top", layers.top, compute_interaction_width(layers.width, slots))
     if layers.top[-1].shape[1] != 1:
         raise ExportError(
             f"the last top layer gives {layers.top[-1].shape[1]} values. Expected one logit. Export a ranker with one."

@@ -42,21 +42,21 @@ def make_network(layers: DlrmLayers, nnz_per_slot: tuple[int, ...], vocabulary: 
     return Network(shapes[0], shapes[1], layers.width, nnz_per_slot, vocabulary)
 
 
-def network_document(network: Network) -> dict[str, Any]:
+def describe_network(network: Network) -> dict[str, Any]:
     """Return the network JSON as a dict."""
     bottom, dense_rows = _describe_mlp("bottom", DENSE, network.bottom, relu_last=True)
     top, logit = _describe_mlp("top", "interaction", network.top, relu_last=False)
     interaction = {"type": "Interaction", "bottom": [dense_rows, ROWS], "top": "interaction"}
     loss = {"type": "BinaryCrossEntropyLoss", "bottom": [logit, LABEL], "top": "loss"}
-    return {"layers": [_data(network), _describe_embedding(network), *bottom, interaction, *top, loss]}
+    return {"layers": [_describe_data(network), _describe_embedding(network), *bottom, interaction, *top, loss]}
 
 
 def write_network(path: Path, network: Network) -> None:
     """Write the network JSON."""
-    path.write_text(json.dumps(network_document(network), indent=1) + "\n")
+    path.write_text(json.dumps(describe_network(network), indent=1) + "\n")
 
 
-def _data(network: Network) -> dict[str, Any]:
+def _describe_data(network: Network) -> dict[str, Any]:
     keys = {
         "top": KEYS,
         "nnz_per_slot": list(network.nnz_per_slot),

@@ -3,8 +3,8 @@
 The choice of nodes and the rehearsal of an export use it.
 
 fp32: the same lists, scores within 1e-4. fp16: scores within 2e-3; only items may change places whose exact scores are closer
-than twice that. int8: no bound on scores; the first ten items of a list hardly move (`moved_share`), beyond what fp16 may move.
-A network that does not tolerate int8 runs in fp16.
+than twice that. int8: no bound on scores; the first ten items of a list hardly move (`measure_moved_share`), beyond
+what fp16 may move. A network that does not tolerate int8 runs in fp16.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def describe_disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
         differs, change = find_beyond(got, expected, HALF), np.abs(got["scores"] - expected["scores"]).max(initial=0.0)
         fact = f"{differs.sum()} of {len(differs)} lists differ by more than {HALF} explains, scores by up to {change:.2g}"
         return fact if differs.any() else ""
-    moved = moved_share(got, expected, HALF)
+    moved = measure_moved_share(got, expected, HALF)
     return f"{moved:.2%} of the first {TOP} places moved, at most {2 * MOST_MOVED:.1%} may" if moved > 2 * MOST_MOVED else ""
 
 
@@ -61,7 +61,7 @@ def _exceeds(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: 
     return False
 
 
-def moved_share(got: Arrays, expected: Arrays, tolerance: float) -> float:
+def measure_moved_share(got: Arrays, expected: Arrays, tolerance: float) -> float:
     """Return how far items moved among the first TOP places: the mean share of those places' NDCG weight.
 
     Lists whose changes are explained by close scores (`find_beyond`) count as unmoved. The share is the largest possible loss
@@ -69,11 +69,11 @@ def moved_share(got: Arrays, expected: Arrays, tolerance: float) -> float:
     """
     ids, exact_ids = (answers["item_ids"][:, :TOP] for answers in (got, expected))
     weights = 1.0 / np.log2(np.arange(2, TOP + 2))[: ids.shape[1]]
-    moved = [_moved(a, b, weights) for a, b in zip(ids, exact_ids, strict=True)]
+    moved = [_measure_moved(a, b, weights) for a, b in zip(ids, exact_ids, strict=True)]
     return float(np.mean(moved * find_beyond(got, expected, tolerance)))
 
 
-def _moved(ids: np.ndarray, exact_ids: np.ndarray, weights: np.ndarray) -> float:
+def _measure_moved(ids: np.ndarray, exact_ids: np.ndarray, weights: np.ndarray) -> float:
     items, numbers = np.unique(np.concatenate([ids, exact_ids]), return_inverse=True)
     change = np.bincount(numbers, np.concatenate([weights, -weights]), len(items))
     return float(np.abs(change[items != PAD_ID]).sum() / weights.sum())

@@ -18,7 +18,7 @@ from export.nvidia.precision.half import MOVING
 SPLITTER = 2.0**13 + 1.0  # Veltkamp: x * s - (x * s - x) keeps the 24 - 13 = 11 leading bits of an fp32
 
 
-def faithful_session(model: onnx.ModelProto) -> ort.InferenceSession:
+def open_faithful_session(model: onnx.ModelProto) -> ort.InferenceSession:
     """Return a session that computes in the graph's types, but without fp16's subnormals and overflow to infinity."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1

@@ -47,7 +47,7 @@ def insert_casts(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelPro
         graph.add(node, node.name not in kept)
     for output in model.graph.output:
         graph.provide(output.name, half=False)
-    return graph.model()
+    return graph.make_model()
 
 
 class _Halving:
@@ -85,7 +85,7 @@ class _Halving:
             self.tensors.add(wanted)
         return wanted
 
-    def model(self) -> onnx.ModelProto:
+    def make_model(self) -> onnx.ModelProto:
         read = {name for node in self.nodes for name in node.input}
         weights = [numpy_helper.from_array(array, name) for name, array in self.weights.items() if name in read]
         source = self.source.graph

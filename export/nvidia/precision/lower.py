@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from export.nvidia.precision.agreement import HALF, MOST_MOVED, find_beyond, moved_share
+from export.nvidia.precision.agreement import HALF, MOST_MOVED, find_beyond, measure_moved_share
 from export.nvidia.precision.calibration import NETWORKS, Arrays
-from export.nvidia.precision.faithful import faithful_session
+from export.nvidia.precision.faithful import open_faithful_session
 from export.nvidia.precision.graphs import count_multiply_adds, tidy
 from export.nvidia.precision.half import convert_to_half
 from export.nvidia.precision.int8 import find_weighted_products, quantize
@@ -55,7 +55,7 @@ def lower_networks(folders: Mapping[str, Path], precision: str, report: Callable
     sessions: dict[str, Any] = {}
     for stage, model in source.items():
         found[stage] = lower_network(tidy(model), stage, precision, trial, sessions)
-        sessions[stage] = faithful_session(found[stage].model)
+        sessions[stage] = open_faithful_session(found[stage].model)
         report(describe_outcome(stage, precision, found[stage]))
     return found
 
@@ -83,7 +83,7 @@ def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Tri
 
     chosen: set[str] = set()
     for name in order_products(model, feeds, work, precision, lower):
-        answers = trial.answer_with({**sessions, stage: faithful_session(lower({*chosen, name}).model)})
+        answers = trial.answer_with({**sessions, stage: open_faithful_session(lower({*chosen, name}).model)})
         if keeps_precision(precision, answers, trial.exact):
             chosen.add(name)
     if chosen:
@@ -114,12 +114,12 @@ def keeps_precision(precision: str, answers: Arrays, exact: Arrays) -> bool:
         return False
     if precision == "fp16":
         return not find_beyond(answers, exact, HALF / 2).any()
-    return moved_share(answers, exact, HALF / 2) <= MOST_MOVED
+    return measure_moved_share(answers, exact, HALF / 2) <= MOST_MOVED
 
 
 def compute_outputs(model: onnx.ModelProto, feeds: list[Arrays]) -> np.ndarray:
     """Return the one output of all batches, joined, computed in the graph's types."""
-    session = faithful_session(model)
+    session = open_faithful_session(model)
     return np.concatenate([session.run(None, feed)[0] for feed in feeds])
 
 

@@ -34,7 +34,7 @@ class Trial:
             tensors = recording.trace({name: values[start : start + REQUESTS_PER_BATCH] for name, values in recorded.items()})
             answers.append({name: tensors[name] for name in ("item_ids", "scores")})
             self.batches.append(tensors | {"lineage": new_lineage(len(tensors["user_id"]), ANY_GENERATION)})
-        self.pipeline, self.exact = pipeline, joined(answers)
+        self.pipeline, self.exact = pipeline, join(answers)
         fed = {stage: recorder.fed for stage, recorder in recorders.items()}
         self.feeds = fed | {"rerank": [*fed["rerank"], *map(halve_lists, fed["rerank"])]}
 
@@ -44,7 +44,7 @@ class Trial:
         Requests with non-finite network output get PAD_ID and NaN.
         """
         stages = replace_networks(self.pipeline, networks).stages
-        return joined([self._answer(stages, dict(tensors)) for tensors in self.batches])
+        return join([self._answer(stages, dict(tensors)) for tensors in self.batches])
 
     def _answer(self, stages: dict[str, Any], tensors: Arrays) -> Arrays:
         for stage in LOWERED_STAGES:
@@ -53,5 +53,5 @@ class Trial:
         return {"item_ids": np.where(sound, tensors["item_ids"], PAD_ID), "scores": np.where(sound, tensors["scores"], np.nan)}
 
 
-def joined(parts: list[Arrays]) -> Arrays:
+def join(parts: list[Arrays]) -> Arrays:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -101,7 +101,7 @@ class PythonBuilder:
         """Build a plan. Raises NoEngine with the messages of parser and builder."""
         trt = self.trt
         builder = trt.Builder(self.logger)
-        network = builder.create_network(self._creation_flags())
+        network = builder.create_network(self._find_creation_flags())
         parser = trt.OnnxParser(network, self.logger)
         if not parser.parse(onnx.read_bytes(), str(onnx)):
             errors = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
@@ -139,7 +139,7 @@ class PythonBuilder:
     def strongly_typed(self) -> bool:
         return hasattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
-    def _creation_flags(self) -> int:
+    def _find_creation_flags(self) -> int:
         """Return the network flags, by name: STRONGLY_TYPED is 1 in TensorRT 10 and 0 in 11, which lacks EXPLICIT_BATCH."""
         flags = self.trt.NetworkDefinitionCreationFlag
         wanted = [name for name in ("EXPLICIT_BATCH", "STRONGLY_TYPED") if hasattr(flags, name)]
@@ -178,7 +178,7 @@ class TrtexecBuilder:
     def one_profile(self) -> bool:
         return "--profile=" not in self.help
 
-    def command(self, onnx: Path, engine: dict, plan: Path) -> list[str]:
+    def make_command(self, onnx: Path, engine: dict, plan: Path) -> list[str]:
         workspace = f"--memPoolSize=workspace:{WORKSPACE_BYTES >> 20}"  # in MiB
         command = [self.path, f"--onnx={onnx}", f"--saveEngine={plan}", "--skipInference", "--noTF32", workspace]
         if "--stronglyTyped" in self.help:
@@ -199,7 +199,7 @@ class TrtexecBuilder:
         return command
 
     def build(self, onnx: Path, engine: dict, plan: Path) -> None:
-        run = subprocess.run(self.command(onnx, engine, plan), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        run = subprocess.run(self.make_command(onnx, engine, plan), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if run.returncode or not plan.is_file():
             raise NoEngine(f"{self.path} ended with {run.returncode}: {run.stdout.strip()[-600:]}")
 

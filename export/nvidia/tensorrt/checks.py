@@ -70,7 +70,7 @@ def check_tensorrt_model(model: Path) -> Iterator[Finding]:
         yield Finding("warning", where, fact, "Read the output of build_engines.py, mend the cause, and start again.")
     for version in config.version_policy.specific.versions:
         yield from check_version(config, model / str(version), where)
-    for fact in (*find_placement_faults(config), *batching_faults(config)):
+    for fact in (*find_placement_faults(config), *find_batching_faults(config)):
         yield Finding("error", where, fact, AGAIN)
 
 
@@ -94,7 +94,7 @@ def check_version(config: pb.ModelConfig, version: Path, where: str) -> Iterator
         )
     for fact in (
         *find_tensor_faults(config, network.graph),
-        *profile_faults(config, profiles),
+        *find_profile_faults(config, profiles),
         *find_graph_faults(config, profiles),
     ):
         yield Finding("error", where, fact, AGAIN)
@@ -109,7 +109,7 @@ def find_placement_faults(config: pb.ModelConfig) -> Iterator[str]:
             yield "An instance_group is not KIND_GPU with gpus; the TensorRT backend has no other"
 
 
-def batching_faults(config: pb.ModelConfig) -> Iterator[str]:
+def find_batching_faults(config: pb.ModelConfig) -> Iterator[str]:
     """Yield batching without a batch axis, and preferred sizes above the largest batch."""
     if not config.max_batch_size and config.HasField("dynamic_batching"):
         yield "dynamic_batching with max_batch_size 0: there is no axis to batch on"
@@ -143,7 +143,7 @@ def find_tensor_faults(config: pb.ModelConfig, graph: onnx.GraphProto) -> Iterat
                 yield f"{tensor.name} has a fixed first axis, and Triton must be able to batch on it"
 
 
-def profile_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
+def find_profile_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
     """Yield named profiles that do not exist or do not fit the config's dims, and a largest batch that no profile accepts."""
     named = {index for group in config.instance_group for index in group.profile}
     if unknown := sorted(named - {str(index) for index in range(len(profiles))}):

@@ -36,7 +36,7 @@ def make_tensorrt_config(
 
     Raises ConfigError where tritonserver would refuse the model: too large a batch, a type that TensorRT lacks, no GPU.
     """
-    config = _served(name, inputs, outputs, max_batch_size, versions)
+    config = _make_shared_config(name, inputs, outputs, max_batch_size, versions)
     if max_batch_size:
         config.dynamic_batching.preferred_batch_size.extend(preferred_batch_sizes)
         config.dynamic_batching.max_queue_delay_microseconds = queue_delay_us
@@ -58,14 +58,14 @@ def make_tensorrt_config(
 
 def make_onnxruntime_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
     """Return the same model on Triton's ONNX Runtime backend, which current Triton images have."""
-    config = _stand_in(tensorrt)
+    config = _drop_tensorrt_settings(tensorrt)
     config.backend, config.default_model_filename = "onnxruntime", ONNX
     return config
 
 
 def make_python_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
     """Return the same model with ONNX Runtime inside the Python backend: merlin-hugectr images have no ONNX Runtime backend."""
-    config = _stand_in(tensorrt)
+    config = _drop_tensorrt_settings(tensorrt)
     config.backend, config.default_model_filename = "python", PYTHON_MODEL
     del config.instance_group[:]
     config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
@@ -73,7 +73,7 @@ def make_python_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
     return config
 
 
-def _served(
+def _make_shared_config(
     name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], max_batch_size: int, versions: Sequence[int]
 ) -> pb.ModelConfig:
     """Return the config that all backends share: tensors, the largest batch, versions."""
@@ -127,7 +127,7 @@ def _add_graph(config: pb.ModelConfig, shapes: dict[str, tuple[int, ...]], below
         graph.graph_lower_bound.input[name].dim.extend(shape[1:])
 
 
-def _stand_in(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
+def _drop_tensorrt_settings(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
     """Return a copy without the settings that only TensorRT understands."""
     config = pb.ModelConfig()
     config.CopyFrom(tensorrt)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from export.nvidia.hugectr.layers import interaction_width
+from export.nvidia.hugectr.layers import compute_interaction_width
 
 
 class Recorded:
@@ -83,7 +83,7 @@ class Model:
         rng, width, weights = np.random.default_rng(3), data.dense_dim, []
         for layer in dense:
             if layer.layer_type == "Interaction":
-                width = interaction_width(embedding.embedding_vec_size, slots)
+                width = compute_interaction_width(embedding.embedding_vec_size, slots)
             elif layer.layer_type == "InnerProduct":
                 weights += [rng.normal(size=(width, layer.num_output)) / np.sqrt(width), rng.normal(size=layer.num_output)]
                 width = layer.num_output

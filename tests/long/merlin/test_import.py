@@ -18,7 +18,7 @@ from export.hugectr_data import teach_hugectr
 from export.nvidia.hugectr.foreign import read_foreign
 from export.nvidia.hugectr.importing import find_latest, import_dlrm
 from export.nvidia.hugectr.inputs import Inputs, Slot, list_inputs, read_inputs
-from export.nvidia.hugectr.network import Network, network_document
+from export.nvidia.hugectr.network import Network, describe_network
 from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.precision.agreement import EXACT
 from export.settings import Settings
@@ -201,7 +201,7 @@ def retrain(folder: Path, theirs: Inputs) -> None:
     n_rows = sum(slot.rows for slot in theirs.slots)
     slots = len(theirs.slots)
     shapes = (((len(theirs.numbers), width),), ((width + slots * (slots + 1) // 2 + 1, hidden), (hidden, 1)))
-    document = network_document(Network(*shapes, width, (1,) * slots, n_rows))
+    document = describe_network(Network(*shapes, width, (1,) * slots, n_rows))
     (folder / "dlrm.json").write_text(json.dumps(document))
     for path in folder.glob("dlrm_dense_*"):
         path.unlink()

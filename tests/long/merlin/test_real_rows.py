@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from export.nvidia.hugectr.forward import compute_logits, find_slot_rows
-from export.nvidia.hugectr.layers import layers_from_arrays
+from export.nvidia.hugectr.layers import make_layers
 from export.nvidia.hugectr.model import compute_slot_offsets, write_model
 from tests.unit.hps.hugectr_files import read_model
 from tests.unit.hps.test_hugectr import WIDTH, forward_from_files
@@ -72,7 +72,7 @@ def written(rows, trained, tmp_path_factory):
     tables = {name: table.array() for name, table in zip(SLOTS, (*trained.user_tables, *trained.item_tables), strict=True)}
     counts = {name: np.bincount(rows[0][:, slot], minlength=len(tables[name])) for slot, name in enumerate(SLOTS)}
     folder = tmp_path_factory.mktemp("hugectr")
-    first = write_model(folder, "dlrm", layers_from_arrays(trained.network.layers()), tables, dict.fromkeys(SLOTS, 1), counts)
+    first = write_model(folder, "dlrm", make_layers(trained.network.layers()), tables, dict.fromkeys(SLOTS, 1), counts)
     assert first == compute_slot_offsets(tables)
     return folder, codes + np.array(list(first.values())), numbers, expected
 

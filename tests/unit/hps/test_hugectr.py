@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from export.nvidia.hugectr.dense_file import read_dense_file
-from export.nvidia.hugectr.layers import DlrmLayers, check_layers, interaction_width, layers_from_arrays
+from export.nvidia.hugectr.layers import DlrmLayers, check_layers, compute_interaction_width, make_layers
 from export.nvidia.hugectr.model import compute_slot_offsets, write_model
 from export.nvidia.hugectr.network import Network, write_network
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
@@ -23,7 +23,7 @@ KEYS_PER_SLOT = {"user": 1, "item": 1, "genres": 3}
 
 
 def weights(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    sizes = {"bottom": [DENSE, 8, WIDTH], "top": [interaction_width(WIDTH, len(ROWS)), 6, 5, 1]}
+    sizes = {"bottom": [DENSE, 8, WIDTH], "top": [compute_interaction_width(WIDTH, len(ROWS)), 6, 5, 1]}
     arrays = {}
     for name, widths in sizes.items():
         for i, (inputs, outputs) in enumerate(pairwise(widths)):
@@ -41,7 +41,7 @@ def written(tmp_path) -> Path:
     rng = np.random.default_rng(0)
     rows = tables(rng)
     counts = {name: rng.integers(0, 100, len(table)) for name, table in rows.items()}
-    write_model(tmp_path, "dlrm", layers_from_arrays(weights(np.random.default_rng(1))), rows, KEYS_PER_SLOT, counts)
+    write_model(tmp_path, "dlrm", make_layers(weights(np.random.default_rng(1))), rows, KEYS_PER_SLOT, counts)
     return tmp_path
 
 
@@ -146,7 +146,7 @@ def test_the_projects_own_ranker_is_written_and_recomputed(tmp_path):
     model.network.fold()
     rows = {slot: table.array() for slot, table in zip(ROWS, (*model.user_tables, *model.item_tables), strict=True)}
     counts = {slot: np.arange(len(table)) for slot, table in rows.items()}
-    first = write_model(tmp_path, "dlrm", layers_from_arrays(model.network.layers()), rows, KEYS_PER_SLOT, counts)
+    first = write_model(tmp_path, "dlrm", make_layers(model.network.layers()), rows, KEYS_PER_SLOT, counts)
     dense = np.concatenate([user_numbers[:, None].expand(-1, candidates, -1), pair_numbers], axis=2).reshape(-1, DENSE)
     keys = [
         [[first["user"] + user[b]], [first["item"] + item[b, c]], [first["genres"] + g for g in genres[b, c]]]
@@ -189,12 +189,12 @@ def test_network_json(written):
 def test_weights_the_wrong_way_round():
     arrays = {name: array.T for name, array in weights(np.random.default_rng(1)).items()}
     with pytest.raises(ExportError, match=r"layer bottom0 has weight \[8, 13\] and bias \[8\].*Transpose torch's weight"):
-        layers_from_arrays(arrays)
+        make_layers(arrays)
 
 
 def test_layers_that_do_not_fit():
     arrays = weights(np.random.default_rng(1))
-    layers = layers_from_arrays(arrays)
+    layers = make_layers(arrays)
     with pytest.raises(ExportError, match=r"layer top0 takes 11 values\. Expected 15, the width of the interaction"):
         check_layers(layers, 4)
     with pytest.raises(ExportError, match=r"layer bottom1 takes 8 values\. Expected 4"):
@@ -206,7 +206,7 @@ def test_layers_that_do_not_fit():
 
 
 def test_tables_that_do_not_fit(tmp_path):
-    layers = layers_from_arrays(weights(np.random.default_rng(1)))
+    layers = make_layers(weights(np.random.default_rng(1)))
     rows = tables(np.random.default_rng(0))
     counts = {name: np.zeros(len(table)) for name, table in rows.items()}
     with pytest.raises(ExportError, match=r"table item is \[9, 5\]. Expected \[rows, 4\]"):

@@ -47,7 +47,7 @@ def repository(tmp_path, layout, choice):
         staging.seal({"settings": settings.model_dump(mode="json")})
         tensors = {t.name: t for spec in specs.values() for t in (*spec.input_fields, *spec.output_fields)}
         rows = {name: np.zeros((4, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
-        staging.publish(specs, settings.serving_of(), rows)
+        staging.publish(specs, settings.merge_serving(), rows)
     return tmp_path / "repository"
 
 
@@ -125,8 +125,8 @@ def test_the_winner_becomes_an_export_config(tmp_path):
     report.write_config(tmp_path / "tuned.toml", current, changes, tmp_path / "tuned.json")
     found = read_settings(tmp_path / "tuned.toml")
     assert found.pipeline == current.pipeline
-    assert (found.serving_of()["rank"].instances, found.serving_of()["rank"].queue_delay_us) == (2, 5)
-    assert found.serving_of()["preprocess"].preferred_batch_sizes == (4, 8)
+    assert (found.merge_serving()["rank"].instances, found.merge_serving()["rank"].queue_delay_us) == (2, 5)
+    assert found.merge_serving()["preprocess"].preferred_batch_sizes == (4, 8)
     assert found.compute.rank_threads == 2
     text = (tmp_path / "tuned.toml").read_text()
     assert "tuned.json" in text

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from export.nvidia.precision.agreement import describe_disagreement, moved_share
+from export.nvidia.precision.agreement import describe_disagreement, measure_moved_share
 
 IDS = np.array([[7, 3, 5, 9]] * 200)
 SCORES = np.array([[2.0, 1.0, 0.999, 0.5]] * 200, np.float32)
@@ -58,10 +58,10 @@ def test_the_moved_share_is_what_ndcg_could_lose():
     places = 1 / np.log2([2, 3, 4, 5])
     expected = 2 * (places[1] - places[2]) / places.sum()
     exactly = {name: values[:1] for name, values in EXPECTED.items()}
-    assert moved_share(one((7, 5, 3, 9)), exactly, 1e-4) == pytest.approx(expected)
-    assert moved_share(one((7, 5, 3, 9)), exactly, 2e-3) == 0.0  # their scores are a thousandth apart
-    assert moved_share(exactly, exactly, 1e-4) == 0.0
+    assert measure_moved_share(one((7, 5, 3, 9)), exactly, 1e-4) == pytest.approx(expected)
+    assert measure_moved_share(one((7, 5, 3, 9)), exactly, 2e-3) == 0.0  # their scores are a thousandth apart
+    assert measure_moved_share(exactly, exactly, 1e-4) == 0.0
     padded = one((7, -1, -1, -1))
-    assert moved_share(padded, padded, 1e-4) == 0.0
+    assert measure_moved_share(padded, padded, 1e-4) == 0.0
     nothing_in_common = one((1, 2, 4, 6), (3.0, 2.0, 1.0, 0.9))
-    assert moved_share(nothing_in_common, exactly, 1e-4) == pytest.approx(2.0)  # all left, all came
+    assert measure_moved_share(nothing_in_common, exactly, 1e-4) == pytest.approx(2.0)  # all left, all came

@@ -10,9 +10,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from export.nvidia.precision.agreement import HALF, MOST_MOVED, find_beyond, moved_share
+from export.nvidia.precision.agreement import HALF, MOST_MOVED, find_beyond, measure_moved_share
 from export.nvidia.precision.calibration import Recorder, halve_lists, replace_networks
-from export.nvidia.precision.faithful import faithful_session
+from export.nvidia.precision.faithful import open_faithful_session
 from export.nvidia.precision.graphs import PRODUCTS, count_multiply_adds, count_weight_bytes, tidy
 from export.nvidia.precision.half import MOVING, convert_to_half
 from export.nvidia.precision.int8 import find_weighted_products, quantize
@@ -143,7 +143,7 @@ class Toy:
 
     @property
     def exact(self) -> dict[str, np.ndarray]:
-        return self.answer_with({"rank": faithful_session(self.model)})
+        return self.answer_with({"rank": open_faithful_session(self.model)})
 
     def answer_with(self, networks: dict[str, Any]) -> dict[str, np.ndarray]:
         scores = np.concatenate([networks["rank"].run(None, feed)[0] for feed in self.feeds["rank"]])
@@ -174,7 +174,7 @@ def test_products_are_halved_as_far_as_half_of_what_is_promised_holds(scales, ch
     got = lower_network(trial.model, "rank", "fp16", trial, {})
     assert {"product0", "product1"} - set(got.fp32_nodes) == (chosen or {"product0", "product1"})
     assert (got.precision, got.share) == (("fp16", len(chosen) / 2) if chosen else ("fp32", 0.0))
-    answers = trial.answer_with({"rank": faithful_session(got.model)})
+    answers = trial.answer_with({"rank": open_faithful_session(got.model)})
     assert not find_beyond(answers, trial.exact, HALF / 2).any()
 
 
@@ -190,7 +190,9 @@ def test_int8_is_written_where_the_first_places_stay():
     trial = toy((1e-6, 1.0))
     got = lower_network(trial.model, "rank", "int8", trial, {})
     assert (got.precision, got.share, got.fp32_nodes) == ("int8", 0.5, ())
-    assert moved_share(trial.answer_with({"rank": faithful_session(got.model)}), trial.exact, HALF / 2) <= MOST_MOVED
+    assert (
+        measure_moved_share(trial.answer_with({"rank": open_faithful_session(got.model)}), trial.exact, HALF / 2) <= MOST_MOVED
+    )
     assert describe_outcome("rank", "int8", got) == "rank: 50% of the multiply-adds in int8"
 
 

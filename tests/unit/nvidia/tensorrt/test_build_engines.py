@@ -257,7 +257,7 @@ def trtexec(folder: Path, version: str, options: str) -> Path:
 def test_trtexec_of_11_is_given_all_profiles_and_no_precision_flags(tmp_path):
     version = publish(tmp_path / "repo", "fp16")
     builder = TrtexecBuilder(str(trtexec(tmp_path / "bin", *OF_11)))
-    command = builder.command(version / "model.onnx", json.loads((version / "engine.json").read_text()), tmp_path / "p")
+    command = builder.make_command(version / "model.onnx", json.loads((version / "engine.json").read_text()), tmp_path / "p")
     assert builder.version == "trtexec 110400"
     assert not builder.one_profile
     assert command[1:] == [
@@ -276,7 +276,7 @@ def test_trtexec_of_11_is_given_all_profiles_and_no_precision_flags(tmp_path):
 def test_trtexec_of_8_is_told_the_precision_and_knows_one_profile(tmp_path, precision, flag):
     version = publish(tmp_path / "repo", precision)
     builder = TrtexecBuilder(str(trtexec(tmp_path / "bin", *OF_8)))
-    command = builder.command(version / "model.onnx", json.loads((version / "engine.json").read_text()), tmp_path / "p")
+    command = builder.make_command(version / "model.onnx", json.loads((version / "engine.json").read_text()), tmp_path / "p")
     assert builder.one_profile
     assert command[6:] == [
         flag,
