@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 
 import psutil
@@ -12,7 +11,7 @@ import pytest
 
 from server.processes import STOP_TIMEOUT_S, stop_processes, terminate
 from serving.contract.errors import ServerError
-from tests.tags import draw_tag
+from tests.tags import draw_tag, run_tagged
 from tests.waiting import until
 
 
@@ -51,7 +50,7 @@ def test_a_process_of_another_user_is_named_instead_of_a_traceback(tmp_path, mon
         raise psutil.AccessDenied(process.pid)
 
     tag = draw_tag()
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tag]) as server:
+    with run_tagged(tag) as server:
         with monkeypatch.context() as refused:
             refused.setattr(os, "kill", refuse)
             refused.setattr(psutil.Process, "terminate", deny)

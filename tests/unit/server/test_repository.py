@@ -1,8 +1,6 @@
 """Reading a repository, the memory it will need, and which generation it serves: all without a server."""
 
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from tests.clocks import PatientClock
 from tests.server import toys
-from tests.tags import draw_tag
+from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble
 
 
@@ -224,18 +222,15 @@ def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_pa
     ports, tag = find_free_ports(), draw_tag()
     double = TritonDouble(repo, ports.grpc)
     double.states = {("first", 1): "READY", ("first", 2): "LOADING", ("first", 3): "UNAVAILABLE"}
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tag]) as process:
+    with run_tagged(tag) as process:
         running = ServerState(process.pid, tag, repo, Path("/log"), ports)
         running.save(tmp_path)
         replace(running, tag="ended", ports=Ports(grpc=6, http=5, metrics=4)).save(tmp_path)
         replace(running, repo=tmp_path / "other", ports=Ports(grpc=3, http=2, metrics=1)).save(tmp_path)
-        try:
-            assert find_held_generations(repo, tmp_path) == {1, 2}
-            assert find_held_generations(tmp_path / "third", tmp_path) == set()
-            double.stop()
-            assert find_held_generations(repo, tmp_path) is None  # it does not say
-        finally:
-            process.kill()
+        assert find_held_generations(repo, tmp_path) == {1, 2}
+        assert find_held_generations(tmp_path / "third", tmp_path) == set()
+        double.stop()
+        assert find_held_generations(repo, tmp_path) is None  # it does not say
 
 
 @pytest.mark.parametrize("generation", [1, 2])

@@ -26,7 +26,7 @@ from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
 from tests.repositories import link_small_repository
 from tests.server import toys
-from tests.tags import draw_tag
+from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
 
 # A server whose stubs have ended, and which never asks what became of them.
@@ -57,9 +57,8 @@ def repo(tmp_path, monkeypatch, sleeping) -> Iterator[Path]:
 def sleeping(tmp_path) -> Iterator[ServerState]:
     """The state of a process that does nothing in the place of a server."""
     tag = draw_tag()
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tag]) as server:
+    with run_tagged(tag) as server:
         yield ServerState(server.pid, tag, tmp_path, tmp_path / "log", find_free_ports())
-        server.kill()
 
 
 def stop(repo) -> str:
