@@ -59,7 +59,7 @@ def compute_vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
     spec = make_stage_specs(preprocess.info.axes, preprocess.info.context)["preprocess"]
     inputs = {tensor.name: tensor.make_filled(len(user_ids)) for tensor in spec.inputs if tensor.optional}
     features = preprocess(inputs | {"user_id": user_ids[:, None]})
-    return retrieve.user_vectors(features, retrieve.items.find_positions(features["history_ids"]))
+    return retrieve.compute_user_vectors(features, retrieve.items.find_positions(features["history_ids"]))
 
 
 def cluster_vectors(vectors: np.ndarray, n_clusters: int, seed: int = 0) -> np.ndarray:

@@ -41,9 +41,9 @@ from training.models.prune import prune
 from training.models.quantise import quantise, quantise_after_training, train_in_int8
 from training.models.ranking import RankingSettings, hold_out, make_requests_by_moment
 from training.models.ranking_data import Requests, fit_statistics_of, make_served_requests, make_unlabelled_requests
-from training.models.save_ranker import network_inputs
+from training.models.save_ranker import make_network_inputs
 from training.models.teachers import Teacher
-from training.models.train_ranker import Ranker, RankerSettings, retrieval_z, train_ranker
+from training.models.train_ranker import Ranker, RankerSettings, take_retrieval_z, train_ranker
 from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 
 MOST_USERS = 3_000  # test users, drawn at random where there are more
@@ -154,16 +154,16 @@ def export_variant(name: str, ranker: Ranker, work: Workload, folder: Path) -> V
     ranker.model.network.fold()
     folder.mkdir()
     path = folder / "rank.onnx"
-    export_dlrm(ranker.model.network, network_inputs(ranker.model, work.test.take(np.arange(8))), path)
+    export_dlrm(ranker.model.network, make_network_inputs(ranker.model, work.test.take(np.arange(8))), path)
     return Variant(name, ranker, open_network(folder, "rank"), path.stat().st_size)
 
 
 def score(variant: Variant, requests: Requests) -> np.ndarray:
     """Return the scores as the rank stage serves them, float32 [N, C], -inf at padding."""
     blocks = np.array_split(np.arange(len(requests)), -(-len(requests) // 32))
-    feeds = (network_inputs(variant.ranker.model, requests.take(rows)) for rows in blocks)
+    feeds = (make_network_inputs(variant.ranker.model, requests.take(rows)) for rows in blocks)
     logits = np.concatenate([variant.session.run(["logits"], feed)[0] for feed in feeds])
-    return np.where(requests.valid, logits + np.float32(variant.ranker.blend) * retrieval_z(requests), -np.inf)
+    return np.where(requests.valid, logits + np.float32(variant.ranker.blend) * take_retrieval_z(requests), -np.inf)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int,
         requests = work.test.take(np.resize(np.arange(len(work.test)), rows))
         at_once = choose_chunk_size(rows, max(1, PAIRS_AT_ONCE // requests.candidates.shape[1]))
         runs = [requests.take(np.arange(first, min(first + at_once, rows))) for first in range(0, rows, at_once)]
-        feeds = [[network_inputs(variant.ranker.model, part) for part in runs] for variant in variants]
+        feeds = [[make_network_inputs(variant.ranker.model, part) for part in runs] for variant in variants]
         for _ in range(ROUNDS):
             for variant, variant_feeds, variant_times in zip(variants, feeds, times, strict=True):
                 started_s = time.perf_counter()

@@ -32,7 +32,7 @@ from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, Clock,
 from serving.stages.features.ranking import cross_features
 from serving.stages.search.search import Blocked, Neighbours, Search
 from training.retrieval.effort import try_wider
-from training.retrieval.index import EFFORTS, WANTED_RECALL, choose_index, inverted_file
+from training.retrieval.index import EFFORTS, WANTED_RECALL, choose_index, extract_inverted_file
 
 CANDIDATES = (100, 200, 400, 700, 1_000)
 CATALOGUES = (10_000, 30_000, 100_000, 1_000_000)
@@ -94,12 +94,12 @@ def widen_search(search: Search, queries: np.ndarray, count: int) -> int:
     """Widen the index's search until it finds enough of `count` answers; return its effort, 0 without an index."""
     if search.index is None:
         return 0
-    inverted_file(search.index).nprobe = EFFORTS[0]
+    extract_inverted_file(search.index).nprobe = EFFORTS[0]
     return try_wider(search, queries, count)[-1].effort
 
 
 def call_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effort: int) -> Call:
-    index = inverted_file(pipeline.stages["retrieve"].search.index) if effort else None
+    index = extract_inverted_file(pipeline.stages["retrieve"].search.index) if effort else None
 
     def call(number: int) -> object:
         if index is not None:

@@ -175,7 +175,7 @@ def ask_model(
         history = np.where(own, items[np.maximum(back, 0)], n_items)
         ages = np.where(own, (times_s[block][:, None] - times_s[np.maximum(back, 0)]) / DAY_S, 0.0).astype(np.float32)
         nothing = np.zeros((len(block), 0))
-        scores = model.user_vectors(Examples(nothing, nothing, history, ages)) @ model.item_vectors.T
+        scores = model.compute_user_vectors(Examples(nothing, nothing, history, ages)) @ model.item_vectors.T
         answers.append(rank_top_k(scores, find_earlier_items(users, items, block, n_items), LIST_LENGTH))
     return np.concatenate(answers)
 

@@ -100,19 +100,19 @@ class RandomGraph(Graph):
         self.rng = rng
 
     def add_normal(self, name: str, *shape: int) -> str:
-        return self.constant(name, (self.rng.normal(size=shape) / shape[0] ** 0.5).astype(np.float32))
+        return self.add_constant(name, (self.rng.normal(size=shape) / shape[0] ** 0.5).astype(np.float32))
 
     def add_rows(self, cardinalities: Sequence[int]) -> str:
         """Add the look-up of all tables, stored one after another in one array: float32 [N, F, D]."""
         starts = np.concatenate([[0], np.cumsum(cardinalities)])
         tables = self.rng.normal(size=(starts[-1], EMBEDDING_WIDTH)).astype(np.float32)
-        at = self.add("Add", (CODES, self.constant("starts", starts[:-1].astype(np.int64))), "rows_at")
-        return self.add("Gather", (self.constant("tables", tables), at), "rows", axis=0)
+        at = self.add("Add", (CODES, self.add_constant("starts", starts[:-1].astype(np.int64))), "rows_at")
+        return self.add("Gather", (self.add_constant("tables", tables), at), "rows", axis=0)
 
     def add_layers(self, name: str, source: str, widths: Sequence[int], last_relu: bool) -> str:
         for number, (width, next_width) in enumerate(pairwise(widths)):
             layer = f"{name}_{number}"
-            biases = self.constant(f"{layer}_bias", np.zeros(next_width, np.float32))
+            biases = self.add_constant(f"{layer}_bias", np.zeros(next_width, np.float32))
             source = self.add("Gemm", (source, self.add_normal(f"{layer}_weight", width, next_width), biases), layer)
             if number < len(widths) - 2 or last_relu:
                 source = self.add("Relu", (source,), f"{layer}_relu")
@@ -138,12 +138,12 @@ def write_dlrm(path: Path, cardinalities: Sequence[int], n_numbers: int, rng: np
     """Write a network: bottom G-64-16; dots of the F + 1 vectors; top (dots + 16)-128-64-1 -> scores [N, 1]."""
     builder, n_codes = RandomGraph(rng), len(cardinalities)
     bottom = builder.add_layers("bottom", NUMBERS, (n_numbers, BOTTOM_HIDDEN, EMBEDDING_WIDTH), last_relu=True)
-    own_row = builder.add("Unsqueeze", (bottom, builder.constant("axis_1", np.array([1], np.int64))), "bottom_row")
+    own_row = builder.add("Unsqueeze", (bottom, builder.add_constant("axis_1", np.array([1], np.int64))), "bottom_row")
     vectors = builder.add("Concat", (own_row, builder.add_rows(cardinalities)), "dlrm_vectors", axis=1)
     turned = builder.add("Transpose", (vectors,), "turned", perm=[0, 2, 1])
     square = builder.add("Flatten", (builder.add("MatMul", (vectors, turned), "products"),), "flat_products", axis=1)
     pairs = list_pair_positions(n_codes + 1)
-    dots = builder.add("Gather", (square, builder.constant("pairs", pairs)), "dots", axis=1)
+    dots = builder.add("Gather", (square, builder.add_constant("pairs", pairs)), "dots", axis=1)
     joined = builder.add("Concat", (bottom, dots), "top_input", axis=1)
     scores = builder.add_layers("top", joined, (EMBEDDING_WIDTH + len(pairs), *TOP_HIDDEN, 1), last_relu=False)
     builder.add("Identity", (scores,), SCORES)

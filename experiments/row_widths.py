@@ -22,8 +22,8 @@ from export.progress import Progress
 from perf.command import run
 from training.dataset import load_dataset
 from training.models.cold_rows import ColdRows
-from training.models.save_ranker import mixed_tables, served_tables
-from training.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
+from training.models.save_ranker import collect_served_tables, find_mixed_tables
+from training.models.train_ranker import Ranker, RankerSettings, compute_rank_scores, train_ranker
 
 COLD_WIDTHS = (4, 2)
 
@@ -58,14 +58,14 @@ def train_seeds(work: Workload, name: str, settings: RankerSettings, seeds: int,
     known = (work.teaching, work.validation, work.tables, settings)
     rankers = [train_ranker(*known, seed, quiet, without_events=work.without_events) for seed in range(seeds)]
     say(name)
-    runs = [measure_qualities(rank_scores_of(ranker, work.test), work) for ranker in rankers]
+    runs = [measure_qualities(compute_rank_scores(ranker, work.test), work) for ranker in rankers]
     return Taught(name, count_bytes(rankers[0], work), runs)
 
 
 def count_bytes(ranker: Ranker, work: Workload) -> int:
     """Sum the bytes of all tables as they are served."""
-    _, tables = served_tables(ranker.model, work.test.items)
-    mixed = mixed_tables(ranker.model, work.test.items).values()
+    _, tables = collect_served_tables(ranker.model, work.test.items)
+    mixed = find_mixed_tables(ranker.model, work.test.items).values()
     cold = [array for table in mixed for array in (table.cold_array(), table.projection.detach().numpy())]
     return sum(array.nbytes for array in (*tables.values(), *cold))
 

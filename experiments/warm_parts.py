@@ -43,11 +43,11 @@ from training.models.retriever import (
 from training.models.train_ranker import (
     Ranker,
     Start,
+    compute_rank_scores,
     compute_shares,
     find_best_blend,
     predict,
-    rank_scores_of,
-    retrieval_z,
+    take_retrieval_z,
     train_ranker,
 )
 from training.models.train_two_tower import train_towers
@@ -155,7 +155,7 @@ def teach(generation: Generation, seed: int, start: Start | None = None) -> tupl
     ranker = train_ranker(*known, RANKING.ranker, seed, quiet, start, lessons.without_events)
     taught_s = time.process_time()
     imitated = [*lessons.teaching, *lessons.unlabelled]
-    lesson = Lesson.of(ranker, imitated, lessons.validation, lambda part: compute_shares(rank_scores_of(ranker, part)))
+    lesson = Lesson.of(ranker, imitated, lessons.validation, lambda part: compute_shares(compute_rank_scores(ranker, part)))
     student = distil(lesson, RANKING.student, seed, quiet, start)
     return student, (taught_s - began_s, time.process_time() - taught_s)
 
@@ -171,7 +171,7 @@ def make_generation(dataset: Dataset, features: Features, part: Part, earlier: F
 
 def rank_best(model: RankingModel, asked: Requests) -> float:
     """Return NDCG@10 with the best blend weight of the retrieval score."""
-    return find_best_blend(predict(model, asked), retrieval_z(asked), asked, RANKING.ranker.blends)[1]["ndcg_at_10"]
+    return find_best_blend(predict(model, asked), take_retrieval_z(asked), asked, RANKING.ranker.blends)[1]["ndcg_at_10"]
 
 
 @app.command()

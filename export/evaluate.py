@@ -117,7 +117,7 @@ def score_by_retrieval(pipeline: Pipeline, tensors: dict[str, np.ndarray], probl
     retrieve = pipeline.stages["retrieve"]
     history = retrieve.items.find_positions(tensors["history_ids"])
     no_items = Blocked(np.empty(0, np.int64), np.zeros(len(history) + 1, np.int64))
-    vectors, n_items = retrieve.user_vectors(tensors, history), len(problem.item_ids)
+    vectors, n_items = retrieve.compute_user_vectors(tensors, history), len(problem.item_ids)
     positions, _ = retrieve.search.search_exactly(vectors, history, no_items, n_items)
     return move_up(np.zeros((len(history), n_items), np.float32), positions)
 

@@ -56,7 +56,7 @@ def find_shapes(features: Features, width: int, cold: ColdRows | None = None) ->
             pooled[f"item_{slot}"] = (len(own), width)  # lists become one row per item
     if cold is None:
         return {name: (n_rows, width) for name, n_rows in rows.items()} | pooled
-    first_cold = {name: cold.first(n_rows) for name, n_rows in rows.items()}
+    first_cold = {name: cold.find_first(n_rows) for name, n_rows in rows.items()}
     hot = {name: (first, width) for name, first in first_cold.items()}
     rest = {name_cold_table(name): (rows[name] - first, cold.width) for name, first in first_cold.items() if first < rows[name]}
     return hot | pooled | rest

@@ -112,7 +112,7 @@ class Question:
     def of(cls, retrieve: Retrieve, inputs: Arrays) -> Question:
         """Compute the list of B requests, the inputs of `retrieve`."""
         history = retrieve.items.find_positions(inputs["history_ids"])
-        vectors = retrieve.user_vectors(inputs, history)
+        vectors = retrieve.compute_user_vectors(inputs, history)
         blocked = retrieve.outputs.collect_blocked(inputs, history, SeenSince.nothing(len(history)))
         found = retrieve.search(vectors, history, blocked, retrieve.info.axes.candidates)
         return cls(vectors, history, np.full_like(history, retrieve.items.n_items), blocked, *found)

@@ -10,7 +10,7 @@ import numpy as np
 from perf.load.workload import read_requests
 from serving.pipeline import Pipeline
 from serving.stages.search.search import Search
-from training.retrieval.effort import measure_recall, split_half, user_vectors
+from training.retrieval.effort import compute_user_vectors, measure_recall, split_half
 
 WIDENED_BY, JUDGED_BY = 0, 1  # first of every other request: one half sets the effort, the other measures the recall
 
@@ -30,4 +30,4 @@ def compute_recall(search: Search, queries: np.ndarray, count: int) -> float:
 def compute_recorded_vectors(pipeline: Pipeline, repo: Path, first: int) -> np.ndarray:
     """Return the user vectors, float32 [Q, D], of every other recorded request. first: WIDENED_BY or JUDGED_BY"""
     stages, requests = pipeline.stages, read_requests(repo, pipeline.info.generation)
-    return user_vectors(stages["preprocess"], stages["retrieve"], split_half(requests, first))
+    return compute_user_vectors(stages["preprocess"], stages["retrieve"], split_half(requests, first))

@@ -29,7 +29,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from training.retrieval.effort import is_sufficient, measure_recall
-from training.retrieval.index import inverted_file
+from training.retrieval.index import extract_inverted_file
 
 FACTORS = (0.7, 0.8, 0.9)  # of the export's effort, whose own steps are a third to a half apart
 
@@ -41,7 +41,7 @@ def measure_smaller_efforts(repository: Path) -> dict[int, float]:
         search = pipeline.stages["retrieve"].search
         if search.index is None:
             return recalls
-        index = inverted_file(search.index)
+        index = extract_inverted_file(search.index)
         queries = compute_recorded_vectors(pipeline, repository, JUDGED_BY)
         current = index.nprobe
         for effort in sorted({max(int(current * factor), 1) for factor in FACTORS} - {current}):

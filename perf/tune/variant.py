@@ -29,7 +29,7 @@ from serving.contract.artifacts import (
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.stages.search.search import INDEX_FILE
-from training.retrieval.index import inverted_file
+from training.retrieval.index import extract_inverted_file
 
 
 def make_variant(source: Path, target: Path, layout: str, settings: Settings) -> None:
@@ -72,7 +72,7 @@ def change_effort(repository: Path, generation: int, compute: ComputeSettings) -
     if not compute.index_effort or not path.exists():
         return
     index = faiss.read_index(str(path))
-    inverted_file(index).nprobe = compute.index_effort
+    extract_inverted_file(index).nprobe = compute.index_effort
     path.unlink()
     faiss.write_index(index, str(path))
     seal_again(repository, generation, "retrieve")

@@ -243,14 +243,14 @@ class Retrieve:
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `retrieve` (serving/contract/tensors.py)."""
         history = self.items.find_positions(inputs["history_ids"])
-        return self.outputs.find_candidates(inputs, history, self.user_vectors(inputs, history))
+        return self.outputs.find_candidates(inputs, history, self.compute_user_vectors(inputs, history))
 
     def list_measurements(self) -> Iterator[Measurement]:
         """Yield how many rows are left for new items, where they are served."""
         if self.outputs.live_items:
             yield measure_free_rows(self.items.n_free)
 
-    def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
+    def compute_user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
         """Return user vectors, float32 [B, S + G + D]. history: int64 [B, H] positions."""
         feeds = self.inputs.feeds(inputs, history)
         if len(history) == 1:  # BLAS sums a single row in another order than several: see inner_product.py

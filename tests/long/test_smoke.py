@@ -72,7 +72,7 @@ from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import TEST_SHARE, make_problem
 from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
-from training.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
+from training.models.train_ranker import Ranker, RankerSettings, compute_rank_scores, train_ranker
 from training.models.train_sequence import SequenceSettings
 
 DATA = "synthetic:tiny"
@@ -164,7 +164,7 @@ def smoke_compression(context: Context) -> list[Figure]:
 
 def smoke_row_widths(context: Context) -> list[Figure]:
     """One way to store the rows, against itself."""
-    qualities = compression.measure_qualities(rank_scores_of(context.ranker, context.work.test), context.work)
+    qualities = compression.measure_qualities(compute_rank_scores(context.ranker, context.work.test), context.work)
     n_bytes = row_widths.count_bytes(context.ranker, context.work)
     taught = row_widths.Taught("all rows of 16", n_bytes, [qualities, qualities])
     return row_widths.make_figures(taught, taught)

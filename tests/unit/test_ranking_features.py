@@ -221,8 +221,8 @@ def test_views_count_customers_visits_and_what_came_next():
     sales = Sales.of(users, positions, times)
     np.testing.assert_array_equal(number_visits(sales, gap_hours=8), [0, 0, 1, 2, 3, 3, 3])
     views = Views.of(sales, 3, StatisticsSettings())
-    customers, together, after = (view.toarray() for view in views.matrices(slice(0, 3)))
-    for whole, part in zip((customers, together, after), views.matrices(slice(1, 3)), strict=True):
+    customers, together, after = (view.toarray() for view in views.make_matrices(slice(0, 3)))
+    for whole, part in zip((customers, together, after), views.make_matrices(slice(1, 3)), strict=True):
         np.testing.assert_array_equal(part.toarray(), whole[1:])
     norm = np.sqrt(np.array([3.0, 2.0, 2.0]))
     scale = np.outer(norm, norm)
@@ -236,6 +236,6 @@ def test_views_count_customers_visits_and_what_came_next():
 
 def test_repeats_and_long_histories_count_once_and_from_the_end():
     sales = Sales.of(np.zeros(6, int), np.array([4, 4, 5, 6, 5, 7]), np.arange(6))
-    kept = sales.first_ones(longest=3)
+    kept = sales.keep_first(longest=3)
     np.testing.assert_array_equal(kept.positions, [5, 6, 7])
     np.testing.assert_array_equal(kept.times_s, [2, 3, 5])

@@ -43,15 +43,15 @@ class Column:
     codes: np.ndarray
     values: np.ndarray
 
-    def fault(self, row: int, fact: str, remedy: str) -> DataError:
+    def make_fault(self, row: int, fact: str, remedy: str) -> DataError:
         """Return the error for row `row` (0-based), with file, column, line, text and remedy."""
         text = repr(self.values[self.codes[row]]) if self.codes[row] >= 0 else "nothing"
         return DataError(f"{self.path}: column {self.name!r}, row {find_line(self.path, row)}: {text} {fact}. {remedy}")
 
-    def fault_at_value(self, bad: np.ndarray, fact: str, remedy: str) -> DataError:
+    def make_fault_at_value(self, bad: np.ndarray, fact: str, remedy: str) -> DataError:
         """Return the error for the first row whose value is marked in `bad`, bool [n_distinct]."""
         row = int(np.argmax(np.append(bad, False)[self.codes]))
-        return self.fault(row, fact, remedy)
+        return self.make_fault(row, fact, remedy)
 
     @property
     def missing(self) -> np.ndarray:
@@ -78,7 +78,7 @@ class Column:
         parsed = pd.to_numeric(pd.Series(self.values, dtype=object), errors="coerce").to_numpy(np.float64)
         bad = ~(np.abs(parsed) <= LARGEST_NUMBER)  # also NaN
         if bad.any():
-            raise self.fault_at_value(
+            raise self.make_fault_at_value(
                 bad,
                 "is not a number, or is beyond 3.4e38",
                 "Write numbers like 12.5 (decimal point, no unit); leave unknown ones empty.",
@@ -91,7 +91,7 @@ class Column:
         parsed = [known.get(value.lower()) for value in self.values]
         bad = np.array([flag is None for flag in parsed], bool)
         if bad.any():
-            raise self.fault_at_value(bad, "is neither 0 nor 1", "Write 0 or 1 (or true, false).")
+            raise self.make_fault_at_value(bad, "is neither 0 nor 1", "Write 0 or 1 (or true, false).")
         return np.append(np.array(parsed, bool), True)[self.codes]
 
 

@@ -45,13 +45,13 @@ def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarr
     if len(integers) == len(columns):
         for column, numbers in zip(columns, integers, strict=True):
             if not allow_negative and (numbers < 0).any():
-                raise column.fault_at_value(
+                raise column.make_fault_at_value(
                     numbers < 0,
                     "is a negative item id",
                     "-1 and -2 have a meaning of their own: number items from 0, or use text ids.",
                 )
             if (numbers < FIRST_USER_ID).any():
-                raise column.fault_at_value(
+                raise column.make_fault_at_value(
                     numbers < FIRST_USER_ID,
                     "is one of the ids of anonymous sessions",
                     f"Ids below {FIRST_USER_ID} belong to sessions: number users from there on, or use text ids.",

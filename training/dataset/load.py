@@ -195,7 +195,7 @@ def _collect_entities(
     if repeated.any():
         second = rows.iloc[int(np.argmax(repeated))]
         first = find_line(column.path, int(rows.loc[rows[id_name] == second[id_name], "row"].iloc[0]))
-        raise column.fault(int(second["row"]), f"was already in row {first}", "Keep one row for each id.")
+        raise column.make_fault(int(second["row"]), f"was already in row {first}", "Keep one row for each id.")
     only_in_log = log_ids[~np.isin(log_ids, rows[id_name].to_numpy())]
     if len(only_in_log):
         report.notes.append(f"{len(only_in_log):,} of {len(log_ids):,} {id_name}s of the log are not in {column.path.name}")

@@ -30,9 +30,9 @@ def parse_times(column: Column) -> tuple[np.ndarray, str]:
 
 def _parse_unix(column: Column, numbers: np.ndarray) -> tuple[np.ndarray, str]:
     if not np.isfinite(numbers).all():
-        raise column.fault_at_value(~np.isfinite(numbers), "is not a time, while most of the column is unix time", REMEDY)
+        raise column.make_fault_at_value(~np.isfinite(numbers), "is not a time, while most of the column is unix time", REMEDY)
     if _look_like_days(numbers):
-        raise column.fault(
+        raise column.make_fault(
             int(np.argmax(~column.missing)), "looks like a day written as a number, not like a unix time", REMEDY
         )
     median = float(np.median(np.abs(numbers)))
@@ -40,7 +40,7 @@ def _parse_unix(column: Column, numbers: np.ndarray) -> tuple[np.ndarray, str]:
     smallest = 0 if unit == "seconds" else LIMIT_S * UNITS[unit] / 1_000
     foreign = (np.abs(numbers) >= LIMIT_S * UNITS[unit]) | (np.abs(numbers) < smallest)
     if foreign.any():
-        raise column.fault_at_value(foreign, f"is no time in {unit}, while most of the column is", REMEDY)
+        raise column.make_fault_at_value(foreign, f"is no time in {unit}, while most of the column is", REMEDY)
     return np.floor(numbers / UNITS[unit]).astype(np.int64), unit
 
 
@@ -55,5 +55,5 @@ def _parse_iso(column: Column, texts: pd.Series) -> np.ndarray:
     parsed = pd.to_datetime(texts.where(well_formed), utc=True, errors="coerce")
     bad = parsed.isna().to_numpy()
     if bad.any():
-        raise column.fault_at_value(bad, "is not a time", REMEDY)
+        raise column.make_fault_at_value(bad, "is not a time", REMEDY)
     return parsed.astype("int64").to_numpy() // 1_000_000_000

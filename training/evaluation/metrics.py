@@ -56,9 +56,9 @@ def auc(scores: np.ndarray, relevant: sp.csr_matrix, excluded: sp.csr_matrix) ->
     n_users, n_items = scores.shape
     assert relevant.shape == excluded.shape == scores.shape, (scores.shape, relevant.shape, excluded.shape)
     servable = np.ones(scores.shape, bool)
-    servable[_rows(excluded), excluded.indices] = False
+    servable[_list_rows(excluded), excluded.indices] = False
     positive = np.zeros(scores.shape, bool)
-    positive[_rows(relevant), relevant.indices] = True
+    positive[_list_rows(relevant), relevant.indices] = True
     positive &= servable
     n_positive, n_negative = positive.sum(axis=1), (servable & ~positive).sum(axis=1)
     ranks = _rank_with_ties(np.where(servable, scores, -np.inf))  # excluded items share the lowest ranks …
@@ -74,8 +74,8 @@ def rank_top_k(scores: np.ndarray, excluded: sp.csr_matrix, k: int) -> np.ndarra
     n_items = scores.shape[1]
     assert excluded.shape == scores.shape, (scores.shape, excluded.shape)
     scores = scores.astype(np.float32, copy=True)
-    scores[_rows(excluded), excluded.indices] = -np.inf
-    keys = _falling_keys(scores)  # distinct within a row, so that partial sorting is deterministic
+    scores[_list_rows(excluded), excluded.indices] = -np.inf
+    keys = _make_falling_keys(scores)  # distinct within a row, so that partial sorting is deterministic
     n_ranked = min(k, n_items)
     first = np.argpartition(keys, n_ranked - 1, axis=1)[:, :n_ranked]
     order = np.argsort(np.take_along_axis(keys, first, axis=1), axis=1)
@@ -84,14 +84,14 @@ def rank_top_k(scores: np.ndarray, excluded: sp.csr_matrix, k: int) -> np.ndarra
     return np.pad(ranked, ((0, 0), (0, k - n_ranked)), constant_values=n_items)
 
 
-def _falling_keys(scores: np.ndarray) -> np.ndarray:
+def _make_falling_keys(scores: np.ndarray) -> np.ndarray:
     """Return int64 keys whose ascending order is falling score, then ascending position."""
     bits = (scores + np.float32(0.0)).view(np.int32)  # adding zero turns -0.0 into 0.0
     ascending = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits).astype(np.int64)
     return (-ascending << 32) + np.arange(scores.shape[1])
 
 
-def _rows(matrix: sp.csr_matrix) -> np.ndarray:
+def _list_rows(matrix: sp.csr_matrix) -> np.ndarray:
     return np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
 
 

@@ -15,6 +15,6 @@ class ColdRows:
     hot_share: float = 0.1  # share of a table's rows that have the network's width
     least_rows: int = 1_000  # a smaller table has no cold rows
 
-    def first(self, rows: int) -> int:
+    def find_first(self, rows: int) -> int:
         """Return the first cold row of a table, or `rows` without any. Reserved rows are always hot."""
         return rows if rows < self.least_rows else max(round(self.hot_share * rows), OOV_ROW + 1)

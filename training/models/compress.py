@@ -16,7 +16,7 @@ from training.models.distill import STUDENT, Lesson, count_macs, distil
 from training.models.prune import prune
 from training.models.quantise import quantise
 from training.models.ranking_data import Requests
-from training.models.train_ranker import Ranker, RankerSettings, Report, Start, measure_gains, rank_scores_of
+from training.models.train_ranker import Ranker, RankerSettings, Report, Start, compute_rank_scores, measure_gains
 
 AFTERWARDS = {"pruned": prune, "int8": quantise}  # how the student is made smaller still
 # Shares of the teacher's quality: a network that is significantly below the first, or measured below the second, is not served.
@@ -59,7 +59,7 @@ def choose(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, leas
 def measure_kept_quality(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
     """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval."""
     student_gains, teacher_gains = (
-        np.add(*measure_gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher)
+        np.add(*measure_gains(compute_rank_scores(ranker, requests), requests.taken).values()) for ranker in (student, teacher)
     )
     if not teacher_gains.any():
         return 1.0, np.inf  # no quality to lose, and no evidence

@@ -28,7 +28,7 @@ from training.models.train_ranker import (
     find_best_blend,
     fit,
     predict,
-    retrieval_z,
+    take_retrieval_z,
 )
 
 Shares = Callable[[Requests], np.ndarray]
@@ -63,12 +63,14 @@ class Lesson:
 
     def judge(self, model: DLRM, compression: str, blends: tuple[float, ...]) -> Ranker:
         """Return the model as a ranker with its quality on the validation requests."""
-        blend, quality = find_best_blend(predict(model, self.validation), retrieval_z(self.validation), self.validation, blends)
+        blend, quality = find_best_blend(
+            predict(model, self.validation), take_retrieval_z(self.validation), self.validation, blends
+        )
         known = self.teacher.quality | quality | {"teacher_quality": self.teacher.validated}
         return Ranker(model, blend, known, compression, self.teacher.started, self.teacher.model)
 
 
-def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
+def make_student(teacher: DLRM, settings: RankerSettings) -> DLRM:
     """Return an untrained DLRM with the teacher's standardisation and shared rare rows."""
     shape = replace(teacher.shape, width=settings.width, bottom=settings.bottom, top=settings.top)
     model = DLRM(shape)
@@ -85,7 +87,7 @@ def distil(
 ) -> Ranker:
     """Return a ranker of the shape in `settings` that imitates the teacher. start: as of `train_ranker`"""
     torch.manual_seed(seed)
-    model = student_of(lesson.teacher.model, settings)
+    model = make_student(lesson.teacher.model, settings)
     if start and start(model):
         settings = replace(settings, epochs=settings.warm_epochs)
     lesson.teach(model, settings, seed, lambda text: report(f"distilled {text}"))

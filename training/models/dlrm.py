@@ -5,7 +5,7 @@
     pair numbers ─┘                                     item table rows ──┘   (and row 0 itself)
 
 Rows are ordered: bottom MLP, user slots, item slots. HugeCTR's Interaction gives row 0 itself, then the pairs, for j in 1..n-1:
-for i in 0..j-1: (i, j), then a zero column. `layers()` returns the weights in that layout, so that a plain DLRM over
+for i in 0..j-1: (i, j), then a zero column. `collect_layers()` returns the weights in that layout, so that a plain DLRM over
 one flat row per pair (tests/unit/training/models/test_dlrm.py) computes the same logits.
 
 Letters: B requests, C candidates, D embedding width, Fu / Si user and item slots, Gu / Gp numbers of the user and of the pair.
@@ -40,9 +40,9 @@ class Shape:
     top: tuple[int, ...] = (128, 64)  # hidden layers; one logit follows
     cold: ColdRows | None = None  # None: every row is `width` wide
 
-    def table(self, rows: int) -> Table:
+    def make_table(self, rows: int) -> Table:
         """Return a new table of that many rows."""
-        if self.cold is None or (first_cold := self.cold.first(rows)) == rows:
+        if self.cold is None or (first_cold := self.cold.find_first(rows)) == rows:
             return Table(rows, self.width)
         return MixedTable(rows, self.width, first_cold, self.cold.width)
 
@@ -145,7 +145,7 @@ class Network(nn.Module):
             first.bias.sub_(first.weight @ self.mean)
             self.folded = True
 
-    def layers(self) -> dict[str, np.ndarray]:
+    def collect_layers(self) -> dict[str, np.ndarray]:
         """Return weights float32 [in, out] and biases [out] of a folded network, in HugeCTR's order."""
         named = [(f"bottom{i}", layer) for i, layer in enumerate(self.bottom)]
         named += [(f"top{i}", layer) for i, layer in enumerate(self.top)]
@@ -165,20 +165,20 @@ class RankingModel(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.user_tables = Modules(map(shape.table, shape.user_tables.values()))
-        self.item_tables = Modules(map(shape.table, shape.item_tables.values()))
+        self.user_tables = Modules(map(shape.make_table, shape.user_tables.values()))
+        self.item_tables = Modules(map(shape.make_table, shape.item_tables.values()))
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """The tables of users, then of items."""
         return (*self.user_tables, *self.item_tables)
 
-    def table_rows(self) -> Iterator[torch.Tensor]:
+    def list_table_rows(self) -> Iterator[torch.Tensor]:
         """Yield the parameters that are rows of tables."""
         for table in self.tables:
             yield from (part.weight for part in table.children() if isinstance(part, nn.Embedding))
 
-    def projections(self) -> Iterator[nn.Parameter]:
+    def list_projections(self) -> Iterator[nn.Parameter]:
         """Yield the projections of narrow rows."""
         return (table.projection for table in self.tables if isinstance(table, MixedTable))
 
@@ -189,7 +189,7 @@ class RankingModel(nn.Module):
         for table, other_table in zip(self.tables, other.tables, strict=True):
             table.share_like(other_table)
 
-    def user_rows(self, user_categorical: torch.Tensor) -> torch.Tensor:
+    def look_up_users(self, user_categorical: torch.Tensor) -> torch.Tensor:
         """Return the user rows, float32 [B, Fu, D], of int64 [B, Fu]."""
         return torch.stack([table(user_categorical[:, [slot]]) for slot, table in enumerate(self.user_tables)], dim=1)
 

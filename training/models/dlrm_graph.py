@@ -40,9 +40,9 @@ SHARE_INT8 = 0.95  # of the logits are within it; in others a value halfway betw
 
 def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> Parity:
     """Write a network to `path` and compare both on `sample`, its inputs. Raises ExportError when they differ."""
-    shape, graph, layers = network.shape, Graph(), network.layers()
+    shape, graph, layers = network.shape, Graph(), network.collect_layers()
     dense = _add_bottom(graph, network, layers)
-    flat = graph.constant("flat", [0, 0, len(shape.item_tables) * shape.width])
+    flat = graph.add_constant("flat", [0, 0, len(shape.item_tables) * shape.width])
     rows = graph.add("Reshape", ("item_rows", flat), "item_rows_side_by_side")
     own_rows = graph.add("Concat", (dense, rows), "candidate_rows", axis=2)
     weights = np.concatenate([layers["top0.weight"], np.zeros_like(layers["top0.weight"][:1])])  # for products HugeCTR lacks
@@ -54,7 +54,7 @@ def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> 
     for number in range(1, len(network.top)):
         hidden = graph.add("Relu", (hidden,), f"top{number - 1}_relu")
         hidden = _add_layer(graph, network, f"top{number}", hidden, layers)
-    graph.add("Squeeze", (hidden, graph.constant("last_axis", [2])), "logits")
+    graph.add("Squeeze", (hidden, graph.add_constant("last_axis", [2])), "logits")
     kinds = {name: (TensorProto.FLOAT, name_axes(DYNAMIC[name], values.shape)) for name, values in sample.items()}
     graph.save(path, kinds, {"logits": (TensorProto.FLOAT, name_axes(DYNAMIC["logits"], (0, 0)))})
     share = SHARE_INT8 if isinstance(network, QuantisedNetwork) else 1.0
@@ -64,21 +64,24 @@ def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> 
 def _add_product(graph: Graph, network: Network, name: str, source: str, weight: np.ndarray, output: str) -> str:
     """Add a candidate's product with a weight, float32 [in, out], in int8 where the network is quantised."""
     if not isinstance(network, QuantisedNetwork):
-        return graph.add("MatMul", (source, graph.constant(f"{name}_weight", weight)), output)
+        return graph.add("MatMul", (source, graph.add_constant(f"{name}_weight", weight)), output)
     size, zero = (value.numpy() for value in network.find_steps(name))
-    steps = graph.constant(f"{name}_size", size), graph.constant(f"{name}_zero", zero.astype(np.uint8))
+    steps = graph.add_constant(f"{name}_size", size), graph.add_constant(f"{name}_zero", zero.astype(np.uint8))
     values = graph.add("QuantizeLinear", (source, *steps), f"{name}_steps")
     values = graph.add("DequantizeLinear", (values, *steps), f"{name}_values")
     sizes = compute_weight_scales(torch.from_numpy(weight.T)).numpy()
-    weight_steps = graph.constant(f"{name}_weight_steps", np.rint(weight / sizes).astype(np.int8))
-    units = graph.constant(f"{name}_weight_sizes", sizes), graph.constant(f"{name}_weight_zeros", np.zeros_like(sizes, np.int8))
+    weight_steps = graph.add_constant(f"{name}_weight_steps", np.rint(weight / sizes).astype(np.int8))
+    units = (
+        graph.add_constant(f"{name}_weight_sizes", sizes),
+        graph.add_constant(f"{name}_weight_zeros", np.zeros_like(sizes, np.int8)),
+    )
     weights = graph.add("DequantizeLinear", (weight_steps, *units), f"{name}_weight", axis=1)
     return graph.add("MatMul", (values, weights), output)
 
 
 def _add_layer(graph: Graph, network: Network, name: str, source: str, layers: dict[str, np.ndarray]) -> str:
     product = _add_product(graph, network, name, source, layers[f"{name}.weight"], f"{name}_product")
-    return graph.add("Add", (product, graph.constant(f"{name}_bias", layers[f"{name}.bias"])), name)
+    return graph.add("Add", (product, graph.add_constant(f"{name}_bias", layers[f"{name}.bias"])), name)
 
 
 def _add_bottom(graph: Graph, network: Network, layers: dict[str, np.ndarray]) -> str:
@@ -89,9 +92,9 @@ def _add_bottom(graph: Graph, network: Network, layers: dict[str, np.ndarray]) -
         numbers = [_add_standardisation(graph, network, own, part) for own, part in zip(numbers, ends, strict=True)]
     of_users, of_pairs = numbers
     weight, bias = layers["bottom0.weight"], layers["bottom0.bias"]
-    users = (graph.constant("bottom0_user_weight", weight[:n_user]), graph.constant("bottom0_bias", bias))
+    users = (graph.add_constant("bottom0_user_weight", weight[:n_user]), graph.add_constant("bottom0_bias", bias))
     of_user = graph.add("Gemm", (of_users, *users), "bottom0_user")
-    of_user = graph.add("Unsqueeze", (of_user, graph.constant("candidate_axis", [1])), "bottom0_of_user")
+    of_user = graph.add("Unsqueeze", (of_user, graph.add_constant("candidate_axis", [1])), "bottom0_of_user")
     of_pair = _add_product(graph, network, "bottom0", of_pairs, weight[n_user:], "bottom0_pair")
     hidden = graph.add("Relu", (graph.add("Add", (of_pair, of_user), "bottom0_sum"),), "bottom0_relu")
     for number in range(1, len(network.bottom)):
@@ -103,8 +106,8 @@ def _add_bottom(graph: Graph, network: Network, layers: dict[str, np.ndarray]) -
 def _add_standardisation(graph: Graph, network: Network, source: str, columns: slice) -> str:
     """Add the standardisation of a network that is not folded."""
     mean, scale = (values[columns].numpy() for values in (network.mean, network.scale))
-    centred = graph.add("Sub", (source, graph.constant(f"{source}_mean", mean)), f"{source}_centred")
-    return graph.add("Mul", (centred, graph.constant(f"{source}_scale", scale)), f"{source}_standardised")
+    centred = graph.add("Sub", (source, graph.add_constant(f"{source}_mean", mean)), f"{source}_centred")
+    return graph.add("Mul", (centred, graph.add_constant(f"{source}_scale", scale)), f"{source}_standardised")
 
 
 def _add_request_matrix(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str) -> str:
@@ -115,28 +118,28 @@ def _add_request_matrix(graph: Graph, network: Network, weights: np.ndarray, by_
     shape, n_hidden = network.shape, weights.shape[1]
     n_own, n_user = 1 + len(shape.item_tables), len(shape.user_tables)
     per_user_row = weights[network.crossed.numpy()].reshape(n_own, n_user, n_hidden).swapaxes(0, 1).reshape(n_user, -1)
-    mixed = graph.add("MatMul", (by_user_row, graph.constant("crossed_weight", per_user_row)), "of_request_by_part")
+    mixed = graph.add("MatMul", (by_user_row, graph.add_constant("crossed_weight", per_user_row)), "of_request_by_part")
     # [B, D, n · H] -> [B, n · D, H]
-    parts = graph.add("Reshape", (mixed, graph.constant("by_part", [0, 0, n_own, n_hidden])), "of_request_split")
+    parts = graph.add("Reshape", (mixed, graph.add_constant("by_part", [0, 0, n_own, n_hidden])), "of_request_split")
     rows = graph.add("Transpose", (parts,), "of_request_by_row", perm=[0, 2, 1, 3])
-    joined = graph.add("Reshape", (rows, graph.constant("by_row", [0, n_own * shape.width, n_hidden])), "of_request_joined")
+    joined = graph.add("Reshape", (rows, graph.add_constant("by_row", [0, n_own * shape.width, n_hidden])), "of_request_joined")
     itself = np.zeros((n_own * shape.width, n_hidden), np.float32)
     itself[: shape.width] = weights[: shape.width]
-    return graph.add("Add", (joined, graph.constant("row_0_weight", itself)), "of_request")
+    return graph.add("Add", (joined, graph.add_constant("row_0_weight", itself)), "of_request")
 
 
 def _add_own_products(graph: Graph, network: Network, weights: np.ndarray, own_rows: str) -> str:
     """Add the products of a candidate's rows with each other, one node per distance between rows. Return [B, C, H]."""
     width, n_own = network.shape.width, 1 + len(network.shape.item_tables)
     columns = network.own.numpy().reshape(n_own, n_own)
-    axis, products, met = graph.constant("parts_axis", [2]), [], []
+    axis, products, met = graph.add_constant("parts_axis", [2]), [], []
 
-    def parts(name: str, first: int, end: int) -> str:
-        places = (graph.constant(f"{name}_{side}", [row * width]) for side, row in (("first", first), ("end", end)))
+    def take_rows(name: str, first: int, end: int) -> str:
+        places = (graph.add_constant(f"{name}_{side}", [row * width]) for side, row in (("first", first), ("end", end)))
         return graph.add("Slice", (own_rows, *places, axis), name)
 
     for apart in range(1, n_own):
-        pair = parts(f"later_{apart}", apart, n_own), parts(f"earlier_{apart}", 0, n_own - apart)
+        pair = take_rows(f"later_{apart}", apart, n_own), take_rows(f"earlier_{apart}", 0, n_own - apart)
         products.append(graph.add("Mul", pair, f"own_parts_{apart}"))
         met += [columns[row + apart, row] for row in range(n_own - apart)]
     all_parts = graph.add("Concat", products, "own_parts", axis=2)
@@ -147,6 +150,8 @@ def _add_user_products(graph: Graph, network: Network, weights: np.ndarray, by_u
     """Add the products of the user's rows with each other, and the bias. Return [B, 1, H]."""
     n_user = len(network.shape.user_tables)
     products = graph.add("MatMul", ("user_rows", by_user_row), "user_products")
-    flat = graph.add("Reshape", (products, graph.constant("by_user_pair", [0, n_user * n_user])), "user_products_side_by_side")
-    weighed = (graph.constant("user_weight", weights[network.user_user.numpy()]), graph.constant("top0_bias", bias))
+    flat = graph.add(
+        "Reshape", (products, graph.add_constant("by_user_pair", [0, n_user * n_user])), "user_products_side_by_side"
+    )
+    weighed = (graph.add_constant("user_weight", weights[network.user_user.numpy()]), graph.add_constant("top0_bias", bias))
     return graph.add("Unsqueeze", (graph.add("Gemm", (flat, *weighed), "top0_user"), "candidate_axis"), "top0_of_user")

@@ -26,13 +26,13 @@ class Table(nn.Module):
 
     def share_rare(self, seen: np.ndarray, at_least: int) -> None:
         """Let rows with fewer than `at_least` examples share OOV's vector. seen: int [rows] examples per row."""
-        self._share(*torch.unique(self._rows_used(seen, at_least), return_inverse=True))
+        self._share(*torch.unique(self._find_rows_used(seen, at_least), return_inverse=True))
 
     def share_like(self, other: Table) -> None:
         """Let the same rows share OOV's vector as in another table with these rows."""
         self._share(other.owners, other.shared)
 
-    def _rows_used(self, seen: np.ndarray, at_least: int) -> torch.Tensor:
+    def _find_rows_used(self, seen: np.ndarray, at_least: int) -> torch.Tensor:
         """Return the row whose vector each row uses, int64 [rows]."""
         rare = torch.from_numpy(seen < at_least)
         rare[PAD_ROW] = False
@@ -72,7 +72,7 @@ class MixedTable(Table):
         self.register_buffer("shared", torch.arange(rows))
 
     def share_rare(self, seen: np.ndarray, at_least: int) -> None:
-        self.shared.copy_(self._rows_used(seen, at_least))
+        self.shared.copy_(self._find_rows_used(seen, at_least))
         self.shared[self.first_cold :][torch.from_numpy(seen[self.first_cold :] < at_least)] = len(self.shared)
 
     def share_like(self, other: Table) -> None:

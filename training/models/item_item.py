@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from serving.stages.search.search import Neighbours
 from training.models.ease import solve_ease
-from training.models.strongest import split_rows, strongest_per_row
+from training.models.strongest import select_strongest, split_rows
 from training.time_left import TimeLeft
 
 ROWS_PER_BLOCK = 1_024
@@ -40,7 +40,7 @@ def fit_neighbours(
     weights = sp.csr_matrix((n_items, n_items), dtype=np.float32)
     if len(core):
         weights = _map_to_catalogue(
-            _strongest_rows(solve_ease(positives[:, core], settings.l2), settings.neighbours), core, n_items
+            _keep_strongest(solve_ease(positives[:, core], settings.l2), settings.neighbours), core, n_items
         )
     if len(core) == n_items:
         return _make_lists([weights], n_items, settings.neighbours)
@@ -57,7 +57,7 @@ def fit_neighbours(
     return _make_lists(weigh_blocks(), n_items, settings.neighbours)
 
 
-def _strongest_rows(weights: np.ndarray, count: int) -> sp.csr_matrix:
+def _keep_strongest(weights: np.ndarray, count: int) -> sp.csr_matrix:
     """Return the `count` largest positive entries of each row of a dense matrix."""
     n = len(weights)
     count = min(count, n)
@@ -136,6 +136,6 @@ def _make_lists(blocks: Iterable[sp.csr_matrix], n_items: int, count: int) -> Ne
     start = 0
     for block in blocks:
         rows = slice(start, start + block.shape[0])
-        positions[rows], weights[rows] = strongest_per_row(block, count)
+        positions[rows], weights[rows] = select_strongest(block, count)
         start = rows.stop
     return Neighbours(positions, weights)

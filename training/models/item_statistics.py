@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics
 from serving.stages.features.ranking import SCALE
-from training.models.strongest import split_rows, strongest_per_row
+from training.models.strongest import select_strongest, split_rows
 
 SECONDS_PER_DAY = 86_400.0
 
@@ -41,7 +41,7 @@ class Sales:
         order = np.lexsort((times_s, users))
         return cls(users[order], positions[order], times_s[order])
 
-    def first_ones(self, longest: int) -> Sales:
+    def keep_first(self, longest: int) -> Sales:
         """Return each (user, item) once, at its first event, for the latest `longest` items of every user."""
         _, first = np.unique(self.users * (self.positions.max(initial=0) + 1) + self.positions, return_index=True)
         kept = np.sort(first)
@@ -95,7 +95,7 @@ class Views:
 
     @classmethod
     def of(cls, sales: Sales, n_items: int, settings: StatisticsSettings) -> Views:
-        sales = sales.first_ones(settings.longest_history)
+        sales = sales.keep_first(settings.longest_history)
         counts = np.bincount(sales.positions, minlength=n_items)
         return cls(
             users=sales.users,
@@ -113,7 +113,7 @@ class Views:
         members, transposed = self.customers
         return split_rows(transposed @ np.diff(members.indptr))
 
-    def matrices(self, rows: slice) -> list[sp.csr_matrix]:
+    def make_matrices(self, rows: slice) -> list[sp.csr_matrix]:
         """Return CSR float32 [n_rows, n_items] per view, in the order of VIEWS: row = item of a history, column = related item.
 
         All are divided by the square root of both items' number of customers.
@@ -178,9 +178,9 @@ def find_neighbours(views: Views, n_neighbours: int) -> tuple[np.ndarray, np.nda
     neighbours = np.full((n_items + 1, n_neighbours), n_items, np.int32)
     weights = np.zeros((n_items + 1, n_neighbours, len(VIEWS)), np.float16)
     for rows in views.split():
-        matrices = views.matrices(rows)
+        matrices = views.make_matrices(rows)
         strength = sum(sp.diags(1 / np.maximum(view.max(axis=1).toarray().ravel(), 1e-12)) @ view for view in matrices)
-        neighbours[rows], _ = strongest_per_row(strength.tocsr(), n_neighbours)
+        neighbours[rows], _ = select_strongest(strength.tocsr(), n_neighbours)
         row, place = np.nonzero(neighbours[rows] < n_items)
         for number, view in enumerate(matrices):
             weights[rows][row, place, number] = np.asarray(view[row, neighbours[rows][row, place]]).ravel()

@@ -28,7 +28,7 @@ class Graph:
         self._nodes: list[onnx.NodeProto] = []
         self._weights: list[onnx.TensorProto] = []
 
-    def constant(self, name: str, values: np.ndarray | Sequence[int]) -> str:
+    def add_constant(self, name: str, values: np.ndarray | Sequence[int]) -> str:
         """Add a float32 or int64 array as a constant; a sequence becomes int64."""
         self._weights.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
         return name
@@ -40,14 +40,14 @@ class Graph:
 
     def split(self, outputs: Sequence[str], source: str, sizes: Sequence[int], axis: int) -> Sequence[str]:
         """Split a tensor into parts of these sizes along the axis."""
-        inputs = [source, self.constant(f"{outputs[0]}_sizes", sizes)]
+        inputs = [source, self.add_constant(f"{outputs[0]}_sizes", sizes)]
         self._nodes.append(helper.make_node("Split", inputs, list(outputs), name=f"{source}_split", axis=axis))
         return outputs
 
     def add_layer(self, name: str, source: str, weight: np.ndarray, bias: np.ndarray) -> str:
         """Add a linear layer: [..., in] · float32 [in, out] + float32 [out]."""
-        product = self.add("MatMul", (source, self.constant(f"{name}_weight", weight)), f"{name}_product")
-        return self.add("Add", (product, self.constant(f"{name}_bias", bias)), name)
+        product = self.add("MatMul", (source, self.add_constant(f"{name}_weight", weight)), f"{name}_product")
+        return self.add("Add", (product, self.add_constant(f"{name}_bias", bias)), name)
 
     def save(
         self,

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from training.models.distill import Lesson, student_of
+from training.models.distill import Lesson, make_student
 from training.models.dlrm import DLRM
 from training.models.train_ranker import Ranker, RankerSettings, Report, compute_loss, draw_batches
 
@@ -58,7 +58,7 @@ def keep_units(model: DLRM, importance: Importance, share: float) -> DLRM:
     """Return a copy with that share of the units of each hidden layer, the most important ones; at least one of each."""
     kept = tuple(tuple(choose_important(values, share) for values in layers) for layers in importance)
     bottom, top = (tuple(map(len, layers)) for layers in kept)
-    pruned = student_of(model, RankerSettings(width=model.shape.width, bottom=bottom, top=top))
+    pruned = make_student(model, RankerSettings(width=model.shape.width, bottom=bottom, top=top))
     for table, wider_table in zip(pruned.tables, model.tables, strict=True):
         table.load_state_dict(wider_table.state_dict())
     sides = ((pruned.network.bottom, model.network.bottom), (pruned.network.top, model.network.top))

@@ -34,7 +34,7 @@ from training.models.reranker import Lists, Reranker, RerankerSettings, train_re
 from training.models.save_ranker import join_item_vectors, save_ranker
 from training.models.save_reranker import save_reranker
 from training.models.teachers import choose_teachers
-from training.models.train_ranker import Ranker, RankerSettings, Start, rank_scores_of, train_ranker
+from training.models.train_ranker import Ranker, RankerSettings, Start, compute_rank_scores, train_ranker
 
 MOST_SAMPLES = 32  # requests for the parity reports
 EVENTLESS = (2, 5)  # so many of so many requests before a visit teach without events too; with all of them, live answers lose
@@ -205,7 +205,7 @@ def fit_reranker(
     """Train the re-ranker on lists of the latest moment, as the ranker orders them."""
     latest = lessons.teaching[0]
     teaching, validation = (
-        Lists.of(part, rank_scores_of(ranker, part), settings.list_length) for part in (latest, lessons.validation)
+        Lists.of(part, compute_rank_scores(ranker, part), settings.list_length) for part in (latest, lessons.validation)
     )
     return train_reranker(teaching, validation, join_item_vectors(ranker.model, latest.items), settings, seed, say)
 
@@ -252,6 +252,6 @@ def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, featu
     """Write the rank and the rerank stage without rules, `stage.json` and manifests. Return what was saved of each."""
     index, sample = features.items, ranking.sample
     rank = SavedStage(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample))
-    lists = Lists.of(sample, rank_scores_of(ranking.ranker, sample), ranking.reranker.list_length)
+    lists = Lists.of(sample, compute_rank_scores(ranking.ranker, sample), ranking.reranker.list_length)
     vectors = join_item_vectors(ranking.ranker.model, ranking.items)
     return rank, SavedStage(*save_reranker(rerank_folder, ranking.reranker, index, vectors, lists))

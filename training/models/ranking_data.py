@@ -177,7 +177,7 @@ def make_requests(
     )
     candidates, scores = retrieve(users, user_ids)
     trends = features.log.aggregates.of_items(candidates, first["timestamp"].to_numpy(), rows)
-    cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
+    cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., LIVE - N_FEATURES] = candidates < items.n_items
     taken = find_taken(features, later, user_ids, candidates)
     return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
@@ -217,7 +217,7 @@ def make_visit_requests(
         values[pairless] for values in (*retrieved, np.zeros_like(strengths))
     )
     trends = features.log.aggregates.of_items(candidates, times, rows)
-    cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
+    cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     cross[..., LIVE - N_FEATURES] = candidates < items.n_items
     taken = candidates == features.items.find_positions(item_ids)[:, None]
@@ -239,7 +239,7 @@ def make_served_requests(
     candidates, scores = retrieve(users, user_ids)
     items = make_served_items(features)
     trends = items.aggregates[candidates]
-    cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
+    cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
     return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items, user_ids)
 
 
@@ -259,7 +259,7 @@ def make_unlabelled_requests(
     return make_served_requests(features, user_ids, statistics, retrieve, context)
 
 
-def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:
+def compute_in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Compute `cross_features` of many users, in blocks."""
     blocks = [slice(start, start + USERS_PER_BLOCK) for start in range(0, len(candidates), USERS_PER_BLOCK)]
     return np.concatenate(

@@ -17,7 +17,7 @@ from torch import nn
 
 from serving.stages.rerank import LIST_FEATURES, list_features, pick_best_columns
 from training.models.ranking_data import Requests
-from training.models.train_ranker import listwise_loss, ranking_quality
+from training.models.train_ranker import compute_listwise_loss, measure_ranking_quality
 
 MASKED = 1e4  # attention logit of padding is -MASKED, other logits are below MASKED; float16 holds twice that
 
@@ -131,7 +131,7 @@ def train_reranker(
         for rows in np.array_split(rng.permutation(len(teaching)), n_batches):
             batch = teaching.take(rows)
             scores = torch.from_numpy(batch.rank_scores) + compute_corrections(network, batch, vectors)
-            loss = listwise_loss(scores, torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
+            loss = compute_listwise_loss(scores, torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -168,4 +168,4 @@ def find_best_trust(
 
 def measure_quality(lists: Lists, scores: np.ndarray) -> float:
     """Return NDCG@10 + Recall@20 of the lists, ordered by scores."""
-    return sum(ranking_quality(np.where(lists.valid, scores, -np.inf), lists.taken).values())
+    return sum(measure_ranking_quality(np.where(lists.valid, scores, -np.inf), lists.taken).values())

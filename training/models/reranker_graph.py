@@ -30,7 +30,7 @@ def export_reranker(network: ListNetwork, sample: dict[str, np.ndarray], path: P
     n_inputs, width = layers["enter.weight"].shape[1], len(layers["enter.weight"])
     lists = graph.add("Shape", ("valid",), "requests_and_places")
     inputs = graph.add("Concat", ("features", "vectors"), "inputs", axis=2)
-    places = graph.add("Reshape", (inputs, graph.constant("by_place", [-1, n_inputs])), "places")
+    places = graph.add("Reshape", (inputs, graph.add_constant("by_place", [-1, n_inputs])), "places")
     hidden = graph.add("Relu", (_add_layer(graph, layers, "enter", places),), "hidden")
     attended = _add_attention(graph, layers, hidden, lists, width)
     hidden = _add_norm(graph, layers, "norms.0", graph.add("Add", (hidden, attended), "with_attended"))
@@ -50,7 +50,7 @@ def _add_layer(graph: Graph, layers: dict[str, np.ndarray], name: str, source: s
 
 def _add_norm(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:
     """Add a layer normalisation of [places, W]."""
-    parts = (graph.constant(f"{name}_{part}", layers[f"{name}.{part}"]) for part in ("weight", "bias"))
+    parts = (graph.add_constant(f"{name}_{part}", layers[f"{name}.{part}"]) for part in ("weight", "bias"))
     return graph.add("LayerNormalization", (source, *parts), name, axis=-1, epsilon=1e-5)
 
 
@@ -58,16 +58,16 @@ def _add_attention(graph: Graph, layers: dict[str, np.ndarray], hidden: str, lis
     """Add attention of each place over all valid ones of its list, [N · M, W]."""
     scale = np.repeat(np.array([width**-0.5, 1, 1], np.float32), width)[:, None]  # scale the query instead of all pairs
     scaled = {"qkv.weight": layers["qkv.weight"] * scale, "qkv.bias": layers["qkv.bias"] * scale[:, 0]}
-    by_list = graph.add("Concat", (lists, graph.constant("three", [3 * width])), "by_list", axis=0)
+    by_list = graph.add("Concat", (lists, graph.add_constant("three", [3 * width])), "by_list", axis=0)
     of_list = graph.add("Reshape", (_add_layer(graph, scaled, "qkv", hidden), by_list), "qkv_of_list")
     query, key, value = graph.split(("query", "key", "value"), of_list, [width] * 3, axis=2)
     similarity = graph.add("MatMul", (query, graph.add("Transpose", (key,), "key_by_part", perm=[0, 2, 1])), "alike")
-    range_ = graph.constant("range", np.array([2 * MASKED], np.float32))
-    masked = graph.constant("masked", np.array([MASKED], np.float32))
+    range_ = graph.add_constant("range", np.array([2 * MASKED], np.float32))
+    masked = graph.add_constant("masked", np.array([MASKED], np.float32))
     most = graph.add("Sub", (graph.add("Mul", ("valid", range_), "valid_in_range"), masked), "most_of_place")
-    most = graph.add("Unsqueeze", (most, graph.constant("place_axis", [1])), "most")
+    most = graph.add("Unsqueeze", (most, graph.add_constant("place_axis", [1])), "most")
     weight = graph.add("Softmax", (graph.add("Min", (similarity, most), "masked_alike"),), "attention", axis=2)
     seen = graph.add("MatMul", (weight, value), "seen")
     return _add_layer(
-        graph, layers, "merge", graph.add("Reshape", (seen, graph.constant("by_width", [-1, width])), "seen_by_place")
+        graph, layers, "merge", graph.add("Reshape", (seen, graph.add_constant("by_width", [-1, width])), "seen_by_place")
     )

@@ -119,31 +119,31 @@ class Retriever:
     def blended_neighbours(self) -> Neighbours:
         return Neighbours(self.neighbours.positions, self.neighbours.weights * np.float32(self.settings.blend))
 
-    def user_vectors(self, users: Examples) -> np.ndarray:
+    def compute_user_vectors(self, users: Examples) -> np.ndarray:
         """Return user vectors, float32 [N, S + G + D]."""
-        vectors = self._network_vectors(users)
+        vectors = self._compute_network_vectors(users)
         if self.sequence is None:
             return vectors
-        return np.concatenate([self.sequence.user_vectors(users) * np.float32(self.sequence_weight), vectors], axis=1)
+        return np.concatenate([self.sequence.compute_user_vectors(users) * np.float32(self.sequence_weight), vectors], axis=1)
 
     @torch.no_grad()
-    def network_inputs(self, users: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def make_network_inputs(self, users: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the inputs of `user_network` for N users."""
         history = users.history_positions.astype(np.int64)
         return (
             torch.from_numpy(self.history_table[history]),
             torch.from_numpy(compute_recency_weights(history, self.model.n_items)),
-            self.model.user_embeddings(torch.from_numpy(np.ascontiguousarray(users.user_categorical))),
+            self.model.embed_users(torch.from_numpy(np.ascontiguousarray(users.user_categorical))),
             torch.from_numpy(np.ascontiguousarray(users.user_continuous)),
         )
 
     @torch.no_grad()
-    def _network_vectors(self, users: Examples) -> np.ndarray:
+    def _compute_network_vectors(self, users: Examples) -> np.ndarray:
         """Return the last G + D values of user vectors, float32 [N, G + D]."""
         network, blocks = self.user_network, []
         for start in range(0, len(users.user_continuous), USERS_PER_BLOCK):
             part = Examples(*(values[start : start + USERS_PER_BLOCK] for values in users))
-            blocks.append(network(*self.network_inputs(part)).numpy())
+            blocks.append(network(*self.make_network_inputs(part)).numpy())
         return np.concatenate(blocks)
 
     def weigh(self, *, sequence: float, graph: float) -> Retriever:
@@ -161,7 +161,7 @@ class Retriever:
 
         seen: CSR [N, n_items]; stored entries are not retrieved
         """
-        return search_exactly(self.search, self.user_vectors(users), users.history_positions, seen, count)
+        return search_exactly(self.search, self.compute_user_vectors(users), users.history_positions, seen, count)
 
 
 def fit_retriever(

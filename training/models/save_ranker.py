@@ -40,10 +40,10 @@ def save_ranker(
     np.save(folder / "item_ids.npy", index.ids)
     np.save(folder / "item_numbers.npy", np.concatenate([items.numbers, items.aggregates], axis=1))
     statistics.save(folder)
-    rows, tables = served_tables(ranker.model, items)
+    rows, tables = collect_served_tables(ranker.model, items)
     np.save(folder / "item_rows.npy", rows)
     (folder / TABLES_FOLDER).mkdir(exist_ok=True)
-    mixed = mixed_tables(ranker.model, items)
+    mixed = find_mixed_tables(ranker.model, items)
     cold = {name_cold_table(name): table.cold_array() for name, table in mixed.items()}
     for name, table in (tables | cold).items():
         np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
@@ -55,17 +55,17 @@ def save_ranker(
     network = ranker.model.network
     network.fold()
     if network.folded:  # not in int8, which HugeCTR's order cannot express
-        np.savez(folder / LAYERS_FILE, **network.layers())
-    parity = export_dlrm(network, network_inputs(ranker.model, sample), folder / f"{NETWORK}.onnx")
+        np.savez(folder / LAYERS_FILE, **network.collect_layers())
+    parity = export_dlrm(network, make_network_inputs(ranker.model, sample), folder / f"{NETWORK}.onnx")
     return asdict(settings), parity
 
 
-def served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def collect_served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return (int32 [n_items + 1, Si] row of each item in each item table; tables float32 [rows, D], users' first, in slot
     order).
 
     A list feature becomes a table with one row per item, the mean of its list: pooled once, not with every request. Tables with
-    cold rows end before these (`mixed_tables`).
+    cold rows end before these (`find_mixed_tables`).
     """
     tables = {f"user_{slot}": table.array() for slot, table in enumerate(model.user_tables)}
     item_rows = []
@@ -78,7 +78,7 @@ def served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, dict[str, 
     return np.stack(item_rows, axis=1).astype(np.int32), tables
 
 
-def mixed_tables(model: DLRM, items: ItemSlots) -> dict[str, MixedTable]:
+def find_mixed_tables(model: DLRM, items: ItemSlots) -> dict[str, MixedTable]:
     """Return the tables with cold rows by name. Pooled tables have none, even if their rows were trained narrow."""
     tables = {f"user_{slot}": table for slot, table in enumerate(model.user_tables)}
     tables |= {f"item_{slot}": table for slot, table in enumerate(model.item_tables) if items.rows[slot].shape[1] == 1}
@@ -99,12 +99,12 @@ def take_vectors(table: Table, rows: np.ndarray) -> np.ndarray:
 
 
 @torch.no_grad()
-def network_inputs(model: DLRM, requests: Requests) -> dict[str, np.ndarray]:
+def make_network_inputs(model: DLRM, requests: Requests) -> dict[str, np.ndarray]:
     """Return the four inputs of the network by name."""
     items, candidates = requests.items, requests.candidates
     return {
         "user_numbers": requests.users.user_continuous,
-        "user_rows": model.user_rows(torch.from_numpy(requests.users.user_categorical)).numpy(),
+        "user_rows": model.look_up_users(torch.from_numpy(requests.users.user_categorical)).numpy(),
         "pair_numbers": np.concatenate([items.numbers[candidates], requests.cross], axis=2),
         "item_rows": model.look_up_items([torch.from_numpy(rows[candidates]) for rows in items.rows]).numpy(),
     }

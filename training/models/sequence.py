@@ -130,7 +130,7 @@ class SequenceModel(nn.Module):
         return self.encoder.encode(self.table(items), (items < self.n_items).float(), age_days)
 
     @torch.no_grad()
-    def user_vectors(self, users: Examples) -> np.ndarray:
+    def compute_user_vectors(self, users: Examples) -> np.ndarray:
         """Return user vectors, float32 [N, S], as they are served."""
         self.eval()
         vectors = []
@@ -143,7 +143,9 @@ class SequenceModel(nn.Module):
         return np.concatenate(vectors) if vectors else np.empty((0, self.encoder.shape.width), np.float32)
 
 
-def sampled_loss(vectors: Tensor, targets: Tensor, model: SequenceModel, negatives: Tensor, log_expected: Tensor) -> Tensor:
+def compute_sampled_loss(
+    vectors: Tensor, targets: Tensor, model: SequenceModel, negatives: Tensor, log_expected: Tensor
+) -> Tensor:
     """Return the mean cross-entropy of T targets against shared negatives, corrected for how often these are drawn.
 
     vectors: float32 [T, S]; targets: int64 [T]; negatives: int64 [n]; log_expected: float32 [n_items]

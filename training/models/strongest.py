@@ -24,7 +24,7 @@ def split_rows(pairs: np.ndarray, most_pairs: int = MOST_PAIRS) -> Iterator[slic
         start = end
 
 
-def strongest_per_row(matrix: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
+def select_strongest(matrix: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Select the `count` largest stored entries of each row, strongest first, ties by lower column.
 
     matrix: float32 [n_rows, n_columns]. Returns columns int32 [n_rows, count], padded with n_columns, and values float32

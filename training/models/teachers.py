@@ -24,9 +24,9 @@ from training.models.train_ranker import (
     compute_shares,
     find_best_blend,
     fit,
+    measure_ranking_quality,
     predict,
-    ranking_quality,
-    retrieval_z,
+    take_retrieval_z,
 )
 
 NETWORKS: dict[str, type[CrossNetwork | AttentionNetwork]] = {"cross": CrossNetwork, "attention": AttentionNetwork}
@@ -111,7 +111,9 @@ def train_teacher(
     model.read_like(dlrm.model)
     teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
     fit(model, teaching, validation, settings, np.random.default_rng(seed), lambda text: report(f"{name} {text}"))
-    return Teacher(model, find_best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)[0])
+    return Teacher(
+        model, find_best_blend(predict(model, validation), take_retrieval_z(validation), validation, settings.blends)[0]
+    )
 
 
 def average_shares(shares: Sequence[np.ndarray]) -> np.ndarray:
@@ -120,4 +122,4 @@ def average_shares(shares: Sequence[np.ndarray]) -> np.ndarray:
 
 def measure_quality(shares: np.ndarray, requests: Requests) -> float:
     """Return NDCG@10 + Recall@20 of lists in the order of shares, float32 [N, C]."""
-    return sum(ranking_quality(np.where(requests.valid, shares, -np.inf), requests.taken).values())
+    return sum(measure_ranking_quality(np.where(requests.valid, shares, -np.inf), requests.taken).values())

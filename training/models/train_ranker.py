@@ -102,7 +102,7 @@ def train_ranker(
     started = start is not None and start(model)
     epochs = settings.warm_epochs if started else settings.epochs
     fit(model, teaching, validation, replace(settings, epochs=epochs), rng, report)
-    blend, quality = find_best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
+    blend, quality = find_best_blend(predict(model, validation), take_retrieval_z(validation), validation, settings.blends)
     quality |= {"requests": sum(map(len, counted)), "validation_requests": len(validation)}
     report(f"ranker: validation {quality}, blend {blend}")
     return Ranker(model, blend, quality, started=started)
@@ -127,12 +127,12 @@ def fit(
 ) -> None:
     """Train `model` in place, and keep the weights of the epoch with the largest sum of `measure` on validation requests.
 
-    measure: a function of logits and labels; `ranking_quality` when None
+    measure: a function of logits and labels; `measure_ranking_quality` when None
     """
-    measure = measure or ranking_quality
+    measure = measure or measure_ranking_quality
     groups = [
-        {"params": [*model.network.parameters(), *model.projections()], "weight_decay": settings.network_decay},
-        {"params": list(model.table_rows()), "weight_decay": settings.table_decay},
+        {"params": [*model.network.parameters(), *model.list_projections()], "weight_decay": settings.network_decay},
+        {"params": list(model.list_table_rows()), "weight_decay": settings.table_decay},
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
     n_steps = sum(-(-len(part) // settings.requests_per_batch) for part in teaching) * settings.epochs
@@ -167,13 +167,13 @@ def find_best_blend(
 
     A large weight lets retrieval outvote a weak ranker.
     """
-    qualities = {blend: ranking_quality(logits + blend * retrieval, validation.taken) for blend in blends}
+    qualities = {blend: measure_ranking_quality(logits + blend * retrieval, validation.taken) for blend in blends}
     best = max(blends, key=lambda blend: (sum(qualities[blend].values()), -blend))
-    retrieval_quality = ranking_quality(np.where(np.isfinite(logits), retrieval, -np.inf), validation.taken)
+    retrieval_quality = measure_ranking_quality(np.where(np.isfinite(logits), retrieval, -np.inf), validation.taken)
     return best, {**qualities[best], **{f"retrieval_{name}": value for name, value in retrieval_quality.items()}}
 
 
-def retrieval_z(requests: Requests) -> np.ndarray:
+def take_retrieval_z(requests: Requests) -> np.ndarray:
     """Return the standardised retrieval score, float32 [N, C], which is blended in."""
     return requests.cross[..., SCORE - N_FEATURES]
 
@@ -204,10 +204,10 @@ def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) ->
 
 def compute_loss(model: RankingModel, batch: Requests) -> torch.Tensor:
     """Return the loss of a batch that `draw_batches` yields."""
-    return listwise_loss(compute_logits(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
+    return compute_listwise_loss(compute_logits(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
 
 
-def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+def compute_listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of a softmax over valid candidates, weighted by the root of the number of taken ones."""
     log_share = torch.log_softmax(scores.masked_fill(~valid, -1e9), dim=1)
     count = taken.sum(dim=1).clamp(min=1)
@@ -217,7 +217,7 @@ def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor
 def compute_logits(model: RankingModel, requests: Requests) -> torch.Tensor:
     """Return logits, float32 [N, C]."""
     items, candidates = requests.items, requests.candidates
-    user_rows = model.user_rows(torch.from_numpy(requests.users.user_categorical))
+    user_rows = model.look_up_users(torch.from_numpy(requests.users.user_categorical))
     item_rows = model.look_up_items([torch.from_numpy(rows[candidates]) for rows in items.rows])
     numbers = np.concatenate([items.numbers[candidates], requests.cross], axis=2)
     inputs = [torch.from_numpy(requests.users.user_continuous), user_rows, torch.from_numpy(numbers), item_rows]
@@ -228,14 +228,14 @@ def compute_logits(model: RankingModel, requests: Requests) -> torch.Tensor:
     return model.network(*inputs)
 
 
-def rank_scores_of(ranker: Ranker, requests: Requests) -> np.ndarray:
+def compute_rank_scores(ranker: Ranker, requests: Requests) -> np.ndarray:
     """Return rank scores as the rank stage serves them, float32 [N, C], -inf at padding."""
     return compute_blended_scores(ranker.model, ranker.blend, requests)
 
 
 def compute_blended_scores(model: RankingModel, blend: float, requests: Requests) -> np.ndarray:
     """Return the logits with the retrieval score blended in, float32 [N, C], -inf at padding."""
-    return predict(model, requests) + np.float32(blend) * retrieval_z(requests)
+    return predict(model, requests) + np.float32(blend) * take_retrieval_z(requests)
 
 
 def compute_shares(scores: np.ndarray) -> np.ndarray:
@@ -253,7 +253,7 @@ def predict(model: RankingModel, requests: Requests) -> np.ndarray:
     return np.where(requests.valid, logits, -np.inf)
 
 
-def ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
+def measure_ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
     """Return the means of `measure_gains` over requests with a taken item; 0 without any."""
     return {name: float(values.mean()) if len(values) else 0.0 for name, values in measure_gains(scores, taken).items()}
 

@@ -17,7 +17,7 @@ import torch
 from serving.loops.hashing import hash_integers
 from training.models.early_stopping import EarlyStopping
 from training.models.schedule import rise_and_fall
-from training.models.sequence import SequenceModel, SequenceShape, sampled_loss
+from training.models.sequence import SequenceModel, SequenceShape, compute_sampled_loss
 from training.models.train_two_tower import Negatives
 from training.time_left import TimeLeft
 
@@ -153,12 +153,12 @@ def train_sequence(
 
 
 def compute_loss(model: SequenceModel, batch: Windows, negatives: torch.Tensor, log_expected: torch.Tensor) -> torch.Tensor:
-    """Return `sampled_loss` over the targets of the windows."""
+    """Return `compute_sampled_loss` over the targets of the windows."""
     length = int(batch.lengths.max())
     items, ages = torch.from_numpy(batch.items[:, :length].astype(np.int64)), torch.from_numpy(compute_ages_days(batch, length))
     learned = torch.from_numpy(batch.learned[:, :length])
     targets = torch.from_numpy(batch.items[:, 1 : length + 1].astype(np.int64))[learned]
-    return sampled_loss(model.encode_moments(items, ages)[learned], targets, model, negatives, log_expected)
+    return compute_sampled_loss(model.encode_moments(items, ages)[learned], targets, model, negatives, log_expected)
 
 
 def compute_ages_days(batch: Windows, length: int) -> np.ndarray:
@@ -197,9 +197,9 @@ def make_held_out_loss(
     size = max(1, settings.batch_events // settings.shape.length)
     batches = [windows.take(rows[start : start + size]) for start in range(0, len(rows), size)]
 
-    def loss() -> float:
+    def measure_loss() -> float:
         model.eval()
         losses = [compute_loss(model, batch, drawn, negatives.log_expected).item() for batch in batches]
         return float(np.average(losses, weights=[batch.learned.sum() for batch in batches]))
 
-    return loss if batches else None
+    return measure_loss if batches else None

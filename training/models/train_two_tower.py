@@ -83,7 +83,7 @@ def train_towers(
     schedules = [rise_and_fall(optimizer, settings.learning_rate, steps) for optimizer in optimizers]
     for step, chosen in enumerate(_draw_batches(len(learned), settings.batch, steps, rng), start=1):
         batch = mask_features(make_batch(examples, targets, learned[chosen]), model.n_items, settings, generator)
-        loss = sampled_loss(model, batch, negatives.draw(generator), negatives.log_expected)
+        loss = compute_sampled_loss(model, batch, negatives.draw(generator), negatives.log_expected)
         model.zero_grad(set_to_none=True)
         loss.backward()
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
@@ -108,10 +108,10 @@ def make_optimizers(model: TwoTower, learning_rate: float) -> list[torch.optim.O
     return optimizers
 
 
-def sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected: Tensor) -> Tensor:
+def compute_sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected: Tensor) -> Tensor:
     """Return the mean cross-entropy of each row's target against the negatives."""
     weights = torch.from_numpy(compute_recency_weights(batch.history.numpy(), model.n_items))
-    users = model.user_vectors(batch.user_categorical, batch.user_continuous, batch.history, weights)
+    users = model.compute_user_vectors(batch.user_categorical, batch.user_continuous, batch.history, weights)
     target_logits = (users * model.compute_item_vectors(batch.targets)).sum(dim=1) - log_expected[batch.targets]
     negative_logits = users @ model.compute_item_vectors(negatives).T - log_expected[negatives]
     negative_logits = negative_logits.masked_fill(batch.targets.unsqueeze(1) == negatives, -torch.inf)
@@ -157,11 +157,11 @@ def make_held_out_loss(
 ) -> Callable[[], float] | None:
     """Return the function that computes the mean loss of batches against the same negatives each time; None for no batches."""
 
-    def loss() -> float:
-        losses = [sampled_loss(model, batch, drawn, negatives.log_expected).item() for batch in batches]
+    def measure_loss() -> float:
+        losses = [compute_sampled_loss(model, batch, drawn, negatives.log_expected).item() for batch in batches]
         return float(np.average(losses, weights=[len(batch.targets) for batch in batches]))
 
-    return loss if batches else None
+    return measure_loss if batches else None
 
 
 def _draw_batches(n_examples: int, batch: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -79,8 +79,8 @@ class TwoTower(nn.Module):
         self.history_table = _make_table(self.n_items + 1, taste_width, padding_idx=self.n_items)
         self.item_table = _make_table(self.n_items, taste_width)
         self.appeal = nn.Parameter(torch.zeros(self.n_items))
-        self.user_tables = Modules(_make_table(rows, _user_table_width(rows)) for rows in user_rows)
-        self.user_tower = UserTower(taste_width, sum(_user_table_width(rows) for rows in user_rows), user_continuous)
+        self.user_tables = Modules(_make_table(rows, _choose_user_table_width(rows)) for rows in user_rows)
+        self.user_tower = UserTower(taste_width, sum(_choose_user_table_width(rows) for rows in user_rows), user_continuous)
         n_single = items.categorical.shape[1]
         self.item_feature_tables = Modules(_make_table(rows, width) for rows in items.table_rows[:n_single])
         self.list_tables = Modules(nn.EmbeddingBag(rows, width, mode="mean") for rows in items.table_rows[n_single:])
@@ -97,11 +97,13 @@ class TwoTower(nn.Module):
             self.item_table.weight.copy_(torch.from_numpy(item_side))
             self.appeal.copy_(torch.from_numpy(appeal))
 
-    def user_vectors(self, user_categorical: Tensor, user_continuous: Tensor, history: Tensor, weights: Tensor) -> Tensor:
+    def compute_user_vectors(
+        self, user_categorical: Tensor, user_continuous: Tensor, history: Tensor, weights: Tensor
+    ) -> Tensor:
         """Return user vectors, float32 [B, D]. history: int64 [B, H] positions; weights: float32 [B, H]."""
-        return self.user_tower(self.history_table(history), weights, self.user_embeddings(user_categorical), user_continuous)
+        return self.user_tower(self.history_table(history), weights, self.embed_users(user_categorical), user_continuous)
 
-    def user_embeddings(self, user_categorical: Tensor) -> Tensor:
+    def embed_users(self, user_categorical: Tensor) -> Tensor:
         """Return the concatenated table rows, float32 [B, Eu], of int64 [B, Fu]."""
         if not len(self.user_tables):
             return torch.zeros(len(user_categorical), 0)
@@ -157,7 +159,7 @@ def _make_table(rows: int, width: int, padding_idx: int | None = None) -> nn.Emb
     return nn.Embedding(rows, width, padding_idx=padding_idx, sparse=rows > MOST_DENSE_ROWS)
 
 
-def _user_table_width(rows: int) -> int:
+def _choose_user_table_width(rows: int) -> int:
     """Return the width of a user table, smaller for small vocabularies."""
     return int(min(MOST_USER_WIDTH, max(4, round(rows**0.5))))
 

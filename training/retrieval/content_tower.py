@@ -46,7 +46,7 @@ def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> t
     shuffled = np.random.default_rng(seed).permutation(n_items)
     judged = shuffled[: min(max(int(n_items * JUDGED_SHARE), 1), MOST_JUDGED)]
     fitted = shuffled[len(judged) :][:MOST_ITEMS]
-    weights = ridge(features[fitted], vectors[fitted])
+    weights = fit_ridge(features[fitted], vectors[fitted])
     tower_error = float(np.mean((features[judged] @ weights[:-1] + weights[-1] - vectors[judged]) ** 2))
     stand_ins = np.stack([vectors[find_most_alike(content, item)].mean(axis=0) for item in judged.tolist()])
     stand_in_error = float(np.mean((stand_ins - vectors[judged]) ** 2))
@@ -54,10 +54,10 @@ def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> t
     if not judgement.served:
         return None, judgement
     everything = shuffled[:MOST_ITEMS]
-    return ContentTower(tokens, ridge(features[everything], vectors[everything])), judgement
+    return ContentTower(tokens, fit_ridge(features[everything], vectors[everything])), judgement
 
 
-def ridge(features: sp.csr_matrix, vectors: np.ndarray) -> np.ndarray:
+def fit_ridge(features: sp.csr_matrix, vectors: np.ndarray) -> np.ndarray:
     """Return weights float32 [T + 1, W], the bias last. features: CSR [n, T]; vectors: float32 [n, W]."""
     dense = features.shape[0] * features.shape[1] <= MOST_DENSE
     model = Ridge(alpha=RIDGE, solver="cholesky" if dense else "sparse_cg").fit(

@@ -18,7 +18,7 @@ from serving.contract.tensors import FROM_STORE
 from serving.stages.preprocess import Preprocess
 from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import INDEX_FILE, Search
-from training.retrieval.index import EFFORTS, QUERIES, WANTED_RECALL, Trial, find_exact_scores, inverted_file, try_index
+from training.retrieval.index import EFFORTS, QUERIES, WANTED_RECALL, Trial, extract_inverted_file, find_exact_scores, try_index
 
 Arrays = Mapping[str, np.ndarray]
 KIND = "lists"
@@ -35,7 +35,7 @@ def widen_search(preprocess: Path, retrieve: Path, requests: Arrays, fixed: bool
     if stage.search.index is None:
         return []
     count = stage.info.axes.candidates
-    queries = user_vectors(Preprocess.load(preprocess), stage, split_half(requests, 0))
+    queries = compute_user_vectors(Preprocess.load(preprocess), stage, split_half(requests, 0))
     trials = try_wider(stage.search, queries, count, fixed)
     if not is_sufficient(trials[-1], fixed):
         raise ExportError(
@@ -54,7 +54,7 @@ def try_wider(search: Search, queries: np.ndarray, count: int, fixed: bool = Fal
 
     queries: float32 [Q, D] user vectors. The index keeps the last effort.
     """
-    index, exact, trials = inverted_file(search.index), search_exactly(search, queries, count), []
+    index, exact, trials = extract_inverted_file(search.index), search_exactly(search, queries, count), []
     for effort in (index.nprobe, *(wider for wider in EFFORTS if wider > index.nprobe and not fixed)):
         trials.append(try_index(KIND, index, effort, search.item_vectors, queries, exact))
         if is_sufficient(trials[-1], fixed):
@@ -72,7 +72,7 @@ def is_sufficient(trial: Trial, fixed: bool = False) -> bool:
 
 def measure_recall(search: Search, queries: np.ndarray, count: int) -> Trial:
     """Measure the recall of `count` exact answers at the index's current effort. queries: float32 [Q, D] user vectors."""
-    index = inverted_file(search.index)
+    index = extract_inverted_file(search.index)
     return try_index(KIND, index, index.nprobe, search.item_vectors, queries, search_exactly(search, queries, count))
 
 
@@ -91,7 +91,7 @@ def split_half(requests: Arrays, first: int) -> dict[str, np.ndarray]:
     return {name: rows[rows_of_half] for name, rows in requests.items()}
 
 
-def user_vectors(preprocess: Preprocess, retrieve: Retrieve, requests: Arrays) -> np.ndarray:
+def compute_user_vectors(preprocess: Preprocess, retrieve: Retrieve, requests: Arrays) -> np.ndarray:
     """Return the user vectors of recorded requests, float32 [Q, D]."""
     tensors = {**requests, **preprocess(dict(requests))}
-    return retrieve.user_vectors(tensors, retrieve.items.find_positions(tensors["history_ids"]))
+    return retrieve.compute_user_vectors(tensors, retrieve.items.find_positions(tensors["history_ids"]))

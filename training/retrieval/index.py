@@ -78,7 +78,7 @@ def choose_index(
     queries = query_vectors[:QUERIES]
     exact, vectors = find_exact_scores(item_vectors[positions], queries, k), make_index_vectors(item_vectors[positions])
     kind = "lists" if len(positions) < sizes.compress_from else "compressed lists"
-    index = _fill(_empty(kind, len(positions), vectors.shape[1]), vectors, positions)
+    index = _fill(_make_empty(kind, len(positions), vectors.shape[1]), vectors, positions)
     trials: list[Trial] = []
     for lists in (effort,) if effort else EFFORTS:
         trials.append(try_index(kind, index, lists, item_vectors, queries, exact))
@@ -102,7 +102,7 @@ def try_index(kind: str, index: Any, effort: int, item_vectors: np.ndarray, quer
     return Trial(kind, effort, float(shares.mean()), float(shares.mean() - 1.96 * error), cost)
 
 
-def inverted_file(index: faiss.Index) -> faiss.IndexIVF:
+def extract_inverted_file(index: faiss.Index) -> faiss.IndexIVF:
     """Return the index as what it is, an inverted file, so that its effort can be read and set."""
     inverted = faiss.downcast_index(index)
     assert isinstance(inverted, faiss.IndexIVF)
@@ -139,7 +139,7 @@ def measure_recalls(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return (found >= floor).mean(axis=1)
 
 
-def _empty(kind: str, n_items: int, width: int) -> Any:
+def _make_empty(kind: str, n_items: int, width: int) -> Any:
     """Return an empty index. Compressed ones store a byte per dimension; the stage computes exact scores anyway."""
     centres, n_lists = faiss.IndexFlatL2(width), int(LISTS_PER_ROOT * n_items**0.5)
     if kind == "lists":

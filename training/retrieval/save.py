@@ -52,12 +52,12 @@ def save_retriever(
     for name, table in tables.items():
         np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
 
-    positions, queries = np.flatnonzero(available), retriever.user_vectors(sample)
+    positions, queries = np.flatnonzero(available), retriever.compute_user_vectors(sample)
     choice = choose_index(retriever.item_vectors, positions, queries, candidates, index_effort, sizes)
     if choice.index is not None:
         faiss.write_index(choice.index, str(folder / INDEX_FILE))
     settings = RetrieveSettings(tuple(name for name in tables if name != HISTORY_TABLE), filter_seen, choice.kind)
-    tensors = retriever.network_inputs(Examples(*(values[:PARITY_SAMPLES] for values in sample)))
+    tensors = retriever.make_network_inputs(Examples(*(values[:PARITY_SAMPLES] for values in sample)))
     inputs = {name: tensor.numpy() for name, tensor in zip(INPUTS, tensors, strict=True)}
     parities = [export_network(retriever.user_network, inputs, "user_vectors", folder / f"{NETWORK}.onnx", DYNAMIC)]
     if retriever.graph is not None:

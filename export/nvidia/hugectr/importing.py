@@ -151,7 +151,7 @@ def _verify(model: DLRM, layers: DlrmLayers, rows: SparseTable, theirs: Inputs, 
 def _compute_logits(model: DLRM, numbers: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
     """Return float32 [N], one candidate per request. numbers: float32 [N, Gu + Gp]; rows: int64 [N] of each slot."""
     n_users, n_numbers = len(model.user_tables), model.shape.user_numbers
-    user_rows = model.user_rows(torch.from_numpy(np.stack(rows[:n_users], axis=1)))
+    user_rows = model.look_up_users(torch.from_numpy(np.stack(rows[:n_users], axis=1)))
     item_rows = model.look_up_items([torch.from_numpy(each[:, None, None]) for each in rows[n_users:]])
     values = torch.from_numpy(numbers)
     return model.network(values[:, :n_numbers], user_rows, values[:, None, n_numbers:], item_rows)[:, 0].numpy()

@@ -10,7 +10,7 @@ from export.nvidia.hugectr.inputs import list_inputs
 from training.features.build import Features
 from training.models.ranking import TrainRanker
 from training.models.ranking_data import Requests
-from training.models.train_ranker import Ranker, RankerSettings, Report, find_best_blend, predict, retrieval_z
+from training.models.train_ranker import Ranker, RankerSettings, Report, find_best_blend, predict, take_retrieval_z
 
 
 def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
@@ -30,7 +30,7 @@ def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
     ) -> Ranker:
         lists = frozenset(f"item.{name}" for name in features.item_arrays.lists)
         model = import_dlrm(folder, name, list_inputs(features), lists)
-        blend, quality = find_best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
+        blend, quality = find_best_blend(predict(model, validation), take_retrieval_z(validation), validation, settings.blends)
         report(f"ranker: imported from {folder}, validation {quality}, blend {blend}")
         return Ranker(model, blend, quality | {"imported": 1.0})
 

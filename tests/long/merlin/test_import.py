@@ -178,7 +178,7 @@ def answers(model, ours: Inputs, numbers: np.ndarray, keys: list[list[list[int]]
             rows[r, s, : len(slot)] = [key - ours.slots[s].first_key for key in slot]
     n_users, n_numbers = len(ours.user_slots), model.shape.user_numbers
     with torch.no_grad():
-        user_rows = model.user_rows(torch.from_numpy(rows[:, :n_users, 0]))
+        user_rows = model.look_up_users(torch.from_numpy(rows[:, :n_users, 0]))
         item_rows = model.look_up_items([torch.from_numpy(rows[:, None, slot]) for slot in range(n_users, len(ours.slots))])
         values = torch.from_numpy(numbers)
         return model.network(values[:, :n_numbers], user_rows, values[:, None, n_numbers:], item_rows)[:, 0].numpy()

@@ -57,7 +57,7 @@ def trained(rows) -> DLRM:
 def answers(model: DLRM, codes: np.ndarray, numbers: np.ndarray) -> torch.Tensor:
     """Logits [N]: one candidate per request."""
     user, item, category = (torch.from_numpy(codes[:, [slot]]) for slot in range(3))
-    user_rows, item_rows = model.user_rows(user), model.look_up_items([item[:, None], category[:, None]])
+    user_rows, item_rows = model.look_up_users(user), model.look_up_items([item[:, None], category[:, None]])
     values = torch.from_numpy(numbers)
     return model.network(values[:, :2], user_rows, values[:, None, 2:], item_rows)[:, 0]
 
@@ -72,7 +72,7 @@ def written(rows, trained, tmp_path_factory):
     tables = {name: table.array() for name, table in zip(SLOTS, (*trained.user_tables, *trained.item_tables), strict=True)}
     counts = {name: np.bincount(rows[0][:, slot], minlength=len(tables[name])) for slot, name in enumerate(SLOTS)}
     folder = tmp_path_factory.mktemp("hugectr")
-    first = write_model(folder, "dlrm", make_layers(trained.network.layers()), tables, dict.fromkeys(SLOTS, 1), counts)
+    first = write_model(folder, "dlrm", make_layers(trained.network.collect_layers()), tables, dict.fromkeys(SLOTS, 1), counts)
     assert first == compute_slot_offsets(tables)
     return folder, codes + np.array(list(first.values())), numbers, expected
 

@@ -140,13 +140,13 @@ def test_the_projects_own_ranker_is_written_and_recomputed(tmp_path):
     item, genres = rng.integers(1, 9, (batch, candidates)), rng.integers(1, 5, (batch, candidates, 3))
     slots = [torch.from_numpy(item[..., None]), torch.from_numpy(genres)]
     with torch.no_grad():
-        user_rows = model.user_rows(torch.from_numpy(user[:, None]))
+        user_rows = model.look_up_users(torch.from_numpy(user[:, None]))
         logits = model.network(user_numbers, user_rows, pair_numbers, model.look_up_items(slots)).numpy()
 
     model.network.fold()
     rows = {slot: table.array() for slot, table in zip(ROWS, (*model.user_tables, *model.item_tables), strict=True)}
     counts = {slot: np.arange(len(table)) for slot, table in rows.items()}
-    first = write_model(tmp_path, "dlrm", make_layers(model.network.layers()), rows, KEYS_PER_SLOT, counts)
+    first = write_model(tmp_path, "dlrm", make_layers(model.network.collect_layers()), rows, KEYS_PER_SLOT, counts)
     dense = np.concatenate([user_numbers[:, None].expand(-1, candidates, -1), pair_numbers], axis=2).reshape(-1, DENSE)
     keys = [
         [[first["user"] + user[b]], [first["item"] + item[b, c]], [first["genres"] + g for g in genres[b, c]]]

@@ -10,7 +10,7 @@ from serving.contract.artifacts import find_stage_folder
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.content_tower import ContentTower
 from tests.unit.live.test_live_answers import answer, upserted
-from training.retrieval.content_tower import RIDGE, fit_content_tower, ridge
+from training.retrieval.content_tower import RIDGE, fit_content_tower, fit_ridge
 
 PLACES = ("kitchen", "garden", "bedroom", "cellar", "hall")
 COLOURS, THINGS = ("red", "blue", "green", "white", "black"), ("lamp", "vase", "chair", "table", "clock")
@@ -85,7 +85,7 @@ def test_small_catalogues_and_large_ones_are_solved_for_the_same_weights(n_items
     rng = np.random.default_rng(2)
     features = sp.random(n_items, n_tokens, 8 / n_tokens, format="csr", dtype=np.float32, random_state=0)
     vectors = rng.normal(size=(n_items, 1)).astype(np.float32)
-    found = ridge(features, vectors)
+    found = fit_ridge(features, vectors)
     errors = features @ found[:-1] + found[-1] - vectors
     np.testing.assert_allclose(features.T @ errors + RIDGE * found[:-1], 0, atol=5e-3)
     np.testing.assert_allclose(errors.mean(axis=0), 0, atol=1e-5)

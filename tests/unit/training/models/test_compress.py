@@ -9,7 +9,7 @@ from tests.unit.training.models.conftest import QUIET
 from training.models.compress import choose, compress, measure_kept_quality
 from training.models.distill import STUDENT, count_macs
 from training.models.ranking_data import Requests
-from training.models.train_ranker import rank_scores_of, ranking_quality
+from training.models.train_ranker import compute_rank_scores, measure_ranking_quality
 
 SHORT = replace(STUDENT, epochs=1)
 
@@ -40,7 +40,7 @@ def test_the_kept_quality_is_a_share_with_its_confidence_interval(taught):
 
 
 def measure_quality(ranker, requests: Requests) -> float:
-    return sum(ranking_quality(rank_scores_of(ranker, requests), requests.taken).values())
+    return sum(measure_ranking_quality(compute_rank_scores(ranker, requests), requests.taken).values())
 
 
 def test_where_a_ranker_keeps_too_little_the_one_before_it_is_served(lesson):

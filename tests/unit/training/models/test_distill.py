@@ -10,9 +10,9 @@ from export.settings import Settings
 from export.training_settings import choose_ranking_settings
 from tests.unit.training.models.conftest import QUIET, order_agreement
 from training.models.compress import LEAST_KEPT, measure_kept_quality
-from training.models.distill import STUDENT, count_macs, distil, measure_agreement, student_of
+from training.models.distill import STUDENT, count_macs, distil, make_student, measure_agreement
 from training.models.dlrm import Shape
-from training.models.train_ranker import compute_shares, predict, rank_scores_of
+from training.models.train_ranker import compute_rank_scores, compute_shares, predict
 
 
 def test_shares_are_the_softmax_of_a_list_and_nothing_at_padding():
@@ -23,7 +23,7 @@ def test_shares_are_the_softmax_of_a_list_and_nothing_at_padding():
 
 def test_a_student_reads_the_same_numbers_and_shares_the_same_rare_rows(taught):
     teacher, _, _ = taught
-    student = student_of(teacher.model, STUDENT)
+    student = make_student(teacher.model, STUDENT)
     torch.testing.assert_close(student.network.mean, teacher.model.network.mean)
     torch.testing.assert_close(student.network.scale, teacher.model.network.scale)
     for own, its in zip(student.item_tables, teacher.model.item_tables, strict=True):
@@ -34,10 +34,10 @@ def test_a_student_reads_the_same_numbers_and_shares_the_same_rare_rows(taught):
 def test_a_student_learns_the_teachers_order(lesson):
     teacher, validation = lesson.teacher, lesson.validation
     student = distil(lesson, replace(STUDENT, epochs=6), **QUIET)
-    untaught = predict(student_of(teacher.model, STUDENT), validation)
-    wanted = rank_scores_of(teacher, validation)
+    untaught = predict(make_student(teacher.model, STUDENT), validation)
+    wanted = compute_rank_scores(teacher, validation)
     assert count_macs(student.model.shape) * 5 < count_macs(teacher.model.shape)
-    assert order_agreement(rank_scores_of(student, validation), wanted) > max(0.8, order_agreement(untaught, wanted))
+    assert order_agreement(compute_rank_scores(student, validation), wanted) > max(0.8, order_agreement(untaught, wanted))
     assert sum(measure_kept_quality(student, teacher, validation)) >= LEAST_KEPT
 
 

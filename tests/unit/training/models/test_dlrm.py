@@ -62,7 +62,7 @@ def plain_dlrm(layers, user_numbers, user_rows, pair_numbers, item_rows):
 def test_logits_equal_a_plain_dlrm_with_the_layers_weights():
     network, inputs = random_network(), random_inputs(requests=3, candidates=4)
     network.fold()
-    layers, logits = network.layers(), run(network, inputs)
+    layers, logits = network.collect_layers(), run(network, inputs)
     for request in range(3):
         for candidate in range(4):
             expected = plain_dlrm(
@@ -77,7 +77,9 @@ def test_logits_equal_a_plain_dlrm_with_the_layers_weights():
 
 def test_layers_have_the_widths_of_the_reference_workload():
     shape = Shape(dict.fromkeys("abcde", 4), dict.fromkeys("fghijk", 4), user_numbers=3, pair_numbers=2)
-    weights = {name: array.shape for name, array in random_network(shape=shape).layers().items() if name.endswith("weight")}
+    weights = {
+        name: array.shape for name, array in random_network(shape=shape).collect_layers().items() if name.endswith("weight")
+    }
     assert list(weights.items()) == [
         ("bottom0.weight", (5, 64)),
         ("bottom1.weight", (64, 16)),
@@ -205,7 +207,9 @@ def test_large_tables_have_cold_rows():
     model = DLRM(shape)
     assert [isinstance(table, MixedTable) for table in model.tables] == [False, True, False, False, False]
     assert model.user_tables[1].first_cold == FIRST_COLD
-    assert len(list(model.projections())) == 1
+    assert len(list(model.list_projections())) == 1
     every = {id(p) for p in model.parameters()}
-    assert every == {id(p) for part in (model.network.parameters(), model.table_rows(), model.projections()) for p in part}
-    assert ColdRows(3, 0.001, least_rows=0).first(100) == OOV_ROW + 1  # what speaks for many values stays wide
+    assert every == {
+        id(p) for part in (model.network.parameters(), model.list_table_rows(), model.list_projections()) for p in part
+    }
+    assert ColdRows(3, 0.001, least_rows=0).find_first(100) == OOV_ROW + 1  # what speaks for many values stays wide

@@ -9,7 +9,7 @@ import torch
 from tests.unit.training.models.conftest import QUIET, order_agreement
 from training.models.distill import STUDENT, count_macs, distil
 from training.models.prune import keep_units, measure_importance, prune
-from training.models.train_ranker import predict, rank_scores_of
+from training.models.train_ranker import compute_rank_scores, predict
 
 
 @pytest.fixture(scope="module")
@@ -40,5 +40,5 @@ def test_a_pruned_network_is_narrower_and_keeps_the_teachers_order(lesson, stude
     assert pruned.compression == "pruned"
     assert [layer.weight.shape[0] for layer in (pruned.model.network.bottom[0], pruned.model.network.top[0])] == [8, 4]
     assert count_macs(pruned.model.shape) < 0.7 * count_macs(student.model.shape)
-    wanted = rank_scores_of(lesson.teacher, lesson.validation)
-    assert order_agreement(rank_scores_of(pruned, lesson.validation), wanted) > 0.8
+    wanted = compute_rank_scores(lesson.teacher, lesson.validation)
+    assert order_agreement(compute_rank_scores(pruned, lesson.validation), wanted) > 0.8

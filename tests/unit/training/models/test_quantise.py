@@ -14,8 +14,8 @@ from training.models.distill import STUDENT, distil, measure_agreement
 from training.models.dlrm_graph import export_dlrm
 from training.models.quantise import quantise, quantise_after_training, train_in_int8
 from training.models.quantised_network import QuantisedNetwork
-from training.models.save_ranker import network_inputs
-from training.models.train_ranker import compute_loss, predict, rank_scores_of
+from training.models.save_ranker import make_network_inputs
+from training.models.train_ranker import compute_loss, compute_rank_scores, predict
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_quantising_keeps_the_students_order(lesson, student):
     got = quantise(lesson, student, STUDENT, report=said.append, most_lost=1.0)
     assert got.compression == "int8"
     assert len(said) == 1
-    scores = (rank_scores_of(ranker, lesson.validation) for ranker in (got, student))
+    scores = (compute_rank_scores(ranker, lesson.validation) for ranker in (got, student))
     assert order_agreement(*scores) > 0.95
 
 
@@ -79,7 +79,10 @@ def test_what_loses_too_much_is_trained_in_int8(lesson, student):
     after = quantise_after_training(lesson, student, STUDENT)
     assert got.quality["ndcg_at_10"] > 0
     assert not np.array_equal(predict(got.model, lesson.validation), predict(after.model, lesson.validation))
-    assert order_agreement(rank_scores_of(got, lesson.validation), rank_scores_of(lesson.teacher, lesson.validation)) > 0.8
+    assert (
+        order_agreement(compute_rank_scores(got, lesson.validation), compute_rank_scores(lesson.teacher, lesson.validation))
+        > 0.8
+    )
 
 
 def test_training_in_int8_regains_what_coarse_steps_lost(lesson, student):
@@ -105,7 +108,7 @@ def test_rounding_hides_no_gradient(lesson, student):
 
 def test_the_served_network_ranks_as_the_trained_one(lesson, student, tmp_path):
     ranker = quantise_after_training(lesson, student, STUDENT)
-    inputs = network_inputs(ranker.model, lesson.validation)
+    inputs = make_network_inputs(ranker.model, lesson.validation)
     export_dlrm(ranker.model.network, inputs, tmp_path / "rank.onnx")
     session = ort.InferenceSession(str(tmp_path / "rank.onnx"), providers=["CPUExecutionProvider"])
     with torch.no_grad():

@@ -34,7 +34,7 @@ from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings, cut_windows, train_sequence
 from training.models.train_two_tower import TowerSettings
 from training.retrieval.effort import widen_search
-from training.retrieval.index import WANTED_RECALL, Choice, Sizes, inverted_file
+from training.retrieval.index import WANTED_RECALL, Choice, Sizes, extract_inverted_file
 from training.retrieval.save import save_retriever
 
 SETTINGS = RetrieverSettings(ItemItemSettings(neighbours=20), TowerSettings(width=16, epochs=3, batch=128, negatives=100))
@@ -194,7 +194,7 @@ def staged(fitted, tmp_path) -> tuple[Path, Path]:
     info_of("preprocess", fitted).write(preprocess)
     save_stage(retrieve, fitted, exact_up_to=50)
     index = faiss.read_index(str(retrieve / INDEX_FILE))
-    inverted_file(index).nprobe = 1
+    extract_inverted_file(index).nprobe = 1
     faiss.write_index(index, str(retrieve / INDEX_FILE))
     return preprocess, retrieve
 
@@ -208,7 +208,7 @@ def requests_of(fitted: Fitted) -> dict[str, np.ndarray]:
 def test_a_staged_index_is_widened_until_requests_find_enough(fitted, staged):
     trials = widen_search(*staged, requests_of(fitted), fixed=False)
     assert trials[-1].recall_lower_bound >= WANTED_RECALL > trials[0].recall
-    assert inverted_file(faiss.read_index(str(staged[1] / INDEX_FILE))).nprobe == trials[-1].effort
+    assert extract_inverted_file(faiss.read_index(str(staged[1] / INDEX_FILE))).nprobe == trials[-1].effort
 
 
 def test_a_set_effort_that_finds_too_little_is_refused(fitted, staged):

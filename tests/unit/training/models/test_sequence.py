@@ -68,7 +68,7 @@ def test_a_moment_does_not_know_what_comes_later():
 
 def test_it_learns_what_comes_next(trained):
     history = [[(first + 4 - age) % N_ITEMS for age in range(5)] + [N_ITEMS] for first in range(N_ITEMS)]
-    vectors = trained.user_vectors(users_of(history, [[1, 2, 3, 4, 5, 0]] * N_ITEMS))
+    vectors = trained.compute_user_vectors(users_of(history, [[1, 2, 3, 4, 5, 0]] * N_ITEMS))
     best = (vectors @ trained.item_vectors.T).argmax(axis=1)
     np.testing.assert_array_equal(best, (np.arange(N_ITEMS) + 5) % N_ITEMS)
 
@@ -85,7 +85,7 @@ def test_it_is_served_as_it_was_trained_and_whoever_else_asks(trained, tmp_path)
     assert save_sequence(tmp_path, trained, users.history_positions, users.history_age_days).max_rel < 1e-5
     source = SequenceSource(open_network(tmp_path, NETWORK), trained.item_vectors, 0.5, LENGTH)
     served = source.compute_vectors(users.history_positions, users.history_age_days)
-    np.testing.assert_allclose(served, 0.5 * trained.user_vectors(users), atol=1e-5)
+    np.testing.assert_allclose(served, 0.5 * trained.compute_user_vectors(users), atol=1e-5)
     for row in range(len(history)):
         alone = source.compute_vectors(users.history_positions[row, None], users.history_age_days[row, None])
         np.testing.assert_array_equal(alone[0], served[row])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from training.models.strongest import split_rows, strongest_per_row
+from training.models.strongest import select_strongest, split_rows
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
@@ -12,7 +12,7 @@ def test_against_one_row_at_a_time(count):
     rng = np.random.default_rng(1)
     dense = rng.integers(-2, 5, (40, 25)).astype(np.float32) / 3  # many ties
     dense[[0, 7, 39]] = 0.0
-    columns, values = strongest_per_row(sp.csr_matrix(dense), count)
+    columns, values = select_strongest(sp.csr_matrix(dense), count)
     assert (columns.shape, columns.dtype, values.dtype) == ((40, count), np.int32, np.float32)
     for row, own in enumerate(dense):
         expected = sorted(np.flatnonzero(own), key=lambda column, own=own: (-own[column], column))[:count]

@@ -12,7 +12,7 @@ from tests.unit.training.models.conftest import QUIET
 from training.models.dlrm import Shape
 from training.models.teacher_networks import AttentionNetwork, CrossNetwork
 from training.models.teachers import LEAST_GAIN, NETWORKS, TeacherModel, choose_teachers, train_teacher
-from training.models.train_ranker import RankerSettings, compute_shares, predict, rank_scores_of, ranking_quality
+from training.models.train_ranker import RankerSettings, compute_rank_scores, compute_shares, measure_ranking_quality, predict
 
 SHAPE = Shape({"user": 5, "city": 4}, {"item": 9, "brand": 3, "colour": 3}, user_numbers=2, pair_numbers=3, width=4)
 B, C, H = 2, 6, 5
@@ -72,9 +72,9 @@ def test_a_teacher_learns_to_rank(taught, name):
     arguments = (name, dlrm, [teaching], validation, RankerSettings(epochs=2), 0, QUIET["report"])
     teacher = train_teacher(*arguments)
     assert isinstance(teacher.model, TeacherModel)
-    learned = ranking_quality(teacher.give_shares(teaching), teaching.taken)["ndcg_at_10"]
+    learned = measure_ranking_quality(teacher.give_shares(teaching), teaching.taken)["ndcg_at_10"]
     rng = np.random.default_rng(0)
-    by_chance = ranking_quality(np.where(teaching.valid, rng.random(teaching.taken.shape), -np.inf), teaching.taken)
+    by_chance = measure_ranking_quality(np.where(teaching.valid, rng.random(teaching.taken.shape), -np.inf), teaching.taken)
     assert learned > 1.5 * by_chance["ndcg_at_10"]
     again = train_teacher(*arguments)
     np.testing.assert_array_equal(predict(again.model, validation), predict(teacher.model, validation))
@@ -99,4 +99,4 @@ def test_bad_teachers_do_not_teach(taught):
     nothing_learned = replace(RankerSettings(), epochs=1, learning_rate=0.0, blends=(0.0,))
     teachers = choose_teachers(dlrm, ("cross",), [teaching], validation, nothing_learned, 0, QUIET["report"])
     assert list(teachers.members) == ["dlrm"]
-    np.testing.assert_array_equal(teachers.give_shares(validation), compute_shares(rank_scores_of(dlrm, validation)))
+    np.testing.assert_array_equal(teachers.give_shares(validation), compute_shares(compute_rank_scores(dlrm, validation)))

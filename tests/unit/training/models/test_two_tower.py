@@ -8,7 +8,7 @@ from serving.contract.tensors import OOV_ROW
 from serving.stages.features.encode import Ragged
 from serving.stages.search.search import compute_recency_weights
 from training.features.build import Examples
-from training.models.train_two_tower import TowerSettings, hold_out_users, make_batch, sampled_loss, train_towers
+from training.models.train_two_tower import TowerSettings, compute_sampled_loss, hold_out_users, make_batch, train_towers
 from training.models.two_tower import MOST_DENSE_ROWS, ItemInputs, TwoTower, forget_users
 
 N_ITEMS, HISTORY, WIDTH, N_CATEGORIES = 24, 6, 8, 6
@@ -47,7 +47,7 @@ def vectors_of(model: TwoTower, users: Examples) -> np.ndarray:
     weights = torch.from_numpy(compute_recency_weights(users.history_positions, N_ITEMS))
     history = torch.from_numpy(users.history_positions.astype(np.int64))
     with torch.no_grad():
-        return model.user_vectors(
+        return model.compute_user_vectors(
             torch.from_numpy(users.user_categorical), torch.from_numpy(users.user_continuous), history, weights
         ).numpy()
 
@@ -133,7 +133,7 @@ def test_training_goes_back_to_where_it_helped_users_kept_aside_most():
     batch = make_batch(users, targets, aside)
     everything = torch.arange(N_ITEMS)
     with torch.no_grad():
-        kept = sampled_loss(model, batch, everything, torch.zeros(N_ITEMS)).item()
+        kept = compute_sampled_loss(model, batch, everything, torch.zeros(N_ITEMS)).item()
     assert kept < losses[-1]
 
 

@@ -28,7 +28,7 @@ from training.models.ranking import (
     save_ranking,
     take_sample,
 )
-from training.models.ranking_data import Requests, find_taken, fit_statistics_of, in_blocks
+from training.models.ranking_data import Requests, compute_in_blocks, find_taken, fit_statistics_of
 from training.models.reranker import RerankerSettings
 from training.models.train_ranker import RankerSettings
 
@@ -105,7 +105,7 @@ def train(folder, settings):
     user_ids = test["user_id"].unique()
     users = features.encode_users(user_ids)
     candidates, scores = popularity_retrieve(features, train)(users, user_ids)
-    cross = in_blocks(ranking.statistics, users, candidates, scores)
+    cross = compute_in_blocks(ranking.statistics, users, candidates, scores)
     requests = Requests(
         users,
         candidates.astype(np.int32),

@@ -17,7 +17,7 @@ from training.models.compress import compress
 from training.models.distill import STUDENT
 from training.models.reranker import Lists, compute_corrections
 from training.models.save_ranker import join_item_vectors, save_ranker
-from training.models.train_ranker import rank_scores_of
+from training.models.train_ranker import compute_rank_scores
 
 
 def rank_slowly(inputs, logits, retrieval_part, blend):
@@ -53,7 +53,7 @@ def test_ranked_equals_its_slow_twin(seed):
 
 def test_rank_scores_equal_the_trained_model(trained):
     ranked, _ = through_both(trained, np.arange(len(trained.requests)))
-    expected = rank_scores_of(trained.ranking.ranker, trained.requests)
+    expected = compute_rank_scores(trained.ranking.ranker, trained.requests)
     np.testing.assert_allclose(ranked["rank_scores"], expected, atol=1e-4)
     assert trained.saved[0].parity.max_rel < 1e-5
 
@@ -72,7 +72,7 @@ def test_every_compression_is_served_as_it_was_trained(trained, tmp_path, compre
     scores = stage(tensors(trained, np.arange(len(trained.requests))))["rank_scores"]
     stage.close()
     assert ranker.compression == compression
-    errors = np.abs(scores - rank_scores_of(ranker, trained.requests))
+    errors = np.abs(scores - compute_rank_scores(ranker, trained.requests))
     assert np.mean(errors < 1e-4) >= exact
 
 
@@ -80,7 +80,7 @@ def test_served_items_equal_the_trained_list_network(trained):
     rows = np.arange(len(trained.requests))
     _, served = through_both(trained, rows)
     ranking = trained.ranking
-    scores = rank_scores_of(ranking.ranker, trained.requests)
+    scores = compute_rank_scores(ranking.ranker, trained.requests)
     lists = Lists.of(trained.requests, scores, M)
     vectors = join_item_vectors(ranking.ranker.model, ranking.items)
     with torch.no_grad():

@@ -14,8 +14,8 @@ from serving.stages.rank import TABLES_FOLDER, Rank
 from serving.tables.store.mixed_widths import name_cold_table
 from serving.tables.store.tables import EmbeddingTables
 from tests.unit.training.ranking.conftest import COLD, SETTINGS, tensors, through_both
-from training.models.save_ranker import mixed_tables
-from training.models.train_ranker import rank_scores_of
+from training.models.save_ranker import find_mixed_tables
+from training.models.train_ranker import compute_rank_scores
 
 
 def over(rank: Rank, tables: Any) -> Rank:
@@ -34,7 +34,7 @@ def test_rows_of_two_widths_score_as_the_trained_model_does(mixed):
     """In one batch, alone, and over plain tables."""
     rows = np.arange(len(mixed.requests))
     ranked, _ = through_both(mixed, rows)
-    expected = rank_scores_of(mixed.ranking.ranker, mixed.requests)
+    expected = compute_rank_scores(mixed.ranking.ranker, mixed.requests)
     np.testing.assert_allclose(ranked["rank_scores"], expected, atol=1e-5)
     plain = over(mixed.rank, EmbeddingTables.load(mixed.folder / "rank" / TABLES_FOLDER))
     inputs = tensors(mixed, rows)
@@ -51,7 +51,7 @@ def test_rows_of_two_widths_score_as_the_trained_model_does(mixed):
 def test_rows_of_two_widths_are_the_trained_ones_bit_for_bit(mixed):
     """As they are stored, and as wide as torch makes them."""
     tables = mixed.rank.tables
-    for name, table in mixed_tables(mixed.ranking.ranker.model, mixed.ranking.items).items():
+    for name, table in find_mixed_tables(mixed.ranking.ranker.model, mixed.ranking.items).items():
         np.testing.assert_array_equal(tables.lookup(name, np.arange(table.first_cold)).values, table.array())
         cold = table.cold_array()
         np.testing.assert_array_equal(tables.lookup(name_cold_table(name), np.arange(len(cold))).values, cold)

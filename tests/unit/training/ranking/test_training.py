@@ -25,7 +25,7 @@ from training.models.ranking_data import (
     make_visit_requests,
     split_again,
 )
-from training.models.train_ranker import rank_scores_of, train_ranker
+from training.models.train_ranker import compute_rank_scores, train_ranker
 
 
 def fitted(trained, settings):
@@ -35,8 +35,8 @@ def fitted(trained, settings):
 
 def test_training_twice_gives_the_same_models(trained):
     again, requests = fitted(trained, SETTINGS).ranker, trained.requests
-    expected = rank_scores_of(trained.ranking.ranker, requests)
-    np.testing.assert_allclose(rank_scores_of(again, requests), expected, atol=1e-5)
+    expected = compute_rank_scores(trained.ranking.ranker, requests)
+    np.testing.assert_allclose(compute_rank_scores(again, requests), expected, atol=1e-5)
 
 
 def test_a_student_is_the_same_whenever_it_is_taught(trained):
@@ -44,7 +44,9 @@ def test_a_student_is_the_same_whenever_it_is_taught(trained):
     taught_for_a_moment = {"settings": replace(STUDENT, epochs=2), "report": lambda _: None, "least_kept": 0.0}
     once, again = (compress(lesson, "distilled", **taught_for_a_moment) for _ in range(2))
     assert once.model.shape.width == STUDENT.width
-    np.testing.assert_allclose(rank_scores_of(again, trained.requests), rank_scores_of(once, trained.requests), atol=1e-5)
+    np.testing.assert_allclose(
+        compute_rank_scores(again, trained.requests), compute_rank_scores(once, trained.requests), atol=1e-5
+    )
 
 
 def test_unlabelled_requests_are_those_that_will_be_served(trained):
@@ -155,7 +157,7 @@ def test_requests_without_events_are_not_counted_again(trained, requests_made):
     for own, other in zip(once.model.tables, twice.model.tables, strict=True):
         np.testing.assert_array_equal(own.owners, other.owners)
     assert any(len(table.owners) < len(table.shared) for table in once.model.tables)
-    assert (rank_scores_of(once, validation) != rank_scores_of(twice, validation)).any()
+    assert (compute_rank_scores(once, validation) != compute_rank_scores(twice, validation)).any()
 
 
 def test_without_aggregations_each_request_teaches_once(requests_made):
@@ -245,9 +247,9 @@ def test_a_number_that_was_constant_while_teaching_does_not_rule_what_is_served(
     teaching = with_last_number(taught, constant)
     tables = (dict(trained.features.user_rows), dict(trained.features.item_rows))
     ranker = train_ranker([teaching], teaching, tables, SETTINGS.ranker, report=lambda _: None)
-    before = rank_scores_of(ranker, teaching)
+    before = compute_rank_scores(ranker, teaching)
     served = with_last_number(taught, constant + np.random.default_rng(0).normal(size=len(taught.items.numbers)))
-    moved = np.abs(rank_scores_of(ranker, served) - before)
+    moved = np.abs(compute_rank_scores(ranker, served) - before)
     assert moved.max() > 0
     assert moved.mean() < before.std()
 
@@ -259,7 +261,7 @@ def test_a_log_in_which_nobody_comes_back_serves_retrievals_order():
     retrieve = popularity_retrieve(features, train.iloc[:0])
     ranking = fit_ranking(dataset, train, features, lambda events: retrieve, SETTINGS)
     sample = ranking.sample
-    scores = rank_scores_of(ranking.ranker, sample)
+    scores = compute_rank_scores(ranking.ranker, sample)
     places = np.argsort(-scores, axis=1, kind="stable")
     np.testing.assert_array_equal(places, np.tile(np.arange(C), (len(sample), 1)))
     assert ranking.reranker.trust == 0.0
