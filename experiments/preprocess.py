@@ -24,7 +24,7 @@ from serving.contract.tensors import Axes
 from serving.stages.preprocess import Preprocess
 from training.dataset import Dataset, load_dataset
 from training.features import Features, FeatureSettings, build_features
-from training.features.build import training_columns
+from training.features.build import collect_training_columns
 from training.features.columns import RawColumn, make_frame, take_rows
 from training.features.rows import MemoryRows
 from training.features.workflow import fit_workflow
@@ -83,7 +83,7 @@ def measure(data: str, batches: tuple[int, ...]) -> list[Figure]:
     train = dataset.interactions
     features = build_features(dataset, train, settings)
     rows = np.flatnonzero(train["positive"].to_numpy())
-    columns = training_columns(features.log, train, rows, features.schema, settings, features.context)
+    columns = collect_training_columns(features.log, train, rows, features.schema, settings, features.context)
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         workflow = fit_workflow(features.schema.user, MemoryRows(make_frame(columns), Path(folder) / "workflow"), settings)

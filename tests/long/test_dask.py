@@ -14,7 +14,7 @@ from serving.stages.parts.preprocess import make_tensor
 from tests.unit.small_shops import export, shop
 from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features
-from training.features.build import find_moments, take_context, training_columns
+from training.features.build import collect_training_columns, find_moments, take_context
 from training.features.cluster import Cluster
 from training.features.rows import hold_rows
 
@@ -115,7 +115,7 @@ def test_a_cluster_gives_the_features_of_this_process(settings, dataset, workers
 
     tensors = {
         name: make_tensor(column).ravel()
-        for name, column in training_columns(here.log, log, rows, here.schema, settings, here.context).items()
+        for name, column in collect_training_columns(here.log, log, rows, here.schema, settings, here.context).items()
     }
     tensors |= {name: column.astype(str) for name, column in tensors.items() if column.dtype == object}
     ours, theirs = (Workflow.load(tmp_path / name) for name in ("here", "there"))

@@ -128,7 +128,7 @@ class LogAggregates:
         """Return the features float32 [M, F] of entities at instants of the log."""
         return self.plans[entity].point_in_time(self.events, self.keys[entity], instants)
 
-    def of_users(self, user_ids: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> dict[str, np.ndarray]:
+    def compute_for_users(self, user_ids: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> dict[str, np.ndarray]:
         """Return `UserState.aggregates` of int64 [N] users at the clocks, from what came before the rows `sequences`."""
         if USER not in self.plans:
             return {}
@@ -137,11 +137,11 @@ class LogAggregates:
 
     @property
     def item_names(self) -> tuple[str, ...]:
-        """Names of the numbers that `of_items` gives."""
+        """Names of the numbers that `compute_for_items` gives."""
         return tuple(name for entity, plan in self.plans.items() if entity != USER for name in plan.names)
 
-    def of_items(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
-        """Return numbers float32 [N, C, A] of items int [N, C] and of their categories, as in `of_users`."""
+    def compute_for_items(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+        """Return numbers float32 [N, C, A] of items int [N, C] and of their categories, as in `compute_for_users`."""
         numbers = np.empty((*positions.shape, len(self.item_names)), np.float32)
         rows = max(1, INSTANTS_AT_ONCE // max(positions.shape[1], 1))
         for start in range(0, len(positions), rows):
@@ -149,10 +149,10 @@ class LogAggregates:
             numbers[part] = self._compute_item_numbers(positions[part], clocks_s[part], sequences[part])
         return numbers
 
-    def of_catalogue(self, clock_s: int) -> np.ndarray:
+    def compute_for_catalogue(self, clock_s: int) -> np.ndarray:
         """Return the numbers of all items after the whole log, at a clock in unix seconds: float32 [n_items + 1, A]."""
         positions = np.arange(len(self.item_ids))[None]
-        (numbers,) = self.of_items(positions, np.array([clock_s]), np.array([len(self.events)]))
+        (numbers,) = self.compute_for_items(positions, np.array([clock_s]), np.array([len(self.events)]))
         return numbers
 
     def _compute_item_numbers(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
@@ -173,7 +173,7 @@ class LogAggregates:
         if self.prices is not None and any(aggregation.value == "price" for aggregation in aggregations):
             np.save(folder / "prices.npy", self.prices.astype(np.float32))
 
-    def of_entity(self, entity: str) -> tuple[Aggregation, ...]:
+    def list_of_entity(self, entity: str) -> tuple[Aggregation, ...]:
         return tuple(aggregation for aggregation in self.aggregations if aggregation.entity == entity)
 
     def make_records(self, entity: str, keys: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from serving.stages.features.user_store import SeenItems
 from training.dataset.dataset import Dataset
 from training.features.aggregates import LogAggregates, list_ranker_aggregations
 from training.features.cluster import Cluster
-from training.features.columns import RawColumn, make_frame, raw_values
+from training.features.columns import RawColumn, make_frame, make_raw_values
 from training.features.compile import compile_workflow
 from training.features.items import Codes, ItemArrays, collect_item_columns, compute_item_statistics, encode_items
 from training.features.parity import replay
@@ -97,7 +97,7 @@ class Features:
     @cached_property
     def item_aggregates(self) -> np.ndarray:
         """float32 [n_items + 1, A]: aggregations of the items at the end of the log, as they are served without live state."""
-        return self.log.aggregates.of_catalogue(self.as_of_s)
+        return self.log.aggregates.compute_for_catalogue(self.as_of_s)
 
     def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
         """Encode users as the store serves them: after the whole training log, at its clock."""
@@ -164,7 +164,7 @@ def build_features(
     rng = np.random.default_rng(seed)
 
     def derive_user_rows(chosen: np.ndarray) -> dict[str, np.ndarray]:
-        return training_columns(log, train, chosen, schema, settings, dataset.context_columns)
+        return collect_training_columns(log, train, chosen, schema, settings, dataset.context_columns)
 
     replayed = derive_user_rows(rows[rng.integers(0, len(rows), REPLAY_POOL_ROWS)])
     with hold_rows(len(rows), lambda part: make_frame(derive_user_rows(rows[part])), cluster, say=say) as user_rows:
@@ -194,7 +194,7 @@ def build_features(
 
 def take_context(events: pd.DataFrame, columns: tuple[ContextColumn, ...]) -> dict[str, np.ndarray]:
     """Return context columns of log rows as the stages read them: int64, object of str or float64 [N], by name."""
-    return {column.name: raw_values(events[column.name], column.kind) for column in columns}
+    return {column.name: make_raw_values(events[column.name], column.kind) for column in columns}
 
 
 def make_missing_context(columns: tuple[ContextColumn, ...], n_rows: int) -> dict[str, np.ndarray]:
@@ -226,7 +226,7 @@ def find_moments(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings
     return log.before(chosen["user_id"].to_numpy(), chosen["timestamp"].to_numpy())
 
 
-def training_columns(
+def collect_training_columns(
     log: EventLog,
     train: pd.DataFrame,
     rows: np.ndarray,

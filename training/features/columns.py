@@ -21,12 +21,12 @@ from serving.stages.features.encode import Ragged
 RawColumn = np.ndarray | Ragged
 
 
-def raw_column(values: pd.Series, kind: str) -> RawColumn:
+def make_raw_column(values: pd.Series, kind: str) -> RawColumn:
     """Return a column of a loaded frame as a plan reads it."""
-    return raw_lists(values) if kind == "list" else raw_values(values, kind)
+    return make_raw_lists(values) if kind == "list" else make_raw_values(values, kind)
 
 
-def raw_values(values: pd.Series, kind: str) -> np.ndarray:
+def make_raw_values(values: pd.Series, kind: str) -> np.ndarray:
     """Return a column that is no list as a plan reads it."""
     if kind == "integer":
         return values.astype("Int64").to_numpy(np.int64, na_value=MISSING_INT)
@@ -35,7 +35,7 @@ def raw_values(values: pd.Series, kind: str) -> np.ndarray:
     return values.astype(object).where(values.notna(), None).to_numpy(object)
 
 
-def raw_lists(values: pd.Series) -> Ragged:
+def make_raw_lists(values: pd.Series) -> Ragged:
     """Return a column of lists as a plan reads it."""
     lists = values.tolist()
     flat = np.empty(sum(map(len, lists)), object)

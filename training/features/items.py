@@ -11,7 +11,7 @@ from serving.contract.tensors import PAD_ROW
 from serving.stages.features.encode import Encoded, Plan, Ragged
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import NO_CATEGORY, SECONDS_PER_DAY, raw_name
-from training.features.columns import raw_column
+from training.features.columns import make_raw_column
 from training.features.schema import FeatureSettings, Side
 
 
@@ -47,7 +47,7 @@ def collect_item_columns(items: pd.DataFrame, side: Side, statistics: dict[str, 
     columns: dict[str, np.ndarray | Ragged] = {"item_id": items["item_id"].to_numpy(), **statistics}
     for name in items.columns:
         if (raw := raw_name("catalogue", name)) in kinds:
-            columns[raw] = raw_column(items[name], kinds[raw])
+            columns[raw] = make_raw_column(items[name], kinds[raw])
     return columns
 
 

@@ -29,10 +29,10 @@ class HashValues(ops.HashBucket):
     """
 
     def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:
-        hashed = {name: self._buckets(df[name], self.num_buckets[name]) for name in col_selector.names}
+        hashed = {name: self._hash_to_buckets(df[name], self.num_buckets[name]) for name in col_selector.names}
         return pd.DataFrame(hashed, index=df.index)
 
-    def _buckets(self, values: pd.Series, n_buckets: int) -> np.ndarray:
+    def _hash_to_buckets(self, values: pd.Series, n_buckets: int) -> np.ndarray:
         if pd.api.types.is_integer_dtype(values.dtype):
             hashed = hash_array(values.astype("Int64").to_numpy(np.int64, na_value=MISSING_INT))
         else:

@@ -66,7 +66,7 @@ def transform(workflow: Workflow, columns: dict[str, RawColumn]) -> pd.DataFrame
 def draw_hard_sample(columns: dict[str, RawColumn], rng: np.random.Generator) -> dict[str, RawColumn]:
     """Return SAMPLE_ROWS real rows (with at least one value in each column), then as many rows of edge cases."""
     n_rows = min(_count_rows(column) for column in columns.values())
-    rows = np.append(rng.integers(0, n_rows, SAMPLE_ROWS), [_first_value(column) for column in columns.values()])
+    rows = np.append(rng.integers(0, n_rows, SAMPLE_ROWS), [_find_first_value(column) for column in columns.values()])
     return {
         name: concatenate([take_rows(column, rows), _draw_hard_values(column, len(rows))]) for name, column in columns.items()
     }
@@ -76,7 +76,7 @@ def _count_rows(column: RawColumn) -> int:
     return len(column.offsets) - 1 if isinstance(column, Ragged) else len(column)
 
 
-def _first_value(column: RawColumn) -> int:
+def _find_first_value(column: RawColumn) -> int:
     """Return a row with a value, because NVTabular cannot transform a column without any."""
     if isinstance(column, Ragged):
         return int(np.argmax(np.diff(column.offsets) > 0))

@@ -58,11 +58,11 @@ class EventLog:
         self._rank = np.argsort(order)  # row of the log -> place in the sorted order
         self._rows = order
         self._first_time, self._span = int(times.min()), int(np.ptp(times)) + 2
-        self._keys = self._key(users[order], self.times)
-        self._sum_weight = _running_sum(events["weight"].to_numpy(np.float64)[order])
-        self._sum_label = _running_sum(np.nan_to_num(events["label"].to_numpy(np.float64)[order]))
+        self._keys = self._make_keys(users[order], self.times)
+        self._sum_weight = _accumulate(events["weight"].to_numpy(np.float64)[order])
+        self._sum_label = _accumulate(np.nan_to_num(events["label"].to_numpy(np.float64)[order]))
         positive = events["positive"].to_numpy()[order]
-        self.positives_before = _running_sum(positive.astype(np.int64))
+        self.positives_before = _accumulate(positive.astype(np.int64))
         # One event more, of no user, so that the index of an empty window at the end is valid.
         item_ids = np.append(events["item_id"].to_numpy()[order][positive], PAD_ID)
         categories = None if item_category is None else item_category[items.find_positions(item_ids)]
@@ -76,7 +76,7 @@ class EventLog:
     def before(self, user_ids: np.ndarray, timestamps: np.ndarray) -> Moments:
         """Return moments whose past is strictly before each unix second. user_ids, timestamps: int64 [N]."""
         users = self.profiles.find_positions(user_ids)
-        ends = np.searchsorted(self._keys, self._key(users, timestamps))
+        ends = np.searchsorted(self._keys, self._make_keys(users, timestamps))
         return Moments(user_ids, users, np.where(users < len(self.profiles.user_ids), ends, self.offsets[-1]))
 
     def before_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Moments:
@@ -98,7 +98,9 @@ class EventLog:
         state = build_state(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
         if clocks_s is None:
             return state
-        return replace(state, aggregates=self.aggregates.of_users(moments.user_ids, clocks_s, self.find_next_rows(moments)))
+        return replace(
+            state, aggregates=self.aggregates.compute_for_users(moments.user_ids, clocks_s, self.find_next_rows(moments))
+        )
 
     def find_next_rows(self, moments: Moments) -> np.ndarray:
         """Return int64 [N]: the row of each user's first event after the moment; the length of the log without one."""
@@ -123,11 +125,11 @@ class EventLog:
             "last_time": np.where(count > 0, self.times[np.maximum(ends - 1, 0)], 0),
         }
 
-    def _key(self, users: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+    def _make_keys(self, users: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         """Return int64 keys that sort by user, then time; times outside the log are clipped."""
         return users * self._span + np.clip(timestamps - self._first_time, 0, self._span - 1)
 
 
-def _running_sum(values: np.ndarray) -> np.ndarray:
+def _accumulate(values: np.ndarray) -> np.ndarray:
     """Return running sums [N + 1]: entry i is the sum of the first i values."""
     return np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])

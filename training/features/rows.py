@@ -68,7 +68,7 @@ class TrainingRows(Protocol):
         """Return the statistics of columns that are no lists, by name."""
         ...
 
-    def dataset(self, names: Sequence[str]) -> Dataset:
+    def make_dataset(self, names: Sequence[str]) -> Dataset:
         """Return some columns as NVTabular reads them."""
         ...
 
@@ -83,7 +83,7 @@ class MemoryRows:
     def describe(self, names: Sequence[str]) -> dict[str, ColumnStatistics]:
         return {name: describe_column(self.frame[name]) for name in names}
 
-    def dataset(self, names: Sequence[str]) -> Dataset:
+    def make_dataset(self, names: Sequence[str]) -> Dataset:
         return Dataset(self.frame[list(names)], cpu=True)
 
 
@@ -100,7 +100,7 @@ class ParquetRows:
             return {name: describe_stored_column(self.paths, name) for name in names}
         return self.client.gather({name: self.client.submit(describe_stored_column, self.paths, name) for name in names})
 
-    def dataset(self, names: Sequence[str]) -> Dataset:
+    def make_dataset(self, names: Sequence[str]) -> Dataset:
         # Merlin's own reader of Parquet fails on missing integers: it casts nullable columns to int64.
         columns = list(names)
         meta = pd.read_parquet(self.paths[0], columns=columns).iloc[:0]

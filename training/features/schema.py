@@ -84,10 +84,10 @@ class FeatureSchema:
     @classmethod
     def of(cls, dataset: Dataset, settings: FeatureSettings) -> FeatureSchema:
         """Return the columns that the data set's description gives."""
-        return cls(_user_side(dataset, settings), _describe_items(dataset, settings))
+        return cls(_describe_users(dataset, settings), _describe_items(dataset, settings))
 
 
-def _user_side(dataset: Dataset, settings: FeatureSettings) -> Side:
+def _describe_users(dataset: Dataset, settings: FeatureSettings) -> Side:
     description = dataset.description
     users, count = description.users, settings.min_value_count
     categories = [Category("user_id", "integer", settings.min_user_count)]

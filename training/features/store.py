@@ -16,7 +16,7 @@ from serving.live.aggregations.spec import USER
 from serving.stages.features.encode import save_strings
 from serving.stages.features.user_files import STORE_FILE
 from serving.stages.features.user_store import ProfileColumn, Profiles, SeenItems
-from training.features.columns import raw_values
+from training.features.columns import make_raw_values
 from training.features.point_in_time import EventLog
 
 KINDS = {"i": "integer", "f": "continuous"}
@@ -27,11 +27,11 @@ def make_profiles(users: pd.DataFrame, kinds: dict[str, str]) -> Profiles:
 
     users: sorted by user_id; kinds: column -> "integer", "string" or "continuous".
     """
-    columns = {name: _profile_column(raw_values(users[name], kind), kind) for name, kind in kinds.items()}
+    columns = {name: _make_profile_column(make_raw_values(users[name], kind), kind) for name, kind in kinds.items()}
     return Profiles(users["user_id"].to_numpy(), columns)
 
 
-def _profile_column(values: np.ndarray, kind: str) -> ProfileColumn:
+def _make_profile_column(values: np.ndarray, kind: str) -> ProfileColumn:
     if kind != "string":
         missing = MISSING_INT if kind == "integer" else np.nan
         return ProfileColumn(np.append(values, np.array([missing], values.dtype)))
@@ -60,7 +60,7 @@ def write_store(folder: Path, log: EventLog) -> None:
     np.save(folder / "event_ids.npy", ids[rows])
     np.save(folder / "event_times.npy", times[rows])
     np.save(folder / "event_categories.npy", np.zeros(len(rows), np.int32) if categories is None else categories[rows])
-    aggregations = log.aggregates.of_entity(USER)
+    aggregations = log.aggregates.list_of_entity(USER)
     if aggregations:
         known_ids = np.append(user_ids, NO_KEY)  # the last record is the unknown user's
         log.aggregates.save_prices(folder, aggregations)

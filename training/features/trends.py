@@ -27,7 +27,7 @@ def write_trends(folder: Path, dataset: Dataset, aggregates: LogAggregates, n_fr
     folder.mkdir()
     for number, entity in enumerate(entities):
         _write_records(folder, number, entity, aggregates, n_free)
-    declared = [aggregation for entity in entities for aggregation in aggregates.of_entity(entity)]
+    declared = [aggregation for entity in entities for aggregation in aggregates.list_of_entity(entity)]
     aggregates.save_prices(folder, declared)
     settings = {
         "aggregations": [asdict(aggregation) for aggregation in declared],

@@ -44,7 +44,7 @@ def fit_workflow(side: Side, rows: TrainingRows, settings: FeatureSettings) -> W
     workflow = Workflow(output)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        workflow.fit(rows.dataset(sorted(present)))
+        workflow.fit(rows.make_dataset(sorted(present)))
     return workflow
 
 

@@ -128,7 +128,7 @@ def make_items_before(dataset: Dataset, features: Features, events: pd.DataFrame
     """Return the catalogue with the sales and aggregations of `events` alone, seen from the store's clock."""
     sold = compute_item_statistics(events, features.items, features.as_of_s, features.settings)
     columns = collect_item_columns(dataset.items, features.schema.item, sold)
-    aggregates = LogAggregates.of(dataset, events, list_ranker_aggregations(dataset)).of_catalogue(features.as_of_s)
+    aggregates = LogAggregates.of(dataset, events, list_ranker_aggregations(dataset)).compute_for_catalogue(features.as_of_s)
     return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows), aggregates)
 
 
@@ -176,7 +176,7 @@ def make_requests(
         features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), take_context(first, features.context)
     )
     candidates, scores = retrieve(users, user_ids)
-    trends = features.log.aggregates.of_items(candidates, first["timestamp"].to_numpy(), rows)
+    trends = features.log.aggregates.compute_for_items(candidates, first["timestamp"].to_numpy(), rows)
     cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., LIVE - N_FEATURES] = candidates < items.n_items
     taken = find_taken(features, later, user_ids, candidates)
@@ -216,7 +216,7 @@ def make_visit_requests(
     candidates[pairless], scores[pairless], strengths[pairless] = (
         values[pairless] for values in (*retrieved, np.zeros_like(strengths))
     )
-    trends = features.log.aggregates.of_items(candidates, times, rows)
+    trends = features.log.aggregates.compute_for_items(candidates, times, rows)
     cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     cross[..., LIVE - N_FEATURES] = candidates < items.n_items

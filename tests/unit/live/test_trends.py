@@ -89,7 +89,7 @@ class Shop:
 
 
 def expect_numbers(aggregates: LogAggregates, clock_s: int) -> np.ndarray:
-    (numbers,) = aggregates.of_items(np.arange(N_ITEMS)[None], np.array([clock_s]), np.array([len(aggregates.events)]))
+    (numbers,) = aggregates.compute_for_items(np.arange(N_ITEMS)[None], np.array([clock_s]), np.array([len(aggregates.events)]))
     return numbers
 
 

@@ -87,7 +87,9 @@ def ask(stage: PreprocessInputs) -> tuple[np.ndarray, int]:
 def expect(data: Dataset, log: pd.DataFrame, declared: Sequence[Aggregation], clock_s: int) -> np.ndarray:
     """Return what training computes of USERS from a log, float32 [22, F]."""
     n_users = len(USERS)
-    features = LogAggregates.of(data, log, declared).of_users(USERS, np.full(n_users, clock_s), np.full(n_users, len(log)))
+    features = LogAggregates.of(data, log, declared).compute_for_users(
+        USERS, np.full(n_users, clock_s), np.full(n_users, len(log))
+    )
     return np.stack(list(features.values()), axis=1)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import Ragged
-from training.features.columns import concatenate, make_frame, raw_column, raw_values, take_rows
+from training.features.columns import concatenate, make_frame, make_raw_column, make_raw_values, take_rows
 
 COLUMNS = {
     "integer": np.array([3, MISSING_INT, 2**60 + 1]),
@@ -27,7 +27,7 @@ def as_lists(column) -> list:
 def test_a_column_comes_back_from_its_frame(kind):
     frame = make_frame({kind: COLUMNS[kind]})
     assert frame[kind].isna().tolist() == ([False] * 3 if kind == "list" else [False, True, False])
-    np.testing.assert_equal(as_lists(raw_column(frame[kind], kind)), as_lists(COLUMNS[kind]))
+    np.testing.assert_equal(as_lists(make_raw_column(frame[kind], kind)), as_lists(COLUMNS[kind]))
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
@@ -45,6 +45,6 @@ def test_empty_strings_and_bytes_in_a_frame():
 
 @pytest.mark.parametrize("values", [pd.Series([1, 2]), pd.Series([1, None], dtype="Int64")])
 def test_integers_of_any_pandas_kind_are_int64(values):
-    raw = raw_values(values, "integer")
+    raw = make_raw_values(values, "integer")
     assert raw.dtype == np.int64
     assert raw[0] == 1

@@ -6,7 +6,7 @@ import pytest
 
 from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features
-from training.features.build import training_columns
+from training.features.build import collect_training_columns
 from training.features.columns import make_frame
 from training.features.compile import compile_workflow
 from training.features.rows import hold_rows
@@ -21,7 +21,7 @@ def test_files_give_the_workflow_of_rows_in_memory(settings):
 
     def derive(part: slice) -> pd.DataFrame:
         rows = np.arange(len(log))[part]
-        return make_frame(training_columns(built.log, log, rows, built.schema, settings, dataset.context_columns))
+        return make_frame(collect_training_columns(built.log, log, rows, built.schema, settings, dataset.context_columns))
 
     plans = []
     for most_in_memory in (1_000, 90):

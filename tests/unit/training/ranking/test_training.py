@@ -95,7 +95,9 @@ def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_w
     firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
     moments = firsts["timestamp"].to_numpy(), firsts["row"].to_numpy()
     width = items.aggregates.shape[1]
-    np.testing.assert_array_equal(requests.cross[..., :width], features.log.aggregates.of_items(requests.candidates, *moments))
+    np.testing.assert_array_equal(
+        requests.cross[..., :width], features.log.aggregates.compute_for_items(requests.candidates, *moments)
+    )
     np.testing.assert_array_equal(requests.cross[..., LIVE - N_FEATURES], requests.valid)
 
     chosen = rng.random(len(requests)) < 0.5
