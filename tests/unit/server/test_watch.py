@@ -31,7 +31,7 @@ from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.repositories import copy_small_repository
-from tests.tags import draw_tag
+from tests.tags import draw_tag, run_tagged
 from tests.triton_double import write_wheel
 from tests.waiting import until
 
@@ -52,11 +52,10 @@ SETTINGS = {"threads": 1, "fixed": False, "cache_mib": 0, "host": "127.0.0.1", "
 def state(tmp_path) -> Iterator[ServerState]:
     """The saved state of a process that does nothing in the place of a server."""
     tag, ports = draw_tag(), find_free_ports()
-    with subprocess.Popen([sys.executable, "-c", SLEEPS, tag]) as server:
+    with run_tagged(tag) as server:
         state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", ports, {"host": "127.0.0.1", "fixed": False})
         state.save(tmp_path)
         yield state
-        server.kill()
 
 
 def catches(pid: int, signum: signal.Signals) -> bool:
