@@ -24,7 +24,7 @@ import typer
 
 from repository.code import PROJECT
 from server.ports import find_free_port
-from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View, list_item_features, user_features
+from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View, list_item_features, list_user_features
 from serving.live.layout import Layout
 from serving.live.redis_state import Entity, RedisState
 
@@ -87,7 +87,7 @@ def is_ready(client: redis.Redis) -> bool:
 
 def draw_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict], list[dict]]:
     """Return features of random users and of random items."""
-    users, items = layout.empty_users(N_ENTITIES), layout.empty_items(N_ENTITIES)
+    users, items = layout.make_empty_users(N_ENTITIES), layout.make_empty_items(N_ENTITIES)
     for number, record in enumerate(users):
         n_history, n_session = number % (layout.history + 1), number % (layout.session + 1)
         record["history_ids"][:n_history] = rng.integers(0, 1 << 53, n_history)
@@ -99,7 +99,7 @@ def draw_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict],
         record["event_count"], record["sum_weight"] = number, rng.normal()
     items["event_count"], items["decayed"] = np.arange(N_ENTITIES), rng.random((N_ENTITIES, 3))
     seen = [rng.integers(0, 1 << 53, number).tolist() for number in range(N_ENTITIES)]
-    user_rows = [user_features(record, own, NAMES) for record, own in zip(users, seen, strict=True)]
+    user_rows = [list_user_features(record, own, NAMES) for record, own in zip(users, seen, strict=True)]
     return user_rows, [list_item_features(record) for record in items]
 
 

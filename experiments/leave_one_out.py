@@ -38,7 +38,7 @@ from perf.command import run
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.reader import Reader
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
@@ -124,7 +124,7 @@ def take_part(dataset: Dataset, parts: Parts, rows: np.ndarray) -> Dataset:
 
 def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
     """Return int64 [U, 20] item ids for the users of the test rows, once the validation items are observed."""
-    folder = live_folder(repository)
+    folder = find_live_folder(repository)
     shutil.rmtree(folder, ignore_errors=True)
     observed = take_part(dataset, parts, parts.validation)
     observe = Observe.load(repository / OBSERVE / str(pinned_generation(repository)))

@@ -41,7 +41,7 @@ from serving.contract.errors import ServerError
 from serving.live.events import HEADER, OBSERVED, EventBatch, EventKind, EventKinds, Flags, unpack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.store import DATABASES, live_folder
+from serving.live.store import DATABASES, find_live_folder
 from serving.live.writer import Writer
 
 EVENT_KINDS = EventKinds((EventKind("view", 0.1), EventKind("purchase", 1.0, positive=True)))
@@ -172,7 +172,7 @@ def kill_server(repo: Path, kills: int, rng: np.random.Generator) -> tuple[Fault
         for number in range(kills):
             with served(copy) as shop:
                 acknowledged |= post_until_killed(shop, number, float(rng.random()) * SERVED_S)
-        return check_store(live_folder(copy), acknowledged), len(acknowledged)
+        return check_store(find_live_folder(copy), acknowledged), len(acknowledged)
 
 
 def post_until_killed(shop: Shop, number: int, seconds: float) -> Acknowledged:

@@ -30,7 +30,7 @@ from export.prequential import LIST_LENGTH, Quality, answer_frozen, answer_live,
 from export.settings import Settings
 from perf.command import run
 from serving.contract.tensors import PAD_ID
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from training.dataset import Dataset, load_dataset
 from training.evaluation.session_knn import VARIANTS, Visits, answer_events
 
@@ -63,7 +63,7 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Quality]
     tuned_rows = choose_questions(events, int(first * (1 - TUNED_SHARE)), first, most)
     answers = {
         FROZEN: answer_frozen(repository, dataset, rows).items,
-        LIVE: answer_live(repository, dataset, rows, first, live_folder(repository)).items,
+        LIVE: answer_live(repository, dataset, rows, first, find_live_folder(repository)).items,
         KNN: answer_by_knn(dataset, rows, tuned_rows),
     }
     targets = events["item_id"].to_numpy()[rows]

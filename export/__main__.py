@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from serving.contract.errors import ConfigError, RecommenderError
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning idle threads of torch slow a shared machine down
 
@@ -58,7 +58,7 @@ def build(
     from repository.registry import record_act
 
     if settings.live.continue_log:
-        dataset = continue_log(dataset, live_folder(repo, settings.live.folder))
+        dataset = continue_log(dataset, find_live_folder(repo, settings.live.folder))
     generation = build_repository(dataset, repo, settings, console, layout, profile, verbose)
     if not load_profile(profile).stays_writable:
         make_read_only(repo, generation)

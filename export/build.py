@@ -40,7 +40,7 @@ from repository.recorded import Recorded
 from server.control import find_held_generations
 from server.environment import RUN_DIR
 from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, make_ensemble_spec, make_stage_specs
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from serving.stages.rank import TABLES_FOLDER
 from serving.stages.rules.applied import FOLDER
 from serving.stages.rules.config import RulesConfig
@@ -136,7 +136,7 @@ class Trained(NamedTuple):
 
 def read_rules(dataset: Dataset, repository: Path, settings: Settings, progress: Progress) -> RulesConfig:
     """Return the rules that operators changed since the last export, or else those of the settings."""
-    applied = read_current_values(live_folder(repository, settings.live.folder) / FOLDER, dataset.description.name)
+    applied = read_current_values(find_live_folder(repository, settings.live.folder) / FOLDER, dataset.description.name)
     if applied is not None:
         progress.note("rules are those of `python -m server rules list`, not those of the settings")
     return RulesConfig.from_dict(settings.rules if applied is None else applied)

@@ -44,7 +44,7 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
         batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
     events = pd.concat([make_frame(batch, dataset) for batch in batches] or [dataset.interactions.iloc[:0]])
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        changes = snapshot.changes(after=0)
+        changes = snapshot.read_changes(after=0)
     known = pd.MultiIndex.from_frame(dataset.interactions[KEY])
     new = events[~pd.MultiIndex.from_frame(events[KEY]).isin(known)]
     log = pd.concat([dataset.interactions, new]).sort_values("timestamp", kind="stable", ignore_index=True)
@@ -88,7 +88,7 @@ def count_sales(batches: Sequence[EventBatch]) -> np.ndarray | None:
     if not len(sold):
         return None
     item_ids, rows = np.unique(sold["item_id"], return_inverse=True)
-    records = Layout().empty_items(len(item_ids))
+    records = Layout().make_empty_items(len(item_ids))
     apply_to_items(records, rows, sold)
     sales = np.empty(len(item_ids), LEARNED_SALE)
     sales["item_id"] = item_ids

@@ -44,7 +44,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.locks import try_lock
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
 from serving.live.experiment import Experiment
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset
 
@@ -106,7 +106,7 @@ def follow_alone(
     refuse_follow(repo, share)
     settings = settings or read_served_settings(repo)
     refused = count_refused(repo, serving)
-    split = split_log(dataset, repo, serving, live_folder(repo, settings.live.folder), least_events * 2**refused)
+    split = split_log(dataset, repo, serving, find_live_folder(repo, settings.live.folder), least_events * 2**refused)
     if isinstance(split, str):
         return Round(0, f"waits: {split}")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:

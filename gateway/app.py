@@ -42,7 +42,7 @@ from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from gateway.tracing import Tracing
 from live.exposures import ExposureLog
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
 HERE = Path(__file__).parent
@@ -69,7 +69,7 @@ def create_app(
     metrics = Metrics()
     shop = Shop(repo, metrics)
     limiter = Limiter(settings.most_in_flight, settings.latency_factor, settings.latency_floor_ms / 1_000)
-    store = live_folder(shop.repo, shop.published.info.live_folder)
+    store = find_live_folder(shop.repo, shop.published.info.live_folder)
     exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
     experiments, explainer, readiness = Experiments(store), Explainer(shop), Readiness(recommender)
     answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender, explainer)
@@ -227,7 +227,7 @@ def _add_health(app: FastAPI, readiness: Readiness, metrics: Metrics, experiment
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
-        metrics.show_experiment(experiments.current())
+        metrics.show_experiment(experiments.read_current())
         return Response(metrics.render_page(), media_type=CONTENT_TYPE_LATEST)
 
 

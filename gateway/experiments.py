@@ -75,10 +75,10 @@ class Experiments:
         self._followed = FollowedExperiment(folder)
         self._shadows: set[asyncio.Task] = set()
 
-    def current(self) -> Experiment | None:
+    def read_current(self) -> Experiment | None:
         """Return the experiment; None if there is none, or if its file cannot be read, which is logged."""
         try:
-            return self._followed.current()
+            return self._followed.read_current()
         except ArtifactError as error:
             log.warning("the champion answers everybody: %s", error)
             return None
@@ -91,7 +91,7 @@ class Experiments:
         """
         if forced is not None:
             return Enrolment(challenger=None if forced == champion else forced)
-        experiment = self.current()
+        experiment = self.read_current()
         if experiment is None or user_id is None or not experiment.runs:
             return NO_EXPERIMENT
         challenger = experiment.challenger if experiment.enrols(user_id) else None

@@ -152,10 +152,10 @@ class LiveItems:
         if not self._reader.exists():
             return
         with self._reader.snapshot() as snapshot:
-            changed_sequence = snapshot.progress().changed_sequence
+            changed_sequence = snapshot.read_progress().changed_sequence
             if changed_sequence == self._sequence:
                 return
-            changes = snapshot.changes(self._sequence)
+            changes = snapshot.read_changes(self._sequence)
         for change in changes:
             if change.type != ITEM_CHANGED:
                 continue

@@ -16,7 +16,7 @@ from gateway.published import LiveItems, Published
 from serving.contract.errors import DependencyError, RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.live.reader import Reader
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from triton_recommender import InvalidRequest
 from triton_recommender import RecommenderError as ClientError
 
@@ -31,7 +31,7 @@ class Shop:
         self.repo, self._metrics = repo, metrics
         self._moving, self._unreadable = asyncio.Lock(), set[int]()
         self._use(Published.load(repo, pinned_generation(repo)))
-        self.reader = Reader(live_folder(repo, self.published.info.live_folder), self.published.info.shop)
+        self.reader = Reader(find_live_folder(repo, self.published.info.live_folder), self.published.info.shop)
         self.live_items = LiveItems(self.reader)
 
     async def move_to(self, generation: int) -> None:

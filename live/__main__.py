@@ -37,7 +37,7 @@ from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
 from serving.live.redis_state import PATIENT_S, RedisState
-from serving.live.store import live_folder, open_store
+from serving.live.store import find_live_folder, open_store
 from serving.live.writer import Writer
 from serving.stages.live.models import LiveSettings, Observe
 
@@ -58,7 +58,7 @@ def inspect(
         if user is not None:
             show_user(snapshot, find_user_id(repo, user))
             return
-        progress = snapshot.progress()
+        progress = snapshot.read_progress()
         archived = list_segments(folder)
         facts = {
             "events ever": f"{progress.accepted:,}",
@@ -70,7 +70,7 @@ def inspect(
             "names of events": ", ".join(snapshot.read_event_names()),
             "users": f"{len(snapshot.list_users()):,}",
             "items with events": f"{len(snapshot.read_all_items()[0]):,}",
-            "items and users changed by upsert": f"{len(snapshot.changes(after=0)):,}",
+            "items and users changed by upsert": f"{len(snapshot.read_changes(after=0)):,}",
             "archived events": f"{sum(s.last - s.first + 1 for s in archived):,} in {len(archived)} segments",
             "archive bytes": f"{sum(s.bytes for s in archived):,}",
         }
@@ -208,7 +208,7 @@ def find_store(repo: Path) -> Path:
         stated = read_stage(find_stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
     except RecommenderError:
         stated = ""  # a store outlives its repository
-    folder = live_folder(repo, stated)
+    folder = find_live_folder(repo, stated)
     if not Reader(folder).exists():
         raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
     return folder

@@ -155,7 +155,7 @@ def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
 def read_shared_sequence(store: Store, shared: RedisState) -> int:
     """Return the sequence up to which Redis has this machine's log; the last one if the machine shares nothing."""
     with closing(Reader(store.folder)) as reader, reader.snapshot() as snapshot:
-        machine, last = snapshot.read_machine(), snapshot.progress().last_sequence
+        machine, last = snapshot.read_machine(), snapshot.read_progress().last_sequence
     position = shared.read_positions().get(machine)
     return position.shared_sequence if position else 0 if machine else last
 
@@ -191,8 +191,8 @@ def search_user(folder: Path, user_id: int, shared: RedisState | None = None) ->
             "record": len(snapshot.read_users(user_ids)[0]),
             "first record": len(snapshot.read_seeds(user_ids)[0]),
             "seen items": len(snapshot.read_seen(user_ids)),
-            "columns": len(snapshot.user_columns(user_ids)),
-            "changes": sum(change.type == USER_CHANGED and change.id == user_id for change in snapshot.changes(after=0)),
+            "columns": len(snapshot.read_user_columns(user_ids)),
+            "changes": sum(change.type == USER_CHANGED and change.id == user_id for change in snapshot.read_changes(after=0)),
         }
         with_event_id = snapshot.find_sequences_with_event_id()
     left["answers"] = count_exposures(folder, user_id)

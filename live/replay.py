@@ -38,9 +38,9 @@ class StoredSeeds:
 
     reader: Reader
 
-    def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
         """Return the first records [N] of users, int64 [N]."""
-        records = layout.empty_users(len(user_ids))
+        records = layout.make_empty_users(len(user_ids))
         with self.reader.snapshot() as snapshot:
             rows, known = snapshot.read_seeds(user_ids)
         records[rows] = known

@@ -31,11 +31,11 @@ from serving.live.feast_views import (
     fill_item,
     fill_user,
     list_item_features,
-    user_features,
+    list_user_features,
 )
 from serving.live.offsets import KAFKA
 from serving.live.reader import Reader
-from serving.live.redis_state import Entity, Position, RedisState, offset_field
+from serving.live.redis_state import Entity, Position, RedisState, make_offset_field
 from serving.live.store import Progress
 from serving.live.transitions import apply_to_items, apply_to_users
 from serving.live.writer import Writer
@@ -151,7 +151,9 @@ class Sharer:
                     seen[row].setdefault(int(header["item_id"]))
             names = self._read_event_names()
             changed = np.unique(new_rows)
-            features = [self._users.encode(user_features(records[row], list(seen[row]), names)) for row in changed.tolist()]
+            features = [
+                self._users.encode(list_user_features(records[row], list(seen[row]), names)) for row in changed.tolist()
+            ]
             times_ms = records["session_ms"][changed].max(axis=1)
             written = self._write(self._users, ids, entities, changed, features, times_ms, events.take(is_new), new_rows)
             events = events.take(is_new & ~written[rows])
@@ -161,7 +163,7 @@ class Sharer:
         while len(events.headers):
             ids, rows = np.unique(events.headers["item_id"], return_inverse=True)
             entities = self._state.read(self._items, ids, events.sources)
-            records = self._writer.layout.empty_items(len(ids))
+            records = self._writer.layout.make_empty_items(len(ids))
             for record, entity in zip(records, entities, strict=True):
                 fill_item(record, entity.values)
             is_new = find_new_events(events, rows, entities)
@@ -178,7 +180,7 @@ class Sharer:
         for row, pairs, time_ms in zip(changed.tolist(), features, times_ms.tolist(), strict=True):
             events = new.take(new_rows == row)
             ends = [
-                (offset_field(new.sources[number]), events.offsets[events.source == number].max())
+                (make_offset_field(new.sources[number]), events.offsets[events.source == number].max())
                 for number in np.unique(events.source)
             ]
             offsets = [(name, str(end).encode()) for name, end in ends]
@@ -189,7 +191,7 @@ class Sharer:
 
     def _read_users(self, user_ids: np.ndarray, entities: Sequence[Entity]) -> tuple[np.ndarray, list[dict[int, None]]]:
         """Return the users' records [U], and the items that each has seen, in order. New users get this machine's seeds."""
-        records, names = self._writer.layout.empty_users(len(user_ids)), self._read_event_names()
+        records, names = self._writer.layout.make_empty_users(len(user_ids)), self._read_event_names()
         is_known = np.array([bool(entity.values) for entity in entities])
         with self._reader.snapshot() as snapshot:
             unknown = np.flatnonzero(~is_known)

@@ -20,7 +20,7 @@ from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import ENSEMBLE
-from serving.live.store import live_folder, make_folder
+from serving.live.store import find_live_folder, make_folder
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import NO_GROUP, Content
 from serving.stages.rules.applied import CURRENT_FILE, FOLDER, read_current_version
@@ -53,7 +53,7 @@ class Version:
 def find_rules_folder(repository: Path) -> Path:
     """Return the folder of the versions: in the live store, which belongs to the shop and not to a generation."""
     info = read_stage(find_stage_folder(repository, "rerank", pinned_generation(repository)))
-    return live_folder(repository, info.live_folder) / FOLDER
+    return find_live_folder(repository, info.live_folder) / FOLDER
 
 
 def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:

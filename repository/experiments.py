@@ -15,7 +15,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, State, read_experiment
-from serving.live.store import live_folder, make_folder
+from serving.live.store import find_live_folder, make_folder
 
 NOT_PROMOTED = "not promoted"  # an act in the registry
 
@@ -23,7 +23,7 @@ NOT_PROMOTED = "not promoted"  # an act in the registry
 def find_experiment_folder(repository: Path) -> Path:
     """Return the folder that holds the experiment: the live store's, which belongs to the shop and not to a generation."""
     info = read_stage(find_stage_folder(repository, STAGES[0], pinned_generation(repository)))
-    return live_folder(repository, info.live_folder)
+    return find_live_folder(repository, info.live_folder)
 
 
 def find_running(repository: Path) -> Experiment | None:

@@ -32,7 +32,7 @@ class ExperimentGuard:
 
         Raises ArtifactError, once, for an experiment that cannot be read. No gateway takes part in such an experiment.
         """
-        experiment = self._followed.current() if self._followed else None
+        experiment = self._followed.read_current() if self._followed else None
         if experiment is None or not experiment.runs or list_guards(self._state.tag):
             return ""
         path = log_path(self._run_dir, self._state)

@@ -25,7 +25,7 @@ class Promotion:
 
         This is tried once: if the challenger cannot take over, the champion stays, and registry and experiment say why.
         """
-        experiment = self._followed.current() if self._followed else None
+        experiment = self._followed.read_current() if self._followed else None
         if experiment is None or not awaits_move(self._state, experiment):
             return ""
         promoted = f"experiment {experiment.name}: generation {experiment.challenger} is promoted, because {experiment.reason}"

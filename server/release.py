@@ -24,7 +24,7 @@ class Release:
         This is tried once an experiment. A challenger that was loaded since is left to another, which may not have begun yet.
         Where the repository is pinned to a generation that is not served, all stays, because unloading pins the served one.
         """
-        experiment = self._followed.current() if self._followed else None
+        experiment = self._followed.read_current() if self._followed else None
         if experiment is None or experiment.state in ("running", "promoted") or experiment.version == self._tried:
             return ""
         self._tried = experiment.version

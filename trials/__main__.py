@@ -24,7 +24,7 @@ from serving.contract.errors import RecommenderError, run_program
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, read_experiment
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from trials.calibration import measure_calibration
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.guard import guard_once
@@ -272,7 +272,7 @@ def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
 def read_answers(repo: Path) -> tuple[pa.Table, Path]:
     """Return all logged answers, and the folder of the live store. Raises TrialError without any."""
     info = read_stage(find_stage_folder(repo, STAGES[0], pinned_generation(repo)))
-    folder = live_folder(repo, info.live_folder)
+    folder = find_live_folder(repo, info.live_folder)
     exposures = read_exposures(folder)
     if not len(exposures):
         raise TrialError(

@@ -50,4 +50,4 @@ def make_purchases(probes: Probes, user_ids: list[int], count: int) -> Iterator[
 
 def read_last_sequence(reader: Reader) -> int:
     with reader.snapshot() as snapshot:
-        return snapshot.progress().last_sequence
+        return snapshot.read_progress().last_sequence

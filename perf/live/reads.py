@@ -81,7 +81,7 @@ def fill_store(folder: Path, n_users: int, rng: np.random.Generator) -> None:
 
 
 def draw_records(layout: Layout, count: int, rng: np.random.Generator) -> np.ndarray:
-    records = layout.empty_users(count)
+    records = layout.make_empty_users(count)
     records["history_ids"] = rng.integers(0, N_ITEMS, records["history_ids"].shape)
     records["history_s"] = NOW_S - np.sort(rng.integers(0, 10**6, records["history_s"].shape))
     records["session_ids"] = rng.integers(0, N_ITEMS, records["session_ids"].shape)

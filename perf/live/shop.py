@@ -31,7 +31,7 @@ from serving.contract.tensors import (
     ModelSpec,
     make_live_specs,
 )
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import UserStore
 
@@ -75,7 +75,7 @@ class Shop:
 
     @property
     def live_folder(self) -> Path:
-        return live_folder(self.site.repo)
+        return find_live_folder(self.site.repo)
 
     def draw_users(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Return int64 [count] known users; none is repeated before all were drawn."""

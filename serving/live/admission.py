@@ -122,10 +122,10 @@ class ChangeAdmission:
     def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message by row for each malformed change of a batch. inputs: [N, 1] by tensor"""
         rows = zip(inputs["kind"][:, 0], inputs["id"][:, 0].tolist(), inputs["columns"][:, 0], strict=True)
-        messages = {row: self._fault(*change) for row, change in enumerate(rows)}
+        messages = {row: self._find_fault(*change) for row, change in enumerate(rows)}
         return {row: message for row, message in messages.items() if message}
 
-    def _fault(self, kind: bytes, changed_id: int, text: bytes) -> str:
+    def _find_fault(self, kind: bytes, changed_id: int, text: bytes) -> str:
         if kind not in CHANGED:
             return f"kind is {kind[:40]!r}; expected item or user"
         if kind == b"item" and changed_id < 0:

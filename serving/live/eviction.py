@@ -9,7 +9,7 @@ import lmdb
 import numpy as np
 
 from serving.live.events import HEADER, USER_EVICTED, EventBatch, Flags
-from serving.live.layout import Layout, offset_of
+from serving.live.layout import Layout, find_offset
 from serving.live.store import Store, make_id_keys
 
 
@@ -34,7 +34,7 @@ def find_unchanged(
     txn: lmdb.Transaction, store: Store, layout: Layout, user_ids: np.ndarray, received_ms: np.ndarray
 ) -> np.ndarray:
     """Return which users, bool [N], still have `received_ms`, int64 [N], as the arrival of their latest event."""
-    offset = offset_of(layout.user, "received_ms")
+    offset = find_offset(layout.user, "received_ms")
     stated = received_ms.astype("<i8").tobytes()
     records = (txn.get(key, db=store.users) for key in make_id_keys(user_ids))
     return np.array(

@@ -114,7 +114,7 @@ class FollowedExperiment:
     _stamp: tuple[int, int] = field(default=(0, 0), init=False)
     _current: Experiment | None = field(default=None, init=False)
 
-    def current(self) -> Experiment | None:
+    def read_current(self) -> Experiment | None:
         """Return the experiment as it is now, at the cost of one `stat`.
 
         Raises ArtifactError once for a file that cannot be read; from then on there is no experiment until it changes.

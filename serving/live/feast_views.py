@@ -65,7 +65,7 @@ USERS_VIEW = View("recommender_users", "user_id", USER_FEATURES)
 ITEMS_VIEW = View("recommender_items", "item_id", ITEM_FEATURES)
 
 
-def user_features(record: np.ndarray, seen_ids: Sequence[int], names: Sequence[str]) -> dict[str, FeatureValue]:
+def list_user_features(record: np.ndarray, seen_ids: Sequence[int], names: Sequence[str]) -> dict[str, FeatureValue]:
     """Return a user's record as features. names: of events, by code"""
     n_history = int(np.count_nonzero(record["history_ids"] != PAD_ID))
     n_session = int(np.count_nonzero(record["session_ids"] != PAD_ID))

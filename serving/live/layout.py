@@ -72,11 +72,11 @@ class Layout:
         record["history_ids"] = record["session_ids"] = PAD_ID
         return record
 
-    def empty_users(self, count: int) -> np.ndarray:
+    def make_empty_users(self, count: int) -> np.ndarray:
         """Return [count] records of users without events."""
         return np.repeat(self._empty_user, count)
 
-    def empty_items(self, count: int) -> np.ndarray:
+    def make_empty_items(self, count: int) -> np.ndarray:
         """Return [count] records of items without events."""
         return np.zeros(count, self.item)
 
@@ -96,7 +96,7 @@ class Layout:
         return cls(fields["history"], fields["session"])
 
 
-def offset_of(dtype: np.dtype, name: str) -> int:
+def find_offset(dtype: np.dtype, name: str) -> int:
     """Return the place of a field in a structured dtype, in bytes."""
     assert dtype.fields is not None  # it is structured
     return dtype.fields[name][1]

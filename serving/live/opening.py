@@ -6,12 +6,12 @@ from pathlib import Path
 
 from serving.contract.artifacts import StageInfo
 from serving.live.reader import Reader
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 
 
 def open_reader(repository: Path, info: StageInfo) -> Reader:
     """Return a reader of this machine's store and, where machines share their users, of Redis. The caller closes it."""
-    folder = live_folder(repository, info.live_folder)
+    folder = find_live_folder(repository, info.live_folder)
     if not info.live_redis:
         return Reader(folder, info.shop)
     from serving.live.redis_reader import RedisReader  # its libraries take memory

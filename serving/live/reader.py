@@ -19,7 +19,7 @@ import numpy as np
 
 from serving.contract.errors import DependencyError
 from serving.live.events import HEADER, USER_CHANGED
-from serving.live.layout import Layout, offset_of
+from serving.live.layout import Layout, find_offset
 from serving.live.store import (
     CHANGE,
     DATA_FILE,
@@ -66,7 +66,7 @@ class Snapshot:
         if isinstance(error, lmdb.Error):
             raise DependencyError(f"The live store in {self._store.folder} cannot be read: {error}.") from error
 
-    def progress(self) -> Progress:
+    def read_progress(self) -> Progress:
         """Return how far the store's log and clock are."""
         return Progress.unpack(self._txn.get(PROGRESS, db=self._store.meta))
 
@@ -100,21 +100,21 @@ class Snapshot:
         pairs = cursor.getmulti(make_id_keys(user_ids), dupdata=True, dupfixed_bytes=8, keyfixed=True)
         return np.frombuffer(pairs, PAIR)
 
-    def changes(self, after: int) -> list[Change]:
+    def read_changes(self, after: int) -> list[Change]:
         """Return what `upsert` changed after a sequence, each kind and id once, with all its columns."""
         cursor = self._txn.cursor(self._store.changes)
         if not cursor.set_range(make_sequence_key(after + 1)):
             return []
         keys = dict.fromkeys(bytes(key) for key in cursor.iternext(keys=False, values=True))
-        return [self._change(key) for key in keys]
+        return [self._read_change(key) for key in keys]
 
-    def _change(self, key: bytes) -> Change:
+    def _read_change(self, key: bytes) -> Change:
         kind, changed_id = CHANGE.unpack(key)
         text = self._txn.get(key, db=self._store.columns)
         assert text is not None  # written with the change, in one transaction
         return Change(kind, changed_id, json.loads(bytes(text)))
 
-    def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
+    def read_user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
         """int64 [B] -> (row, columns by name) of the users for whom `upsert` set something."""
         keys = [CHANGE.pack(USER_CHANGED, user_id) for user_id in user_ids.tolist()]
         texts = [self._txn.get(key, db=self._store.columns) for key in keys]
@@ -135,7 +135,7 @@ class Snapshot:
 
     def read_arrivals_ms(self, after: bytes, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the next users after a key, int64 [N], and when their latest events arrived, int64 [N]; N = 0 at the end."""
-        cursor, offset = self._txn.cursor(self._store.users), offset_of(self.layout.user, "received_ms")
+        cursor, offset = self._txn.cursor(self._store.users), find_offset(self.layout.user, "received_ms")
         rows = list(islice(cursor.iternext(), most)) if cursor.set_range(after + b"\0") else []
         times_ms = np.frombuffer(b"".join(record[offset : offset + 8] for _, record in rows), "<i8")
         return np.frombuffer(b"".join(key for key, _ in rows), "<i8"), times_ms
@@ -190,13 +190,13 @@ class Snapshot:
 class UserSnapshot(Protocol):
     """One consistent view of users: `Snapshot`, or `RedisSnapshot` where machines share them."""
 
-    def progress(self) -> Progress: ...
+    def read_progress(self) -> Progress: ...
 
     def read_pauses_ms(self) -> list[tuple[int, int]]: ...
 
     def read_users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]: ...
 
-    def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]: ...
+    def read_user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]: ...
 
     def read_seen(self, user_ids: np.ndarray) -> np.ndarray: ...
 
@@ -248,7 +248,7 @@ class Reader:
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self.snapshot() as snapshot:
-                last = snapshot.progress().last_sequence
+                last = snapshot.read_progress().last_sequence
             awaited = (sequences > last) & (sequences <= last + MOST_AHEAD)
             if not awaited.any() or time.monotonic() >= deadline_s:
                 return sequences <= last

@@ -30,9 +30,9 @@ class RedisSnapshot:
     machine: str
     layout: Layout
 
-    def progress(self) -> Progress:
+    def read_progress(self) -> Progress:
         """Return the progress of the shared state: the clock of all machines, and how much of this machine's log it has."""
-        positions, local = self.state.read_positions(), self.local.progress()
+        positions, local = self.state.read_positions(), self.local.read_progress()
         if not positions:
             return local._replace(last_sequence=0)
         this_machine = positions.get(self.machine)
@@ -47,15 +47,15 @@ class RedisSnapshot:
         """Return (start, end) of the pauses between this machine's events, see timeline.py."""
         return self.local.read_pauses_ms()
 
-    def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
-        """Return the columns of users that `upsert` set on this machine, as `Snapshot.user_columns` does."""
-        return self.local.user_columns(user_ids)
+    def read_user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
+        """Return the columns of users that `upsert` set on this machine, as `Snapshot.read_user_columns` does."""
+        return self.local.read_user_columns(user_ids)
 
     def read_users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Return the rows of `user_ids`, int64 [B], that have a record, [M], and these records, [M]."""
         entities = self.state.read(USERS_VIEW, user_ids)
         rows = [row for row, entity in enumerate(entities) if entity.values]
-        records, names = self.layout.empty_users(len(rows)), self.local.read_event_names()
+        records, names = self.layout.make_empty_users(len(rows)), self.local.read_event_names()
         for record, row in zip(records, rows, strict=True):
             fill_user(record, entities[row].values, names)
         return rows, records

@@ -96,8 +96,8 @@ class RedisState:
 
     def read(self, view: View, ids: np.ndarray, sources: Sequence[str] = ()) -> list[Entity]:
         """Return the entities with these ids, int64 [N]. sources: logs whose offsets are wanted"""
-        fields = [*view.fields, view.time_field, VERSION, *(offset_field(source) for source in sources)]
-        rows = self.run([("HMGET", self._key(view, entity_id), *fields) for entity_id in ids.tolist()])
+        fields = [*view.fields, view.time_field, VERSION, *(make_offset_field(source) for source in sources)]
+        rows = self.run([("HMGET", self._make_key(view, entity_id), *fields) for entity_id in ids.tolist()])
         count = len(view.fields)
         try:
             return [
@@ -127,20 +127,20 @@ class RedisState:
         for entity_id, entity, pairs in zip(ids.tolist(), read, fields, strict=True):
             flat = [part for pair in pairs for part in pair]
             guard = (entity.version, view.time_field, entity.time, ttl_s)
-            commands.append(("EVAL", CHANGE, 1, self._key(view, entity_id), *guard, *flat))
+            commands.append(("EVAL", CHANGE, 1, self._make_key(view, entity_id), *guard, *flat))
         return np.array(self.run(commands), bool)
 
     def delete(self, view: View, entity_id: int) -> int:
         """Remove an entity with all its features, whoever wrote them. Return how many fields it had."""
-        key = self._key(view, entity_id)
+        key = self._make_key(view, entity_id)
         count, _ = self.run([("HLEN", key), ("DEL", key)])
         return int(count)
 
     def count_fields(self, view: View, entity_id: int) -> int:
         """Return how many fields the hash of an entity has."""
-        return int(self.run([("HLEN", self._key(view, entity_id))])[0])
+        return int(self.run([("HLEN", self._make_key(view, entity_id))])[0])
 
-    def _key(self, view: View, entity_id: int) -> bytes:
+    def _make_key(self, view: View, entity_id: int) -> bytes:
         return make_entity_key(self.project, view.join_key, entity_id)
 
     def run(self, commands: Sequence[Command]) -> list:
@@ -200,6 +200,6 @@ class RedisState:
                 self._cluster = None
 
 
-def offset_field(source: str) -> bytes:
+def make_offset_field(source: str) -> bytes:
     """Return the field with the offset up to which a hash has the events of a log."""
     return f"_log:{source}".encode()

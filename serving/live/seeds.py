@@ -22,9 +22,9 @@ class GenerationSeeds:
 
     users: KnownUsers
 
-    def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
         """Return the records, [N], of users, int64 [N]; empty ones for users that the generation does not know."""
-        state, records = self.users.lookup(user_ids), layout.empty_users(len(user_ids))
+        state, records = self.users.lookup(user_ids), layout.make_empty_users(len(user_ids))
         width = min(layout.history, state.history_ids.shape[1])
         records["history_ids"][:, :width] = state.history_ids[:, :width]
         records["history_s"][:, :width] = np.clip(state.history_times[:, :width], 0, LATEST_SECOND)

@@ -127,7 +127,7 @@ class Store:
         with self.env.begin() as txn:
             return json.loads(bytes(txn.get(COUNTERS, db=self.meta) or b"{}"))
 
-    def archive_bytes(self) -> int:
+    def measure_archive_bytes(self) -> int:
         """Return the size of the archive, which holds the log's older part."""
         return sum(path.stat().st_size for path in (self.folder / ARCHIVE).glob("*.parquet"))
 
@@ -173,7 +173,7 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
     return store
 
 
-def live_folder(repository: Path, stated: str = "") -> Path:
+def find_live_folder(repository: Path, stated: str = "") -> Path:
     """Return the folder of a repository's store: the stated one, or by default `<repository>.live`."""
     repository = repository.resolve()
     return Path(stated) if stated else repository.with_name(f"{repository.name}.live")

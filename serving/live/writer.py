@@ -55,7 +55,7 @@ READER_CHECK_EVERY_S = 60.0  # frees the slots of killed readers, which keep LMD
 class Seeds(Protocol):
     """Gives users their first records, before their first live event."""
 
-    def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
         """Return records [N] with what the published generation knows of users, int64 [N], who have no live event yet."""
 
 
@@ -200,7 +200,7 @@ class Writer:
         if len(known_rows) == len(user_ids):  # as most often
             users = known.copy()
         else:
-            users = self.layout.empty_users(len(user_ids))
+            users = self.layout.make_empty_users(len(user_ids))
             if self.seeds:
                 unknown = np.delete(np.arange(len(users)), known_rows)
                 users[unknown] = self._create_seeds(txn, self.seeds, user_ids[unknown])
@@ -214,7 +214,7 @@ class Writer:
 
     def _apply_to_items(self, txn: lmdb.Transaction[bytes], events: np.ndarray) -> None:
         item_ids, rows = find_distinct(events["item_id"])
-        keys, items = make_id_keys(item_ids), self.layout.empty_items(len(item_ids))
+        keys, items = make_id_keys(item_ids), self.layout.make_empty_items(len(item_ids))
         known_rows, known = read_records(txn, self.store.items, keys, self.layout.item)
         items[known_rows] = known
         apply_to_items(items, rows, events)
@@ -222,7 +222,7 @@ class Writer:
 
     def _create_seeds(self, txn: lmdb.Transaction[bytes], seeds: Seeds, user_ids: np.ndarray) -> np.ndarray:
         """Return the first records of users, [N], and store them, because a replay of the log starts from them."""
-        records = seeds.first_records(user_ids, self.layout)
+        records = seeds.make_first_records(user_ids, self.layout)
         known = np.flatnonzero(records["event_count"])
         write_records(txn, self.store.seeds, make_id_keys(user_ids[known]), records[known])
         return records

@@ -64,7 +64,7 @@ class PreprocessInputs:
     def with_live(self, reader: Reader) -> PreprocessInputs:
         """Return a copy that adds what users did since the export."""
         live = LiveUsers(reader.users, self.items, self.item_category).with_machine_code(
-            self.embedded.empty(np.zeros(2, np.int64))
+            self.embedded.make_empty(np.zeros(2, np.int64))
         )
         trends = UserTrends.of(self.embedded, self.items, reader)
         if self.content is None:
@@ -96,7 +96,7 @@ class PreprocessInputs:
         try:
             state = self.store.lookup(user_ids)
         except DependencyError:
-            state, degraded = self.embedded.empty(user_ids), Degraded.PREPROCESS
+            state, degraded = self.embedded.make_empty(user_ids), Degraded.PREPROCESS
         if self.live_items:
             self.live_items.refresh()  # its result is not needed: `live.update` reports a store that cannot be read
         if self.live:

@@ -28,7 +28,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE
 from serving.live.experiment import Experiment, read_experiment
 from serving.live.reader import Reader
-from serving.live.store import LEARNED, live_folder
+from serving.live.store import LEARNED, find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
@@ -101,9 +101,11 @@ def test_a_generation_with_the_live_events_is_published(repo, whole, past):
     assert EARLY + 1_000 < manifest["log"]["events"] < EVERYTHING  # the newest events judged it
     assert Settings.model_validate(manifest["settings"]) == Settings.model_validate(SETTINGS)  # the serving generation's
     assert not list(repo.parent.glob("*follow*"))
-    with closing(Reader(live_folder(repo))) as reader, reader.snapshot() as snapshot:
-        assert snapshot.progress().last_sequence == EVERYTHING - EARLY  # the measurement added nothing to the shop's own log
-    with closing(Reader(live_folder(repo))) as reader, closing(Pipeline.load(repo, live=reader)) as pipeline:
+    with closing(Reader(find_live_folder(repo))) as reader, reader.snapshot() as snapshot:
+        assert (
+            snapshot.read_progress().last_sequence == EVERYTHING - EARLY
+        )  # the measurement added nothing to the shop's own log
+    with closing(Reader(find_live_folder(repo))) as reader, closing(Pipeline.load(repo, live=reader)) as pipeline:
         assert set(pipeline.recommend([1, 2, 3])["generation"].ravel().tolist()) == {2}
     assert "waits" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
     with pytest.raises(ConfigError, match="No server started here serves"):
@@ -125,7 +127,7 @@ def test_a_round_starts_from_the_weights_of_the_round_before(repo, whole, past):
         observe(repo, events, rows)
         done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET)
         assert re.fullmatch(report, done.report)
-    assert {path.name for path in (live_folder(repo) / LEARNED / "2").iterdir()} == {"ranker.npz"}
+    assert {path.name for path in (find_live_folder(repo) / LEARNED / "2").iterdir()} == {"ranker.npz"}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_events_that_a_list_led_to_judge_only_where_others_are_too_few(repo, who
         for part in split_blocks(rows, 500):
             prompted = np.array([b"r1" if row % 2 else b"" for row in part.tolist()], object)
             model(make_event_inputs(whole, part) | {"request_id": prompted[:, None]})
-    folder = live_folder(repo)
+    folder = find_live_folder(repo)
     judged = choose_judged(log, folder, EARLY)
     assert len(judged) >= LEAST_QUESTIONS
     assert (judged % 2 == 0).all()

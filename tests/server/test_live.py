@@ -33,7 +33,7 @@ from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, OBSERVE, PAD_ID, UPSERT
 from serving.live.events import unpack
 from serving.live.reader import Reader
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.measurements import PREFIX, SILENT
 from tests.monitoring import named_metrics
@@ -65,7 +65,7 @@ def live_client(live_server: TritonServer) -> Iterator[grpcclient.InferenceServe
 
 @pytest.fixture
 def reader(live_repository: Path) -> Iterator[Reader]:
-    reader = Reader(live_folder(live_repository))
+    reader = Reader(find_live_folder(live_repository))
     yield reader
     reader.close()
 
@@ -120,10 +120,10 @@ def test_a_malformed_event_fails_alone(live_client):
 def test_the_same_event_id_has_one_sequence(live_client, reader):
     first = observe(live_client, USER, 5, event_id=[[b"order-1"]])
     with reader.snapshot() as snapshot:
-        before = snapshot.progress().last_sequence
+        before = snapshot.read_progress().last_sequence
     assert observe(live_client, USER, 6, event_id=[[b"order-1"]]) == first
     with reader.snapshot() as snapshot:
-        assert snapshot.progress().last_sequence == before
+        assert snapshot.read_progress().last_sequence == before
 
 
 def test_a_sold_out_item_is_in_no_answer_and_a_new_one_in_some(live_client):
@@ -157,7 +157,7 @@ def test_the_servers_metrics_say_where_the_log_stands(live_server, live_client, 
     observe(live_client, USER, 8, timestamp_ms=[[1_000_000_000_000]])
     recommend(live_client, USER, after=[[sequence]])
     with reader.snapshot() as snapshot:
-        progress = snapshot.progress()
+        progress = snapshot.read_progress()
     metrics = served_metrics(live_server, lambda page: page.get("recommender_live_events_total") == progress.accepted)
     assert metrics["recommender_live_late_events_total"] == progress.late >= 1
     assert metrics["recommender_live_refused_events_total"] >= 1

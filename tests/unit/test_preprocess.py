@@ -211,7 +211,7 @@ def test_store_arrays_are_mapped_not_copied(exported, tmp_path):
 def test_empty_state_is_that_of_an_unknown_user(exported):
     store = UserStore(exported[1] / "store")
     user_ids = np.array([-5, -6])
-    empty, unknown = store.empty(user_ids), store.lookup(user_ids)
+    empty, unknown = store.make_empty(user_ids), store.lookup(user_ids)
     for field in dataclasses.fields(empty):
         wanted, got = getattr(unknown, field.name), getattr(empty, field.name)
         if field.name == "profile":

@@ -1,7 +1,7 @@
 """Compute declared aggregations over the training log, at any moment of it. DEFAULTS apply where a data set declares none.
 
-interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ of_users, of_items   point-in-time features of examples and candidates
-                                             └▶ records_of           what the store is seeded with
+interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ compute_for_users, compute_for_items   point-in-time features
+                                                └▶ make_records                           what the store is seeded with
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class LogAggregates:
 
     def compute_at(self, entity: str, instants: Instants) -> np.ndarray:
         """Return the features float32 [M, F] of entities at instants of the log."""
-        return self.plans[entity].point_in_time(self.events, self.keys[entity], instants)
+        return self.plans[entity].compute_point_in_time(self.events, self.keys[entity], instants)
 
     def compute_for_users(self, user_ids: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> dict[str, np.ndarray]:
         """Return `UserState.aggregates` of int64 [N] users at the clocks, from what came before the rows `sequences`."""

@@ -44,12 +44,12 @@ def _write_records(folder: Path, number: int, entity: str, aggregates: LogAggreg
     plan, events, item_ids = aggregates.plans[entity], aggregates.events, aggregates.item_ids[:-1]
     positions = np.searchsorted(item_ids, events["item_id"])
     if entity == ITEM:
-        records, rows = plan.empty(len(item_ids) + n_free + 1), positions
+        records, rows = plan.make_empty(len(item_ids) + n_free + 1), positions
     else:
         item_keys = aggregates.item_categories[entity][:-1]
         keys = np.unique(item_keys[item_keys != NO_KEY])
         record_of = np.where(item_keys == NO_KEY, len(keys), np.searchsorted(keys, item_keys))
-        records, rows = plan.empty(len(keys) + 1), np.where(record_of == len(keys), -1, record_of)[positions]
+        records, rows = plan.make_empty(len(keys) + 1), np.where(record_of == len(keys), -1, record_of)[positions]
         padding = np.full(n_free + 1, len(keys))
         np.save(folder / f"keys.{number}.npy", keys)
         np.save(folder / f"record_of.{number}.npy", np.concatenate([record_of, padding]).astype(np.int32))

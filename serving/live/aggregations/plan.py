@@ -1,8 +1,8 @@
 """Compile declared aggregations to the layout of a record, and to both ways of computing features from events.
 
-EntityPlan.point_in_time(events, …)    features at any moments of a log
-EntityPlan.update(records, …)          add events to records
-EntityPlan.read(records, as_of_ms)     features of records
+EntityPlan.compute_point_in_time(events, …)    features at any moments of a log
+EntityPlan.update(records, …)                  add events to records
+EntityPlan.read(records, as_of_ms)             features of records
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class EntityPlan:
     cells: np.ndarray
     reads: np.ndarray
 
-    def empty(self, n_records: int) -> np.ndarray:
+    def make_empty(self, n_records: int) -> np.ndarray:
         """Return `n_records` records without events."""
         return np.zeros(n_records, self.dtype)
 
@@ -74,30 +74,30 @@ class EntityPlan:
         records: `dtype` [R]; rows: int64 [N] record of each event, -1 = none; events: EVENT [N]
         """
         columns = self._take_columns(events)
-        loops.update_records(*self._views(records), rows.astype(np.int64, copy=False), *columns, self.cells)
+        loops.update_records(*self._make_views(records), rows.astype(np.int64, copy=False), *columns, self.cells)
 
     def read(self, records: np.ndarray, as_of_ms: int | np.ndarray) -> np.ndarray:
         """Return the features, float32 [R, F], of records `dtype` [R]. as_of_ms: time of all of them, or int64 [R]"""
         features = np.empty((len(records), len(self.names)), np.float32)
         clocks = np.array(as_of_ms, np.int64, ndmin=1)
-        loops.read_records(*self._views(records), clocks, self.cells, self.reads, features)
+        loops.read_records(*self._make_views(records), clocks, self.cells, self.reads, features)
         return features
 
-    def point_in_time(self, events: np.ndarray, keys: np.ndarray, instants: Instants) -> np.ndarray:
+    def compute_point_in_time(self, events: np.ndarray, keys: np.ndarray, instants: Instants) -> np.ndarray:
         """Return the features float32 [M, F] at each instant.
 
         events: EVENT [N] sorted by sequence; keys: int64 [N, KEY_WIDTH] of `make_entity_keys`
         """
         features = np.empty((len(instants.time_ms), len(self.names)), np.float32)
         order, groups = _sort_for_replay(events["sequence"], keys, instants)
-        scratch = self._views(self.empty(1))
+        scratch = self._make_views(self.make_empty(1))
         clocks = instants.time_ms.astype(np.int64, copy=False)
         columns = self._take_columns(events)
         belongs = keys[:, 0] != NO_KEY  # an instant without a key gets the features of no events at all
         loops.replay_events(order, groups, *scratch, belongs, *columns, clocks, self.cells, self.reads, features)
         return features
 
-    def _views(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _make_views(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return views of the records as int64 [R, W], float64 [R, W] and int32 [R, 2 W]."""
         words = self.dtype.itemsize // 8
         if records.flags.c_contiguous:

@@ -15,7 +15,8 @@ class StateTable:
     def __init__(self, plan: EntityPlan):
         self.plan = plan
         self._rows: dict[tuple[int, ...], int] = {}
-        self._records = plan.empty(FIRST_RECORDS)  # the last record stays empty: `records` gives it to entities without events
+        # The last record stays empty: `copy_records` gives it to entities without events.
+        self._records = plan.make_empty(FIRST_RECORDS)
 
     def update(self, keys: np.ndarray, events: np.ndarray) -> None:
         """Add events, EVENT [N] sorted by sequence, to the entities of `keys`; an event with NO_KEY belongs to none."""
@@ -23,7 +24,7 @@ class StateTable:
         for place in np.flatnonzero(keys[:, 0] != NO_KEY):
             rows[place] = self._rows.setdefault(tuple(keys[place].tolist()), len(self._rows))
         if len(self._rows) >= len(self._records):
-            grown = self.plan.empty(2 * len(self._rows))
+            grown = self.plan.make_empty(2 * len(self._rows))
             grown[: len(self._records)] = self._records
             self._records = grown
         self.plan.update(self._records, rows, events)

@@ -120,7 +120,7 @@ class UserStore:
         """Return the state of users, int64 [B]; unknown users get the empty state."""
         return self._build_state(user_ids, self._profiles.find_positions(user_ids))
 
-    def empty(self, user_ids: np.ndarray) -> UserState:
+    def make_empty(self, user_ids: np.ndarray) -> UserState:
         """Return the empty state for users, int64 [B]: the fallback when the store cannot answer."""
         return self._build_state(user_ids, np.full(len(user_ids), len(self.user_ids)))
 

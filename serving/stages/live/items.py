@@ -81,9 +81,9 @@ class LiveItems(Generic[StageArrays]):
         changes, sold = list[Change](), list[np.ndarray | None]()
         try:
             with self.reader.snapshot() as snapshot:
-                progress = snapshot.progress()
+                progress = snapshot.read_progress()
                 if progress.changed_sequence != self.changed_sequence:
-                    changes = [c for c in snapshot.changes(self.changed_sequence) if c.type == ITEM_CHANGED]
+                    changes = [c for c in snapshot.read_changes(self.changed_sequence) if c.type == ITEM_CHANGED]
                 for change in changes:
                     self._apply(change.id, change.columns)
                 self.changed_sequence = progress.changed_sequence

@@ -84,7 +84,7 @@ def measure_store(store: Store, now_ms: int, limit_bytes: int) -> Iterator[Measu
         "watermark_lag_seconds": max(now_ms - progress.watermark_ms, 0) / 1000 if progress.watermark_ms else 0.0,
         "store_bytes": store.measure_size_bytes(),
         "store_limit_bytes": limit_bytes,
-        "archive_bytes": store.archive_bytes(),
+        "archive_bytes": store.measure_archive_bytes(),
     }
     for name, value in values.items():
         is_counter = name.endswith("_total")

@@ -23,7 +23,7 @@ from serving.live.events import EventBatch, EventKind, EventKinds
 from serving.live.layout import Layout
 from serving.live.seeds import GenerationSeeds
 from serving.live.sequences import mark_sequences
-from serving.live.store import DEFAULT_BYTES, live_folder, set_aside
+from serving.live.store import DEFAULT_BYTES, find_live_folder, set_aside
 from serving.live.writer import Writer, WriterSettings, read_wall_clock_ms
 from serving.stages.features.user_files import UserFiles
 from serving.stages.live.measurements import RecentTimes, measure_model, measure_store
@@ -89,7 +89,7 @@ class LiveModel:
         settings = make_stage_settings(folder, info, LiveSettings)
         repository = folder.parents[1]
         seeds = cls.open_seeds(repository, info.generation)
-        place = store or live_folder(repository, info.live_folder)
+        place = store or find_live_folder(repository, info.live_folder)
         if info.shop:
             set_aside(place, info.shop)
         writer = Writer(

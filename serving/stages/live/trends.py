@@ -206,7 +206,7 @@ class ItemTrends:
     def compile_loops(self) -> ItemTrends:
         """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
         for entity in self.entities:
-            records = entity.plan.empty(1)
+            records = entity.plan.make_empty(1)
             entity.plan.update(records, np.full(1, -1), np.zeros(1, EVENT))
             entity.plan.read(records, 0)
         return self

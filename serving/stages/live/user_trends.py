@@ -43,7 +43,7 @@ class UserTrends:
 
     def __post_init__(self) -> None:
         # Twice the events of a read, so that a part of them always has room. Unused pages cost no memory.
-        self.new = self.stored.plan.empty(max(self.new_bytes // self.stored.plan.dtype.itemsize, 2 * MOST_READ_EVENTS))
+        self.new = self.stored.plan.make_empty(max(self.new_bytes // self.stored.plan.dtype.itemsize, 2 * MOST_READ_EVENTS))
 
     @classmethod
     def of(cls, store: UserStore, items: ItemIndex, reader: Reader, new_bytes: int = NEW_BYTES) -> UserTrends | None:
@@ -66,7 +66,7 @@ class UserTrends:
             return True
         try:
             with self.reader.snapshot() as snapshot:
-                progress = snapshot.progress()
+                progress = snapshot.read_progress()
                 if progress.last_sequence != self.counted.read_sequence:
                     for events in self.counted.read(snapshot, progress, None, self.counted.read_sequence):
                         self.add(events)
@@ -90,7 +90,7 @@ class UserTrends:
         """Free the rows of the new users who came first."""
         n_gone, n_rows = len(self.new_rows) // 2, len(self.new_rows)
         self.new[: n_rows - n_gone] = self.new[n_gone:n_rows].copy()
-        self.new[n_rows - n_gone : n_rows] = self.stored.plan.empty(1)
+        self.new[n_rows - n_gone : n_rows] = self.stored.plan.make_empty(1)
         self.new_rows = {user_id: row for row, user_id in enumerate(list(self.new_rows)[n_gone:])}
 
     def read(self, user_ids: np.ndarray, clock_s: int) -> np.ndarray:

@@ -63,10 +63,10 @@ class LiveUsers:
             if latest != NO_SEQUENCE:
                 degraded[~self.reader.wait_for(after, self.wait_s)] = Degraded.LIVE
             with self.reader.snapshot() as snapshot:
-                progress = snapshot.progress()
+                progress = snapshot.read_progress()
                 rows, records = snapshot.read_users(state.user_ids)
                 timeline = self._find_timeline(snapshot, progress, clock_s)
-                changes = snapshot.user_columns(state.user_ids) if progress.changed_sequence and state.profile else []
+                changes = snapshot.read_user_columns(state.user_ids) if progress.changed_sequence and state.profile else []
         except DependencyError:
             degraded[:] = Degraded.LIVE
             return clock_s, degraded
@@ -94,7 +94,7 @@ class LiveUsers:
         Machine code for strided arrays reads both.
         """
         layout = Layout()
-        records = np.frombuffer(layout.empty_users(2).tobytes(), layout.user)
+        records = np.frombuffer(layout.make_empty_users(2).tobytes(), layout.user)
         return replace(
             self, write=find_entry_point(write_records, *self._make_arguments(nobody, [0, 1], records, Timeline.of([], 0, 0)))
         )

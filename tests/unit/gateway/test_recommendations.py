@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from gateway import schema
 from live.exposures import read_exposures
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from triton_recommender import Degraded, Overloaded, Recommendations, StageDied, Unavailable
 from triton_recommender.ids import session_id
 from triton_recommender.testing import Query
@@ -300,6 +300,6 @@ def test_answers_are_logged_beside_the_live_store(gateway):
             return (await door.ask_async("GET", "/v1/recommendations", params={"user": "1", "k": 2})).json()
 
     answer = asyncio.run(ask_and_stop())
-    logged = read_exposures(live_folder(door.repo)).to_pylist()
+    logged = read_exposures(find_live_folder(door.repo)).to_pylist()
     [row] = [row for row in logged if row["request_id"] == answer["request_id"]]
     assert (row["item_ids"], row["generation"], row["user_id"]) == ([3, 1], answer["generation"], 1)

@@ -9,7 +9,7 @@ import pytest
 from serving.contract.tensors import OBSERVE, UPSERT
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
@@ -52,7 +52,7 @@ def repository(tmp_path) -> Path:
 
 @pytest.fixture
 def reader(repository):
-    reader = Reader(live_folder(repository))
+    reader = Reader(find_live_folder(repository))
     yield reader
     reader.close()
 

@@ -80,5 +80,5 @@ def test_users_columns_are_read_with_the_next_request(repository, upsert, pipeli
     assert upsert.find_faults(inputs | {"id": np.array([[7]])}) == {}
     upsert(inputs | {"id": np.array([[7]])})
     with reader.snapshot() as snapshot:
-        assert snapshot.user_columns(np.array([5, 7, -1])) == [(1, {"country": "DE"})]
+        assert snapshot.read_user_columns(np.array([5, 7, -1])) == [(1, {"country": "DE"})]
     observe.close()

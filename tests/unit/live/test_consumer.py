@@ -185,7 +185,7 @@ def send(broker: MockBroker, numbers: range) -> None:
 
 def last_sequence(folder: Path) -> int:
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        return snapshot.progress().last_sequence
+        return snapshot.read_progress().last_sequence
 
 
 def consume_until_killed(folder: Path, brokers: str) -> None:

@@ -71,13 +71,13 @@ def test_what_is_no_experiment_is_refused(wrong):
 def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_path):
     repo = link_small_repository(tmp_path / "shop")
     followed = FollowedExperiment(find_experiment_folder(repo))
-    assert followed.current() is None
+    assert followed.read_current() is None
     begun = start_experiment(repo, spring(share=0.1))
-    assert followed.current() == begun == read_experiment(find_experiment_folder(repo))
+    assert followed.read_current() == begun == read_experiment(find_experiment_folder(repo))
     assert change_share(repo, 0.4).version == begun.version + 1
-    assert followed.current().share == 0.4
+    assert followed.read_current().share == 0.4
     ended = end_experiment(repo, "p99 is 90 ms", state="rolled back")
-    assert followed.current() == ended
+    assert followed.read_current() == ended
     assert (ended.state, ended.share, ended.reason) == ("rolled back", 0.0, "p99 is 90 ms")
     acts = read_acts(repo)
     assert [act.action for act in acts] == ["experiment started", "share changed", "rolled back"]
@@ -117,11 +117,11 @@ def test_a_file_that_is_none_is_told_once_and_then_enrols_nobody(tmp_path):
     followed = FollowedExperiment(tmp_path)
     (tmp_path / EXPERIMENT_FILE).write_text("{")
     with pytest.raises(ArtifactError, match="cannot be read"):
-        followed.current()
-    assert followed.current() is None
+        followed.read_current()
+    assert followed.read_current() is None
     (tmp_path / "new").write_text(json.dumps(vars(spring())))
     (tmp_path / "new").rename(tmp_path / EXPERIMENT_FILE)
-    assert followed.current() == spring()
+    assert followed.read_current() == spring()
 
 
 @pytest.mark.parametrize("text", ["{", '{"name": "spring", "champion": 1, "challenger": 2, "share": 7}'])
@@ -135,5 +135,5 @@ def test_a_folder_that_cannot_be_entered_is_told_once_and_means_no_experiment(tm
     (tmp_path / "live").write_text("a file in place of the folder")
     followed = FollowedExperiment(tmp_path / "live")
     with pytest.raises(ArtifactError, match="cannot be read"):
-        followed.current()
-    assert followed.current() is None
+        followed.read_current()
+    assert followed.read_current() is None

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.feast_layout import PROJECT_NAME, SAMPLES, VECTORS
 from serving.live.feast_layout import LISTS, SCALARS, decode_value, encode_time, encode_value, make_entity_key
-from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, fill_item, fill_user, list_item_features, user_features
+from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, fill_item, fill_user, list_item_features, list_user_features
 from serving.live.layout import Layout
 from serving.live.transitions import apply_to_items, apply_to_users
 from tests.unit.live.batches import KINDS, events
@@ -44,22 +44,22 @@ def test_times_are_protobuf_timestamps():
 def test_records_survive_as_features():
     layout = Layout()
     batch = events(np.random.default_rng(0), 400).headers
-    users, items = layout.empty_users(20), layout.empty_items(30)
+    users, items = layout.make_empty_users(20), layout.make_empty_items(30)
     apply_to_users(users, batch["user_id"] + 10, batch)
     apply_to_items(items, batch["item_id"].astype(np.int64), batch)
     for record in users:
-        again = layout.empty_users(1)[0]
-        stored = [value for _, value in USERS_VIEW.encode(user_features(record, [1, 2], KINDS.names))]
+        again = layout.make_empty_users(1)[0]
+        stored = [value for _, value in USERS_VIEW.encode(list_user_features(record, [1, 2], KINDS.names))]
         fill_user(again, USERS_VIEW.decode(stored), KINDS.names)
         assert again.tobytes() == record.tobytes()
     for record in items:
-        again = layout.empty_items(1)[0]
+        again = layout.make_empty_items(1)[0]
         fill_item(again, ITEMS_VIEW.decode([value for _, value in ITEMS_VIEW.encode(list_item_features(record))]))
         assert again.tobytes() == record.tobytes()
 
 
 def test_an_event_that_this_machine_has_no_name_for_is_unknown_to_it():
-    record, again = Layout().empty_users(1)[0], Layout().empty_users(1)[0]
+    record, again = Layout().make_empty_users(1)[0], Layout().make_empty_users(1)[0]
     record["session_ids"][0], record["session_kinds"][0] = 5, 1
-    fill_user(again, user_features(record, [], ["view", "hide"]), ["view"])
+    fill_user(again, list_user_features(record, [], ["view", "hide"]), ["view"])
     assert (again["session_ids"][0], again["session_kinds"][0]) == (5, 255)

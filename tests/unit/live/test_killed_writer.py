@@ -70,7 +70,7 @@ def test_a_writer_killed_at_random_moments_loses_and_repeats_nothing(tmp_path):
     with reader.snapshot() as snapshot:
         log = [(sequence, bytes(packed)) for sequence, packed in snapshot.read_events()]
         batch = unpack(packed for _, packed in log)
-        assert [sequence for sequence, _ in log] == list(range(1, snapshot.progress().last_sequence + 1))
+        assert [sequence for sequence, _ in log] == list(range(1, snapshot.read_progress().last_sequence + 1))
         assert len(set(batch.event_ids)) == len(batch)
         in_log = {sequence: event_id for (sequence, _), event_id in zip(log, batch.event_ids, strict=True)}
         assert acknowledged.items() <= in_log.items()

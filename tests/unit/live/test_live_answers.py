@@ -17,7 +17,7 @@ from serving.live.events import EventBatch, EventKinds
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.seeds import GenerationSeeds
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from serving.live.writer import Writer, WriterSettings
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
@@ -272,7 +272,7 @@ def test_new_and_changed_items_are_there_after_a_restart(pipeline, upsert, repos
     upserted(upsert, 1_000, kind="game", price=3.0)
     upserted(upsert, 5, available=False)
     expected = answer(pipeline, [7, 8, 999])
-    reader = Reader(live_folder(repository))
+    reader = Reader(find_live_folder(repository))
     again = answer(Pipeline.load(repository, live=reader), [7, 8, 999])
     assert again["item_ids"].tolist() == expected["item_ids"].tolist()
     reader.close()

@@ -32,8 +32,8 @@ KNOWN_COUNT = 40  # events of each user before the export
 class KnownUsers:
     """A generation that knows every user by a number of events."""
 
-    def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
-        records = layout.empty_users(len(user_ids))
+    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+        records = layout.make_empty_users(len(user_ids))
         records["event_count"] = KNOWN_COUNT
         return records
 
@@ -74,7 +74,7 @@ def test_whole_days_move_into_parquet_segments_and_old_ones_go(writer, folder, c
     clock.ms += DAY_MS
     maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms)
     assert [(s.first, s.last) for s in list_segments(folder)] == [(1, 8), (9, 9)]
-    assert writer.store.archive_bytes() == sum(s.bytes for s in list_segments(folder))
+    assert writer.store.measure_archive_bytes() == sum(s.bytes for s in list_segments(folder))
     assert [s.first for s in maintain(writer, Retention(2, 3.6, 0, 0, 0), clock.ms).dropped] == [1]
     assert [s.first for s in maintain(writer, Retention(2, 0, 1, 0, 0), clock.ms).dropped] == [9]
     assert np.concatenate([sequences for sequences, _ in read_log(folder)]).tolist() == [10]
@@ -157,12 +157,12 @@ def test_only_the_latest_change_of_an_item_is_kept_in_mind(writer, folder, monke
     writer.append(EventBatch(headers, [b""] * 40, [b""] * 40, columns))
     with closing(Reader(folder)) as reader:
         with reader.snapshot() as snapshot:
-            before = snapshot.changes(after=0)
+            before = snapshot.read_changes(after=0)
         assert maintain(writer, KEEP_ALL, START_MS).superseded == 37
         assert maintain(writer, KEEP_ALL, START_MS).superseded == 0
         with reader.snapshot() as snapshot:
-            assert sorted(snapshot.changes(after=0)) == sorted(before, key=lambda change: change.id)
-            assert [change.id for change in snapshot.changes(after=38)] == [2, 0]
+            assert sorted(snapshot.read_changes(after=0)) == sorted(before, key=lambda change: change.id)
+            assert [change.id for change in snapshot.read_changes(after=38)] == [2, 0]
     assert replay(folder).is_equal
 
 

@@ -168,7 +168,7 @@ def test_a_reader_does_not_open_the_store_of_another_shop(folder):
     set_aside(folder, "shop")
     Writer(folder, Layout(), ("rating",), shop="shop").close()
     with reader.snapshot() as snapshot:
-        assert snapshot.progress().last_sequence == 0
+        assert snapshot.read_progress().last_sequence == 0
     reader.close()
 
 

@@ -87,7 +87,7 @@ def log_reader(tmp_path):
 def read(stored: StoredPairs, log_reader: Reader, after: int | None) -> int:
     """Count the events after sequence `after`, or all events anew if it is None. Return the last sequence."""
     with log_reader.snapshot() as snapshot:
-        progress = snapshot.progress()
+        progress = snapshot.read_progress()
         stored.pairs.add(stored.find(snapshot, progress, None if after is None else snapshot.read_headers_since(after)))
     return progress.last_sequence
 
@@ -118,7 +118,7 @@ def test_pairs_of_a_backlog_that_is_read_in_parts_count_once(log_reader, at_once
         for start in range(0, len(log), at_once):
             part = headers[start : start + at_once]
             n_unread = len(log) - start - len(part)
-            stored.pairs.add(stored.find(snapshot, snapshot.progress(), part, n_unread))
+            stored.pairs.add(stored.find(snapshot, snapshot.read_progress(), part, n_unread))
     np.testing.assert_allclose(read_strengths(stored.pairs), make_matrix(count_slowly(log)), rtol=1e-6)
 
 
@@ -259,9 +259,9 @@ def test_repeating_a_pair_and_erased_events_push_nothing(log_reader):
     stored = StoredPairs(ITEMS)
     with log_reader.snapshot() as snapshot:
         headers = snapshot.read_headers_since(0).copy()
-        found = stored.find(snapshot, snapshot.progress(), headers)
+        found = stored.find(snapshot, snapshot.read_progress(), headers)
         headers["flags"] |= Flags.ERASED
-        assert len(stored.find(snapshot, snapshot.progress(), headers)) == 0
+        assert len(stored.find(snapshot, snapshot.read_progress(), headers)) == 0
     assert found.tolist() == [[2, 1]]
 
 

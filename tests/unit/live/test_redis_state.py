@@ -29,7 +29,7 @@ from serving.live.reader import Reader
 from serving.live.redis_reader import RedisReader
 from serving.live.redis_state import PATIENT_S, TIMEOUT_S, RedisState
 from serving.live.sequences import hash_machine, mark_sequences, unpack_sequence
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
@@ -137,8 +137,8 @@ def test_machines_that_share_apply_every_event_once(tmp_path, state, redis):
         assert item_counts(state, 30) == counts
         progress = [host.writer.store.read_progress() for host in (one, other)]
         with one.reader.users.snapshot() as snapshot:
-            assert snapshot.progress().watermark_ms == max(own.watermark_ms for own in progress)
-            assert snapshot.progress().last_sequence == progress[0].last_sequence
+            assert snapshot.read_progress().watermark_ms == max(own.watermark_ms for own in progress)
+            assert snapshot.read_progress().last_sequence == progress[0].last_sequence
         (key, *_) = redis.client.keys(b"*user_id*")
         assert 0 < redis.client.ttl(key) <= IDLE_DAYS * 86_400
         redis.client.flushall()
@@ -248,7 +248,7 @@ def test_a_cluster_of_several_nodes_holds_the_state(tmp_path):
 
 
 def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_redis(repository, tmp_path, redis, state):
-    own = live_folder(repository)
+    own = find_live_folder(repository)
     with (
         closing(Observe.load(repository / OBSERVE / "1")) as observe,
         machine(tmp_path / "other", redis.address) as other,

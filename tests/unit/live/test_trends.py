@@ -228,7 +228,7 @@ def test_the_clock_moves_all_items_on_a_part_at_a_time(shop, dataset):
     write(shop.store, quiet.assign(timestamp=shop.as_of_s + 6 * DAY_S))
     before = numbers.copy()
     with live.reader.snapshot() as snapshot:
-        live.trends.follow(snapshot, snapshot.progress(), None, 1)
+        live.trends.follow(snapshot, snapshot.read_progress(), None, 1)
     for _ in range(5):
         live.trends.sweep(9)
     check(numbers, shop.expect(shop.known, live))

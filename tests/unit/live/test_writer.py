@@ -68,8 +68,10 @@ def test_the_state_equals_the_twins_whatever_the_batches(writer, reader, largest
         written += len(batch)
     with reader.snapshot() as snapshot:
         assert differences(twin, snapshot, Layout()) == []
-        assert snapshot.progress().accepted == written
-        assert snapshot.progress().latest_ms == max(max(event[0] for event in user.session) for user in twin.users.values())
+        assert snapshot.read_progress().accepted == written
+        assert snapshot.read_progress().latest_ms == max(
+            max(event[0] for event in user.session) for user in twin.users.values()
+        )
 
 
 def test_the_log_holds_every_event_in_order(writer, reader):
@@ -90,7 +92,7 @@ def test_an_event_id_that_comes_again_changes_nothing_and_returns_the_first_sequ
     with reader.snapshot() as snapshot:
         _, records = snapshot.read_users(np.array([1]))
         assert records["history_ids"][0, :3].tolist() == [7, 5, PAD_ID]
-        assert (snapshot.progress().accepted, snapshot.progress().repeated) == (2, 2)
+        assert (snapshot.read_progress().accepted, snapshot.read_progress().repeated) == (2, 2)
 
 
 def test_event_ids_are_forgotten_when_they_expire(folder, clock):
@@ -128,8 +130,11 @@ def test_late_events_are_put_where_they_belong_and_counted(writer, reader):
     writer.append(purchase(1, 6, START_MS))
     with reader.snapshot() as snapshot:
         assert snapshot.read_users(np.array([1]))[1]["history_ids"][0, :3].tolist() == [5, 6, PAD_ID]
-        assert snapshot.progress().late == 1
-        assert (snapshot.progress().latest_ms, snapshot.progress().watermark_ms) == (START_MS + 60_000, START_MS + 50_000)
+        assert snapshot.read_progress().late == 1
+        assert (snapshot.read_progress().latest_ms, snapshot.read_progress().watermark_ms) == (
+            START_MS + 60_000,
+            START_MS + 50_000,
+        )
         flags = unpack(packed for _, packed in snapshot.read_events()).headers["flags"]
         assert [bool(flag & Flags.LATE) for flag in flags] == [False, True]
 
@@ -139,13 +144,13 @@ def test_changes_are_merged_and_found_by_their_sequence(writer, reader):
     writer.append(EventBatch.join([purchase(1, 5), change(USER_CHANGED, 1, country="FR")]))
     sequences = writer.append(change(ITEM_CHANGED, 7, available=False))
     with reader.snapshot() as snapshot:
-        assert snapshot.progress().changed_sequence == sequences[0] == 4
-        assert [(c.type, c.id, c.columns) for c in snapshot.changes(after=0)] == [
+        assert snapshot.read_progress().changed_sequence == sequences[0] == 4
+        assert [(c.type, c.id, c.columns) for c in snapshot.read_changes(after=0)] == [
             (ITEM_CHANGED, 7, {"price": 2.5, "available": False}),
             (USER_CHANGED, 1, {"country": "FR"}),
         ]
-        assert [c.id for c in snapshot.changes(after=3)] == [7]
-        assert snapshot.changes(after=4) == []
+        assert [c.id for c in snapshot.read_changes(after=3)] == [7]
+        assert snapshot.read_changes(after=4) == []
 
 
 def test_a_users_record_begins_as_the_generation_knows_it(folder, reader):
@@ -171,7 +176,7 @@ def test_two_writers_of_one_store_take_turns(writer, folder, clock, reader):
     assert [int((writer, other)[n % 2].append(purchase(n, 1))[0]) for n in range(6)] == [1, 2, 3, 4, 5, 6]
     other.close()
     with reader.snapshot() as snapshot:
-        assert snapshot.progress().last_sequence == 6
+        assert snapshot.read_progress().last_sequence == 6
 
 
 def test_names_of_events_keep_their_codes(folder):
@@ -240,7 +245,7 @@ def test_a_full_store_takes_nothing_and_says_so(folder, reader):
     with pytest.raises(DependencyError, match="store_bytes"):
         append()
     with reader.snapshot() as snapshot:
-        progress = snapshot.progress()
+        progress = snapshot.read_progress()
         assert progress.last_sequence == progress.accepted == len(list(snapshot.read_events()))
         assert progress.last_sequence % 100 == 0 < progress.last_sequence
     writer.close()
@@ -290,14 +295,14 @@ def test_a_long_time_without_any_event_is_noted_as_a_pause(writer, reader):
     writer.append(purchase(1, 6, START_MS + 29 * DAY_MS))
     writer.append(EventBatch.join([purchase(2, 5, START_MS + 100 * DAY_MS), purchase(1, 5, START_MS + 90 * DAY_MS)]))
     with reader.snapshot() as snapshot:
-        assert snapshot.progress().first_ms == START_MS
+        assert snapshot.read_progress().first_ms == START_MS
         assert snapshot.read_pauses_ms() == [[START_MS + 29 * DAY_MS, START_MS + 90 * DAY_MS]]
-        assert snapshot.progress().n_pauses == 1
+        assert snapshot.read_progress().n_pauses == 1
     days = [START_MS + day * DAY_MS for day in (*range(101, 150), 190, 191, 240)]  # of one batch
     writer.append(EventBatch.join([purchase(1, 7, day_ms) for day_ms in reversed(days)]))
     with reader.snapshot() as snapshot:
         assert snapshot.read_pauses_ms()[1:] == [[days[-4], days[-3]], [days[-2], days[-1]]]
-        assert snapshot.progress().n_pauses == 3
+        assert snapshot.read_progress().n_pauses == 3
 
 
 def test_pauses_are_no_time():

@@ -61,7 +61,7 @@ class StateTwin:
 
     def user_record(self, user: int, layout: Layout) -> np.ndarray:
         """Return what the store must hold: sorting is stable, so of equal times the later arrival is the newer one."""
-        twin, record = self.users[user], layout.empty_users(1)[0]
+        twin, record = self.users[user], layout.make_empty_users(1)[0]
         for place, (second, item) in enumerate(newest_first(twin.positives, layout.history)):
             record["history_ids"][place], record["history_s"][place] = item, second
         for place, (time_ms, item, value, kind) in enumerate(newest_first(twin.session, layout.session)):

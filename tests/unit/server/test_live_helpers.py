@@ -16,7 +16,7 @@ from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.tensors import OBSERVE
 from serving.live.reader import Reader
-from serving.live.store import live_folder
+from serving.live.store import find_live_folder
 from serving.stages.live.models import Observe
 from tests.repositories import link_code
 from tests.tags import draw_tag
@@ -50,11 +50,11 @@ def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, t
     live_helpers.follow(state, tmp_path)
     broker.send(TOPIC, b'{"user_id": 3, "item_id": 5}')
     log = tmp_path / "logs" / "live-consume-1.log"
-    with closing(Reader(live_folder(state.repo), read_stage(find_stage_folder(state.repo, OBSERVE, 1)).shop)) as reader:
+    with closing(Reader(find_live_folder(state.repo), read_stage(find_stage_folder(state.repo, OBSERVE, 1)).shop)) as reader:
 
         def n_events() -> int:
             with reader.snapshot() as snapshot:
-                return snapshot.progress().last_sequence
+                return snapshot.read_progress().last_sequence
 
         until(lambda: n_events() == 1, log.read_text)
     rounds = tmp_path / "logs" / "live-maintain-1.log"

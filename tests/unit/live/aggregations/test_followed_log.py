@@ -66,7 +66,7 @@ def features(dataset, tmp_path_factory):
                 )
                 with reader.snapshot() as snapshot:
                     read = trends.counted.read_sequence
-                    trends.follow(snapshot, snapshot.progress(), snapshot.read_headers_since(read), read)
+                    trends.follow(snapshot, snapshot.read_progress(), snapshot.read_headers_since(read), read)
                 assert of_users.refresh()
             start = row
             for entity in trends.entities:

@@ -36,7 +36,7 @@ def test_last_values_become_a_column_each():
 def test_every_entity_has_a_plan(entity):
     (plan,) = compile_aggregations(parse(GOOD | {"entity": entity}), PARSE["event_names"]).values()
     assert plan.names == ("sales_24h",)
-    assert plan.read(plan.empty(2), 0).tolist() == [[0.0], [0.0]]
+    assert plan.read(plan.make_empty(2), 0).tolist() == [[0.0], [0.0]]
 
 
 def test_functions_of_the_same_value_and_window_share_their_state():

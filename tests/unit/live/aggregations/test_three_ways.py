@@ -137,7 +137,7 @@ def assert_agreement(log: list[twin.Event], moments: list[tuple[int, int]], user
     for entity, plan in PLANS.items():
         keys = keys_of(entity, [event.user_id for event in log], [event.item_id for event in log])
         wanted = keys_of(entity, [user_id] * len(moments), [item_id] * len(moments))
-        at_once = plan.point_in_time(events, keys, Instants(wanted, times, sequences))
+        at_once = plan.compute_point_in_time(events, keys, Instants(wanted, times, sequences))
 
         table, one_by_one, start = StateTable(plan), [], 0
         for time_ms, sequence in moments:
@@ -185,7 +185,7 @@ def test_the_distinct_estimate_is_near_the_number_of_ids(n_ids):
     for start in range(0, 40 * n_ids, n_ids):
         events = np.zeros(2 * n_ids, EVENT)  # everything twice
         events["sequence"], events["item_id"] = np.arange(2 * n_ids), start + np.arange(2 * n_ids) % n_ids
-        records = plan.empty(1)
+        records = plan.make_empty(1)
         plan.update(records, np.zeros(2 * n_ids, np.int64), events)
         estimates.append(plan.read(records, 0)[0, column])
     assert abs(np.mean(estimates) / n_ids - 1) < 0.03
@@ -194,27 +194,27 @@ def test_the_distinct_estimate_is_near_the_number_of_ids(n_ids):
 
 def test_times_that_no_clock_shows_are_not_aggregated():
     plan, events = PLANS["item"], np.zeros(3, EVENT)
-    records, events["time_ms"] = plan.empty(1), [-1, 1 << 60, np.iinfo(np.int64).min]
+    records, events["time_ms"] = plan.make_empty(1), [-1, 1 << 60, np.iinfo(np.int64).min]
     plan.update(records, np.zeros(3, np.int64), events)
-    assert records.tobytes() == plan.empty(1).tobytes()
+    assert records.tobytes() == plan.make_empty(1).tobytes()
 
 
 def test_rows_without_a_record_are_skipped():
     plan = PLANS["item"]
-    records, events = plan.empty(2), np.zeros(3, EVENT)
+    records, events = plan.make_empty(2), np.zeros(3, EVENT)
     plan.update(records, np.array([-1, 2, -(1 << 40)]), events)
-    assert records.tobytes() == plan.empty(2).tobytes()
+    assert records.tobytes() == plan.make_empty(2).tobytes()
 
 
 def test_records_may_be_a_field_of_larger_records():
     plan = PLANS["user"]
     events = np.zeros(3, EVENT)
     events["sequence"], events["time_ms"], events["amount"] = np.arange(3), [10, 20, 30], np.nan
-    alone, rows = plan.empty(2), np.array([0, 1, 1])
+    alone, rows = plan.make_empty(2), np.array([0, 1, 1])
     inside = np.zeros(2, np.dtype([("a", np.int32), ("aggregates", plan.dtype), ("b", np.int64)], align=True))
     plan.update(alone, rows, events)
     plan.update(inside["aggregates"], rows, events)
     np.testing.assert_array_equal(plan.read(inside["aggregates"], 40), plan.read(alone, 40))
-    assert (plan.read(alone, 40) != plan.read(plan.empty(2), 40)).any()
+    assert (plan.read(alone, 40) != plan.read(plan.make_empty(2), 40)).any()
     assert not inside["a"].any()
     assert not inside["b"].any()
