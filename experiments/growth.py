@@ -29,7 +29,7 @@ from perf.load.workload import draw, read_requests
 from perf.recall import JUDGED_BY, WIDENED_BY, compute_recall, compute_recorded_vectors
 from serving.pipeline import Pipeline
 from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics
-from serving.stages.features.ranking import cross_features
+from serving.stages.features.ranking import compute_cross_features
 from serving.stages.search.search import Blocked, Neighbours, Search
 from training.retrieval.effort import try_wider
 from training.retrieval.index import EFFORTS, WANTED_RECALL, choose_index, extract_inverted_file
@@ -143,7 +143,7 @@ def call_catalogue(n_items: int, n_requests: int, rng: np.random.Generator) -> C
         own = history[number : number + 1]
         blocked = Blocked(own[0, :KEPT_OF_HISTORY], np.array([0, KEPT_OF_HISTORY]))
         positions, scores = search(users[number % len(users)][None], own, blocked, C)
-        return cross_features(statistics, own, ages[number : number + 1], positions, scores)
+        return compute_cross_features(statistics, own, ages[number : number + 1], positions, scores)
 
     return call
 

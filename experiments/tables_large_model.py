@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 
-from serving.stages.adapter.triton import triton_model
+from serving.stages.adapter.triton import make_triton_model
 from serving.stages.rank import Rank
 from serving.tables.leveled import LeveledTables
 
@@ -48,4 +48,4 @@ class LargeRank:
         )
 
 
-TritonPythonModel = triton_model(LargeRank)
+TritonPythonModel = make_triton_model(LargeRank)

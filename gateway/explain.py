@@ -151,7 +151,7 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[P
     candidates, valid = trace["candidate_ids"][0], trace["candidate_ids"][0] != PAD_ID
     rerank = pipeline.stages["rerank"]
     best = rerank.lists.pick(trace)
-    (correction,) = rerank.network.run(["correction"], rerank.inputs.feeds(best))
+    (correction,) = rerank.network.run(["correction"], rerank.inputs.make_feeds(best))
     listed = best.valid[0]
     scores = np.where(listed, best.rank_scores[0] + np.float32(rerank.outputs.settings.trust) * correction[0], -np.inf)
     served = trace["item_ids"][0]

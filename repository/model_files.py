@@ -31,12 +31,12 @@ def write_model(folder: Path, stages: Sequence[str]) -> None:
     """Write a model.py that runs these stages, and the code that it imports; with `rank`, also that of the updater."""
     updater = [UPDATER] if "rank" in stages else []
     classes = [(f"serving.stages.{name}", name.capitalize()) for name in stages]
-    write_model_py(folder, "triton_model", ADAPTER, classes, updater)
+    write_model_py(folder, "make_triton_model", ADAPTER, classes, updater)
 
 
 def write_live_model(folder: Path, name: str) -> None:
     """Write a model.py that runs `observe` or `upsert`, and the code that it imports."""
-    write_model_py(folder, "live_model", LIVE_ADAPTER, [(LIVE_STAGES, name.capitalize())])
+    write_model_py(folder, "make_live_model", LIVE_ADAPTER, [(LIVE_STAGES, name.capitalize())])
 
 
 def write_model_py(

@@ -52,7 +52,7 @@ from serving.stages.parts.specs import (
     WorkflowColumns,
     build_all_specs,
     count_keys_per_request,
-    preprocess_specs,
+    make_preprocess_specs,
 )
 
 MODEL_PY = '''"""Written by the exporter: serves the code in this folder."""
@@ -133,7 +133,7 @@ class Writer:
             raise ConfigError("NVTabular's workflow was not kept. Expected its folder. Export from the data set.")
         config = write_workflow_model(self.source.workflow, version, self.serving["preprocess"])
         self.columns = find_columns(config, Plan.load(self.source.folders["preprocess"] / "plan"))
-        self.specs |= preprocess_specs(self.source.info["preprocess"], self.columns)
+        self.specs |= make_preprocess_specs(self.source.info["preprocess"], self.columns)
         add_warmup(config, self.specs[PREPROCESS_WORKFLOW], WARMUP_ROWS)
         write_config(self.target / PREPROCESS_WORKFLOW / CONFIG_FILE, config)
         write_manifest(version, generation=self.source.generation)

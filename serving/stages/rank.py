@@ -33,8 +33,8 @@ from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
-from serving.stages.features.ranking import LIVE, N_FEATURES, SCALE, SCORE, TOGETHER, pair_numbers, scale_strengths
-from serving.stages.features.user_state import raw_name
+from serving.stages.features.ranking import LIVE, N_FEATURES, SCALE, SCORE, TOGETHER, compute_pair_numbers, scale_strengths
+from serving.stages.features.user_state import name_raw_column
 from serving.stages.live.content import Content
 from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.live.item_features import ItemFeatures
@@ -118,11 +118,11 @@ class RankInputs:
         """
         return inputs["user_categorical"], self.item_rows.take(candidates, axis=0)
 
-    def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
+    def compute_pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
         """Return the candidates' numbers, then the cross features, float32 [B, C, Gp]. candidates: int [B, C] item positions"""
         history = self.items.find_positions(inputs["history_ids"])
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
-        numbers = pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
+        numbers = compute_pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
         if self.stored and self.stored.pairs.n_slots:
             strengths = self.stored.pairs.sum_strengths(history, candidates)
             numbers[..., self.item_numbers.shape[1] + TOGETHER] = scale_strengths(strengths)
@@ -133,16 +133,17 @@ class RankInputs:
     def lift_together(self, rank_scores: np.ndarray, logits: np.ndarray, candidates: np.ndarray, together: np.ndarray) -> None:
         """Add to rank_scores what live pairs are worth: log(1 + LIFT * strength / (1 + sales before the export)).
 
-        Requests with a non-finite logit keep their scores. together: `together_part`; all float32 [B, C], candidates int [B, C]
+        Requests with a non-finite logit keep their scores. All are float32 [B, C], but candidates: int [B, C].
+        together: from `take_together_part`
         """
         if self.novelty is not None:
             add_lifts(rank_scores, logits, candidates, together, self.novelty)
 
-    def together_part(self, pair_numbers: np.ndarray) -> np.ndarray:
+    def take_together_part(self, pair_numbers: np.ndarray) -> np.ndarray:
         """Return one of the cross features, float32 [B, C]: how often live baskets held both. pair_numbers: [B, C, Gp]"""
         return pair_numbers[..., self.item_numbers.shape[1] + TOGETHER]
 
-    def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
+    def take_retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
         """Return one of the cross features, float32 [B, C]: the standardised retrieval score. pair_numbers: [B, C, Gp]"""
         return pair_numbers[..., self.item_numbers.shape[1] + SCORE]
 
@@ -325,12 +326,12 @@ class Rank:
         for first in range(0, len(candidates), at_once):
             part = slice(first, first + at_once)
             chunk = {name: values[part] for name, values in tensors.items()}
-            pairs = self.inputs.pair_numbers(chunk, candidates[part])
+            pairs = self.inputs.compute_pair_numbers(chunk, candidates[part])
             feeds = {"user_numbers": chunk["user_continuous"], "pair_numbers": pairs}
             feeds |= {name: chunk[name] for name in ("user_rows", "item_rows")}
             logits[part] = self.network.run(["logits"], feeds)[0]
-            retrieval_part[part] = self.inputs.retrieval_part(pairs)
-            together[part] = self.inputs.together_part(pairs)
+            retrieval_part[part] = self.inputs.take_retrieval_part(pairs)
+            together[part] = self.inputs.take_together_part(pairs)
         return logits, retrieval_part, together
 
 
@@ -343,7 +344,7 @@ def choose_watched(inputs: RankInputs, plan: Plan | None, trends: ItemTrends | N
     """Return the features of items that are watched: all but lists, whose rows are one an item. plan: of the catalogue"""
     columns = plan or Plan((), ())
     categorical, continuous = (tuple(column.name for column in part) for part in (columns.categorical, columns.continuous))
-    live = tuple(raw_name("aggregate", name) for name in trends.names) if trends else ()
+    live = tuple(name_raw_column("aggregate", name) for name in trends.names) if trends else ()
     numbers = inputs.item_numbers[:, : len(continuous) + len(live)]
     return BestItems(inputs.item_rows[:, : len(categorical)], numbers, categorical, (*continuous, *live), live)
 

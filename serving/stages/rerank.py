@@ -27,7 +27,7 @@ from serving.stages.live.items import LiveItems
 from serving.stages.live.listed_items import ListedItems, explore_newcomers, keep_newcomers
 from serving.stages.rules.applied import FOLDER as RULES_FOLDER
 from serving.stages.rules.applied import AppliedRules
-from serving.stages.rules.rules import Rules, hashed_seed
+from serving.stages.rules.rules import Rules, hash_seed
 
 Arrays = dict[str, np.ndarray]
 
@@ -93,7 +93,7 @@ class RerankInputs:
         """Load the vectors. Raises ArtifactError when they belong to another catalogue."""
         return cls(open_checked_array(folder, "item_vectors", "float32", items.n_items + 1, None))
 
-    def feeds(self, best: BestCandidates) -> Arrays:
+    def make_feeds(self, best: BestCandidates) -> Arrays:
         """Return the network's inputs by name."""
         return {
             "features": list_features(best.rank_scores, best.retrieval_scores, best.valid),
@@ -148,7 +148,7 @@ class RerankOutputs:
         pinned = {pin.slot for pin in self.rules.config.pinned}
         free = [place for place in range(min(settings.newcomer_place + 1, columns.shape[1])) if place not in pinned]
         if free:
-            seed = hashed_seed(NEW_ITEMS_SEED, self.generation)
+            seed = hash_seed(NEW_ITEMS_SEED, self.generation)
             first, blocked = len(self.items.ids), self.rules.items["blocked"]
             arguments = (positions, first, self.items.n_items, blocked, user_ids, seed, settings.newcomer_share, free[-1])
             explore_newcomers(columns, propensities, *arguments)
@@ -203,7 +203,7 @@ class Rerank:
             self._follow_rules(self.live_items)
             self.live_items.refresh()
         best = self.lists.pick(inputs)
-        (correction,) = self.network.run(["correction"], self.inputs.feeds(best))
+        (correction,) = self.network.run(["correction"], self.inputs.make_feeds(best))
         outputs = self.outputs.serve(inputs, best, correction)
         self.shown.add(outputs["item_ids"])
         return outputs

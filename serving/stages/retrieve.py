@@ -86,7 +86,7 @@ class RetrieveInputs:
         """Load the tables. Raises ArtifactError when one is missing or belongs to another catalogue."""
         return cls(items, load_tables(folder, info, settings, items), settings.user_tables)
 
-    def feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
+    def make_feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
         """Return the user tower's inputs by name. history: int64 [B, H] positions."""
         return {
             "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
@@ -252,7 +252,7 @@ class Retrieve:
 
     def compute_user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
         """Return user vectors, float32 [B, S + G + D]. history: int64 [B, H] positions."""
-        feeds = self.inputs.feeds(inputs, history)
+        feeds = self.inputs.make_feeds(inputs, history)
         if len(history) == 1:  # BLAS sums a single row in another order than several: see inner_product.py
             feeds = {name: np.concatenate([values, values]) for name, values in feeds.items()}
         vectors = self.network.run(["user_vectors"], feeds)[0][: len(history)]

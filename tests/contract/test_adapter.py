@@ -96,9 +96,9 @@ def arguments(tmp_path):
 
 def quiet_model(*stages: type):
     """Return a model of the stages that leaves reports to the test."""
-    from serving.stages.adapter.triton import triton_model
+    from serving.stages.adapter.triton import make_triton_model
 
-    kind = triton_model(*stages)
+    kind = make_triton_model(*stages)
     kind.report_every_s = 3_600
     return kind()
 
@@ -186,30 +186,30 @@ def test_an_output_that_breaks_the_contract_is_an_error_not_an_answer(model):
 
 
 def test_config_that_disagrees_with_the_stage_refuses_to_load(arguments):
-    from serving.stages.adapter.triton import triton_model
+    from serving.stages.adapter.triton import make_triton_model
 
     other = StageInfo("preprocess", 7, Axes(candidates=4, history=9, user_categorical=2, user_continuous=1), CONTEXT)
     with pytest.raises(pb.TritonModelException, match=r"disagree about inputs \(history"):
-        triton_model(Echo)().initialize({**arguments, "model_config": pbtxt_as_json(other)})
+        make_triton_model(Echo)().initialize({**arguments, "model_config": pbtxt_as_json(other)})
 
 
 def test_a_record_of_other_fields_refuses_to_load(arguments):
     """As many bytes, but two more numbers in place of a category."""
-    from serving.stages.adapter.triton import triton_model
+    from serving.stages.adapter.triton import make_triton_model
 
     other = replace(INFO, axes=replace(AXES, user_categorical=1, user_continuous=3))
     assert other.spec.outputs[0].dims == INFO.spec.outputs[0].dims
     with pytest.raises(pb.TritonModelException, match=r"disagree about outputs \(record_user: .*user_categorical INT64 \[1\]"):
-        triton_model(Echo)().initialize({**arguments, "model_config": pbtxt_as_json(other)})
+        make_triton_model(Echo)().initialize({**arguments, "model_config": pbtxt_as_json(other)})
 
 
 def test_a_changed_file_refuses_to_load(arguments):
-    from serving.stages.adapter.triton import triton_model
+    from serving.stages.adapter.triton import make_triton_model
 
     stage_file = Path(arguments["model_repository"]) / "7" / "stage.json"
     stage_file.write_text(stage_file.read_text().replace("7", "8"))
     with pytest.raises(pb.TritonModelException, match="SHA-256 differs"):
-        triton_model(Echo)().initialize(arguments)
+        make_triton_model(Echo)().initialize(arguments)
 
 
 class Next:

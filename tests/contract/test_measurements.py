@@ -29,13 +29,13 @@ class Measured(Echo):
 @pytest.fixture
 def loaded(arguments):  # noqa: F811 - the fixture of that name
     """loaded(stage class) -> the model that serves it"""
-    from serving.stages.adapter.triton import triton_model
+    from serving.stages.adapter.triton import make_triton_model
 
     pb.MetricFamily.metrics.clear()
     pb.Logger.lines.clear()
 
     def load(stage, report_every_s=1.0):
-        model = triton_model(stage)()
+        model = make_triton_model(stage)()
         model.report_every_s = report_every_s
         model.initialize(arguments)
         return model

@@ -4,7 +4,7 @@ import faiss
 import numpy as np
 import pytest
 
-from serving.stages.parts.gpu_index import MOST_GPU_RESULTS, on_gpu
+from serving.stages.parts.gpu_index import MOST_GPU_RESULTS, clone_to_gpu
 from serving.stages.search.search import make_index_queries
 from training.retrieval.index import make_index_vectors
 
@@ -25,7 +25,7 @@ def test_the_same_items_come_first(kind):
         index.train(vectors)
         index.nprobe = 64
     index.add_with_ids(vectors, np.arange(20_000))
-    clone = on_gpu(index, 0)
+    clone = clone_to_gpu(index, 0)
     assert clone is not index
     for count in (256, MOST_GPU_RESULTS):
         expected, got = (each.search(queries, count)[1] for each in (index, clone))

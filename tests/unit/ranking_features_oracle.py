@@ -14,7 +14,7 @@ def cross_features_slowly(
     candidates: np.ndarray,
     retrieval_scores: np.ndarray,
 ) -> np.ndarray:
-    """As `cross_features`."""
+    """As `compute_cross_features`."""
     valid = candidates < statistics.n_items
     known = history < statistics.n_items
     weights = history_weights(history, statistics.n_items)

@@ -8,7 +8,7 @@ import pytest
 
 from serving.contract.errors import ArtifactError
 from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, ItemStatistics
-from serving.stages.features.ranking import SCALE, cross_features, list_feature_names, pair_numbers
+from serving.stages.features.ranking import SCALE, compute_cross_features, compute_pair_numbers, list_feature_names
 from tests.unit.ranking_features_oracle import cross_features_slowly
 from training.models.item_statistics import Sales, StatisticsSettings, Views, fit_statistics, number_visits
 
@@ -98,7 +98,7 @@ def slow_features(statistics, history, age, candidates, scores):
 
 def test_cross_features_equal_the_slow_twin():
     statistics, requests = random_statistics(), random_requests()
-    got = cross_features(statistics, *requests)
+    got = compute_cross_features(statistics, *requests)
     assert (got.shape, got.dtype) == ((B, C, len(list_feature_names())), np.float32)
     for row in range(B):
         expected = slow_features(statistics, *(values[row] for values in requests))
@@ -108,9 +108,9 @@ def test_cross_features_equal_the_slow_twin():
 
 def test_a_request_has_the_same_features_alone_and_in_a_batch():
     statistics, requests = random_statistics(), random_requests()
-    together = cross_features(statistics, *requests)
+    together = compute_cross_features(statistics, *requests)
     for row in range(B):
-        alone = cross_features(statistics, *(values[[row]] for values in requests))
+        alone = compute_cross_features(statistics, *(values[[row]] for values in requests))
         np.testing.assert_array_equal(alone[0], together[row])
 
 
@@ -132,25 +132,27 @@ def any_requests(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_cross_features_equal_those_of_numpy(seed):
     statistics, requests = random_statistics(seed % 3), any_requests(seed)
-    got, expected = cross_features(statistics, *requests), cross_features_slowly(statistics, *requests)
+    got, expected = compute_cross_features(statistics, *requests), cross_features_slowly(statistics, *requests)
     for column, name in enumerate(list_feature_names()):
         np.testing.assert_allclose(got[..., column], expected[..., column], rtol=1e-6, atol=2e-6, err_msg=name)
-    np.testing.assert_array_equal(cross_features(statistics, *requests), got)  # the scratch was left as it was found
+    np.testing.assert_array_equal(compute_cross_features(statistics, *requests), got)  # the scratch was left as it was found
 
 
 def test_numbers_of_the_items_stand_before_the_cross_features():
     statistics, requests = random_statistics(), random_requests()
     numbers = np.random.default_rng(0).normal(size=(N_ITEMS + 1, 3)).astype(np.float32)
-    pairs = pair_numbers(statistics, numbers, *requests)
+    pairs = compute_pair_numbers(statistics, numbers, *requests)
     np.testing.assert_array_equal(pairs[..., :3], numbers[requests[2]])
-    np.testing.assert_array_equal(pairs[..., 3:], cross_features(statistics, *requests))
+    np.testing.assert_array_equal(pairs[..., 3:], compute_cross_features(statistics, *requests))
 
 
 def test_statistics_come_back_as_they_were_saved(tmp_path):
     statistics = random_statistics()
     statistics.save(tmp_path)
     loaded = ItemStatistics.load(tmp_path)
-    np.testing.assert_array_equal(cross_features(loaded, *random_requests()), cross_features(statistics, *random_requests()))
+    np.testing.assert_array_equal(
+        compute_cross_features(loaded, *random_requests()), compute_cross_features(statistics, *random_requests())
+    )
 
 
 def test_statistics_of_two_catalogues_are_refused(tmp_path):
@@ -182,8 +184,8 @@ def test_arrays_of_another_form_are_refused(tmp_path, name, change, message):
 @pytest.mark.parametrize("age", [np.nan, np.inf, -np.inf])
 def test_an_age_that_is_no_number_of_days_counts_as_none(age):
     statistics, (history, ages, *listed) = random_statistics(), random_requests()
-    without = cross_features(statistics, history, np.zeros_like(ages), *listed)
-    np.testing.assert_array_equal(cross_features(statistics, history, np.full_like(ages, age), *listed), without)
+    without = compute_cross_features(statistics, history, np.zeros_like(ages), *listed)
+    np.testing.assert_array_equal(compute_cross_features(statistics, history, np.full_like(ages, age), *listed), without)
 
 
 def test_a_clock_of_another_version_is_refused(tmp_path):
@@ -204,11 +206,11 @@ def test_a_clock_that_does_not_count_is_refused(tmp_path, days):
 def test_threads_that_share_statistics_are_answered_as_one_is():
     statistics = random_statistics()
     requests = [tuple(np.tile(array, (500, 1)) for array in random_requests(seed)) for seed in range(4)]
-    expected = [cross_features(statistics, *request) for request in requests]
+    expected = [compute_cross_features(statistics, *request) for request in requests]
     with ThreadPoolExecutor(len(requests)) as threads:
         for _ in range(10):
             for got, wanted in zip(
-                threads.map(lambda asked: cross_features(statistics, *asked), requests), expected, strict=True
+                threads.map(lambda asked: compute_cross_features(statistics, *asked), requests), expected, strict=True
             ):
                 np.testing.assert_array_equal(got, wanted)
 

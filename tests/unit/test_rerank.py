@@ -102,7 +102,7 @@ def lists(rerank: Rerank, seed: int, batch: int = 16) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("seed", range(20))
 def test_feeds_equal_numpy_s(rerank, seed):
     inputs = lists(rerank, seed)
-    got, expected = rerank.inputs.feeds(rerank.lists.pick(inputs)), rerank_oracle.feeds(rerank, inputs)
+    got, expected = rerank.inputs.make_feeds(rerank.lists.pick(inputs)), rerank_oracle.feeds(rerank, inputs)
     np.testing.assert_allclose(got["features"], expected["features"], rtol=1e-6, atol=1e-6)
     assert got["features"].dtype == np.float32
     for name in ("vectors", "valid"):
@@ -113,7 +113,7 @@ def test_feeds_equal_numpy_s(rerank, seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_answers_equal_numpy_s_row_by_row_and_together(rerank, seed):
     inputs = lists(rerank, seed)
-    correction = rerank.network.run([], rerank.inputs.feeds(rerank.lists.pick(inputs)))[0].copy()
+    correction = rerank.network.run([], rerank.inputs.make_feeds(rerank.lists.pick(inputs)))[0].copy()
     correction[3, 0], correction[4, M - 1], correction[5] = np.nan, np.inf, np.nan  # meaningless where not valid
     got, expected = (
         rerank.outputs.serve(inputs, rerank.lists.pick(inputs), correction),

@@ -21,7 +21,7 @@ from serving.stages.rules.config import (
     RulesConfig,
 )
 from serving.stages.rules.passes import draw_uniform
-from serving.stages.rules.rules import Rules, hashed_seed
+from serving.stages.rules.rules import Rules, hash_seed
 from tests.unit import rules_oracle
 
 N_ITEMS, K, GENERATION = 120, 8, 3
@@ -261,7 +261,7 @@ def test_threads_that_share_rules_are_answered_as_one_is(tmp_path, catalogue):
 
 
 def test_draws_are_even_and_inside_the_open_interval():
-    seed = hashed_seed(0, 1)
+    seed = hash_seed(0, 1)
     draws = np.array([draw_uniform(seed, user, position) for user in range(-500, 500) for position in range(100)])
     assert ((draws > 0) & (draws < 1)).all()
     np.testing.assert_allclose(np.histogram(draws, bins=10, range=(0, 1))[0] / draws.size, 0.1, atol=0.004)

@@ -28,7 +28,7 @@ from serving.live.aggregations import (
 )
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import USER
-from serving.stages.features.ranking import aggregate_numbers
+from serving.stages.features.ranking import scale_aggregates
 from serving.stages.features.user_store import name_features
 from training.dataset.dataset import Dataset
 
@@ -164,7 +164,7 @@ class LogAggregates:
             if entity != USER:
                 keys = make_entity_keys(entity, flat, self.item_ids[flat], categories)
                 columns.append(self.compute_at(entity, Instants(keys, clocks_ms, before)))
-        numbers = aggregate_numbers(np.concatenate(columns, axis=1))
+        numbers = scale_aggregates(np.concatenate(columns, axis=1))
         numbers[flat == len(self.item_ids) - 1] = 0.0
         return numbers.reshape(*positions.shape, -1)
 

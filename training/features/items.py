@@ -10,7 +10,7 @@ import pandas as pd
 from serving.contract.tensors import PAD_ROW
 from serving.stages.features.encode import Encoded, Plan, Ragged
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import NO_CATEGORY, SECONDS_PER_DAY, raw_name
+from serving.stages.features.user_state import NO_CATEGORY, SECONDS_PER_DAY, name_raw_column
 from training.features.columns import make_raw_column
 from training.features.schema import FeatureSettings, Side
 
@@ -46,7 +46,7 @@ def collect_item_columns(items: pd.DataFrame, side: Side, statistics: dict[str, 
     kinds |= {column.name: "continuous" for column in side.numbers}
     columns: dict[str, np.ndarray | Ragged] = {"item_id": items["item_id"].to_numpy(), **statistics}
     for name in items.columns:
-        if (raw := raw_name("catalogue", name)) in kinds:
+        if (raw := name_raw_column("catalogue", name)) in kinds:
             columns[raw] = make_raw_column(items[name], kinds[raw])
     return columns
 

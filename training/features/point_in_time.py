@@ -94,7 +94,7 @@ class EventLog:
         clocks_s: int64 [N] unix seconds at which aggregates are read; None: the state has none
         """
         starts, ends = self.find_positive_ranges(moments)
-        totals, profile = self.compute_totals(moments), self.profiles.of(moments.users)
+        totals, profile = self.compute_totals(moments), self.profiles.take_columns(moments.users)
         state = build_state(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
         if clocks_s is None:
             return state

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from serving.live.aggregations.spec import USER
-from serving.stages.features.user_state import raw_name
+from serving.stages.features.user_state import name_raw_column
 from training.dataset.dataset import Dataset
 from training.features.aggregates import list_ranker_aggregations
 
@@ -99,15 +99,17 @@ def _describe_users(dataset: Dataset, settings: FeatureSettings) -> Side:
     if description.interactions.label:
         numbers += [Number("mean_label")]
     if users:
-        categories += [Category(raw_name("profile", name), name_kind(dataset.users[name]), count) for name in users.categorical]
-        numbers += [Number(raw_name("profile", name)) for name in users.continuous]
+        categories += [
+            Category(name_raw_column("profile", name), name_kind(dataset.users[name]), count) for name in users.categorical
+        ]
+        numbers += [Number(name_raw_column("profile", name)) for name in users.continuous]
     learned = [aggregation for aggregation in list_ranker_aggregations(dataset) if aggregation.entity == USER]
-    numbers += [Number(raw_name("aggregate", name)) for aggregation in learned for name in aggregation.feature_names]
+    numbers += [Number(name_raw_column("aggregate", name)) for aggregation in learned for name in aggregation.feature_names]
     for column in dataset.context_columns:
         if column.kind == "continuous":
-            numbers.append(Number(raw_name("context", column.name)))
+            numbers.append(Number(name_raw_column("context", column.name)))
         else:
-            categories.append(Category(raw_name("context", column.name), column.kind, count))
+            categories.append(Category(name_raw_column("context", column.name), column.kind, count))
     return Side(tuple(categories), (RECENCY, ACTIVITY), tuple(numbers))
 
 
@@ -118,7 +120,7 @@ def _describe_items(dataset: Dataset, settings: FeatureSettings) -> Side:
     lists: list[Category] = []
     if items:
         categories += [
-            Category(raw_name("catalogue", name), name_kind(dataset.items[name]), count) for name in items.categorical
+            Category(name_raw_column("catalogue", name), name_kind(dataset.items[name]), count) for name in items.categorical
         ]
         roles = {
             role: column
@@ -126,9 +128,9 @@ def _describe_items(dataset: Dataset, settings: FeatureSettings) -> Side:
             if (column := getattr(items, role)) not in (None, *items.categorical)
         }
         distinct = {column: role for role, column in reversed(roles.items())}  # one column may have both roles
-        categories += [Category(raw_name("catalogue", role), "string", count) for role in sorted(distinct.values())]
-        numbers += [Number(raw_name("catalogue", name)) for name in items.continuous]
-        lists = [Category(raw_name("catalogue", name), "list", count) for name in items.multi_categorical]
+        categories += [Category(name_raw_column("catalogue", role), "string", count) for role in sorted(distinct.values())]
+        numbers += [Number(name_raw_column("catalogue", name)) for name in items.continuous]
+        lists = [Category(name_raw_column("catalogue", name), "list", count) for name in items.multi_categorical]
     return Side(tuple(categories), (POPULARITY,), tuple(numbers), tuple(lists))
 
 

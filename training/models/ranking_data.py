@@ -21,7 +21,7 @@ import pandas as pd
 
 from serving.loops.hashing import hash_integers
 from serving.stages.features.item_statistics import ItemStatistics
-from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, cross_features, scale_strengths
+from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, compute_cross_features, scale_strengths
 from training.dataset import Dataset, split_by_time
 from training.features.aggregates import LogAggregates, list_ranker_aggregations
 from training.features.build import Examples, Features, take_context
@@ -68,7 +68,7 @@ class Requests:
     """N requests as the rank stage sees them, with labels.
 
     users: the Examples of the N users; candidates int32 [N, C] positions, padded with n_items; retrieval_scores float32 [N, C]
-    cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `cross_features`
+    cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `compute_cross_features`
     taken: labels, bool [N, C], or float32 shares of a teacher
     items: the catalogue of the latest export; user_ids: int64 [N]
     """
@@ -260,11 +260,11 @@ def make_unlabelled_requests(
 
 
 def compute_in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Compute `cross_features` of many users, in blocks."""
+    """Compute `compute_cross_features` of many users, in blocks."""
     blocks = [slice(start, start + USERS_PER_BLOCK) for start in range(0, len(candidates), USERS_PER_BLOCK)]
     return np.concatenate(
         [
-            cross_features(statistics, users.history_positions[b], users.history_age_days[b], candidates[b], scores[b])
+            compute_cross_features(statistics, users.history_positions[b], users.history_age_days[b], candidates[b], scores[b])
             for b in blocks
         ]
     )

@@ -86,14 +86,14 @@ class Reporter:
         if measured.value == before:
             return
         if before is None:
-            self._metrics[key] = self._family(measured).Metric(labels=labels | measured.labels)
+            self._metrics[key] = self._find_family(measured).Metric(labels=labels | measured.labels)
         if measured.kind == COUNTER:
             self._metrics[key].increment(measured.value - (before or 0.0))
         else:
             self._metrics[key].set(measured.value)
         self._values[key] = measured.value
 
-    def _family(self, measured: Measurement) -> Any:
+    def _find_family(self, measured: Measurement) -> Any:
         """Return the family of a measurement, which is kept, because the backend deletes metrics together with their family."""
         if measured.name not in self._families:
             kind = pb_utils.MetricFamily.COUNTER if measured.kind == COUNTER else pb_utils.MetricFamily.GAUGE

@@ -2,8 +2,8 @@
 
     requests ─▶ join (one array per tensor) ─▶ unpack ─▶ faults? ─▶ one stage call ─▶ pack ─▶ split ─▶ responses
 
-A published `model.py` is `TritonPythonModel = triton_model(Rank)`. In the fused layout it is
-`triton_model(Preprocess, Retrieve, Rank, Rerank)`: one stage after another on the same arrays, without a server in between.
+A published `model.py` is `TritonPythonModel = make_triton_model(Rank)`. In the fused layout it is
+`make_triton_model(Preprocess, Retrieve, Rank, Rerank)`: one stage after another on the same arrays, without a server between.
 A malformed request gets an error of its own; the rest of its batch is answered. In `stages/` only the adapters know Triton:
 this folder, parts/triton.py and live/triton.py.
 """
@@ -42,7 +42,7 @@ ERROR_CODES = {
 }
 
 
-def triton_model(*stage_classes: type) -> type[StageModel]:
+def make_triton_model(*stage_classes: type) -> type[StageModel]:
     """Return a `TritonPythonModel` class that serves one stage (`load`, `find_faults`, `__call__`), or several in order."""
 
     class TritonPythonModel(StageModel):
@@ -72,7 +72,7 @@ class StageModel:
             verify_manifest(folder)
             info = read_stage(folder)
             self.live = open_reader(folder.parents[1], info)
-            self.chain = self._chain(folder, info)
+            self.chain = self._load_chain(folder, info)
             self.spec = info.spec if len(self.chain) > 1 else self.chain[0].spec
             check_config(self.spec, json.loads(args["model_config"]))
         except RecommenderError as error:
@@ -94,7 +94,7 @@ class StageModel:
                 link.stage.close()
         self.live.close()
 
-    def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
+    def _load_chain(self, folder: Path, info: StageInfo) -> list[Link]:
         folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]
         infos = [read_stage(path) for path in folders]
         stages = [with_live(kind.load(path), self.live) for kind, path in zip(self.stage_types, folders, strict=True)]
@@ -108,9 +108,9 @@ class StageModel:
         inputs = unpack_records(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
         if faults := self.first.stage.find_faults(inputs):  # only the first stage sees untrusted input
-            errors = {request: invalid_argument(message) for request, message in group_by_request(faults, rows).items()}
+            errors = {request: make_invalid_argument(message) for request, message in group_by_request(faults, rows).items()}
             self.first.metrics.rejected += len(errors)
-        errors |= {place: unavailable(message) for place, message in late.items()}
+        errors |= {place: make_unavailable(message) for place, message in late.items()}
         self.first.metrics.late += len(late)
         healthy = [i for i in range(len(requests)) if i not in errors]
         outputs = self._answer(requests, inputs, rows, healthy, errors) if healthy else {}
@@ -121,7 +121,7 @@ class StageModel:
 
     def _refuse(self, message: str) -> Any:
         self.first.metrics.late += 1
-        return pb_utils.InferenceResponse(error=unavailable(message))
+        return pb_utils.InferenceResponse(error=make_unavailable(message))
 
     def _respond(self, outputs: Arrays) -> Any:
         return respond(self.spec, outputs)
@@ -248,11 +248,11 @@ def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
             )
 
 
-def invalid_argument(message: str) -> Any:
+def make_invalid_argument(message: str) -> Any:
     return pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
 
 
-def unavailable(message: str) -> Any:
+def make_unavailable(message: str) -> Any:
     return pb_utils.TritonError(message, pb_utils.TritonError.UNAVAILABLE)
 
 

@@ -39,7 +39,7 @@ class BestItems:
 
         candidates: int64 [B, C] item positions; rank_scores: float32 [B, C]
         """
-        categories, numbers = window.next_rows(len(candidates))
+        categories, numbers = window.view_next_rows(len(candidates))
         if len(categories):
             write_best(candidates, rank_scores, self.rows, self.numbers, categories, numbers)
             window.keep(len(categories))

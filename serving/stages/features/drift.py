@@ -43,18 +43,18 @@ class DriftWindow:
 
     def add(self, categories: np.ndarray, numbers: np.ndarray) -> None:
         """Add the values of a batch, int64 [B, categorical] and float32 [B, numbers], until the window is full."""
-        own_categories, own_numbers = self.next_rows(len(categories))
+        own_categories, own_numbers = self.view_next_rows(len(categories))
         if count := len(own_categories):
             own_categories[:], own_numbers[:] = categories[:count], numbers[:count]
             self.keep(count)
 
-    def next_rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def view_next_rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows to write the values of `count` requests to, as `add` takes them; fewer where the window is full."""
         rows = slice(self._rows, min(self._rows + count, WINDOW_ROWS))
         return self._categories[rows], self._numbers[rows]
 
     def keep(self, count: int) -> None:
-        """Count as many of `next_rows`, 1 or more, as values were written to."""
+        """Count as many of `view_next_rows`, 1 or more, as values were written to."""
         self._rows += count
 
     def list_measurements(self) -> Iterator[Measurement]:

@@ -158,7 +158,7 @@ class Plan:
     def _bins(self) -> dict[str, tuple[float, float, float, np.ndarray]]:
         """Return fill, low, high and boundaries of each "bins" column, by name."""
         columns = (c for c in (*self.categorical, *self.lists) if c.kind == "bins")
-        return {c.name: (*_limits(c), np.array(c.boundaries, np.float64)) for c in columns}
+        return {c.name: (*_find_limits(c), np.array(c.boundaries, np.float64)) for c in columns}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ class _Numbers:
 
     def __init__(self, columns: tuple[NumberColumn, ...]):
         self.sources = [column.source for column in columns]
-        self._limits = np.array([_limits(column) for column in columns]).reshape(-1, 3)
+        self._limits = np.array([_find_limits(column) for column in columns]).reshape(-1, 3)
         self._moments = np.array([(column.mean, column.std) for column in columns]).reshape(-1, 2)
         with_log = [position for position, column in enumerate(columns) if column.log]
         self._log_row = np.full(len(columns), -1)
@@ -257,7 +257,7 @@ class _Numbers:
         return _normalise(values, logs, self._log_row, self._moments)
 
 
-def _limits(column: CategoryColumn | NumberColumn) -> tuple[float, float, float]:
+def _find_limits(column: CategoryColumn | NumberColumn) -> tuple[float, float, float]:
     """Return (fill, low, high), with values that change nothing for None."""
     return (
         np.nan if column.fill is None else column.fill,

@@ -41,7 +41,7 @@ class ItemIndex:
         self.n_items = len(ids) + n_free
         self.padded_ids = np.concatenate([ids, self.newcomers, [PAD_ID]])  # [n_items + 1]: position n_items gives PAD_ID
         n_slots = int(ids[-1]) - int(ids[0]) + 1
-        self.table = self._direct_table(n_slots if n_slots <= TABLE_SLOTS_PER_ITEM * len(ids) else 0)
+        self.table = self._make_direct_table(n_slots if n_slots <= TABLE_SLOTS_PER_ITEM * len(ids) else 0)
 
     @classmethod
     def load(cls, path: Path) -> ItemIndex:
@@ -76,7 +76,7 @@ class ItemIndex:
         """Return the int64 ids at positions 0 … n_items, in their shape; PAD_ID at n_items."""
         return self.padded_ids.take(positions)
 
-    def _direct_table(self, n_slots: int) -> np.ndarray:
+    def _make_direct_table(self, n_slots: int) -> np.ndarray:
         """Return int64 [n_slots]: the position by id - first id, where n_slots > 0."""
         table = np.full(n_slots, len(self.ids))
         if n_slots:

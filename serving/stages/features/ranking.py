@@ -25,7 +25,7 @@ SCALE = 1 / 3  # scales logarithms of counts and days to about 1
 
 
 def list_feature_names() -> tuple[str, ...]:
-    """Return the names of the last axis of `cross_features`, in order."""
+    """Return the names of the last axis of `compute_cross_features`, in order."""
     affinities = [f"{view}_{weighting}" for view in VIEWS for weighting in WEIGHTINGS]
     return (
         *("retrieval_score", "retrieval_rank"),
@@ -49,7 +49,7 @@ NO_NUMBERS = np.empty((1, 0), np.float32)
 NO_NUMBERS.flags.writeable = False
 
 
-def cross_features(
+def compute_cross_features(
     statistics: ItemStatistics,
     history: np.ndarray,
     history_age_days: np.ndarray,
@@ -64,10 +64,10 @@ def cross_features(
     retrieval_scores  float32 [B, C], ignored at padded candidates
     Returns           float32 [B, C, len(list_feature_names())], finite; zeros at padded candidates
     """
-    return pair_numbers(statistics, NO_NUMBERS, history, history_age_days, candidates, retrieval_scores)
+    return compute_pair_numbers(statistics, NO_NUMBERS, history, history_age_days, candidates, retrieval_scores)
 
 
-def pair_numbers(
+def compute_pair_numbers(
     statistics: ItemStatistics,
     item_numbers: np.ndarray,
     history: np.ndarray,
@@ -75,7 +75,7 @@ def pair_numbers(
     candidates: np.ndarray,
     retrieval_scores: np.ndarray,
 ) -> np.ndarray:
-    """Return the item numbers of each candidate, then its cross features; arguments as in `cross_features`.
+    """Return the item numbers of each candidate, then its cross features; arguments as in `compute_cross_features`.
 
     item_numbers  float32 [n_items + 1, G]
     Returns       float32 [B, C, G + len(list_feature_names())]
@@ -99,7 +99,7 @@ def scale_strengths(strengths: np.ndarray) -> np.ndarray:
     return np.log1p(strengths) * np.float32(SCALE)
 
 
-def aggregate_numbers(features: np.ndarray) -> np.ndarray:
+def scale_aggregates(features: np.ndarray) -> np.ndarray:
     """Return aggregations of items as numbers near one: scaled logarithms, 0 for missing ones. features: float32 [..., A]"""
     return np.nan_to_num(np.copysign(np.log1p(np.abs(features)), features) * np.float32(SCALE))
 
@@ -109,7 +109,7 @@ def write_pairs(
     neighbours, neighbour_weights, popularity, popularity_then, sold_days, groups, log_days, bucket_days,
     column_of, group_counts, item_numbers, history, history_age_days, candidates, retrieval_scores, pairs,
 ):  # fmt: skip
-    """Write `pair_numbers`, request by request. The scratch stays clean: column_of holds -1, group_counts 0.
+    """Write `compute_pair_numbers`, request by request. The scratch stays clean: column_of holds -1, group_counts 0.
 
     The functions below write some columns of `cross`, float32 [C, len(list_feature_names())].
     """

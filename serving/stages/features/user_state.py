@@ -67,14 +67,14 @@ def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | n
         "favourite_category_1": favourites[0],
         "favourite_category_2": favourites[1],
         **numbers,
-        **{raw_name("profile", name): values for name, values in state.profile.items()},
-        **{raw_name("aggregate", name): _as_raw(values) for name, values in state.aggregates.items()},
-        **{raw_name("context", name): _as_raw(values) for name, values in context.items()},
+        **{name_raw_column("profile", name): values for name, values in state.profile.items()},
+        **{name_raw_column("aggregate", name): _as_raw(values) for name, values in state.aggregates.items()},
+        **{name_raw_column("context", name): _as_raw(values) for name, values in context.items()},
     }
 
 
 @cache
-def raw_name(table: str, name: str) -> str:
+def name_raw_column(table: str, name: str) -> str:
     """Return the raw column's name: prefixed against collisions, without "/", because NVTabular uses names as file names."""
     return f"{table}_{name.replace('%', '%25').replace('/', '%2F')}"
 

@@ -46,7 +46,7 @@ class Profiles:
     def __init__(self, user_ids: np.ndarray, columns: Mapping[str, ProfileColumn]):
         self.user_ids, self.columns = user_ids, columns
 
-    def of(self, users: np.ndarray) -> dict[str, np.ndarray]:
+    def take_columns(self, users: np.ndarray) -> dict[str, np.ndarray]:
         """Return the columns of users by name, each [B]. users: int64 [B] positions, U for an unknown user"""
         columns = {name: column.values[users] for name, column in self.columns.items()}
         return {
@@ -128,7 +128,9 @@ class UserStore:
         """Return the state of users. users: int64 [B] positions, U for an unknown user, who has no events"""
         starts, ends, *totals = _read_totals(users, self._files.offsets, *self._files.totals.values())
         totals = dict(zip(TOTALS, totals, strict=True))
-        state = build_state(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
+        state = build_state(
+            user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.take_columns(users)
+        )
         if self.aggregates is None:
             return state
         plan, records = self.aggregates.plan, self.aggregates.records

@@ -69,7 +69,7 @@ class SearchedItems:
         assert self.popularity is not None  # otherwise there are no sales
         rows = np.flatnonzero(sales.counts) if positions is None else positions
         faded = (self.popularity[rows] + 1.0) * sales.fading[RECENT]
-        self.lifts[rows] = np.log1p(sales.live_counts(rows)[:, RECENT] / np.maximum(faded, LEAST_COUNT))
+        self.lifts[rows] = np.log1p(sales.compute_live_counts(rows)[:, RECENT] / np.maximum(faded, LEAST_COUNT))
         self.lifted = np.flatnonzero(self.lifts)
 
     def compile_loops(self) -> SearchedItems:

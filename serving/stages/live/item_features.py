@@ -11,7 +11,7 @@ import numpy as np
 from serving.contract.artifacts import view_writable
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import CategoryColumn, NumberColumn, Plan
-from serving.stages.features.user_state import raw_name
+from serving.stages.features.user_state import name_raw_column
 from serving.stages.live.content import get_text
 from serving.stages.live.users import parse_whole_number
 
@@ -53,7 +53,7 @@ class ItemFeatures:
 
     def change(self, position: int, columns: Mapping[str, object]) -> None:
         """Write the features of an item's changed columns; others are ignored. Lists keep their exported values."""
-        sources = {raw_name("catalogue", name): value for name, value in columns.items()}
+        sources = {name_raw_column("catalogue", name): value for name, value in columns.items()}
         for array, place, source, plan in self._columns:
             if source in sources:
                 array[position, place] = encode_value(plan, source, sources[source])

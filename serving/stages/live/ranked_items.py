@@ -84,7 +84,7 @@ class RankedItems:
         rows = np.arange(len(counts)) if positions is None else positions
         statistics, live, elapsed_days = self.statistics, sales.counts[rows], sales.elapsed_days
         statistics.elapsed_days[0] = elapsed_days
-        counted = np.column_stack([counts[rows, 0] + live, counts[rows, 1:] * sales.fading + sales.live_counts(rows)])
+        counted = np.column_stack([counts[rows, 0] + live, counts[rows, 1:] * sales.fading + sales.compute_live_counts(rows)])
         view_writable(statistics.popularity)[rows] = np.log1p(counted) * SCALE
         first, last = (sold_days[rows] + elapsed_days).T
         is_sold, was_sold = live > 0, counts[rows, 0] > 0

@@ -101,7 +101,7 @@ class LiveSales:
         """The share of the generation's counts that decay has left by now, float64 [horizons]."""
         return np.exp(-(self.clock_s - self.as_of_s) / HORIZONS_S)
 
-    def live_counts(self, positions: np.ndarray) -> np.ndarray:
+    def compute_live_counts(self, positions: np.ndarray) -> np.ndarray:
         """Return the counts of live events, decayed as of now, float64 [N, horizons]. positions: int64 [N]"""
         since_s = (self.clock_s - self.last_s[positions])[:, None]
         return self.decayed[positions] * np.exp(-since_s / HORIZONS_S)

@@ -24,7 +24,7 @@ from serving.live.aggregations.spec import ITEM
 from serving.live.reader import Snapshot
 from serving.live.store import Progress
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import aggregate_numbers
+from serving.stages.features.ranking import scale_aggregates
 from serving.stages.features.user_store import open_prices
 from serving.stages.live.content import get_text
 from serving.stages.live.counted_events import AMOUNTS, CountedEvents
@@ -88,7 +88,7 @@ class EntityTrends:
 
     def write(self, positions: np.ndarray | slice, clock_ms: int) -> None:
         """Write the numbers of items. positions: int64 [N], or a range of them"""
-        self.numbers[positions] = aggregate_numbers(self.read(positions, clock_ms))
+        self.numbers[positions] = scale_aggregates(self.read(positions, clock_ms))
 
     def sweep(self, most: int, clock_ms: int) -> None:
         """Write the numbers of the next items that are due, `most` at most."""

@@ -1,4 +1,4 @@
-"""The Triton adapter of the models that take events: `TritonPythonModel = live_model(Observe)`."""
+"""The Triton adapter of the models that take events: `TritonPythonModel = make_live_model(Observe)`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from serving.stages.adapter.triton import Arrays, StageModel, check_outputs
 
 
-def live_model(stage_class: type) -> type:
+def make_live_model(stage_class: type) -> type:
     """Return the `TritonPythonModel` class that serves `observe` or `upsert`."""
 
     class TritonPythonModel(LiveAdapter):

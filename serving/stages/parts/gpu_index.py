@@ -10,7 +10,7 @@ MOST_GPU_RESULTS = 2_048  # k of every GPU index; serving/stages/search/search.p
 SCRATCH_BYTES = 256 << 20  # of one search; the default is 1.5 GiB per process
 
 
-def on_gpu(index: Any, gpu: int) -> Any:
+def clone_to_gpu(index: Any, gpu: int) -> Any:
     """Return a clone in the memory of GPU number `gpu`, or `index` itself without a GPU build of Faiss, a GPU or an index.
 
     Raises RuntimeError when that GPU does not exist or is full: searching on the CPU unnoticed would only be slow.

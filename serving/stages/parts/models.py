@@ -16,7 +16,7 @@ from serving.contract.measurements import Measurement
 from serving.contract.tensors import ModelSpec, find_generation_faults
 from serving.live.reader import Reader
 from serving.stages.features.ids import ItemIndex
-from serving.stages.parts.gpu_index import on_gpu
+from serving.stages.parts.gpu_index import clone_to_gpu
 from serving.stages.parts.preprocess import PreprocessFeatures, PreprocessTensors
 from serving.stages.parts.specs import (
     KEYS,
@@ -78,7 +78,7 @@ class RetrieveFeatures(StagePart):
         return cls(info, part, RetrieveInputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        feeds = self.inputs.feeds(inputs, self.inputs.items.find_positions(inputs["history_ids"]))
+        feeds = self.inputs.make_feeds(inputs, self.inputs.items.find_positions(inputs["history_ids"]))
         return {tensor.name: np.asarray(feeds[tensor.name], np.float32) for tensor in self.spec.outputs}
 
 
@@ -100,7 +100,7 @@ class RetrieveSearch(StagePart):
     def to_gpu(self, gpu: int | None) -> None:
         """Move the index to a GPU, if Faiss supports that. gpu: its number; None: that of the export's settings"""
         search = self.outputs.search
-        search.index = on_gpu(search.index, self.part.gpu if gpu is None else gpu)
+        search.index = clone_to_gpu(search.index, self.part.gpu if gpu is None else gpu)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         history = self.outputs.items.find_positions(inputs["history_ids"])
@@ -112,11 +112,11 @@ def pair_tensors(rank: RankInputs, inputs: Arrays, candidates: np.ndarray) -> Ar
 
     candidates: int [B, C] item positions
     """
-    pairs = rank.pair_numbers(inputs, candidates)
+    pairs = rank.compute_pair_numbers(inputs, candidates)
     return {
         "user_numbers": inputs["user_continuous"],
         "pair_numbers": pairs,
-        "retrieval_part": rank.retrieval_part(pairs),
+        "retrieval_part": rank.take_retrieval_part(pairs),
     }
 
 
@@ -221,7 +221,7 @@ class RerankList(StagePart):
         return cls(info, part, BestLists(items, settings.list_length), RerankInputs.load(folder, items))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        return self.inputs.feeds(self.lists.pick(inputs))
+        return self.inputs.make_feeds(self.lists.pick(inputs))
 
 
 @dataclass(frozen=True)

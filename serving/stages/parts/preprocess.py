@@ -15,7 +15,13 @@ import numpy as np
 from serving.contract.artifacts import StageInfo, read_stage
 from serving.contract.tensors import ModelSpec, new_lineage
 from serving.live.reader import Reader
-from serving.stages.parts.specs import PartSettings, WorkflowColumns, name_encoded_tensor, name_raw_tensor, preprocess_specs
+from serving.stages.parts.specs import (
+    PartSettings,
+    WorkflowColumns,
+    make_preprocess_specs,
+    name_encoded_tensor,
+    name_raw_tensor,
+)
 from serving.stages.preprocess import PreprocessInputs, make_history_tensors
 
 Arrays = dict[str, np.ndarray]
@@ -34,7 +40,7 @@ class PreprocessPart:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        return preprocess_specs(self.info, self.columns)[self.part.name]
+        return make_preprocess_specs(self.info, self.columns)[self.part.name]
 
 
 @dataclass(frozen=True)

@@ -91,21 +91,21 @@ def make_part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
     for tensor in _list_inner_tensors(info, sizes):
         known[tensor.name] = tensor
 
-    def spec(name: str, inputs: str, outputs: str) -> ModelSpec:
+    def make_spec(name: str, inputs: str, outputs: str) -> ModelSpec:
         return ModelSpec(name, *(tuple(known[tensor] for tensor in side.split()) for side in (inputs, outputs)))
 
     numbers = "user_numbers pair_numbers retrieval_part lineage"
     specs = (
-        spec(RETRIEVE_FEATURES, "user", "history_vectors history_weights user_embeddings user_continuous"),
-        spec(TOWERS_USER, "history_vectors history_weights user_embeddings user_continuous", "user_vectors"),
-        spec(RETRIEVE_SEARCH, "user exclude user_vectors", "candidates"),
-        spec(RANK_FEATURES, "user candidates", f"{KEYS} {NUMKEYS} {numbers}"),
-        spec(RANK_ROWS, "user candidates", f"user_rows item_rows {numbers}"),
-        spec(RANK_DENSE, "user_numbers user_rows pair_numbers item_rows", "logits"),
-        spec(RANK_SCORES, "user candidates logits retrieval_part lineage", "ranked"),
-        spec(RERANK_LIST, "ranked", "features vectors valid"),
-        spec(RERANK_NETWORK, "features vectors valid", "correction"),
-        spec(RERANK_RULES, "ranked correction", "item_ids scores degraded generation propensities sources"),
+        make_spec(RETRIEVE_FEATURES, "user", "history_vectors history_weights user_embeddings user_continuous"),
+        make_spec(TOWERS_USER, "history_vectors history_weights user_embeddings user_continuous", "user_vectors"),
+        make_spec(RETRIEVE_SEARCH, "user exclude user_vectors", "candidates"),
+        make_spec(RANK_FEATURES, "user candidates", f"{KEYS} {NUMKEYS} {numbers}"),
+        make_spec(RANK_ROWS, "user candidates", f"user_rows item_rows {numbers}"),
+        make_spec(RANK_DENSE, "user_numbers user_rows pair_numbers item_rows", "logits"),
+        make_spec(RANK_SCORES, "user candidates logits retrieval_part lineage", "ranked"),
+        make_spec(RERANK_LIST, "ranked", "features vectors valid"),
+        make_spec(RERANK_NETWORK, "features vectors valid", "correction"),
+        make_spec(RERANK_RULES, "ranked correction", "item_ids scores degraded generation propensities sources"),
     )
     return {spec.name: spec for spec in specs}
 
@@ -159,7 +159,7 @@ def put_behind_hps(dense: ModelSpec) -> ModelSpec:
     return ModelSpec(dense.name, (*kept, TensorSpec("embeddings", "FP32", (FREE,))), outputs)
 
 
-def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, ModelSpec]:
+def make_preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, ModelSpec]:
     """Return the specs of the parts of preprocess with NVTabular itself, by name.
 
     NVTabular's model may use one name for a raw and an encoded column, so between the parts they have prefixes.

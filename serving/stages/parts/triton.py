@@ -33,7 +33,7 @@ class PartModel(StageModel):
         self.gpu = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
         super().initialize(args)
 
-    def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
+    def _load_chain(self, folder: Path, info: StageInfo) -> list[Link]:
         stage = with_live(self.stage_types[0].load(folder), self.live)
         if isinstance(stage, RetrieveSearch):
             stage.to_gpu(self.gpu)

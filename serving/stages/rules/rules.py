@@ -34,7 +34,7 @@ class Rules:
             diversity=float(config.diversity),
             explored_slots=explored.slots if explored else 0,
             pool=explored.pool if explored else 0,
-            seed=hashed_seed(explored.seed if explored else 0, generation),
+            seed=hash_seed(explored.seed if explored else 0, generation),
             capped=any((config.max_per_category, config.category_caps, config.max_per_provider, config.price_cap)),
             floor_share=float(floor.share) if floor else 0.0,
         )
@@ -93,6 +93,6 @@ class Rules:
         return columns, propensities
 
 
-def hashed_seed(seed: int, generation: int) -> np.uint64:
+def hash_seed(seed: int, generation: int) -> np.uint64:
     """Return the seed of `draw_uniform`: an independent stream for every seed and generation."""
     return np.uint64(mix_bits(np.uint64(mix_bits(np.uint64(seed))) ^ np.uint64(generation)))

@@ -142,7 +142,9 @@ class Search:
         self._indexed = np.append(available, False)
         self._unindexed = np.empty(0, np.int64)  # served, but not in the index
         self._n_withdrawn = 0  # in the index, but no longer served
-        self._catalogue = Catalogue(*(read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights)))
+        self._catalogue = Catalogue(
+            *(view_read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights))
+        )
         self._scratch, self._lock = Scratch.of(self.servable), threading.Lock()
         # The whole catalogue, in the shape of an index's results, so that one compiled loop serves both.
         self._everything = np.arange(self.n_items)[None]
@@ -244,7 +246,7 @@ class Search:
         return near
 
 
-def read_only(array: np.ndarray) -> np.ndarray:
+def view_read_only(array: np.ndarray) -> np.ndarray:
     """Return a read-only view, like that of a mapped file, so that loops are compiled for one array type only."""
     view = array.view()
     view.flags.writeable = False

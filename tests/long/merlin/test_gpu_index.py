@@ -12,7 +12,7 @@ from export.nvidia.publish import publish_merlin
 from export.settings import Settings
 from repository.models import read_config
 from serving.contract.artifacts import read_stage
-from serving.stages.parts.gpu_index import on_gpu
+from serving.stages.parts.gpu_index import clone_to_gpu
 from serving.stages.parts.models import RetrieveSearch
 from tests.contract import fake_backend
 from tests.long.merlin.conftest import source_of
@@ -54,12 +54,12 @@ def test_what_gpus_cannot_hold_becomes_flat(exported):
 
 
 def test_the_index_moves_where_faiss_has_a_gpu(fake_gpus):
-    moved = on_gpu("index", 1)
+    moved = clone_to_gpu("index", 1)
     assert moved.gpu == 1
     assert moved.resources.scratch_bytes == 256 << 20
     with pytest.raises(RuntimeError, match="out of memory"):  # not a silent, slow search on the CPU
-        on_gpu("too large", 0)
-    assert on_gpu(None, 0) is None
+        clone_to_gpu("too large", 0)
+    assert clone_to_gpu(None, 0) is None
 
 
 @pytest.mark.parametrize(("kind", "device", "expected"), [("GPU", "2", 2), ("CPU", "0", 3)])
@@ -87,4 +87,4 @@ def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, fak
 
 
 def test_where_faiss_has_no_gpu_it_stays():
-    assert on_gpu("index", 0) == "index"
+    assert clone_to_gpu("index", 0) == "index"

@@ -20,7 +20,7 @@ from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import LIVE, N_FEATURES, aggregate_numbers
+from serving.stages.features.ranking import LIVE, N_FEATURES, scale_aggregates
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
 from serving.stages.live.ranked_items import RankedItems
@@ -186,7 +186,7 @@ def test_events_of_a_new_item_count_whichever_comes_first(shop, dataset, first):
         write(shop.store, sold)
     refresh(live)
     sold_24h, kind_7d = (1 + shop.aggregates.item_names.index(name) for name in ("sold_24h", "kind_7d"))
-    assert numbers[N_ITEMS, sold_24h] == aggregate_numbers(np.array([5.0], np.float32))
+    assert numbers[N_ITEMS, sold_24h] == scale_aggregates(np.array([5.0], np.float32))
     assert numbers[N_ITEMS, kind_7d] == numbers[1, kind_7d] > shop.exported[1, kind_7d]
     np.testing.assert_array_equal(shop.start()[1], numbers)
 
@@ -264,7 +264,7 @@ def test_the_rank_stage_reads_whether_events_came_after_the_export(repository, o
 
         def read_live() -> list[float]:
             assert rank.live_items.refresh()
-            return rank.inputs.pair_numbers(inputs, candidates)[0, :, LIVE - N_FEATURES].tolist()
+            return rank.inputs.compute_pair_numbers(inputs, candidates)[0, :, LIVE - N_FEATURES].tolist()
 
         assert read_live() == [0.0, 0.0, 0.0]
         observe(event_inputs(user_id=[1], item_id=[45], timestamp_ms=[at_ms - 1_000]))  # which the export may have learned
