@@ -21,7 +21,7 @@ from triton_recommender import Query, Recommendations, Recommender, RedisCache, 
 from triton_recommender.cache.commands import COMMAND_TIMEOUT_S, CacheUrl, Namespace, TtlS
 from triton_recommender.cli import parse_pairs
 from triton_recommender.client import DEFAULT_URL
-from triton_recommender.folder import pinned_generation
+from triton_recommender.folder import read_pinned_generation
 
 err = Console(stderr=True, highlight=False)
 
@@ -42,7 +42,7 @@ def read_active_users(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     from serving.stages.preprocess import Preprocess  # Faiss and ONNX Runtime: a client needs neither
     from serving.stages.retrieve import Retrieve
 
-    generation = pinned_generation(repo)
+    generation = read_pinned_generation(repo)
     preprocess = Preprocess.load(find_stage_folder(repo, "preprocess", generation))
     retrieve = Retrieve.load(find_stage_folder(repo, "retrieve", generation))
     all_user_ids = preprocess.inputs.embedded.user_ids

@@ -26,7 +26,7 @@ from perf.command import run
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.distributions import OTHER, Reference, compute_kl, compute_psi, read_references
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, make_ensemble_spec, make_stage_specs
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.preprocess import Preprocess
@@ -75,7 +75,7 @@ class Watched:
 @contextmanager
 def open_watched(repo: Path, dataset: Dataset) -> Iterator[Watched]:
     """Open the served generation of a repository. dataset: of its export"""
-    generation = pinned_generation(repo)
+    generation = read_pinned_generation(repo)
     folders = {name: find_stage_folder(repo, name, generation) for name in ("preprocess", "retrieve", "rank", ENSEMBLE)}
     preprocess, retrieve = Preprocess.load(folders["preprocess"]), Retrieve.load(folders["retrieve"])
     references = [*read_references(folders["preprocess"]), *read_references(folders["rank"])]

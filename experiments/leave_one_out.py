@@ -35,7 +35,7 @@ from export.build import build_repository
 from export.prequential import EVENTS_PER_BATCH, make_event_inputs, split_blocks
 from export.settings import PipelineSettings, Settings, TrainingSettings
 from perf.command import run
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.reader import Reader
 from serving.live.store import find_live_folder
@@ -127,7 +127,7 @@ def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
     folder = find_live_folder(repository)
     shutil.rmtree(folder, ignore_errors=True)
     observed = take_part(dataset, parts, parts.validation)
-    observe = Observe.load(repository / OBSERVE / str(pinned_generation(repository)))
+    observe = Observe.load(repository / OBSERVE / str(read_pinned_generation(repository)))
     users = parts.events["user_id"].to_numpy(np.int64)[parts.test]
     with closing(observe), closing(Reader(folder)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
         for rows in split_blocks(np.arange(len(observed.interactions)), EVENTS_PER_BATCH):

@@ -47,7 +47,7 @@ from server.environment import RUN_DIR
 from server.health import open_local_client
 from server.state import ServerState
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, ModelSpec, TensorSpec
 from training.dataset import Dataset, load_dataset
 
@@ -116,7 +116,7 @@ def main(
     if not repo.exists():
         build_repository(dataset, repo, Settings(pipeline=PipelineSettings(candidates=CANDIDATES)), console)
     require_comparable(repo)
-    generation = pinned_generation(repo)
+    generation = read_pinned_generation(repo)
     user_ids = draw_users(read_requests(repo, generation)["user_id"], dataset, np.random.default_rng(SEED))
     shutil.rmtree(WORK, ignore_errors=True)
     repositories = make_repositories(repo, dataset, WORK)

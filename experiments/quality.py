@@ -21,7 +21,7 @@ from export.evaluate import SERVED, evaluate_dataset
 from export.settings import PipelineSettings, Settings
 from perf.command import run
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from training.dataset import load_dataset
 from training.evaluation.baselines import Quality
@@ -77,7 +77,7 @@ def main(
         repository = WORK / name
         exports = [Settings(pipeline=PipelineSettings(seed=int(seed))) for seed in seeds.split(",")]
         figures = make_figures([evaluate_dataset(dataset, repository, each, Console(stderr=True)) for each in exports])
-        exported = read_json(find_stage_folder(repository, ENSEMBLE, pinned_generation(repository)), MANIFEST_FILE)
+        exported = read_json(find_stage_folder(repository, ENSEMBLE, read_pinned_generation(repository)), MANIFEST_FILE)
         figures += make_choice_figures(exported["reports"]["sources"])
         conditions = f"last 20 % of each user's events, default settings but for the seeds {seeds}, a real server"
         if name in TUNED_ON:

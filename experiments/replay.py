@@ -35,7 +35,7 @@ from perf.report.results import to_json_line
 from server.health import open_local_client
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES, make_live_specs
 from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset, load_dataset
@@ -88,7 +88,7 @@ def run_command(
 
 def find_first_unseen_row(dataset: Dataset, repo: Path) -> int:
     """Return the first row of the log that a repository has not seen. Raises ConfigError when it has seen all of them."""
-    as_of_s = UserStore(find_stage_folder(repo, STAGES[0], pinned_generation(repo)) / "store").as_of_s
+    as_of_s = UserStore(find_stage_folder(repo, STAGES[0], read_pinned_generation(repo)) / "store").as_of_s
     first = int(np.searchsorted(dataset.interactions["timestamp"].to_numpy(), as_of_s, side="right"))
     if first == len(dataset.interactions):
         raise ConfigError(

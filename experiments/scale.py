@@ -34,7 +34,7 @@ from perf.observe import read_memory, sum_mib
 from perf.target import Turns, own_server, take_turns
 from server.state import ServerState
 from serving.contract.errors import ExportError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
 DATA = "synthetic:users=1_000_000,items=1_000_000,events=20_000_000"
@@ -162,7 +162,7 @@ class Served:
 
     def write_requests(self, repo: Path) -> None:
         """Write requests like those of the repository's own users."""
-        generation = pinned_generation(repo)
+        generation = read_pinned_generation(repo)
         requests = draw(read_requests(repo, generation), ROWS, np.random.default_rng(SEED))
         write_analyzer_json(self.input_data, read_specs(repo, generation)[ENSEMBLE], requests)
 

@@ -80,7 +80,7 @@ class World:
         """Return the chance that each item of each list is looked at and taken: float64 [N, K]. lists: int64 [N, K]"""
         return self.takes[users[:, None] - 1, lists - 1] * PATIENCE ** np.arange(lists.shape[1])
 
-    def quality(self, lists: np.ndarray, had: np.ndarray) -> float:
+    def measure_quality(self, lists: np.ndarray, had: np.ndarray) -> float:
         """Return how many items users take, over how many they would of the best lists. lists: int64 [U, K], of all users
 
         had: bool [U, I], items that are not recommended again

@@ -88,7 +88,7 @@ class Shop:
         return self.ask(self.world.user_ids)[0]
 
     def measure_quality(self) -> float:
-        return self.world.quality(self.rank_lists(), self.had)
+        return self.world.measure_quality(self.rank_lists(), self.had)
 
     def trade(self, hours: float, visits: float, rng: np.random.Generator) -> None:
         """Let users come, be shown a list, and take what they like. visits: of each user, on average"""

@@ -19,7 +19,7 @@ import typer
 from experiments.harness import RESULTS, Figure, Result, ResultsFolder, finish, read_machine
 from experiments.results import PROJECT, read_results
 from perf.command import run
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import STAGES
 
 PAGE = PROJECT / "docs" / "sizing.md"
@@ -124,7 +124,7 @@ def count_bytes(repo: Path) -> tuple[float, float, int, int]:
 
     An array belongs to the users, or to the items, when it has a row for each. What is stored per event counts as its user's.
     """
-    generation = str(pinned_generation(repo))
+    generation = str(read_pinned_generation(repo))
     n_users = len(np.load(repo / STAGES[0] / generation / "store" / "user_ids.npy", mmap_mode="r"))
     n_items = len(np.load(repo / STAGES[1] / generation / "item_ids.npy", mmap_mode="r"))
     user_bytes = item_bytes = 0

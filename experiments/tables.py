@@ -26,7 +26,7 @@ from experiments.tables_lookups import measure_growth, measure_hits, measure_mis
 from experiments.tables_workload import EXPONENT, choose_levels
 from perf.command import BROKEN, progress, run
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 
 SMALL_ROWS = 1_000_000
 BATCHES = (256, 1024, 4096, 32768)  # keys of a look-up
@@ -59,7 +59,7 @@ def main(
     if unknown := set(chosen) - PARTS.keys():
         raise ConfigError(f"There is no part {', '.join(sorted(unknown))}; these are: {', '.join(PARTS)}.")
     if {"large", "updates"} & set(chosen):
-        pinned_generation(repo)  # now: the parts before them may take an hour
+        read_pinned_generation(repo)  # now: the parts before them may take an hour
     if "large" in chosen:
         choose_levels(rows)  # likewise: raises for a table that is too small
     broken = False

@@ -42,7 +42,7 @@ from perf.target import Turns, own_server, read_site, take_turns
 from perf.tune.variant import seal_again
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError, ServerError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.rank import TABLES_FOLDER
 from serving.tables.config import LevelsConfig, read_config
@@ -139,7 +139,7 @@ def measure_large(
 
 
 def read_candidates(repo: Path) -> int:
-    return read_stage(find_stage_folder(repo, "rank", pinned_generation(repo))).axes.candidates
+    return read_stage(find_stage_folder(repo, "rank", read_pinned_generation(repo))).axes.candidates
 
 
 def serve_case(repo: Path, source: str, scratch: Path, rows: int, case: str, keys: np.ndarray, running: ExitStack) -> Side:

@@ -15,7 +15,7 @@ from repository.finding import Finding
 from repository.models import refuse_unservable_path
 from server.environment import RUN_DIR
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.stages.rank import TABLES_FOLDER
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def check_run_folder(repository: Path) -> Iterator[Finding]:
 
 def check_ranker_tables(repository: Path) -> Iterator[Finding]:
     """Check that NVIDIA's parsers can read the ranker's ps.json, and that it agrees with levels.json."""
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     folder = find_stage_folder(repository, "rank", generation) / TABLES_FOLDER
     if not (folder / PS_FILE).exists():  # without levels: the tables are served whole from memory
         return

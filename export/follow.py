@@ -40,7 +40,7 @@ from server.experiment import begin_experiment, release_challenger
 from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import try_lock
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
 from serving.live.experiment import Experiment
@@ -82,7 +82,7 @@ def follow_once(
 
     Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
-    serving = pinned_generation(repo)
+    serving = read_pinned_generation(repo)
     with open(repo / ROUND_LOCK_FILE, "wb") as file:  # closing it, or dying, releases the lock
         if not try_lock(file.fileno()):
             return Round(0, "waits: another round trains for this repository")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE, make_live_specs
 from serving.live.reader import Reader
 from serving.pipeline import Pipeline
@@ -93,7 +93,7 @@ def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int
     """
     answers, start = [], first
     shutil.rmtree(store, ignore_errors=True)
-    observe = Observe.load(repository / OBSERVE / str(pinned_generation(repository)), store)
+    observe = Observe.load(repository / OBSERVE / str(read_pinned_generation(repository)), store)
     with closing(observe), closing(Reader(store)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
         for row in rows:
             for part in split_blocks(np.arange(start, row), EVENTS_PER_BATCH):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from repository.check import Check
 from serving.contract.artifacts import MANIFEST_FILE, read_json
 from serving.contract.errors import ConfigError, RecommenderError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, ModelSpec
 
 if TYPE_CHECKING:  # `make check` must not import these
@@ -78,7 +78,7 @@ def load_profile(name: str) -> Profile:
 def find_profile_name(repository: Path) -> str:
     """Return the profile that a repository was exported for, by its manifest, or by its models where that cannot be read."""
     try:
-        return read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE).get("profile", DEFAULT)
+        return read_json(repository / ENSEMBLE / str(read_pinned_generation(repository)), MANIFEST_FILE).get("profile", DEFAULT)
     except RecommenderError:
         own_models = {name: load_profile(name).own_model for name in PLUGINS}
         return next((name for name, model in own_models.items() if model and (repository / model).is_dir()), DEFAULT)

@@ -20,7 +20,7 @@ from server.control import find_held_generations
 from server.environment import RUN_DIR
 from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, find_stage_folder, read_stage, verify_manifest
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, make_stage_specs
 from training.retrieval.effort import widen_search
 
@@ -39,7 +39,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
         raise ConfigError(
             f"{source} is of the {profile} profile. Only the {DEFAULT} profile has layouts. Export the data set again."
         )
-    generation = pinned_generation(source)
+    generation = read_pinned_generation(source)
     published = source / ENSEMBLE / str(generation)
     facts = verify_manifest(published)
     folders = {name: find_stage_folder(source, name, generation) for name in (*STAGES, *LIVE_MODELS)}

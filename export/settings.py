@@ -34,7 +34,7 @@ from hps_config.toml_faults import describe_unknown_key, refuse_unknown_keys, to
 from repository.config import WARMUP_ROWS, Serving
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ArtifactError, ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.tables.config import RedisConfig
 from training.models.cold_rows import ColdRows
@@ -334,5 +334,5 @@ def read_exported_settings(folder: Path, manifest: Mapping[str, Any]) -> Setting
 
 def read_served_settings(repository: Path) -> Settings:
     """Return the settings that the answering generation was exported with. Raises ArtifactError."""
-    folder = find_stage_folder(repository, ENSEMBLE, pinned_generation(repository))
+    folder = find_stage_folder(repository, ENSEMBLE, read_pinned_generation(repository))
     return read_exported_settings(folder, read_json(folder, MANIFEST_FILE))

@@ -14,7 +14,7 @@ import numpy as np
 from gateway.metrics import Metrics
 from gateway.published import LiveItems, Published
 from serving.contract.errors import DependencyError, RecommenderError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.live.reader import Reader
 from serving.live.store import find_live_folder
 from triton_recommender import InvalidRequest
@@ -30,7 +30,7 @@ class Shop:
         """Load the pinned generation. Raises ArtifactError or CatalogueError."""
         self.repo, self._metrics = repo, metrics
         self._moving, self._unreadable = asyncio.Lock(), set[int]()
-        self._use(Published.load(repo, pinned_generation(repo)))
+        self._use(Published.load(repo, read_pinned_generation(repo)))
         self.reader = Reader(find_live_folder(repo, self.published.info.live_folder), self.published.info.shop)
         self.live_items = LiveItems(self.reader)
 

@@ -31,7 +31,7 @@ from live.sharing import Sharer
 from live.users import find_user_id
 from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import ConfigError, RecommenderError, run_program
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.logs import configure_logging
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.admission import ChangeAdmission
@@ -205,7 +205,7 @@ def erase(user: Annotated[str, typer.Argument(help="the user, as the shop writes
 def find_store(repo: Path) -> Path:
     """Return the folder of a repository's live store. Raises ConfigError where there is none."""
     try:
-        stated = read_stage(find_stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
+        stated = read_stage(find_stage_folder(repo, OBSERVE, read_pinned_generation(repo))).live_folder
     except RecommenderError:
         stated = ""  # a store outlives its repository
     folder = find_live_folder(repo, stated)
@@ -224,14 +224,14 @@ def stop_on_signals() -> threading.Event:
 
 def read_published_settings(repo: Path) -> LiveSettings:
     """Return the settings of a repository's `observe`. Raises ArtifactError when it has none."""
-    folder = find_stage_folder(repo, OBSERVE, pinned_generation(repo))
+    folder = find_stage_folder(repo, OBSERVE, read_pinned_generation(repo))
     return make_stage_settings(folder, read_stage(folder), LiveSettings)
 
 
 def open_shared_state(repo: Path) -> RedisState | None:
     """Open the Redis cluster that shares a repository's users. Return None where they are not shared."""
     try:
-        info = read_stage(find_stage_folder(repo, OBSERVE, pinned_generation(repo)))
+        info = read_stage(find_stage_folder(repo, OBSERVE, read_pinned_generation(repo)))
     except RecommenderError:  # a store outlives its repository
         return None
     return RedisState(info.live_redis, info.live_project, PATIENT_S) if info.live_redis else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from serving.contract.artifacts import read_json
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.ids import stable_id
 from serving.contract.tensors import ENSEMBLE
 
@@ -37,7 +37,7 @@ def find_user_id(repo: Path, user: str) -> int:
 
 def read_user_names(repo: Path) -> dict[str, int]:
     """Return ids of users by name, none where ids are numbers. Raises RecommenderError when they cannot be read."""
-    folder = repo / ENSEMBLE / str(pinned_generation(repo))
+    folder = repo / ENSEMBLE / str(read_pinned_generation(repo))
     return read_json(folder, USER_NAMES) if (folder / USER_NAMES).exists() else {}
 
 

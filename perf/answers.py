@@ -15,7 +15,7 @@ from repository.recorded import Recorded, compare_answers
 from repository.tables import has_update_source
 from server.health import open_local_client
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ModelSpec
 
 COMPARED_ROWS = 256
@@ -29,7 +29,7 @@ def is_comparable(repo: Path, generation: int) -> bool:
 
 def require_comparable(repo: Path) -> None:
     """Raise ConfigError for a repository whose answers cannot be compared, because ratios measured on it would not count."""
-    if not is_comparable(repo, pinned_generation(repo)):
+    if not is_comparable(repo, read_pinned_generation(repo)):
         raise ConfigError(
             f"The rows of {repo} are updated while they are served, so its answers are not the recorded ones, and ratios count "
             "only for equal answers. Export one without [tables] brokers, and measure that."

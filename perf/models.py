@@ -31,7 +31,7 @@ from perf.figures import Figure
 from perf.load.workload import Arrays, draw, read_requests
 from serving.contract.artifacts import find_stage_folder, get_section, load_manifest, open_array, read_stage
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, Sources
 from serving.pipeline import Pipeline
 from serving.stages.live.candidates import SearchedItems
@@ -123,7 +123,7 @@ class Question:
 
 def describe_served(repo: Path) -> tuple[str, str]:
     """Return the data set of the generation that answers, and the sizes that its costs depend on. Raises ArtifactError."""
-    folder = find_stage_folder(repo, "retrieve", pinned_generation(repo))
+    folder = find_stage_folder(repo, "retrieve", read_pinned_generation(repo))
     info = read_stage(folder)
     index = "exact search" if info.settings["index"] == "exact" else "search by an index"
     return info.shop, f"{len(open_array(folder, 'item_ids')):,} items, {index}, C = {info.axes.candidates}"

@@ -17,7 +17,7 @@ from repository.finding import Finding, make_finding
 from repository.rules import compile_rules, find_misfits, insert_rows
 from serving.contract.artifacts import find_stage_folder, open_array, read_json, read_stage
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import ENSEMBLE
 from serving.live.store import find_live_folder, make_folder
@@ -52,7 +52,7 @@ class Version:
 
 def find_rules_folder(repository: Path) -> Path:
     """Return the folder of the versions: in the live store, which belongs to the shop and not to a generation."""
-    info = read_stage(find_stage_folder(repository, "rerank", pinned_generation(repository)))
+    info = read_stage(find_stage_folder(repository, "rerank", read_pinned_generation(repository)))
     return find_live_folder(repository, info.live_folder) / FOLDER
 
 
@@ -65,7 +65,7 @@ def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
         except ConfigError as error:
             findings.append(make_finding("error", key, str(error).removeprefix("rules: ")))
     if not findings:
-        catalogue = read_catalogue(repository, pinned_generation(repository))
+        catalogue = read_catalogue(repository, read_pinned_generation(repository))
         messages = find_misfits(RulesConfig.from_dict(values), **catalogue)
         findings = [make_finding("error", "rules", message.removeprefix("rules: ")) for message in messages]
     return findings
@@ -77,7 +77,7 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> 
     The first time, the rules that the generation was exported with become version 1. Raises ConfigError for rules that do not
     fit. values: the keys of [rules]
     """
-    generation, folder = pinned_generation(repository), find_rules_folder(repository)
+    generation, folder = read_pinned_generation(repository), find_rules_folder(repository)
     if not folder.parent.exists():
         make_folder(folder.parent)
         hand_over(folder.parent, repository)

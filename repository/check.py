@@ -31,7 +31,7 @@ from serving.contract.artifacts import (
     verify_manifest,
 )
 from serving.contract.errors import RecommenderError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, ModelSpec
 
 SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
@@ -123,7 +123,7 @@ def check_edges(repository: Path) -> Iterator[Finding]:
 
 def check_versions(repository: Path) -> Iterator[Finding]:
     """Check that every model has the pinned generation, and that its files are as published."""
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     own = repository / ENSEMBLE / str(generation)
     digests = get_section(read_json(own, MANIFEST_FILE), "stages", own)
     stages = {name: find_stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)}
@@ -142,7 +142,7 @@ def check_versions(repository: Path) -> Iterator[Finding]:
 
 def check_libraries(repository: Path) -> Iterator[Finding]:
     """Compare installed library versions with those of the export."""
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     exported_with = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("versions", {})
     for library in SERVING_LIBRARIES:
         try:
@@ -181,7 +181,7 @@ def count_row_bytes(entry: pb.ModelWarmup.Input) -> int:
 
 def check_stages(repository: Path) -> Iterator[Finding]:
     """Check that each stage's settings belong to the generation of its folder, and that its records match config.pbtxt."""
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     for name in (*STAGES, *LIVE_MODELS):
         folder = find_stage_folder(repository, name, generation)
         info = read_stage(folder)
@@ -208,7 +208,7 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 
     The generation's own code answers, as in a server, because the checkout's code may behave differently.
     """
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
     answers = replay(repository, generation, recorded.inputs)
     if difference := compare_answers(answers, recorded.outputs):
@@ -235,7 +235,7 @@ def check_batching(repository: Path) -> Iterator[Finding]:
 
 def check_response_cache(repository: Path) -> Iterator[Finding]:
     """Check that the response cache is off where answers change: its entries never expire."""
-    if not has_update_source(repository, pinned_generation(repository)):
+    if not has_update_source(repository, read_pinned_generation(repository)):
         return
     for name in list_models_in(repository):
         if read_config(repository / name / CONFIG_FILE).response_cache.enable:

@@ -11,7 +11,7 @@ from pathlib import Path
 from repository.registry import record_act
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ArtifactError, ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, State, read_experiment
@@ -22,7 +22,7 @@ NOT_PROMOTED = "not promoted"  # an act in the registry
 
 def find_experiment_folder(repository: Path) -> Path:
     """Return the folder that holds the experiment: the live store's, which belongs to the shop and not to a generation."""
-    info = read_stage(find_stage_folder(repository, STAGES[0], pinned_generation(repository)))
+    info = read_stage(find_stage_folder(repository, STAGES[0], read_pinned_generation(repository)))
     return find_live_folder(repository, info.live_folder)
 
 

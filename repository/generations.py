@@ -16,7 +16,7 @@ from repository.challenger import read_challengers, remove_challenger
 from repository.lock import publication_lock
 from repository.models import Model, read_repository, write_config
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS
 
 
@@ -40,7 +40,7 @@ def drop_challenger(repo: Path) -> None:
     """
     with publication_lock(repo):
         remove_challenger(repo)
-        write_pins(repo, pinned_generation(repo))
+        write_pins(repo, read_pinned_generation(repo))
 
 
 def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:

@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256
 from serving.contract.errors import ArtifactError, ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
 # tritonserver 2.51 puts paths unquoted into the shell command that starts a model's process, which reads them as ASCII
@@ -126,7 +126,7 @@ def read_repository(repo: Path) -> list[Model]:
 def hash_manifest(repo: Path, generation: int | None = None) -> str:
     """Return the SHA-256 of the manifest of a generation, by default of the pinned one; "" where there is no manifest."""
     with contextlib.suppress(ArtifactError, FileNotFoundError):
-        return compute_sha256(repo / ENSEMBLE / str(generation or pinned_generation(repo)) / MANIFEST_FILE)
+        return compute_sha256(repo / ENSEMBLE / str(generation or read_pinned_generation(repo)) / MANIFEST_FILE)
     return ""
 
 

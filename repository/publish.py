@@ -43,7 +43,7 @@ from repository.model_files import forbid_caches, write_live_model, write_model,
 from repository.models import read_config, refuse_unservable_path, write_config
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_stage, verify_manifest, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import (
     ENSEMBLE,
     LIVE_MODELS,
@@ -248,7 +248,7 @@ def refuse_other_file_system(staging: Path, repository: Path) -> None:
 def find_served_generation(repository: Path) -> int | None:
     """Return the pinned generation. None when it is incomplete: a publication must be able to repair a damaged repository."""
     try:
-        generation = pinned_generation(repository)
+        generation = read_pinned_generation(repository)
         return generation if generation in list_published_generations(repository) else None
     except (ConfigError, ArtifactError):
         return None

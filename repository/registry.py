@@ -21,7 +21,7 @@ from typing import Any
 from repository.generations import list_published_generations
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ConfigError, DependencyError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def find_tags(acts: list[Act], generation: int) -> tuple[str, ...]:
 
 def list_generations(repo: Path) -> list[Entry]:
     """Return the published generations, oldest first. Raises ConfigError, ArtifactError."""
-    pinned, acts, published = pinned_generation(repo), read_acts(repo), list_published_generations(repo)
+    pinned, acts, published = read_pinned_generation(repo), read_acts(repo), list_published_generations(repo)
     manifests = [read_manifest(repo, generation) for generation in published]
     before = [manifests[0], *manifests]
     return [

@@ -22,7 +22,7 @@ from server.ports import LOOPBACK, Ports, listens
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState, find_unreadable_states, read_known_servers
 from serving.contract.errors import ServerError, run_program
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
 
@@ -230,7 +230,7 @@ def _refuse_other_settings(running: ServerState, requested: Settings) -> None:
 
 def _move_to_pinned(state: ServerState) -> bool:
     """Move a running server to the pinned generation. Return False when it cannot move, after stopping it."""
-    served, wanted = find_served_generation(state.grpc_url), pinned_generation(state.repo)
+    served, wanted = find_served_generation(state.grpc_url), read_pinned_generation(state.repo)
     gone = served not in list_published_generations(state.repo)  # pruned, so the server cannot move
     another = state.content != hash_manifest(state.repo, served)  # the repository was replaced
     if gone or another or (state.settings.get("fixed") and served != wanted):

@@ -34,7 +34,7 @@ from repository.lock import publication_lock
 from repository.models import read_repository
 from server.health import find_held_versions, open_local_client, read_model_states
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
 LOAD_TIMEOUT_S = 300.0
@@ -135,7 +135,7 @@ def find_served_generation(grpc_url: str) -> int:
 def find_pinned_generation(repo: Path) -> int:
     """Return the pinned generation; 0 in a repository that is not one of ours."""
     try:
-        return pinned_generation(repo)
+        return read_pinned_generation(repo)
     except ArtifactError:
         return 0
 

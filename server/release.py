@@ -7,7 +7,7 @@ from repository.experiments import follow_experiment
 from server.challenger import find_loaded_challengers, unload_challenger
 from server.state import ServerState
 from serving.contract.errors import RecommenderError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 
 
 class Release:
@@ -33,7 +33,7 @@ class Release:
         try:
             if experiment.challenger not in (read_challengers(repo) or find_loaded_challengers(url)):
                 return ""
-            if (pinned := pinned_generation(repo)) != self._state.generation:
+            if (pinned := read_pinned_generation(repo)) != self._state.generation:
                 return f"{over} stays loaded, because the repository is pinned to generation {pinned}"
             unloaded = unload_challenger(url, repo, experiment.changed_ms)
         except RecommenderError as error:

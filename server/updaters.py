@@ -19,7 +19,7 @@ from server import log, processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 
 START_TIMEOUT_S = 20.0  # until it logs that it follows its source
 POLL_S = 0.05
@@ -44,7 +44,7 @@ def follow(state: ServerState, run_dir: Path) -> None:
 def find_served_settings(repo: Path) -> tuple[Path | None, int]:
     """Return the settings of the served tables, None without an update source, and their generation."""
     try:
-        generation = pinned_generation(repo)
+        generation = read_pinned_generation(repo)
         return (find_tables_settings(repo, generation) if has_update_source(repo, generation) else None), generation
     except ArtifactError:  # not one of our repositories
         return None, 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo, find_stage_folder, read_stage, verify_manifest
 from serving.contract.errors import RequestError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import PAD_ID, STAGES, ModelSpec, make_stage_specs
 from serving.live.reader import Reader
 from serving.stages.preprocess import Preprocess
@@ -45,7 +45,7 @@ class Pipeline:
         live: reader of the live store, which the caller closes; None: answers come from the generation alone
         as_exported: read the embedding rows of the files; otherwise those of this machine's servers, with updates
         """
-        generation = generation or pinned_generation(repository)
+        generation = generation or read_pinned_generation(repository)
         folders = {name: find_stage_folder(repository, name, generation) for name in STAGES}
         for folder in folders.values():
             verify_manifest(folder)

@@ -21,7 +21,7 @@ from live.exposures import read_exposures
 from repository.experiments import end_experiment, find_experiment_folder
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import RecommenderError, run_program
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import STAGES
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, read_experiment
 from serving.live.store import find_live_folder
@@ -271,7 +271,7 @@ def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
 
 def read_answers(repo: Path) -> tuple[pa.Table, Path]:
     """Return all logged answers, and the folder of the live store. Raises TrialError without any."""
-    info = read_stage(find_stage_folder(repo, STAGES[0], pinned_generation(repo)))
+    info = read_stage(find_stage_folder(repo, STAGES[0], read_pinned_generation(repo)))
     folder = find_live_folder(repo, info.live_folder)
     exposures = read_exposures(folder)
     if not len(exposures):

@@ -11,7 +11,7 @@ import numpy as np
 
 from live.exposures import SOURCE_NAMES
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import NO_GROUP, Content
 from trials.feedback import Feedback
@@ -49,7 +49,7 @@ def summarise(feedback: Feedback, by: By, repo: Path) -> Mapping[str, Summary]:
     if by == "position":
         return summarise_positions(feedback)
     if by == "category":
-        return summarise_categories(feedback, repo, pinned_generation(repo))
+        return summarise_categories(feedback, repo, read_pinned_generation(repo))
     if by == "source":
         return summarise_sources(feedback)
     return summarise_answers(feedback, by)

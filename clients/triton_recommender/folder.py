@@ -28,7 +28,7 @@ _PINS = (
 )
 
 
-def pinned_generation(repo: Path) -> int:
+def read_pinned_generation(repo: Path) -> int:
     """Return the generation that a server of this repository answers with. Raises CatalogueError or CatalogueMissing."""
     path = repo / RECOMMEND / "config.pbtxt"
     try:
@@ -77,7 +77,7 @@ def list_users(repo: Path, count: int) -> list[str]:
 
     Raises CatalogueError when the repository or its store of users is missing or broken.
     """
-    generation = pinned_generation(repo)
+    generation = read_pinned_generation(repo)
     folders = (
         repo / RECOMMEND / str(generation) / "preprocess",  # fused layout
         repo / "preprocess" / str(generation),

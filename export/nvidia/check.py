@@ -23,7 +23,7 @@ from repository.finding import Finding, count_errors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, describe_file, get_section, read_json, read_stage
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.parts.gpu_index import MOST_GPU_RESULTS
 from serving.stages.parts.specs import (
@@ -73,7 +73,7 @@ def check_files(repository: Path) -> Iterator[Finding]:
 
     Engines are built on the serving machine and not checked.
     """
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     own = repository / ENSEMBLE / str(generation)
     digests = get_section(read_json(own, MANIFEST_FILE), "stages", own)
     for name in (*digests, ENSEMBLE):
@@ -92,7 +92,7 @@ def check_files(repository: Path) -> Iterator[Finding]:
 def check_ensembles(repository: Path) -> Iterator[Finding]:
     """Yield an error for each ensemble whose edges, batch sizes or versions do not match its models."""
     configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     for name, config in sorted(configs.items()):
         for fact in find_ensemble_faults(config, configs, generation):
             yield make_error(f"{name}/{CONFIG_FILE}", fact)
@@ -160,7 +160,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     yield from dict.fromkeys(findings)  # both parsers may report the same fault
     if count_errors(findings):
         return
-    generation, config = pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
+    generation, config = read_pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
     ps = read_ps_json(repository / PS_FILE)
     if ps.update_source.type != "null" and hps_rules.read_refresh_interval(config) == "0":
         fact = "refresh_interval is 0, and ps.json has an update_source: a row that the GPU has cached never changes"
@@ -205,7 +205,7 @@ def check_wiring(repository: Path) -> Iterator[Finding]:
 
 def check_configs(repository: Path) -> Iterator[Finding]:
     """Yield an error for each model with a wrong version, a missing model file or an unusable warm-up."""
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     for name in list_models(read_merlin_settings(repository)):
         config, folder = read_config(repository / name / CONFIG_FILE), repository / name
         facts = (
@@ -226,7 +226,7 @@ def check_tensorrt(repository: Path) -> Iterator[Finding]:
 
 def check_search(repository: Path) -> Iterator[Finding]:
     """Yield an error when the search needs more results than Faiss returns on a GPU."""
-    candidates = read_stage(repository / RETRIEVE_SEARCH / str(pinned_generation(repository))).axes.candidates
+    candidates = read_stage(repository / RETRIEVE_SEARCH / str(read_pinned_generation(repository))).axes.candidates
     if candidates > MOST_GPU_RESULTS:
         yield make_error(RETRIEVE_SEARCH, f"{candidates} candidates; Faiss gives at most {MOST_GPU_RESULTS} on a GPU")
 
@@ -239,7 +239,7 @@ def check_pickles(repository: Path) -> Iterator[Finding]:
     for name in list_workflow_models(repository):
         fact = f"{WORKFLOW}/workflow.pkl is a pickle: it runs code when it is loaded"
         remedy = 'Serve it only if you trust whoever wrote it, or export with [merlin] preprocess = "compiled".'
-        yield Finding("warning", f"{name}/{pinned_generation(repository)}", fact, remedy)
+        yield Finding("warning", f"{name}/{read_pinned_generation(repository)}", fact, remedy)
 
 
 def list_workflow_models(repository: Path) -> list[str]:
@@ -248,7 +248,7 @@ def list_workflow_models(repository: Path) -> list[str]:
 
 def check_answers(repository: Path) -> Iterator[Finding]:
     """Yield an error when the repository's own files answer recorded requests differently from the cpu profile."""
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
     settings = read_merlin_settings(repository)
     if difference := describe_disagreement(
@@ -259,7 +259,7 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 
 def read_merlin_settings(repository: Path) -> MerlinSettings:
     """Return the settings that the repository was exported with."""
-    folder = repository / ENSEMBLE / str(pinned_generation(repository))
+    folder = repository / ENSEMBLE / str(read_pinned_generation(repository))
     return MerlinSettings(**get_section(read_json(folder, MANIFEST_FILE), PROFILE_NAME, folder))
 
 

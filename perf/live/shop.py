@@ -19,7 +19,7 @@ from perf.target import Site, own_server, read_site
 from server.environment import MEASURED_DIR
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import (
     ENSEMBLE,
     LIVE_MODELS,
@@ -128,7 +128,7 @@ def copied(repo: Path, live: bool = True) -> Iterator[Path]:
 
     Raises ConfigError for a repository that states where its live store is: the copy would write there.
     """
-    stated = read_stage(find_stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
+    stated = read_stage(find_stage_folder(repo, OBSERVE, read_pinned_generation(repo))).live_folder
     if stated:
         raise ConfigError(
             f"{repo} keeps its live store in {stated}, where the made-up events of a measurement would be written. "

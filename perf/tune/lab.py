@@ -25,7 +25,7 @@ from repository.config import CONFIG_FILE, read_layout
 from repository.models import read_config
 from server.environment import MEASURED_DIR
 from server.launcher import TritonServer
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from training.retrieval.effort import is_sufficient, measure_recall
@@ -77,7 +77,7 @@ class Lab:
         self.repository, self.clients, self.window_s, self.rng = repository, clients, window_s, rng
         self.settings = read_served_settings(repository)
         self.layout = read_layout(read_config(repository / ENSEMBLE / CONFIG_FILE))
-        generation = pinned_generation(repository)
+        generation = read_pinned_generation(repository)
         self.spec = read_specs(repository, generation)[ENSEMBLE]
         self.recorded = read_recorded_requests(repository, generation)
         self.offered_rate = 0.0

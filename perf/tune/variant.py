@@ -26,7 +26,7 @@ from serving.contract.artifacts import (
     read_stage,
     write_manifest,
 )
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.stages.search.search import INDEX_FILE
 from training.retrieval.index import extract_inverted_file
@@ -35,7 +35,7 @@ from training.retrieval.index import extract_inverted_file
 def make_variant(source: Path, target: Path, layout: str, settings: Settings) -> None:
     """Write `target`, which must not exist: the generation that `source` answers with, under `settings`."""
     shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns(CHALLENGER))
-    generation, serving = pinned_generation(target), settings.merge_serving()
+    generation, serving = read_pinned_generation(target), settings.merge_serving()
     write_pins(target, generation)
     for model in list_models(layout):
         path = target / model / CONFIG_FILE

@@ -19,7 +19,7 @@ PINS = (
 )
 
 
-def pinned_generation(repository: Path) -> int:
+def read_pinned_generation(repository: Path) -> int:
     """Return the generation that `recommend` answers with. Raises ArtifactError unless its config names exactly one."""
     path = repository / ENSEMBLE / "config.pbtxt"
     try:

@@ -4,7 +4,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from tests.repositories import small_repository
 
 NETWORKS = {"retrieve": "user_tower", "rank": "rank", "rerank": "rerank"}
@@ -22,7 +22,7 @@ def repository():
 
 @pytest.mark.parametrize(("stage", "network"), NETWORKS.items())
 def test_a_network_computes_the_same_on_the_gpu(repository, stage, network):
-    path = repository / stage / str(pinned_generation(repository)) / f"{network}.onnx"
+    path = repository / stage / str(read_pinned_generation(repository)) / f"{network}.onnx"
     on_gpu = ort.InferenceSession(str(path), providers=["CUDAExecutionProvider"])
     assert on_gpu.get_providers()[0] == "CUDAExecutionProvider"
     on_cpu = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])

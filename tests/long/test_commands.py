@@ -11,7 +11,7 @@ from export.__main__ import app
 from repository.registry import read_acts, read_manifest
 from serving.contract.artifacts import write_manifest
 from serving.contract.errors import ArtifactError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from tests.repositories import copy_to_change, small_repository
 
@@ -47,7 +47,7 @@ def test_an_export_is_read_only_and_every_move_of_the_pin_is_recorded(repo, conf
     assert not [path for path in files if path.stat().st_mode & 0o222]
     run("relayout", small_repository(), repo, "--layout", "ensemble")
     run("pin", 2, "--repo", repo)
-    assert pinned_generation(repo) == 2
+    assert read_pinned_generation(repo) == 2
     acts = [(act.action, act.generation, act.reason) for act in read_acts(repo)]
     assert acts == [
         ("published", 2, f"exported from {DATA}"),

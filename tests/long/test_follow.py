@@ -24,7 +24,7 @@ from repository.experiments import find_experiment_folder, start_experiment
 from repository.generations import list_published_generations, pin
 from repository.registry import read_acts, read_manifest, record_act
 from serving.contract.errors import ConfigError, ExportError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE
 from serving.live.experiment import Experiment, read_experiment
 from serving.live.reader import Reader
@@ -76,7 +76,7 @@ def repo(exported, tmp_path) -> Path:
 
 
 def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
-    with closing(Observe.load(repo / OBSERVE / str(pinned_generation(repo)))) as model:
+    with closing(Observe.load(repo / OBSERVE / str(read_pinned_generation(repo)))) as model:
         for part in split_blocks(rows, 500):
             model(make_event_inputs(dataset, part))
 
@@ -94,7 +94,7 @@ def test_a_generation_with_the_live_events_is_published(repo, whole, past):
     assert done.verdict is not None
     assert done.generation == 2, done.report
     assert list_published_generations(repo) == (1, 2)
-    assert pinned_generation(repo) == 2
+    assert read_pinned_generation(repo) == 2
     last = read_acts(repo)[-1]
     assert (last.action, last.generation, last.reason) == ("published", 2, str(done.verdict))
     manifest = read_manifest(repo, 2)
@@ -146,7 +146,7 @@ def test_an_experiment_of_a_round_that_stays_undecided_ends_so_that_another_roun
 def test_events_that_a_list_led_to_judge_only_where_others_are_too_few(repo, whole, past):
     rows = np.arange(EARLY, EVERYTHING)
     log = whole.interactions
-    with closing(Observe.load(repo / OBSERVE / str(pinned_generation(repo)))) as model:
+    with closing(Observe.load(repo / OBSERVE / str(read_pinned_generation(repo)))) as model:
         for part in split_blocks(rows, 500):
             prompted = np.array([b"r1" if row % 2 else b"" for row in part.tolist()], object)
             model(make_event_inputs(whole, part) | {"request_id": prompted[:, None]})
@@ -203,11 +203,11 @@ def test_a_worse_generation_is_not_published_and_the_reason_is_printed(repo, who
 def test_a_round_publishes_nothing_where_a_person_moves_to_another_generation_meanwhile(repo, exported, whole, past):
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
     assert relayout(exported, repo, "ensemble", beside=1) == 2
-    assert pinned_generation(repo) == 1
+    assert read_pinned_generation(repo) == 1
     said = Meddling(lambda: pin(repo, 2))
     with pytest.raises(ExportError, match=r"Generation 2 is pinned in .* now, and the new one was made beside 1"):
         follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, Console(file=said))
-    assert (list_published_generations(repo), pinned_generation(repo)) == ((1, 2), 2)
+    assert (list_published_generations(repo), read_pinned_generation(repo)) == ((1, 2), 2)
 
 
 def test_a_round_publishes_nothing_where_an_experiment_is_started_meanwhile(repo, whole, past):

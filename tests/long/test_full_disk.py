@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from server.environment import PROJECT
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from tests.repositories import small_repository
 
 ROOM = 50_000  # bytes: the largest files of a generation have more
@@ -30,6 +30,6 @@ def test_an_export_to_a_full_disk_is_one_clear_message_and_changes_nothing(small
     assert "NotWritten: " in done.stderr
     assert "Nothing was published. Free some room" in done.stderr
     assert "Traceback" not in done.stderr
-    assert pinned_generation(small_disk) == 1
+    assert read_pinned_generation(small_disk) == 1
     assert [path.name for path in small_disk.glob("rank/[0-9]*")] == ["1"]
     assert not list(small_disk.parent.glob(".*.staging"))

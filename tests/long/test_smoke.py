@@ -63,7 +63,7 @@ from perf.tune.lab import measure_smaller_efforts
 from repository.config import LAYOUTS
 from repository.models import read_repository
 from serving.contract.artifacts import find_stage_folder, verify_manifest
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.rules.config import RulesConfig
 from tests.unit.small_shops import export
@@ -200,7 +200,7 @@ def smoke_quality(context: Context) -> list[Figure]:
     problem = make_problem(context.dataset)
     fit, _ = GRIDS["popularity"]
     popularity = evaluate(fit(problem.test.positives), problem.test)
-    folder = find_stage_folder(context.repo, ENSEMBLE, pinned_generation(context.repo))
+    folder = find_stage_folder(context.repo, ENSEMBLE, read_pinned_generation(context.repo))
     sources = json.loads((folder / "manifest.json").read_text())["reports"]["sources"]
     better = replace(popularity, recall_at_20=2 * popularity.recall_at_20)
     runs = [{"popularity": popularity, "after rank": popularity, quality.SERVED: served} for served in (popularity, better)]
@@ -223,7 +223,7 @@ def smoke_tables_large(context: Context) -> list[Figure]:
     """The repository over the large table is sound; its table does not exist, because only a server would open it."""
     scratch, keys = context.folder / "large", np.zeros((2, 256), np.int32)
     tables_large.make_large_repository(context.repo, scratch, "no-table", 5_000_000, tables_workload.WAITS, keys)
-    folder = find_stage_folder(scratch / "repository", "rank", pinned_generation(scratch / "repository"))
+    folder = find_stage_folder(scratch / "repository", "rank", read_pinned_generation(scratch / "repository"))
     verify_manifest(folder)
     assert (folder / "model.py").read_text() == tables_large.MODEL.read_text()
     return [
@@ -291,7 +291,7 @@ def smoke_simulated_shop(context: Context) -> list[Figure]:
     best = np.argsort(-world.takes, axis=1)[:, :10] + 1
     worst = np.argsort(world.takes, axis=1)[:, :10] + 1
     had = np.zeros(world.takes.shape, bool)
-    assert (world.quality(best, had), world.quality(worst, had) < 0.2) == (pytest.approx(1.0), True)
+    assert (world.measure_quality(best, had), world.measure_quality(worst, had) < 0.2) == (pytest.approx(1.0), True)
     before = world.takes.copy()
     world.change_tastes(1.0)
     assert not np.isclose(before, world.takes).all(axis=1).any()

@@ -21,7 +21,7 @@ from server.launcher import TritonServer
 from server.ports import is_free
 from server.processes import SHM_DIR, find_members
 from serving.contract.artifacts import StageInfo, find_stage_folder, read_stage
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES
 from tests import repositories
 from tests.server import toys
@@ -74,7 +74,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def info(repository: Path) -> StageInfo:
-    return read_stage(find_stage_folder(repository, STAGES[0], pinned_generation(repository)))
+    return read_stage(find_stage_folder(repository, STAGES[0], read_pinned_generation(repository)))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from server.challenger import load_challenger, unload_challenger
 from server.generations import activate, find_served_generation
 from server.health import is_ready, read_model_states
 from serving.contract.errors import ConfigError, ServerError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER
 from tests.server import toys
 from tests.server.load import Load
@@ -72,7 +72,7 @@ def test_a_restart_serves_both_and_a_published_generation_changes_nothing(repo, 
     toys.publish(repo, 2)
     pin(repo, 2)  # as a publication does
     load_challenger(server.grpc_url, repo, 2)
-    assert pinned_generation(repo) == find_served_generation(server.grpc_url) == 1
+    assert read_pinned_generation(repo) == find_served_generation(server.grpc_url) == 1
     server.stop()
     again = launch(repo)
     assert ready(again.grpc_url) == BOTH

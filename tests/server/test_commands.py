@@ -22,7 +22,7 @@ from server.health import is_ready, open_local_client, wait_ready
 from server.ports import find_free_ports
 from server.processes import count_dead_stubs, find_members, is_running
 from serving.contract.errors import ServerError, run_program
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from tests.server import toys
 from tests.waiting import until
 from triton_recommender.errors import STUB_DIED, from_status
@@ -247,7 +247,7 @@ def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(
         with grpcclient.InferenceServerClient(before.grpc_url) as client:
             assert toys.ask(client, 1) == toys.expected(1, generation=1)
         until(lambda: "answers again" in watch.read_last_lines(run_dir, ports.grpc)[-1])
-    assert pinned_generation(repo) == 2  # the next `make serve` moves to it
+    assert read_pinned_generation(repo) == 2  # the next `make serve` moves to it
     call("stop")
     assert find_members(before.tag) == []
     assert "no server is running" in call("status", exit_code=1)

@@ -18,7 +18,7 @@ from server.environment import PROJECT, RUN_DIR
 from server.health import find_held_versions
 from server.launcher import TritonServer
 from server.ports import find_free_port
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from tests.repositories import copy_to_change, followed_shop
 from tests.server.supervised import Supervised, stopped_after
 from tests.waiting import until
@@ -70,7 +70,7 @@ def test_what_users_do_becomes_a_generation_that_half_of_them_meet_and_then_all(
     experiment = find_running(shop.repo)
     assert experiment is not None
     assert (experiment.name, experiment.champion, experiment.promotes) == ("generation-2", 1, True)
-    assert pinned_generation(shop.repo) == 1
+    assert read_pinned_generation(shop.repo) == 1
     assert find_held_versions(shop.state.grpc_url) == {1, 2}
 
     answers = [(user, ask(shop, user)) for user in USERS for _ in range(ANSWERS)]

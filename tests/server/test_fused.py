@@ -22,7 +22,7 @@ from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from server.generations import activate, find_served_generation
 from server.launcher import TritonServer
 from serving.contract.errors import ConfigError, ServerError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES
 from serving.pipeline import Pipeline
 from tests.server.load import Load
@@ -144,7 +144,7 @@ def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repository
     assert set(np.unique(np.concatenate([answer["generation"] for answer in load.answers]))) == {1, 2}
     for answer in load.answers:
         assert compare_answers(answer, {name: values[:8] for name, values in recorded.outputs.items()}) == ""
-    assert find_served_generation(server.grpc_url) == pinned_generation(moving) == 1
+    assert find_served_generation(server.grpc_url) == read_pinned_generation(moving) == 1
     # a generation that does not load leaves the one that answers
     (moving / ENSEMBLE / "2" / "rank" / "stage.json").write_text("{}")
     with pytest.raises(ServerError, match=r"stays at generation 1.*SHA-256"):

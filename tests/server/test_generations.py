@@ -15,7 +15,7 @@ from server.control import find_held_generations
 from server.generations import activate, find_served_generation
 from server.health import read_model_states
 from serving.contract.errors import ConfigError, ServerError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from tests.interrupting import called_on_return
 from tests.server import toys
 from tests.server.load import Load
@@ -51,7 +51,7 @@ def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repo, laun
         assert activate(server.grpc_url, repo, 1) == 3
     assert load.errors == []
     assert set(load.generations) == {(1, 1), (2, 2), (3, 3)}
-    assert find_served_generation(server.grpc_url) == pinned_generation(repo) == 1
+    assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 1
     # one load per step and move: the generation being served is never loaded a second time
     assert len(loads_of(server, "first")) == len(loads_of(server, "second")) == 4
 
@@ -67,7 +67,7 @@ def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch
         activate(server.grpc_url, repo, 2)
     assert load.errors == []
     assert set(load.generations) == {(1, 1)}
-    assert find_served_generation(server.grpc_url) == pinned_generation(repo) == 1
+    assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 1
     states = read_model_states(server.grpc_url)
     assert {key for key, (state, _) in states.items() if state == "READY"} == {("first", 1), ("second", 1), ("recommend", 1)}
 
@@ -90,7 +90,7 @@ def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch):
         activate(server.grpc_url, repo, 2)
     assert load.errors == []
     assert set(load.generations) <= {(1, 1), (2, 2)}
-    assert find_served_generation(server.grpc_url) == pinned_generation(repo) == 2
+    assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 2
     assert find_held_generations(repo, server.run_dir) == {1, 2}
     second.write_text((repo / "second" / "1" / "model.py").read_text())
     assert activate(server.grpc_url, repo, 2) == 2  # trying again is the remedy
@@ -147,7 +147,7 @@ def test_a_server_with_fixed_models_stays_where_it_is(repo, launch):
     toys.publish(repo, 2)
     with pytest.raises(ServerError, match=r"stays at generation 1.*explicit model load"):
         activate(server.grpc_url, repo, 2)
-    assert find_served_generation(server.grpc_url) == pinned_generation(repo) == 1
+    assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 1
 
 
 def test_no_server_to_move(repo):

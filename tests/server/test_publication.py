@@ -25,7 +25,7 @@ from server.environment import PROJECT
 from server.generations import activate, find_served_generation
 from server.launcher import TritonServer
 from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from serving.stages.rules.config import ITEMS_FILE, RulesConfig
@@ -154,7 +154,7 @@ def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_
     served.stop()
     again = launch(repo)
     generation = find_served_generation(again.grpc_url)
-    assert generation == pinned_generation(repo)
+    assert generation == read_pinned_generation(repo)
     expected = answers_of(repo, generation).outputs
     with grpcclient.InferenceServerClient(again.grpc_url) as client:
         for row in range(8):

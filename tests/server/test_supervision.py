@@ -16,7 +16,7 @@ from repository.registry import read_acts
 from server import control, gateway, guard, watch
 from server.condition import examine
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.live.experiment import Experiment
 from tests.repositories import small_repository
 from tests.server.gateways import USER
@@ -100,7 +100,7 @@ def test_a_challenger_that_is_promoted_answers_everybody(shop, tmp_path):
     end_experiment(shop.repo, "more clicks", state="promoted")
     shop.wait(lambda: shop.ask()["generation"] == challenger)
     shop.wait(lambda: read_acts(shop.repo)[-1].action == "activated")
-    assert pinned_generation(shop.repo) == challenger
+    assert read_pinned_generation(shop.repo) == challenger
     shop.recover()
 
 
@@ -116,4 +116,4 @@ def test_a_server_that_dies_on_damaged_files_comes_back_with_another_generation(
     supervisor.resume()
     shop.wait(lambda: shop.state.generation != damaged)
     shop.recover()
-    assert shop.ask()["generation"] == pinned_generation(shop.repo) == shop.state.generation
+    assert shop.ask()["generation"] == read_pinned_generation(shop.repo) == shop.state.generation

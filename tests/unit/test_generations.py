@@ -6,7 +6,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from repository.config import Serving, make_ensemble_config, make_stage_config
 from serving.contract.errors import ArtifactError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, Axes, make_ensemble_spec, make_stage_specs
 from serving.pipeline import Pipeline
 
@@ -29,13 +29,13 @@ def repository(folder, text):
 def test_it_reads_what_protobuf_writes(tmp_path, config, one_line):
     text = text_format.MessageToString(config, as_one_line=one_line)
     assert list(text_format.Parse(text, pb.ModelConfig()).version_policy.specific.versions) == [1207]
-    assert pinned_generation(repository(tmp_path, text)) == 1207
+    assert read_pinned_generation(repository(tmp_path, text)) == 1207
 
 
 def test_lists_and_comments_are_protobufs_too(tmp_path):
     text = "version_policy: { # was versions: 7, model_version: 8\n  specific { versions: [ 3 ] } }"
     assert list(text_format.Parse(text, pb.ModelConfig()).version_policy.specific.versions) == [3]
-    assert pinned_generation(repository(tmp_path, text)) == 3
+    assert read_pinned_generation(repository(tmp_path, text)) == 3
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_lists_and_comments_are_protobufs_too(tmp_path):
 )
 def test_it_refuses_what_names_not_one(tmp_path, text, pins):
     with pytest.raises(ArtifactError, match=rf"pinned to versions {pins}; expected one .*export pin"):
-        pinned_generation(repository(tmp_path, text))
+        read_pinned_generation(repository(tmp_path, text))
 
 
 def test_no_repository(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from serving.contract.artifacts import find_stage_folder, read_stage
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES, make_stage_specs
 from serving.pipeline import STAGE_TYPES, Pipeline
 
@@ -42,7 +42,7 @@ def replace_networks(pipeline: Pipeline, networks: Mapping[str, Any]) -> Pipelin
 
 def find_stage_folders(repository: Path) -> dict[str, Path]:
     """Return the version folders of every stage and of `recommend`, of the generation that a server answers with."""
-    generation = pinned_generation(repository)
+    generation = read_pinned_generation(repository)
     return {stage: find_stage_folder(repository, stage, generation) for stage in STAGES} | {
         ENSEMBLE: repository / ENSEMBLE / str(generation)
     }

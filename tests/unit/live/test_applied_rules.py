@@ -22,7 +22,7 @@ from repository.applied_rules import (
 from server.rules import app
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ArtifactError, ConfigError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.ids import stable_id
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
@@ -73,8 +73,8 @@ def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repo
 
 
 def test_a_new_item_with_a_text_id_is_blocked_by_its_text(repository, reader, upsert):
-    items = ItemIndex.load(find_stage_folder(repository, "rerank", pinned_generation(repository)) / "item_ids.npy").ids
-    names = find_stage_folder(repository, ENSEMBLE, pinned_generation(repository)) / NAMES_FILE
+    items = ItemIndex.load(find_stage_folder(repository, "rerank", read_pinned_generation(repository)) / "item_ids.npy").ids
+    names = find_stage_folder(repository, ENSEMBLE, read_pinned_generation(repository)) / NAMES_FILE
     names.write_text(json.dumps({f"old-{item_id}": item_id for item_id in items.tolist()}))
     pipeline = Pipeline.load(repository, live=reader)
     for text in ("A-17", "2018"):

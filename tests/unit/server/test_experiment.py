@@ -12,7 +12,7 @@ from repository.experiments import end_experiment, find_experiment_folder, start
 from repository.models import read_config
 from server.__main__ import app
 from serving.contract.errors import ConfigError, ServerError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.live.experiment import Experiment, read_experiment
 from tests.repositories import link_small_repository
 
@@ -42,7 +42,7 @@ def test_an_experiment_whose_server_is_gone_ends_and_the_next_server_loads_the_c
     experiment = read_experiment(find_experiment_folder(repo))
     assert (experiment.state, experiment.reason) == ("stopped", "enough")
     assert read_challengers(repo) == ()
-    assert pinned_generation(repo) == 1
+    assert read_pinned_generation(repo) == 1
     assert list(read_config(repo / "preprocess" / "config.pbtxt").version_policy.specific.versions) == [1]
     assert run(repo, "stop") == said  # again: nothing is left to do
     assert "still takes memory" not in run(repo, "status")

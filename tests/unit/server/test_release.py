@@ -14,7 +14,7 @@ from server.challenger import load_challenger
 from server.ports import find_free_ports
 from server.release import Release
 from server.state import ServerState
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository
@@ -51,7 +51,7 @@ def test_the_challenger_is_unloaded_once_its_experiment_is_over(served, ended):
     end_experiment(state.repo, "its p99 is 90 ms", state=ended)
     assert release.look() == "experiment spring is over: generation 2 is unloaded"
     assert not is_loaded(double)
-    assert (read_challengers(state.repo), pinned_generation(state.repo)) == ((), 1)
+    assert (read_challengers(state.repo), read_pinned_generation(state.repo)) == ((), 1)
     load_challenger(state.grpc_url, state.repo, 2)  # of another experiment, which begins next
     assert release.look() == Release(state).look() == ""  # also that of a supervisor that has just been started
     assert is_loaded(double)
@@ -73,7 +73,7 @@ def test_a_pin_for_the_next_start_is_kept(served):
     pin(state.repo, 2)
     assert Release(state).look().endswith("generation 2 stays loaded, because the repository is pinned to generation 2")
     assert is_loaded(double)
-    assert pinned_generation(state.repo) == 2
+    assert read_pinned_generation(state.repo) == 2
 
 
 def test_a_server_that_does_not_unload_it_is_named_once(served):

@@ -17,7 +17,7 @@ from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory,
 from server.ports import Ports, find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from tests.clocks import PatientClock
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
@@ -152,7 +152,7 @@ def test_pinning_changes_only_which_version_answers(repo):
     toys.publish(repo, 2)
     before = {model.name: model.config for model in read_repository(repo)}
     write_pins(repo, 2, keep=(1,))
-    assert pinned_generation(repo) == 2
+    assert read_pinned_generation(repo) == 2
     after = {model.name: model for model in read_repository(repo)}
     assert after["first"].versions_loaded == after["second"].versions_loaded == (1, 2)
     assert after["recommend"].versions_loaded == (2,)
@@ -168,14 +168,14 @@ def test_a_generation_counts_when_every_model_has_it(repo):
     for move in (partial(activate, "localhost:1"), pin):
         with pytest.raises(ConfigError, match=r"Generation 3 is not in .*which holds \[1, 2\]"):
             move(repo, 3)
-    assert pinned_generation(repo) == 1
+    assert read_pinned_generation(repo) == 1
 
 
 def test_steps_that_disagree_and_steps_that_are_missing(repo):
     config = repo / "recommend" / "config.pbtxt"
     config.write_text(config.read_text().replace("model_version: 1", "model_version: 2", 1))
     with pytest.raises(ArtifactError, match=r"pinned to versions \[1, 2\]; expected one .*export pin"):
-        pinned_generation(repo)
+        read_pinned_generation(repo)
     shutil.rmtree(repo / "second")
     with pytest.raises(ConfigError, match=r"recommend has steps \['second'\], which are not in the repository"):
         list_published_generations(repo)
@@ -186,7 +186,7 @@ def test_a_repository_without_the_ensemble(repo):
     with pytest.raises(ConfigError, match="has no model recommend"):
         list_published_generations(repo)
     with pytest.raises(ArtifactError, match=r"recommend/config\.pbtxt cannot be read.*make export"):
-        pinned_generation(repo)
+        read_pinned_generation(repo)
 
 
 @pytest.mark.parametrize("move", [partial(activate, "localhost:1"), pin], ids=["activate", "pin"])
@@ -198,9 +198,9 @@ def test_no_move_while_another_one_or_a_publication_is_under_way(repo, move, mon
         pytest.raises(ServerError, match=r"Another publication or move has held .*repo for 600 s\. Wait until it ends"),
     ):
         move(repo, 2)
-    assert pinned_generation(repo) == 1
+    assert read_pinned_generation(repo) == 1
     pin(repo, 2)
-    assert pinned_generation(repo) == 2
+    assert read_pinned_generation(repo) == 2
 
 
 def test_a_lock_needs_a_repository(tmp_path):
@@ -238,10 +238,10 @@ def test_nothing_is_published_while_a_server_starts_with_its_generation(repo, ge
     toys.publish(repo, 2)
     write_pins(repo, 1)
     with pinned_to(repo, generation):
-        assert pinned_generation(repo) == generation
+        assert read_pinned_generation(repo) == generation
         with pytest.raises(ServerError, match="Another publication or move"), publication_lock(repo, timeout_s=0):
             pass
-    assert pinned_generation(repo) == 1
+    assert read_pinned_generation(repo) == 1
     with publication_lock(repo, timeout_s=0):
         pass
 
@@ -249,8 +249,8 @@ def test_nothing_is_published_while_a_server_starts_with_its_generation(repo, ge
 def test_a_server_starts_with_the_pinned_generation_although_the_lock_cannot_be_had(repo, monkeypatch):
     monkeypatch.setattr(generations, "PUBLICATION_TIMEOUT_S", 0.0)
     with publication_lock(repo), pinned_to(repo, 1):
-        assert pinned_generation(repo) == 1
+        assert read_pinned_generation(repo) == 1
     (repo / LOCK_FILE).unlink()
     (repo / LOCK_FILE).mkdir()  # cannot be opened, as in a read-only repository
     with pinned_to(repo, 1):
-        assert pinned_generation(repo) == 1
+        assert read_pinned_generation(repo) == 1

@@ -28,7 +28,7 @@ from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, make_state_path, read_state
 from server.watch import Watch, build_command
 from serving.contract.artifacts import MANIFEST_FILE
-from serving.contract.generations import pinned_generation
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.repositories import copy_small_repository
 from tests.tags import draw_tag, run_tagged
@@ -160,5 +160,5 @@ def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_p
     with watched(state, tmp_path):
         until(lambda: read_acts(repo))
     act = read_acts(repo)[0]
-    assert (act.action, act.generation, pinned_generation(repo)) == ("pinned", 1, 1)
+    assert (act.action, act.generation, read_pinned_generation(repo)) == ("pinned", 1, 1)
     assert MANIFEST_FILE in act.reason
