@@ -3,8 +3,8 @@
     python -m experiments.drift --repo model_repository --data online-retail
 
 The published stages answer requests drawn anew from the log that was exported, as the export drew those of its references:
-windows of them are stationary and must not alarm. Shifts are injected into one feature of the users, the requests or the best
-items each, or into the score, and must alarm within one window of 2,000 requests.
+replays of them are stationary and must not alarm. Shifts are injected into one feature of the users, the requests or the best
+items each, or into the score, at a random request, and must alarm within 2,000 requests.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from serving.contract.artifacts import find_stage_folder
 from serving.contract.distributions import OTHER, Reference, compute_kl, compute_psi, read_references
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, make_ensemble_spec, make_stage_specs
-from serving.stages.features.drift import WINDOW_ROWS
+from serving.stages.features.drift import NEW_ROWS, WINDOW_ROWS, DriftWindow
 from serving.stages.preprocess import Preprocess
 from serving.stages.rank import Rank
 from serving.stages.retrieve import Retrieve
 from training.dataset import Dataset, load_dataset
 
 EVIDENTLY_PACKAGES = ("evidently==0.7.23", "pandas==2.3.3")  # it cannot import pandas 3
-STATIONARY_WINDOWS = 50
+STATIONARY_REPLAYS = 50  # of WINDOW_ROWS requests each
 SHIFTS = 20
 MOST_DIFFERENCE = 1e-6
 MOVED_SHARE = 0.15  # of a categorical feature's requests that a shift gives another value
 MOVED_DEVIATIONS = 0.3  # by which a shift moves a number
+REQUESTS_AT_ONCE = 10  # of a batch
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -61,15 +62,35 @@ class Watched:
         spec = make_ensemble_spec(make_stage_specs(info.axes, info.context))
         return compute_watched(*self.stages, draw_requests(self.dataset, spec, WINDOW_ROWS, generator))
 
-    def compare(self, window: Columns) -> dict[str, float]:
-        """Return each feature's PSI over what chance explains: above 1, it alarms."""
-        observed = {name: own.count_shares(window[name]) for name, own in self.references.items()}
-        return {
-            name: compute_psi(np.asarray(own.shares), observed[name]) / own.psi_bound for name, own in self.references.items()
-        }
+    def make_window(self) -> DriftWindow:
+        """Make a window of all watched features, as a stage has one of its own."""
+        return DriftWindow(list(self.references.values()), len(self.list_categorical()))
 
-    def find_alarms(self, window: Columns) -> list[str]:
-        return [name for name, ratio in self.compare(window).items() if ratio > 1]
+    def list_categorical(self) -> list[str]:
+        return [name for name, own in self.references.items() if own.categories]
+
+    def send(self, window: DriftWindow, requests: Columns, start: int, stop: int) -> None:
+        """Add the requests [start, stop) to a window, REQUESTS_AT_ONCE at a time."""
+        categorical = self.list_categorical()
+        numeric = [name for name in self.references if name not in categorical]
+        for first in range(start, stop, REQUESTS_AT_ONCE):
+            rows = slice(first, min(first + REQUESTS_AT_ONCE, stop))
+            categories, numbers = (np.array([requests[name][rows] for name in names]).T for names in (categorical, numeric))
+            window.add(categories.reshape(-1, len(categorical)), numbers.reshape(-1, len(numeric)))
+
+
+def read_ratios(window: DriftWindow) -> dict[str, float]:
+    """Return each feature's PSI over what chance explains, at the last comparison: above 1, it alarms."""
+    read = {(own.name, own.labels.get("feature", "")): own.value for own in window.list_measurements()}
+    return {
+        name: value / read["recommender_drift_psi_bound", name]
+        for (metric, name), value in read.items()
+        if metric == "recommender_drift_psi"
+    }
+
+
+def find_alarms(window: DriftWindow) -> list[str]:
+    return [name for name, ratio in read_ratios(window).items() if ratio > 1]
 
 
 @contextmanager
@@ -82,6 +103,7 @@ def open_watched(repo: Path, dataset: Dataset) -> Iterator[Watched]:
     with closing(Rank.load(folders["rank"], as_exported=True)) as rank:
         stages = (preprocess, retrieve, rank)
         recorded = compute_watched(*stages, read_recorded(folders[ENSEMBLE] / RECORDED_FILE).inputs)
+        references.sort(key=lambda own: not own.categories)
         yield Watched(stages, dataset, {reference.name: reference for reference in references}, recorded)
 
 
@@ -127,23 +149,56 @@ def count_as_evidently(reference: np.ndarray, window: np.ndarray) -> tuple[np.nd
     return tuple(np.array([(values == kind).sum() for kind in kinds]) for values in (reference, window))  # type: ignore[return-value]
 
 
-def measure(watched: Watched, windows: int = STATIONARY_WINDOWS, shifts: int = SHIFTS) -> list[Figure]:
-    """Return how many stationary windows alarm, and how many shifts are found."""
+def measure(watched: Watched, replays: int = STATIONARY_REPLAYS, shifts: int = SHIFTS) -> list[Figure]:
+    """Return how many stationary replays alarm, and after how many requests shifts are found."""
     generator = np.random.default_rng(1)  # the export draws its requests with [pipeline] seed, 0 unless it was set
-    ratios = [watched.compare(watched.draw_window(generator)) for _ in range(windows)]
-    movable, found = [reference for reference in watched.references.values() if can_move(reference)], 0
-    for number in range(shifts):
-        reference = movable[number % len(movable)]
-        window = shift_feature(watched.draw_window(generator), reference, generator)
-        found += watched.find_alarms(window) == [reference.name]
-    false_alarms = sum(max(of_window.values()) > 1 for of_window in ratios)
-    mean_ratio = float(np.mean([list(of_window.values()) for of_window in ratios]))
+    ratios, false_alarms = measure_stationary(watched, replays, generator)
+    movable = [reference for reference in watched.references.values() if can_move(reference)]
+    delays = [measure_delay(watched, movable[number % len(movable)], generator) for number in range(shifts)]
+    found = [delay for delay in delays if delay]
     return [
         Figure(name="features and scores watched", values=[len(watched.references)]),
-        Figure(name="PSI of stationary windows over its bound, mean", values=[mean_ratio]),
-        Figure(name=f"false alarms of {windows} stationary windows", values=[false_alarms], at_most=0),
-        Figure(name=f"shifts of {shifts} found, in the right feature", values=[found], at_least=shifts),
+        Figure(name="PSI of stationary windows over its bound, mean", values=[float(np.mean(ratios))]),
+        Figure(name=f"false alarms in {replays} stationary replays", values=[false_alarms], at_most=0),
+        Figure(name=f"shifts of {shifts} found, in the right feature alone", values=[len(found)], at_least=shifts),
+        Figure(name="requests until a shift is found, most", values=[max(found, default=np.nan)], at_most=WINDOW_ROWS),
     ]
+
+
+def measure_stationary(watched: Watched, replays: int, generator: np.random.Generator) -> tuple[list[float], int]:
+    """Return PSI over its bound of every feature and comparison, and how many of the replays alarm in any of theirs.
+
+    One replay follows the other, so that each comparison but the first meets requests of two.
+    """
+    window, false_alarms = watched.make_window(), 0
+    ratios: list[float] = []
+    for _ in range(replays):
+        requests, alarmed = watched.draw_window(generator), False
+        for start in range(0, WINDOW_ROWS, NEW_ROWS):
+            watched.send(window, requests, start, start + NEW_ROWS)
+            compared = read_ratios(window)
+            ratios += compared.values()
+            alarmed |= any(ratio > 1 for ratio in compared.values())
+        false_alarms += alarmed
+    return ratios, false_alarms
+
+
+def measure_delay(watched: Watched, reference: Reference, generator: np.random.Generator) -> int | None:
+    """Return after how many requests a shift of one feature is found. None if it never is, or another feature alarms.
+
+    It begins anywhere between two comparisons, and the metrics are read after every batch.
+    """
+    window, requests = watched.make_window(), watched.draw_window(generator)
+    watched.send(window, requests, 0, WINDOW_ROWS)
+    if find_alarms(window):
+        return None
+    watched.send(window, watched.draw_window(generator), 0, int(generator.integers(NEW_ROWS)))
+    shifted = shift_feature(watched.draw_window(generator), reference, generator)
+    for start in range(0, WINDOW_ROWS, REQUESTS_AT_ONCE):
+        watched.send(window, shifted, start, start + REQUESTS_AT_ONCE)
+        if alarms := find_alarms(window):
+            return start + REQUESTS_AT_ONCE if alarms == [reference.name] else None
+    return None
 
 
 @app.command()
@@ -162,7 +217,7 @@ def main(
         if with_evidently:
             worst = compare_with_evidently(watched.recorded, watched.draw_window(np.random.default_rng(2)))
             figures.append(Figure(name="largest difference from evidently", values=[worst], at_most=MOST_DIFFERENCE))
-    conditions = f"requests drawn from {data}, windows of {WINDOW_ROWS:,}"
+    conditions = f"requests drawn from {data}, windows of {WINDOW_ROWS:,}, compared every {NEW_ROWS:,}"
     finish("drift", "Drift of features and scores", "python -m experiments.drift", conditions, figures, results, machine)
 
 

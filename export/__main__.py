@@ -86,19 +86,32 @@ def follow(
 
     settings = read_settings(config) if config else None
     from export.follow import follow_once  # imported late, because training imports take seconds
+    from repository.rounds import record_round
 
     while True:
         try:
             progress = console if verbose else Console(quiet=True)
             finished = follow_once(load_dataset(data), repo, settings, events, progress, share, days)
             console.print(escape(finished.report))
+            record_round(repo, finished.outcome, finished.report)
         except (RecommenderError, OSError) as error:  # such as a full disk, which may be mended until the next round
+            report_failed_round(repo, error)
             if once:
                 raise
             console.print(f"[red]error[/]: {escape(str(error))}")
         if once:
             return
         time.sleep(60 * minutes)
+
+
+def report_failed_round(repo: Path, error: Exception) -> None:
+    """Record a failed round for metrics, or print why that is not possible."""
+    from repository.rounds import record_round
+
+    try:
+        record_round(repo, "failed", str(error))
+    except OSError as second:
+        console.print(f"[red]error[/]: the failed round is not recorded: {escape(str(second))}")
 
 
 @app.command()

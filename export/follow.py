@@ -33,6 +33,7 @@ from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
 from repository.registry import read_acts, read_manifest, record_act
+from repository.rounds import Outcome
 from server.challenger import unload_challenger
 from server.control import activate, find_running_servers
 from server.environment import RUN_DIR
@@ -62,6 +63,12 @@ class Round:
     generation: int
     report: str
     verdict: Verdict | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.generation:
+            return "published"
+        return "not published" if self.verdict else "waits"
 
 
 def follow_once(

@@ -42,6 +42,7 @@ from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from gateway.tracing import Tracing
 from live.exposures import ExposureLog
+from repository.rounds import read_round
 from serving.live.store import find_live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
@@ -102,7 +103,7 @@ def create_app(
     _add_recommendations(app, answer)
     _add_feedback(app, Recorder(shop, recommender, metrics))
     _add_explanations(app, shop, explainer, LogReports(shop.repo, "progress"))
-    _add_health(app, readiness, metrics, experiments)
+    _add_health(app, shop.repo, readiness, metrics, experiments)
     _add_console(app)
     return app
 
@@ -201,7 +202,7 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
         return Response(await reports.read_latest(), media_type="application/json")
 
 
-def _add_health(app: FastAPI, readiness: Readiness, metrics: Metrics, experiments: Experiments) -> None:
+def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics, experiments: Experiments) -> None:
     """Add the routes for orchestrators and Prometheus."""
 
     @app.get("/healthz")
@@ -228,6 +229,7 @@ def _add_health(app: FastAPI, readiness: Readiness, metrics: Metrics, experiment
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
         metrics.show_experiment(experiments.read_current())
+        metrics.show_round(read_round(repo))
         return Response(metrics.render_page(), media_type=CONTENT_TYPE_LATEST)
 
 

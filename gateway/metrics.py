@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from repository.rounds import EndedRound
 from serving.live.experiment import Experiment
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -43,6 +44,12 @@ class Metrics:
             ["experiment", "challenger", "state"],
             registry=registry,
         )
+        self._round = Gauge(
+            "gateway_training_round_timestamp_seconds",
+            "When the last round of continuous training ended",
+            ["outcome"],
+            registry=registry,
+        )
         self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
@@ -66,6 +73,12 @@ class Metrics:
         if latest is not None:
             labels = latest.name, str(latest.challenger), latest.state
             self._experiment.labels(*labels).set(latest.changed_ms / 1_000)
+
+    def show_round(self, ended: EndedRound | None) -> None:
+        """Show the last round of continuous training; nothing before the first one."""
+        self._round.clear()
+        if ended is not None:
+            self._round.labels(ended.outcome).set(ended.ended_s)
 
     def render_page(self) -> bytes:
         """Return all metrics as text for Prometheus."""

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from export.__main__ import app
 from repository.registry import read_acts, read_manifest
+from repository.rounds import read_round
 from serving.contract.artifacts import write_manifest
 from serving.contract.errors import ArtifactError
 from serving.contract.generations import read_pinned_generation
@@ -59,10 +60,14 @@ def test_an_export_is_read_only_and_every_move_of_the_pin_is_recorded(repo, conf
 def test_follow_without_a_config_reads_the_settings_of_what_serves(repo, config):
     follow = "follow", "--once", "--data", DATA, "--repo", repo
     assert "waits: 0 events are newer than generation 1" in run(*follow)
+    assert read_round(repo).outcome == "waits"
     folder = repo / ENSEMBLE / "1"
     manifest = read_manifest(repo, 1)
     manifest["settings"]["ranker"]["an_old_key"] = True
     write_manifest(folder, **{key: value for key, value in manifest.items() if key not in ("schema", "files")})
     with pytest.raises(ArtifactError, match="an_old_key"):
         run(*follow)
+    failed = read_round(repo)
+    assert failed.outcome == "failed"
+    assert "an_old_key" in failed.report
     assert "waits: 0 events are newer than generation 1" in run(*follow, "--config", config)

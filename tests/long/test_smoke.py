@@ -111,7 +111,7 @@ def smoke_growth(context: Context) -> list[Figure]:
 
 def smoke_drift(context: Context) -> list[Figure]:
     with drift.open_watched(context.repo, context.dataset) as watched:
-        return drift.measure(watched, windows=1, shifts=1)
+        return drift.measure(watched, replays=1, shifts=1)
 
 
 def smoke_overhead(context: Context) -> list[Figure]:

@@ -35,14 +35,13 @@ class BestItems:
         return (*self.categorical, *self.continuous, SCORE)
 
     def watch(self, candidates: np.ndarray, rank_scores: np.ndarray, window: DriftWindow) -> None:
-        """Add each request's best item to a window, until it is full: its categories, and its numbers with the score.
+        """Add each request's best item to a window, as far as it has room: its categories, and its numbers with the score.
 
         candidates: int64 [B, C] item positions; rank_scores: float32 [B, C]
         """
         categories, numbers = window.view_next_rows(len(candidates))
-        if len(categories):
-            write_best(candidates, rank_scores, self.rows, self.numbers, categories, numbers)
-            window.keep(len(categories))
+        write_best(candidates, rank_scores, self.rows, self.numbers, categories, numbers)
+        window.keep(len(categories))
 
     def describe(self, candidates: np.ndarray, rank_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what `watch` adds: categories, int64 [B, Fi], and numbers with the score, float32 [B, Gi + 1]."""

@@ -1,7 +1,7 @@
 """Measure how far the features of requests, and of the items that win them, have drifted from their distribution at the export.
 
-A request only costs a copy of its row into a window. The thread that reports metrics compares a full window with the references
-and empties it; requests that arrive after the window is full are not counted.
+A request only costs a copy of its row, over the oldest one of a ring. The thread that reports metrics compares the whole ring
+with the references once enough rows are new, so that a drift is seen soon after it began, whenever it began.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from serving.contract.distributions import Reference, compute_kl, compute_psi, r
 from serving.contract.measurements import COUNTER, GAUGE, Measurement
 
 WINDOW_ROWS = 2_000  # requests of one process in a window
+NEW_ROWS = 250  # after which the window is compared again
 
 
 class DriftWindow:
@@ -28,7 +29,8 @@ class DriftWindow:
         self._references, self._watched = references, watched
         self._categories = np.empty((WINDOW_ROWS, categorical), np.int64)
         self._numbers = np.empty((WINDOW_ROWS, len(references) - categorical), np.float32)
-        self._rows = 0
+        self._rows = 0  # that were ever written
+        self._compared_rows = 0  # `_rows` at the last comparison
         self._windows = 0
         self._divergences: list[tuple[float, float]] = []
 
@@ -42,24 +44,29 @@ class DriftWindow:
         return cls(references, categorical, watched) if tuple(own.name for own in references) == names else None
 
     def add(self, categories: np.ndarray, numbers: np.ndarray) -> None:
-        """Add the values of a batch, int64 [B, categorical] and float32 [B, numbers], until the window is full."""
+        """Add the values of a batch, int64 [B, categorical] and float32 [B, numbers], as far as `view_next_rows` has room."""
         own_categories, own_numbers = self.view_next_rows(len(categories))
-        if count := len(own_categories):
-            own_categories[:], own_numbers[:] = categories[:count], numbers[:count]
-            self.keep(count)
+        count = len(own_categories)
+        own_categories[:], own_numbers[:] = categories[:count], numbers[:count]
+        self.keep(count)
 
     def view_next_rows(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows to write the values of `count` requests to, as `add` takes them; fewer where the window is full."""
-        rows = slice(self._rows, min(self._rows + count, WINDOW_ROWS))
+        """Return the rows to write the values of `count` requests to, as `add` takes them; fewer at the end of the ring."""
+        start = self._rows % WINDOW_ROWS
+        rows = slice(start, min(start + count, WINDOW_ROWS))
         return self._categories[rows], self._numbers[rows]
 
     def keep(self, count: int) -> None:
-        """Count as many of `view_next_rows`, 1 or more, as values were written to."""
+        """Count as many of `view_next_rows` as values were written to."""
         self._rows += count
 
     def list_measurements(self) -> Iterator[Measurement]:
-        """Yield the number of windows and, of each feature in the last full one, PSI, KL divergence and the PSI's bound."""
-        if self._rows == WINDOW_ROWS:
+        """Yield the number of comparisons and, of each feature in the last one, PSI, KL divergence and the PSI's bound.
+
+        Requests that arrive meanwhile may replace rows of the window before they are counted: they are as new.
+        """
+        rows = self._rows
+        if rows >= WINDOW_ROWS and rows - self._compared_rows >= NEW_ROWS:
             columns = [*self._categories.T, *self._numbers.T]
             pairs = [
                 (np.asarray(reference.shares), reference.count_shares(column))
@@ -67,7 +74,7 @@ class DriftWindow:
             ]
             self._divergences = [(compute_psi(*pair), compute_kl(*pair)) for pair in pairs]
             self._windows += 1
-            self._rows = 0
+            self._compared_rows = rows
         text, watched = "Windows of requests compared with the export's", {"watched": self._watched}
         yield Measurement("recommender_drift_windows_total", text, COUNTER, watched, self._windows)
         for reference, (window_psi, window_kl) in zip(self._references, self._divergences, strict=False):

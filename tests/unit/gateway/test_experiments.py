@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from gateway import schema
 from gateway.experiments import interleave
 from live.exposures import read_exposures
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
+from repository.rounds import ROUND_FILE, record_round
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository, link_small_repository
 from tests.unit.gateway.conftest import Gateway
@@ -125,6 +127,20 @@ def test_the_metrics_say_how_the_latest_experiment_is(tried):
         labels, value = line.rsplit(" ", 1)
         assert labels.endswith(f'{{challenger="2",experiment="spring",state="{state}"}}')
         assert float(value) == pytest.approx(changed_s)
+
+
+def test_the_metrics_say_how_the_last_round_of_training_ended(tried):
+    def read_rounds() -> dict[str, float]:
+        page = tried.door.ask("GET", "/metrics").text
+        lines = [line for line in page.splitlines() if line.startswith("gateway_training_round_timestamp_seconds{")]
+        return {line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+    assert read_rounds() == {}
+    for outcome in ("published", "failed", "waits"):
+        record_round(tried.repo, outcome, "as it may be")
+        assert read_rounds() == {outcome: pytest.approx(time.time(), abs=60)}
+    (tried.repo / ROUND_FILE).write_text('{"outcome": "fine"}')
+    assert list(read_rounds()) == ["failed"]
 
 
 def test_without_an_experiment_nothing_is_logged_and_the_champion_answers(tried):

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chi2
 
 from serving.contract.distributions import Reference, compute_kl, compute_psi
-from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
+from serving.stages.features.drift import NEW_ROWS, WINDOW_ROWS, DriftWindow
 from trials.drift import FALSE_ALARMS, bound_psi, compute_psi_bound, describe_categories, describe_numbers
 
 FEATURES = 20  # that share FALSE_ALARMS
@@ -94,18 +94,60 @@ def test_what_cannot_differ_never_alarms():
     )
 
 
-def test_a_full_window_is_reported_and_alarms_only_for_what_moved():
-    generator = np.random.default_rng(3)
+def read_drift(window: DriftWindow) -> dict[tuple[str, str], float]:
+    return {(own.name, own.labels.get("feature", "")): own.value for own in window.list_measurements()}
+
+
+def find_drifted(window: DriftWindow) -> list[str]:
+    values = read_drift(window)
+    bounds = {feature: bound for (name, feature), bound in values.items() if name == "recommender_drift_psi_bound"}
+    return [feature for feature, bound in bounds.items() if values["recommender_drift_psi", feature] > bound]
+
+
+@pytest.fixture
+def watched() -> DriftWindow:
+    """A window of a category, `brand`, and a number, `price`."""
+    generator = np.random.default_rng(2)
     brands, prices = generator.integers(3, 9, 5_000), generator.normal(size=5_000).astype(np.float32)
-    references = bound_psi([describe_categories("brand", brands), describe_numbers("price", prices)], WINDOW_ROWS)
-    window = DriftWindow(references, categorical=1)
-    assert [measured.value for measured in window.list_measurements()] == [0]
-    for _ in range(WINDOW_ROWS // 4 + 1):  # what no longer fits is left out
-        window.add(generator.integers(3, 9, (4, 1)), generator.normal(0.3, size=(4, 1)).astype(np.float32))
-    values = {(m.name, m.labels.get("feature")): m.value for m in window.list_measurements()}
-    assert values["recommender_drift_windows_total", None] == 1
+    return DriftWindow(
+        bound_psi([describe_categories("brand", brands), describe_numbers("price", prices)], WINDOW_ROWS), categorical=1
+    )
+
+
+def send(window: DriftWindow, batches: int, generator: np.random.Generator, price: float = 0.0) -> None:
+    for _ in range(batches):
+        window.add(generator.integers(3, 9, (5, 1)), generator.normal(price, size=(5, 1)).astype(np.float32))
+
+
+def test_a_full_window_is_reported_and_alarms_only_for_what_moved(watched):
+    generator = np.random.default_rng(3)
+    send(watched, WINDOW_ROWS // 5 - 1, generator, price=0.3)
+    assert read_drift(watched) == {("recommender_drift_windows_total", ""): 0}
+    send(watched, 1, generator, price=0.3)
+    values = read_drift(watched)
+    assert values["recommender_drift_windows_total", ""] == 1
     assert values["recommender_drift_kl", "price"] > values["recommender_drift_kl", "brand"] > 0
-    alarms = {
-        name: values["recommender_drift_psi", name] > values["recommender_drift_psi_bound", name] for name in ("brand", "price")
-    }
-    assert alarms == {"brand": False, "price": True}
+    assert find_drifted(watched) == ["price"]
+    assert read_drift(watched) == values  # nothing is new
+
+
+@pytest.mark.parametrize("stationary", [2_000, 2_005, 2_375, 3_000, 3_985])
+def test_a_drift_is_found_within_a_window_whenever_it_began(watched, stationary):
+    generator = np.random.default_rng(4)
+    send(watched, stationary // 5, generator)
+    assert find_drifted(watched) == []
+    found: list[str] = []
+    for _ in range(WINDOW_ROWS // NEW_ROWS):
+        send(watched, NEW_ROWS // 5, generator, price=0.5)
+        found = found or find_drifted(watched)
+    assert found == ["price"]
+    send(watched, 2 * WINDOW_ROWS // 5, generator)
+    assert find_drifted(watched) == []  # once requests look as before
+
+
+def test_a_batch_beyond_the_end_of_the_ring_is_cut(watched):
+    generator = np.random.default_rng(5)
+    rows = WINDOW_ROWS + 5
+    watched.add(generator.integers(3, 9, (rows, 1)), generator.normal(size=(rows, 1)).astype(np.float32))
+    assert read_drift(watched)["recommender_drift_windows_total", ""] == 1
+    assert find_drifted(watched) == []
