@@ -251,7 +251,7 @@ def main(
     data: Annotated[str, typer.Option(help="folder with a dataset.toml, or a bundled name")] = "online-retail",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Measure quality, bytes and latency of each value of `[ranker] compression`. Training them all takes minutes.
+    """Measure quality, bytes and latency of each value of the ranker's `compression`. Training them all takes minutes.
 
     Exit code 1 when a bound is missed.
     """

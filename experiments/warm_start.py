@@ -87,7 +87,7 @@ def measure(dataset: Dataset, settings: SequenceSettings) -> list[Figure]:
 @app.command()
 def main(
     data: Annotated[str, typer.Option(help="a log of which the sequence model learns")] = "online-retail",
-    minutes: Annotated[float, typer.Option(help="[training] minutes, of which it takes a fifth")] = 12.0,
+    minutes: Annotated[float, typer.Option(help="minutes of training, of which it takes a fifth")] = 12.0,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure what a start from the weights before saves and finds. Some minutes."""

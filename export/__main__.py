@@ -1,4 +1,4 @@
-"""From a shop's log to a repository: `python -m export build | check | evaluate | relayout | point | …`."""
+"""From a shop's log to a repository: `python -m export build | check | evaluate | relayout | pin | …`."""
 
 from __future__ import annotations
 

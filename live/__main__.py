@@ -117,7 +117,7 @@ def compact(
 def maintain(
     repo: Repo = DEFAULT, tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = ""
 ) -> None:
-    """Run one round of maintenance by the export's [live] settings: archive, remove expired segments, forget idle users."""
+    """Run one round of maintenance by the export's settings of `live`: archive, remove expired segments, forget idle users."""
     settings, folder = read_published_settings(repo), find_store(repo)
     retention = Retention(**{field.name: getattr(settings, field.name) for field in fields(Retention)})
     with lock(folder) as is_ours:
@@ -138,7 +138,7 @@ def consume(
     repo: Repo = DEFAULT,
     tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = "",
 ) -> None:
-    """Read events from Kafka into the store until SIGTERM; [live] of the export names brokers and topic."""
+    """Read events from Kafka into the store until SIGTERM; `live.brokers` and `live.topic` of the export name them."""
     configure_logging(logging.INFO)
     with closing(Observe.load(find_stage_folder(repo, OBSERVE, generation))) as observe:
         settings = observe.settings
@@ -155,7 +155,7 @@ def share(
     repo: Repo = DEFAULT,
     tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = "",
 ) -> None:
-    """Share the state of users and items in Redis until SIGTERM; [live] redis of the export names its nodes."""
+    """Share the state of users and items in Redis until SIGTERM; `live.redis` of the export names its nodes."""
     configure_logging(logging.INFO)
     with closing(Observe.load(find_stage_folder(repo, OBSERVE, generation))) as observe:
         info = observe.info

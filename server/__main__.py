@@ -35,7 +35,7 @@ Settings = dict[str, int | bool | str | None]
 
 GrpcPort = Annotated[int, typer.Option(help="gRPC port of the server")]
 OneServer = Annotated[int | None, typer.Option("--grpc-port", help="only the server with this gRPC port")]
-Timeout = Annotated[float, typer.Option("--timeout-s", help="seconds until every model must be ready")]
+Timeout = Annotated[float, typer.Option("--timeout-s", min=1, help="seconds until every model must be ready")]
 
 
 @app.command()
@@ -44,8 +44,10 @@ def start(
     grpc_port: GrpcPort = 8001,
     http_port: Annotated[int, typer.Option(help="HTTP port")] = 8000,
     metrics_port: Annotated[int, typer.Option(help="Prometheus metrics port")] = 8002,
-    threads: Annotated[int | None, typer.Option(help="threads per model instance and numeric library (default 1)")] = None,
-    cache_mib: Annotated[int | None, typer.Option(help="response cache, MiB (default 0: none)")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="threads per model instance and numeric library (default 1)")
+    ] = None,
+    cache_mib: Annotated[int | None, typer.Option(min=0, help="response cache, MiB (default 0: none)")] = None,
     fixed: Annotated[
         bool, typer.Option("--fixed", help="never load or unload a model after the start (model control none)")
     ] = False,

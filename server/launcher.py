@@ -25,7 +25,7 @@ from server import generations, health, keys, live_helpers, log, processes, upda
 from server.control import STOP_TIMEOUT_S, clear_stale, end_server, stop_server
 from server.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
 from server.memory import check_memory
-from server.ports import LOOPBACK, Ports, check_free, choose_reachable_host, find_free_ports, listens
+from server.ports import LOOPBACK, Ports, check_free, check_host, choose_reachable_host, find_free_ports, listens
 from server.private_arguments import start_privately
 from server.stall import StallWatch
 from server.state import ServerState
@@ -133,6 +133,7 @@ class TritonServer:
         models = read_repository(self.repo)
         check_backends(models)
         clear_stale(self.run_dir)
+        check_host(self.host)
         check_free(self.ports)
         check_memory(models)
         settings: dict[str, int | bool | str] = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20}

@@ -13,6 +13,7 @@ from serving.contract.errors import ConfigError, ServerError
 
 LOOPBACK = "127.0.0.1"
 ANY_ADDRESS = "0.0.0.0"
+IP = (socket.AF_INET, socket.AF_INET6)
 FIRST_OPEN_PORT = 1024  # every user may listen from here on
 # Free ports are chosen here. Linux gives those above 32,767 to outgoing connections, and may do so before a server takes one.
 CHOSEN_FROM = range(10_000, 20_000)
@@ -55,6 +56,19 @@ def check_free(ports: Ports) -> None:
             f"{'; '.join(taken)}. Stop what listens there (`make stop` if it was started here), "
             "or choose others: make serve GRPC_PORT=… HTTP_PORT=… METRICS_PORT=…"
         )
+
+
+def check_host(host: str) -> None:
+    """Raise ServerError when no server of this machine can listen at an address."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+            sock.bind((host, 0))
+    except OSError as error:
+        own = sorted({address.address for known in psutil.net_if_addrs().values() for address in known if address.family in IP})
+        raise ServerError(
+            f"No server can listen at {host} ({error.strerror or error}). Expected an address of this machine "
+            f"({', '.join(own)}) or {ANY_ADDRESS}, which is all of them."
+        ) from error
 
 
 def is_free(port: int) -> bool:

@@ -22,7 +22,7 @@ print(loop(np.arange(3, dtype=np.uint64))[1], sum(loop.stats.cache_hits.values()
 LOSING = """
 import shutil
 from serving.loops.hashing import mix_all
-shutil.rmtree(mix_all._cache.cache_path)
+shutil.rmtree(mix_all.stats.cache_path)
 """
 LOSING_ALL = LOSING.replace("cache_path)", "cache_path.rsplit('/', 1)[0])")
 SOMEBODY_ELSE = """

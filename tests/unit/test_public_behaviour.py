@@ -66,6 +66,8 @@ def find_replaced(tree: ast.Module) -> Iterator[str]:
                 root, name = path.split(".")[0], path.split(".")[-1]
             case ast.Call(func=ast.Attribute(attr="setattr"), args=[target, ast.Constant(value=str(name)), _]):
                 root = origins.get(ast.unparse(target).split(".")[0], "")
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=module), attr=name)]) if module in origins:
+                root = origins[module]
             case _:
                 continue
         if root not in EDGES and name not in OUR_EDGES | OUR_LIMITS and not name.isupper():
@@ -114,6 +116,7 @@ def test_no_test_uses_a_private_name():
         ("monkeypatch.setattr('live.archive.list_segments', fail)", True),
         ("from serving.tables import Table; patch.setattr(Table, 'read', fail)", True),
         ("monkeypatch.setattr(store.level, 'catch_up', fail)", True),
+        ("from live import archive; archive.list_segments = fail", True),
         ("from unittest import mock", True),
         ("from unittest.mock import patch", True),
         ("import os; monkeypatch.setattr(os, 'link', refuse)", False),

@@ -17,8 +17,8 @@ import pytest
 from serving.contract.errors import DependencyError
 from serving.tables import filling
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
+from serving.tables.formats.rows import encode_vectors
 from serving.tables.leveled import LeveledTables
-from serving.tables.levels import rocks_store
 from serving.tables.levels.level import Level
 from serving.tables.levels.loading import is_never_updated, load_l3, mark_updated, open_l3
 from serving.tables.levels.rocks_failures import DamagedError
@@ -26,6 +26,7 @@ from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, Rock
 from serving.tables.store.log_position import LogPosition
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
+from tests.interrupting import called_on_return
 from tests.unit.tables.conftest import assert_answer, random_rows
 from tests.unit.tables.updating import PROCESSES, Log, committed, rocksdb_of, updating
 from tests.waiting import until
@@ -328,13 +329,9 @@ def test_several_processes_meet_the_damage_at_once(config, tmp_path):
 
 # --- the first load -----------------------------------------------------------------------------------------------------------
 def _load_and_die(config: LevelsConfig) -> None:
-    def die(vectors: np.ndarray) -> list[bytes]:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("it was killed")
-
     # the moment is all that is made up: in the middle of the files that RocksDB is to take in
-    rocks_store.encode_vectors = die
-    load_l3(config)
+    with called_on_return(lambda: os.kill(os.getpid(), signal.SIGKILL), encode_vectors):
+        load_l3(config)
 
 
 def test_a_first_load_that_was_killed_is_finished_by_the_next_one(config, instance):

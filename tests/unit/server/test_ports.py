@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from server.ports import FIRST_OPEN_PORT, Ports, check_free, find_free_ports, is_free, listens
+from server.ports import FIRST_OPEN_PORT, Ports, check_free, check_host, find_free_ports, is_free, listens
 from serving.contract.errors import ConfigError, ServerError
 
 
@@ -58,3 +58,14 @@ def test_a_port_listens_once_somebody_accepts_there():
         sock.listen()
         assert listens(ports.metrics)
     assert not listens(ports.metrics)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_an_address_of_this_machine_is_accepted(host):
+    check_host(host)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_refused_with_our_own(host):
+    with pytest.raises(ServerError, match=rf"No server can listen at {host} \(.+\)\. Expected .*127\.0\.0\.1.* or 0\.0\.0\.0"):
+        check_host(host)
