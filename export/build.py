@@ -18,6 +18,7 @@ from rich.console import Console
 from export.catalogue import write_catalogue
 from export.describe import describe_export, describe_ranker, describe_sources
 from export.learning import Learning, keep_weights
+from export.lost_log import refuse_lost_log
 from export.profiles import DEFAULT, Profile, Rehearsed, load_profile
 from export.progress import Progress
 from export.recording import draw_requests
@@ -64,6 +65,8 @@ from training.retrieval.choose import Choices, PastRetrievers, choose_sources
 from training.retrieval.effort import widen_search
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_served_retriever
 
+FEW_FULL_LISTS = 0.9  # of the recorded requests; with fewer, a person should look
+
 
 def build_repository(
     dataset: Dataset,
@@ -79,6 +82,7 @@ def build_repository(
 
     learning: what to start from and where to keep what is learned; None: train from scratch, and keep nothing
     """
+    refuse_lost_log(dataset, repository)
     plugin, progress = load_profile(profile), Progress(console, verbose)
     progress.note(f"{dataset.description.name}: {dataset.report}")
     rules = read_rules(dataset, repository, settings, progress)
@@ -267,6 +271,9 @@ def rehearse_and_seal(
         recorded, reports["rehearsal"] = rehearse(staging, dataset, requests)
         staging.seal(describe_export(dataset, settings, reports))
         phase.result = "{requests:,} requests, {full_lists:.1%} of the lists full".format(**reports["rehearsal"])
+    if (full := reports["rehearsal"]["full_lists"]) < FEW_FULL_LISTS:
+        returned = settings.pipeline.items_returned
+        progress.warn(f"only {full:.1%} of the lists have {returned} items: do log, catalogue and rules leave enough to show?")
     return recorded
 
 

@@ -45,6 +45,10 @@ class Progress:
         """Print a line that everybody should see."""
         self._console.print(f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {escape(text)}", highlight=False)
 
+    def warn(self, text: str) -> None:
+        """Print a line that somebody should look into."""
+        self._console.print(f"[yellow]warning[/]: {escape(text)}", highlight=False)
+
     def note_memory(self) -> None:
         """Print the most memory that this process had in use so far."""
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

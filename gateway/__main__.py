@@ -31,7 +31,7 @@ RECORD_S = 5.0  # an event or a change may take longer than a recommendation, be
 def serve(
     repo: Annotated[Path, typer.Option(help="model repository that the server serves")] = Path("model_repository"),
     server: Annotated[str, typer.Option(help="host:port of the server's gRPC")] = "localhost:8001",
-    port: Annotated[int, typer.Option(help="port to listen at")] = 8080,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="port to listen at")] = 8080,
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings (docs/gateway.md)")] = None,
     server_authorities: Annotated[Path | None, typer.Option(help="PEM: authorities of the server's certificate")] = None,
     server_certificate: Annotated[Path | None, typer.Option(help="PEM: the gateway's own certificate, for mutual TLS")] = None,

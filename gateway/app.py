@@ -22,7 +22,7 @@ from gateway.errors import handle_errors
 from gateway.events import MOST_EVENTS, Recorder
 from gateway.experiments import Experiments
 from gateway.explain import Explainer
-from gateway.guard import REQUEST_ID, Guard
+from gateway.guard import RECOMMENDATIONS, REFUSAL, REQUEST_ID, Guard, Refused
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.progress import LogReports, watch_calibration
@@ -97,7 +97,7 @@ def create_app(
     if traced:
         app.add_middleware(Tracing)
     # A shortcut would bypass the Tracing middleware, which runs after the Guard.
-    shortcuts = {} if traced else {"/v1/recommendations": answer}
+    shortcuts = {} if traced else {RECOMMENDATIONS: answer}
     app.add_middleware(Guard, settings=settings, tokens=tokens or {}, metrics=metrics, shortcuts=shortcuts)
     handle_errors(app)
     _add_recommendations(app, answer)
@@ -111,8 +111,15 @@ def create_app(
 async def answer_recommendations(answering: Answering, settings: GatewaySettings, scope: Scope) -> Response:
     """Answer one request for recommendations, with the time that each part of the work took in a header."""
     began_s = time.perf_counter()
+    refusal: Refused | None = scope.get(REFUSAL)
     try:
-        answer, timings_ms = await answering.answer(read_question(scope, settings))
+        question = read_question(scope, settings)
+        if refusal is None:
+            answer, timings_ms = await answering.answer(question)
+        elif question.fallback:
+            answer, timings_ms = answering.answer_with_popular(question, refusal.code)
+        else:
+            return refusal.make_response()
     except RecommenderError as error:
         return error_response(STATUS.get(error.status, 503), error.status, str(error))
     timings_ms["gateway"] = 1_000 * (time.perf_counter() - began_s) - sum(timings_ms.values())
@@ -123,7 +130,7 @@ async def answer_recommendations(answering: Answering, settings: GatewaySettings
 def _add_recommendations(app: FastAPI, answer: Callable[[Scope], Awaitable[Response]]) -> None:
     """Add the route for people and documentation; most requests take the Guard's shortcut to `answer`."""
 
-    @app.get("/v1/recommendations", response_model=schema.Recommendations, openapi_extra=PARAMETERS)
+    @app.get(RECOMMENDATIONS, response_model=schema.Recommendations, openapi_extra=PARAMETERS)
     async def recommend(request: Request) -> Response:
         """Recommend items to a user, to the visitor of a session, or to whoever had the items of `history`.
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validat
 
 MOST_SESSION_CHARACTERS = 256
 MOST_TIME_CHARACTERS = 64
+FEWEST_MS = 100_000_000_000  # 1973; as seconds, that is the year 5138
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Value = str | int | float | None
@@ -43,6 +44,20 @@ class EventBody(BaseModel):
         if (self.user is None) == (self.session is None):
             raise ValueError("expected one of user and session")
         return self
+
+    @field_validator("user", "item", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # which pydantic takes for 0 or 1
+            raise ValueError("expected an id: text or a whole number")
+        return value
+
+    @field_validator("timestamp")
+    @classmethod
+    def _refuse_seconds(cls, value: int | None) -> int | None:
+        if value is not None and 0 < value < FEWEST_MS:
+            raise ValueError(f"{value} looks like seconds; expected milliseconds since 1970, or ISO 8601")
+        return value
 
     @field_validator("timestamp", mode="before")
     @classmethod

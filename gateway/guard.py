@@ -2,6 +2,8 @@
 
     requests per second of one client ─▶ 429   bearer token ─▶ 401   headers ─▶ 431   length and time of the body ─▶ 413, 408
 
+A known client that asks for recommendations too often gets popular items instead of 429: a shop must never get an error page.
+
 A body is read whole before a route runs, so no route ever waits for a slow caller. Compressed (415) and chunked (411) bodies
 are refused. gateway/protocol.py cuts off headers that never end.
 """
@@ -24,6 +26,9 @@ from gateway.tokens import hash_token
 OPEN_PATHS = frozenset(  # need no token, because they show no data of the shop
     {"/healthz", "/readyz", "/", "/console.js", "/experiment.js", "/console.css"}
 )
+PROBES = ("/healthz", "/readyz")  # have no limit: many gateways are asked by one load balancer, which ends what fails
+RECOMMENDATIONS = "/v1/recommendations"
+REFUSAL = "refusal"  # in the scope of a request for recommendations: why it gets popular items at most
 REQUEST_ID = "x-request-id"  # header of an answer
 REQUEST_ID_BYTES = REQUEST_ID.encode()
 REQUEST_LEVEL = logging.WARNING  # the level of `python -m gateway`; with log_requests the lines must not be filtered out
@@ -47,6 +52,10 @@ class Refused(Exception):
     def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
         super().__init__(message)
         self.status, self.code, self.headers = status, code, headers
+
+    def make_response(self) -> Response:
+        content = {"error": {"code": self.code, "message": str(self)}}
+        return JSONResponse(content, self.status, {"connection": "close", **self.headers})
 
 
 class TokenBucket:
@@ -107,9 +116,7 @@ class Guard:
             else:
                 await self._app(scope, _replay_body(body, receive), guarded_send)
         except Refused as refusal:
-            content = {"error": {"code": refusal.code, "message": str(refusal)}}
-            response = JSONResponse(content, refusal.status, {"connection": "close", **refusal.headers})
-            await response(scope, receive, guarded_send)
+            await refusal.make_response()(scope, receive, guarded_send)
         finally:
             path = scope["path"]
             route = path if path in self._shortcuts else getattr(scope.get("route"), "path_format", "none")
@@ -123,7 +130,13 @@ class Guard:
         """Return the request's body, b"" without one. Raises Refused."""
         headers = dict(scope["headers"])
         client = self._identify_client(scope, headers)
-        self._limit_rate(client or f"without a token from {_read_address(scope)}")
+        refusal = (
+            None if scope["path"] in PROBES else self._limit_rate(client or f"without a token from {_read_address(scope)}")
+        )
+        if refusal and client and scope["path"] == RECOMMENDATIONS:
+            scope[REFUSAL] = refusal
+        elif refusal:
+            raise refusal
         if client is None:
             message = (
                 "No valid token. Expected the header `authorization: Bearer …`; tokens are made by `python -m gateway token`."
@@ -147,14 +160,15 @@ class Guard:
             message = f"The body did not arrive within {self._settings.body_timeout_s:g} s. Send it at once."
             raise Refused(408, "SLOW_BODY", message) from None
 
-    def _limit_rate(self, client: str) -> None:
-        """Count a request of a client. Raises Refused where there are too many."""
+    def _limit_rate(self, client: str) -> Refused | None:
+        """Count a request of a client. Return why it is refused where there are too many."""
         now_s = time.monotonic()
         if client not in self._buckets:
             self._buckets[client] = TokenBucket(self._settings.requests_per_s, self._settings.burst, now_s)
         if wait_s := self._buckets[client].take(now_s):
             message = f"More than {self._settings.requests_per_s:g} requests/s from one client. Try again in {wait_s:.3f} s."
-            raise Refused(429, "RATE_LIMITED", message, **{"retry-after": str(int(wait_s) + 1)})
+            return Refused(429, "RATE_LIMITED", message, **{"retry-after": str(int(wait_s) + 1)})
+        return None
 
     def _identify_client(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str | None:
         """Return the caller whose rate is limited: the token's name, or the address; None where a valid token is missing."""

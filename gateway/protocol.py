@@ -20,16 +20,23 @@ MOST_CONNECTIONS = 2_048
 
 
 def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
-    """Return uvicorn's protocol with limits on the bytes and the time that the headers of a request may take."""
+    """Return uvicorn's protocol with limits on connections, and on the bytes and the time of a request's headers.
+
+    A connection beyond MOST_CONNECTIONS takes the place of one whose caller sends nothing.
+    """
 
     class LimitedProtocol(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
         _waits = True  # for headers of a request, or the rest of them
+        _waits_since_s = 0.0
         _waited_bytes = 0
 
         def connection_made(self, transport) -> None:
             super().connection_made(transport)
             self._limit_headers()
+            self._waits_since_s = self.loop.time()
+            if len(self.connections) > MOST_CONNECTIONS:
+                self._make_room()
 
         def data_received(self, data: bytes) -> None:
             for start in range(0, len(data), header_bytes):  # in parts, so that headers beyond the limit are not parsed or kept
@@ -44,7 +51,7 @@ def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpT
                 self._limit_headers()
 
         def on_headers_complete(self) -> None:
-            self._waits, self._waited_bytes = False, 0
+            self._waits, self._waited_bytes, self._waits_since_s = False, 0, self.loop.time()
             if self._header_timer is not None:
                 self._header_timer.cancel()
                 self._header_timer = None
@@ -58,6 +65,16 @@ def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpT
             if self._header_timer is not None:
                 self._header_timer.cancel()
             super().connection_lost(exc)
+
+        def _make_room(self) -> None:
+            """Cut off the caller that sent no whole request for longest: one that never sent any, if there is one."""
+            idle = [own for own in self.connections if isinstance(own, LimitedProtocol) and own.awaits_caller()]
+            if idle:
+                min(idle, key=lambda own: (own.cycle is not None, own._waits_since_s)).transport.abort()
+
+        def awaits_caller(self) -> bool:
+            """Return whether the caller has to send something; False while it waits for an answer."""
+            return not self._waits or self.cycle is None or self.cycle.response_complete
 
         def _limit_headers(self) -> None:
             if self._header_timer is None:
@@ -87,7 +104,6 @@ def make_http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Serve
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
-            limit_concurrency=MOST_CONNECTIONS,
             proxy_headers=False,  # they would let a caller claim any address
             server_header=False,
             access_log=False,

@@ -47,17 +47,27 @@ class Parameters(BaseModel):
     priority: Literal["high", "normal", "low"] = Field("normal", alias="x-priority", description="low is shed first under load")
 
 
+SINGLE = tuple(
+    name for name, field in Parameters.model_fields.items() if name not in LISTS and field.alias not in HEADERS.values()
+)
+
+
 def read_question(scope: Scope, settings: GatewaySettings) -> Question:
     """Return the question of a request. Raises InvalidRequest."""
     values: dict[str, Any] = {HEADERS[name]: value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
-    context = {}
+    context: dict[str, str] = {}
     for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name in LISTS:
             values[name] = (*values.get(name, ()), *split_ids([value]))
+        elif name in values or name in context:
+            raise InvalidRequest(f"{name} is given more than once; expected one value.")
         elif name.startswith(CONTEXT):
-            context[name.removeprefix(CONTEXT)] = value
-        elif name not in HEADERS.values():
+            context[name] = value
+        elif name in SINGLE:
             values[name] = value
+        else:
+            known = ", ".join((*SINGLE, *LISTS, f"{CONTEXT}NAME"))
+            raise InvalidRequest(f"There is no parameter {name!r}. The parameters are {known}.")
     try:
         parameters = Parameters.model_validate(values)
     except ValidationError as error:
@@ -73,7 +83,7 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
         parameters.session,
         parameters.history,
         parameters.exclude,
-        context,
+        {name.removeprefix(CONTEXT): value for name, value in context.items()},
         parameters.after,
         parameters.k,
     )

@@ -98,21 +98,14 @@ class Answering:
 
         Raises InvalidRequest for a malformed question, and other errors only where the question wants no fallback.
         """
-        shop, request_id = self._shop, uuid.uuid4().hex
-        user_id = None if question.user is None else shop.parse_user_id(question.user)
-        exclude = [shop.parse_item_id(item) for item in question.exclude]
-        history = None if question.history is None else [shop.parse_item_id(item) for item in question.history]
-        session = question.session
-        if session is not None and user_id is not None:
-            user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)
         if question.fallback and not self._limiter.admits(question.priority):  # first of all, because shedding must be cheap
             self._metrics.shed.labels(question.priority).inc()
-            self._metrics.fallbacks.labels(Overloaded.status).inc()
-            hidden = set(exclude) | set(history or ())
-            return Answered(self._answer_with_popular(question, hidden, user_id, request_id, NO_EXPERIMENT), {})
+            return self.answer_with_popular(question, Overloaded.status)
+        shop, request_id = self._shop, uuid.uuid4().hex
+        query = self._make_query(question)
+        exclude, history = query.exclude, query.history
+        user_id = query.user_id if query.session is None else session_id(query.session)
         shop.refresh()
-        query = Query(user_id, history, exclude, question.context, question.after, session)
-        user_id = user_id if session is None else session_id(session)
         enrolment = self._experiments.enrol(user_id, question.generation, shop.published.generation)
         began_s = time.monotonic()
         try:
@@ -134,7 +127,7 @@ class Answering:
             return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
         if answer.generation != enrolment.challenger:
-            await shop.move_to(answer.generation)
+            await shop.move_to(answer.generation, question.deadline_s - latency_ms / 1_000)
         if question.generation not in (None, answer.generation):  # the server moved since the last answer
             raise InvalidRequest(
                 f"generation is {question.generation}, and the server now answers with {answer.generation}; expected that one, "
@@ -149,6 +142,26 @@ class Answering:
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, user_id, answer, degraded, enrolment, shown.teams, latency_ms)
         return Answered(self._build_answer(request_id, user_id, answer.generation, degraded, items), timings_ms)
+
+    def answer_with_popular(self, question: Question, reason: str) -> Answered:
+        """Return popular items without asking a server. Raises InvalidRequest for a malformed question. reason: for metrics"""
+        query = self._make_query(question)
+        self._metrics.fallbacks.labels(reason).inc()
+        hidden = set(query.exclude) | set(query.history or ())
+        return Answered(self._answer_with_popular(question, hidden, query.user_id, uuid.uuid4().hex, NO_EXPERIMENT), {})
+
+    def _make_query(self, question: Question) -> Query:
+        """Return the question in ids on the wire. Raises InvalidRequest.
+
+        Of user and session, the session counts where the user is unknown.
+        """
+        shop, session = self._shop, question.session
+        user_id = None if question.user is None else shop.parse_user_id(question.user)
+        exclude = [shop.parse_item_id(item) for item in question.exclude]
+        history = None if question.history is None else [shop.parse_item_id(item) for item in question.history]
+        if session is not None and user_id is not None:
+            user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)
+        return Query(user_id, history, exclude, question.context, question.after, session)
 
     async def _add_reasons(
         self,

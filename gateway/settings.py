@@ -47,8 +47,8 @@ class GatewaySettings(BaseModel):
     header_bytes: int = Field(default=16 << 10, ge=1 << 10)
     header_timeout_s: float = Field(default=10.0, gt=0)
     log_requests: bool = False  # a line of JSON each
-    requests_per_s: float = Field(default=1_000.0, gt=0)  # of one client, on average
-    burst: int = Field(default=2_000, gt=0)  # of one client, at once
+    requests_per_s: float = Field(default=5_000.0, gt=0)  # of one client, on average
+    burst: int = Field(default=10_000, gt=0)  # of one client, at once
     exposure_share: float = Field(default=0.0, ge=0, le=1)  # of answers that the exposure log keeps
     exposure_days: float = Field(default=90.0, gt=0)
     exposure_bytes: int = Field(default=1 << 30, gt=0)

@@ -29,30 +29,42 @@ class Shop:
     def __init__(self, repo: Path, metrics: Metrics) -> None:
         """Load the pinned generation. Raises ArtifactError or CatalogueError."""
         self.repo, self._metrics = repo, metrics
-        self._moving, self._unreadable = asyncio.Lock(), set[int]()
+        self._moving: asyncio.Task[None] | None = None
+        self._unreadable: set[int] = set()
         self._use(Published.load(repo, read_pinned_generation(repo)))
         self.reader = Reader(find_live_folder(repo, self.published.info.live_folder), self.published.info.shop)
         self.live_items = LiveItems(self.reader)
 
-    async def move_to(self, generation: int) -> None:
-        """Use names and popular items of another generation; keep the present ones where it cannot be read."""
+    async def move_to(self, generation: int, within_s: float) -> None:
+        """Use names and popular items of another generation; keep the present ones where it cannot be read.
+
+        It goes on in the background where it takes longer than `within_s`; the present names are used meanwhile.
+        """
         if generation in (0, self.published.generation) or generation in self._unreadable:
             return
-        async with self._moving:
-            if generation == self.published.generation:
-                return
-            try:
-                self._use(await asyncio.to_thread(Published.load, self.repo, generation))
-            except (RecommenderError, ClientError) as error:
-                self._unreadable.add(generation)
-                log.warning("titles and popular items stay those of generation %d: %s", self.published.generation, error)
+        if self._moving is None or self._moving.done():
+            self._moving = asyncio.create_task(self._load(generation))
+        await asyncio.wait((self._moving,), timeout=max(within_s, 0.0))
+
+    async def _load(self, generation: int) -> None:
+        try:
+            self._use(await asyncio.to_thread(Published.load, self.repo, generation))
+        except Exception as error:  # of any kind: the answers of this generation need names, if only those of another one
+            self._unreadable.add(generation)
+            expected = isinstance(error, RecommenderError | ClientError)
+            log.warning(
+                "titles and popular items stay those of generation %d: %s",
+                self.published.generation,
+                error,
+                exc_info=not expected,
+            )
 
     def refresh(self) -> None:
         """Read what `upsert` changed; keep the present titles where the store cannot be read."""
         try:
             self.live_items.refresh()
-        except DependencyError as error:
-            log.warning("titles may be old: %s", error)
+        except Exception as error:  # of any kind: old titles are better than no answer
+            log.warning("titles may be old: %s", error, exc_info=not isinstance(error, DependencyError))
 
     def parse_user_id(self, user: str) -> int:
         """Return the id on the wire for a user id as the shop writes it. Raises InvalidRequest."""

@@ -61,7 +61,9 @@ def start(
     tls: Annotated[
         Path | None, typer.Option(help="folder of PEM files: gRPC over TLS, or mutual TLS (docs/operating.md)")
     ] = None,
-    gateway_port: Annotated[int, typer.Option(help="port of the REST gateway, on this machine only; 0: no gateway")] = 0,
+    gateway_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="port of the REST gateway, on this machine only; 0: no gateway")
+    ] = 0,
     gateway_config: Annotated[Path | None, typer.Option(help="settings of the gateway (docs/gateway.md)")] = None,
     gateway_optional: Annotated[
         bool, typer.Option("--gateway-optional", help="serve without the gateway, with a note, when it cannot start")
@@ -84,10 +86,12 @@ def start(
     with hold_start_lock(RUN_DIR, grpc_port):  # a second command waits, and finds the server of the first
         flags: Settings = {"fixed": fixed or None, "no_http": no_http or None, "tls": str(tls.resolve()) if tls else None}
         state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
-        if gateway_port:
-            state = _start_gateway(state, gateway_port, gateway_config, gateway_optional)
-        if not unsupervised and not foreground:
-            watch.start_supervisor(state, RUN_DIR)
+        try:
+            if gateway_port:
+                state = _start_gateway(state, gateway_port, gateway_config, gateway_optional)
+        finally:  # the server serves with or without a gateway
+            if not unsupervised and not foreground:
+                watch.start_supervisor(state, RUN_DIR)
     if foreground:
         watch.become_supervisor(state, RUN_DIR)
 

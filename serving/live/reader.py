@@ -22,7 +22,6 @@ from serving.live.events import HEADER, USER_CHANGED
 from serving.live.layout import Layout, find_offset
 from serving.live.store import (
     CHANGE,
-    DATA_FILE,
     DEFAULT_BYTES,
     KEY_VALUE,
     KINDS,
@@ -31,6 +30,7 @@ from serving.live.store import (
     PROGRESS,
     Progress,
     Store,
+    has_store,
     make_id_keys,
     make_sequence_key,
     open_store,
@@ -225,8 +225,11 @@ class Reader:
         return self
 
     def exists(self) -> bool:
-        """Return whether a writer has created the store."""
-        return self._opened is not None or (self.folder / DATA_FILE).exists()
+        """Return whether a writer has created the store; True also where that cannot be seen, and `snapshot` says why."""
+        try:
+            return self._opened is not None or has_store(self.folder)
+        except DependencyError:
+            return True
 
     def snapshot(self) -> Snapshot:
         """Open one consistent view. Raises DependencyError when the store cannot be read."""

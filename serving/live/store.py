@@ -161,7 +161,7 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
         else:
             if create:
                 make_folder(folder)
-            elif not (folder / DATA_FILE).exists():
+            elif not has_store(folder):
                 raise DependencyError(f"There is no live store in {folder}. Start its writer first.")
             store = Store(folder, store_bytes)
             try:
@@ -171,6 +171,17 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
                 raise
             _OPEN[folder] = store
     return store
+
+
+def has_store(folder: Path) -> bool:
+    """Return whether a writer has created the store. Raises DependencyError for a folder that may not be entered."""
+    try:
+        return (folder / DATA_FILE).exists()
+    except OSError as error:
+        raise DependencyError(
+            f"The live store in {folder} cannot be read: {error.strerror}. It belongs to who served this repository first. "
+            f"Serve as that user, or give it to the one who serves now: chown -R USER {folder}"
+        ) from error
 
 
 def find_live_folder(repository: Path, stated: str = "") -> Path:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from export.relayout import relayout
 from repository.applied_rules import apply_rules
+from repository.generations import pin
 from serving.contract.tensors import UPSERT
+from serving.live.store import DATA_FILE
 from serving.stages.live.models import Upsert
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_small_repository, small_repository
 from tests.unit.gateway.conftest import Gateway
-from triton_recommender import Unavailable
+from triton_recommender import Recommendations, Unavailable
 
 USER = 7
 
@@ -78,3 +85,42 @@ def test_the_rule_that_drops_an_item_is_named(door):
     (move,) = told["rules"]
     assert (move["rule"], move["rank_after"]) == ("blocked_items", None)
     assert move["rank_before"] >= 1
+
+
+def test_a_live_store_that_may_not_be_entered_costs_no_answer(door, monkeypatch, caplog):
+    """As after `sudo make serve`: the store belongs to root, and the gateway runs as somebody else."""
+    exists = Path.exists
+
+    def refuse(path: Path) -> bool:
+        if path.name == DATA_FILE:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    again = Gateway(door.repo)
+    answers = [again.recommend(user=USER), again.recommend(user=999, session="a3f")]
+    assert [answer["degraded"] for answer in answers] == [[], []]
+    assert "Serve as that user, or give it to the one who serves now" in caplog.text
+
+
+def test_names_of_a_generation_that_load_slowly_cost_no_deadline(door, monkeypatch):
+    loaded, to_thread = asyncio.Event(), asyncio.to_thread
+
+    async def load_slowly(*args):
+        await loaded.wait()
+        return await to_thread(*args)
+
+    async def ask() -> list[int]:
+        again = Gateway(door.repo, lambda query: Recommendations((3, 1), (2.0, 1.0), generation=2))
+        asked = partial(again.ask_async, "GET", "/v1/recommendations?user=7", headers={"x-deadline-ms": "200"})
+        met = [(await asked()).json()["generation"] for _ in range(2)]
+        met.append((await again.ask_async("GET", "/v1/generation")).json()["generation"])
+        loaded.set()
+        while (await again.ask_async("GET", "/v1/generation")).json()["generation"] == 1:
+            await asyncio.sleep(0.01)
+        return met
+
+    relayout(small_repository(), door.repo, "ensemble")
+    pin(door.repo, 1)
+    monkeypatch.setattr(asyncio, "to_thread", load_slowly)
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == [2, 2, 1]

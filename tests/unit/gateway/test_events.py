@@ -66,12 +66,15 @@ def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gatewa
         {"user": 7, "item": 5, "id": "f", "amount": 3},
         "not an event",
         {"user": 7, "item": 6, "id": "h"},
+        {"user": True, "item": 6},
+        {"user": 7, "item": False},
+        {"user": 7, "item": 6, "timestamp": 1_795_000_000},
     ]
     response = door.ask("POST", "/v1/events", json=events)
     assert response.status_code == 207
     schema.Results.model_validate(response.json())
     results = response.json()["results"]
-    assert [result.get("sequence") for result in results] == [1, None, None, None, None, None, None, 2]
+    assert [result.get("sequence") for result in results] == [1, *[None] * 6, 2, *[None] * 3]
     faults = [
         "item: Field required",
         "item is 'red'",
@@ -79,14 +82,17 @@ def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gatewa
         "expected ISO 8601",
         "amount: Extra inputs",
         "event: ",
+        "user: Value error, expected an id",
+        "item: Value error, expected an id",
+        "timestamp: Value error, 1795000000 looks like seconds",
     ]
-    for result, fault in zip(results[1:7], faults, strict=True):
+    for result, fault in zip(results[1:7] + results[8:], faults, strict=True):
         assert fault in result["error"]["message"]
-    assert [result.get("id") for result in results] == ["a", None, "c", "d", None, None, None, "h"]
+    assert [result.get("id") for result in results] == ["a", None, "c", "d", None, None, None, "h", None, None, None]
     assert [event.item_id for event in door.shop.events] == [1, 6]
     page = door.ask("GET", "/metrics").text
     assert 'gateway_events_total{outcome="accepted"} 2.0' in page
-    assert 'gateway_events_total{outcome="INVALID_ARGUMENT"} 6.0' in page
+    assert 'gateway_events_total{outcome="INVALID_ARGUMENT"} 9.0' in page
 
 
 def test_an_event_that_the_server_refuses_does_not_take_its_batch_along(gateway):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
+import httpx
 import pytest
 
 from gateway.guard import TokenBucket
@@ -90,9 +91,28 @@ def test_a_compressed_body_is_refused_unread(gateway):
 
 def test_one_client_may_not_take_all(gateway):
     door = gateway(requests_per_s=0.001, burst=2)
-    statuses = [door.ask("GET", "/v1/recommendations?user=7").status_code for _ in range(3)]
+    statuses = [door.ask("GET", "/v1/generation").status_code for _ in range(3)]
     assert statuses == [200, 200, 429]
-    assert int(door.ask("GET", "/healthz").headers["retry-after"]) > 1
+    assert int(door.ask("GET", "/v1/generation").headers["retry-after"]) > 1
+    assert [door.ask("GET", path).status_code for path in ("/healthz", "/readyz")] == [200, 200]
+
+
+def test_who_asks_for_recommendations_too_often_gets_popular_items(gateway):
+    tokens = {hashlib.sha256(name.encode()).hexdigest(): name for name in ("shop", "operator")}
+    door = gateway(tokens=tokens, requests_per_s=0.001, burst=2)
+
+    def ask(path: str, token: str = "shop") -> httpx.Response:
+        return door.ask("GET", path, headers={"authorization": f"Bearer {token}"})
+
+    answers = [ask("/v1/recommendations?user=7&exclude=5&k=3").json() for _ in range(3)]
+    assert [answer["degraded"] for answer in answers] == [[], [], ["gateway_fallback"]]
+    assert len(answers[2]["items"]) == 3
+    assert 5 not in [item["id"] for item in answers[2]["items"]]
+    assert ask("/v1/recommendations?user=anna").status_code == 400
+    refused = ask("/v1/recommendations?user=7&fallback=none")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "RATE_LIMITED")
+    assert int(refused.headers["retry-after"]) > 1
+    assert 'gateway_fallbacks_total{reason="RATE_LIMITED"} 1.0' in ask("/metrics", "operator").text
 
 
 def test_guesses_of_a_token_are_limited_too_and_take_nothing_from_who_has_one(gateway):

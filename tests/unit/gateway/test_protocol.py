@@ -12,6 +12,7 @@ import pytest
 
 from experiments.forged import forge_rest
 from experiments.malformed import send_http
+from gateway import protocol
 from gateway.settings import GatewaySettings
 from tests.unit.gateway.sockets import listening
 
@@ -125,3 +126,29 @@ def test_nonsense_is_answered_or_refused_and_never_an_error_of_ours(gateway):
     assert statuses.keys() <= {"200", "400", "404", "503"}, statuses  # 503: there is no live store to explain from
     assert statuses["200"] > 10
     assert statuses["400"] > 100
+
+
+def test_callers_who_send_nothing_make_room_for_those_who_do(gateway, monkeypatch):
+    """Who kept a connection open after an answer goes last; who waits for an answer is never cut off."""
+    most = 4
+    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", most)
+    with listening(gateway().app, GatewaySettings(header_timeout_s=SILENT_S)) as address, contextlib.ExitStack() as open_ones:
+        host, _, port = address.partition(":")
+
+        def connect() -> socket.socket:
+            return open_ones.enter_context(socket.create_connection((host, int(port)), timeout=SILENT_S))
+
+        def ask(caller: socket.socket) -> bytes:
+            caller.sendall(GET)
+            return caller.recv(65_536)
+
+        shop = connect()
+        assert ask(shop).startswith(b"HTTP/1.1 200")
+        begun = connect()
+        begun.sendall(b"POST /v1/events HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{")
+        silent = [connect() for _ in range(3 * most)]
+        for caller in silent[: -(most - 1)]:
+            with contextlib.suppress(ConnectionError):
+                assert caller.recv(1) == b""
+        assert ask(shop).startswith(b"HTTP/1.1 200")
+        assert ask(connect()).startswith(b"HTTP/1.1 200")
