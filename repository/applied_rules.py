@@ -1,22 +1,28 @@
-"""Apply rules to the serving generation without training: each version takes effect at once, and can be reverted."""
+"""Apply rules to the published generations without training: each version takes effect at once, and can be reverted.
+
+A version is compiled for every generation of the repository, because the one that serves need not be the pinned one: after an
+export, after `activate`, and beside a challenger.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from repository.finding import Finding, make_finding
+from repository.generations import list_published_generations
 from repository.rules import compile_rules, find_misfits, insert_rows
 from serving.contract.artifacts import find_stage_folder, open_array, read_json, read_stage
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import ENSEMBLE
@@ -27,6 +33,8 @@ from serving.stages.rules.applied import CURRENT_FILE, FOLDER, read_current_vers
 from serving.stages.rules.config import CONFIG_FILE, ITEMS_FILE, RulesConfig
 from serving.stages.rules.rules import Rules
 
+log = logging.getLogger(__name__)
+
 VERSION_FILE, PRICES_FILE, NAMES_FILE = "version.json", "prices.npy", "item_names.json"
 
 
@@ -34,8 +42,8 @@ VERSION_FILE, PRICES_FILE, NAMES_FILE = "version.json", "prices.npy", "item_name
 class Version:
     """One version of a shop's rules.
 
-    values: the rules as they were written; shop: name of the data set; generation: whose catalogue they were compiled for
-    applied_s: unix seconds
+    values: the rules as they were written; shop: name of the data set; generation: the pinned one, whose catalogue they fit
+    applied_s: unix seconds; misfits: why they were not compiled for another generation, by its number
     """
 
     number: int
@@ -44,6 +52,7 @@ class Version:
     shop: str
     generation: int
     applied_s: float
+    misfits: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Version:
@@ -72,10 +81,10 @@ def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
 
 
 def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> Version:
-    """Compile rules against the serving generation and put them into effect. Return their version.
+    """Compile rules against the published generations and put them into effect. Return their version.
 
     The first time, the rules that the generation was exported with become version 1. Raises ConfigError for rules that do not
-    fit. values: the keys of [rules]
+    fit the pinned generation; another one that they do not fit keeps the version before. values: the keys of [rules]
     """
     generation, folder = read_pinned_generation(repository), find_rules_folder(repository)
     if not folder.parent.exists():
@@ -124,21 +133,65 @@ def add_version(repository: Path, folder: Path, generation: int, values: Mapping
     """Write the next version, complete or not at all. Return it when it is durable."""
     number = 1 + max((version.number for version in list_versions(folder)), default=0)
     shop = read_stage(find_stage_folder(repository, "rerank", generation)).shop
-    version = Version(number, dict(values), note, shop, generation, time.time())
     staging = folder / f".{number}"
     shutil.rmtree(staging, ignore_errors=True)
-    compiled = staging / str(generation)
-    catalogue = read_catalogue(repository, generation)
-    compile_rules(compiled, RulesConfig.from_dict(values), **catalogue)
-    items = ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy")
-    insert_rows(compiled / ITEMS_FILE, len(items.newcomers))
-    Rules.load(compiled, generation)
+    compile_for_generation(repository, staging, generation, values)
+    misfits = {}
+    for other in list_published_generations(repository):
+        if other != generation:
+            try:
+                compile_for_generation(repository, staging, other, values)
+            except (ConfigError, ArtifactError) as error:
+                misfits[str(other)] = str(error).removeprefix("rules: ")
+                shutil.rmtree(staging / str(other), ignore_errors=True)
+    version = Version(number, dict(values), note, shop, generation, time.time(), misfits)
     (staging / VERSION_FILE).write_text(json.dumps(vars(version), ensure_ascii=False, indent=1) + "\n")
-    for path in (*compiled.iterdir(), staging / VERSION_FILE, compiled, staging):
-        make_durable(path)
+    make_durable(staging / VERSION_FILE)
+    make_durable(staging)
     hand_over(staging, folder.parent)
     os.rename(staging, folder / str(number))
     return version
+
+
+def compile_for_generation(repository: Path, version_folder: Path, generation: int, values: Mapping[str, Any]) -> None:
+    """Compile rules for a generation into a folder of the version's, durably. Raises ConfigError where they do not fit it."""
+    compiled = version_folder / str(generation)
+    compile_rules(compiled, RulesConfig.from_dict(values), **read_catalogue(repository, generation))
+    items = ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy")
+    insert_rows(compiled / ITEMS_FILE, len(items.newcomers))
+    Rules.load(compiled, generation)
+    for path in (*compiled.iterdir(), compiled):
+        make_durable(path)
+
+
+def compile_current_rules(repository: Path, generation: int) -> None:
+    """Compile the current version for a generation that was just published, unless that was exported with the same rules.
+
+    They may have changed while it was trained. Where they do not fit it, a warning says that it keeps those of its export.
+    """
+    folder = find_rules_folder(repository)
+    if not read_current_version(folder):
+        return
+    with hold_lock(folder / "lock"):
+        number, rerank = read_current_version(folder), find_stage_folder(repository, "rerank", generation)
+        current = Version.read(folder / str(number))
+        exported = json.loads((rerank / CONFIG_FILE).read_text(encoding="utf-8"))
+        same = RulesConfig.from_dict(exported) == RulesConfig.from_dict(current.values)
+        if current.shop != read_stage(rerank).shop or same or (folder / str(number) / str(generation)).is_dir():
+            return
+        staging = folder / f".{number}"
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            compile_for_generation(repository, staging, generation, current.values)
+        except ConfigError as error:
+            log.warning(
+                "generation %d keeps the rules of its export, because version %d does not fit: %s", generation, number, error
+            )
+            return
+        hand_over(staging, folder.parent)
+        os.rename(staging / str(generation), folder / str(number) / str(generation))
+        make_durable(folder / str(number))
+        staging.rmdir()
 
 
 def switch_to(folder: Path, number: int) -> None:

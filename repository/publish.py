@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from repository.applied_rules import compile_current_rules
 from repository.challenger import read_challengers
 from repository.code import copy_serving_code
 from repository.config import (
@@ -187,6 +188,8 @@ class Staging:
                     "Nothing was published. Compare the new one with what serves now: make it again."
                 )
             self._place(specs, serving, warmup, previous, self.generation if beside is None else beside)
+            if derive_live_specs(specs):
+                compile_current_rules(self.repository, self.generation)
             held = self._find_held(self.repository)
             if held is not None:  # a server that does not answer may hold any generation: the next publication prunes
                 prune(self.repository, {self.generation, previous, *held, *read_challengers(self.repository)})

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from repository.applied_rules import apply_rules, find_faults, find_rules_folder, list_versions, revert_rules
+from repository.applied_rules import Version, apply_rules, find_faults, find_rules_folder, list_versions, revert_rules
 from serving.contract.errors import ConfigError
 from serving.stages.rules.applied import read_current_version
 
@@ -31,8 +31,7 @@ def apply(
         typer.echo(str(finding), err=True)
     if findings:
         raise typer.Exit(1)
-    version = apply_rules(repo, values, path.name)
-    typer.echo(f"version {version.number} is in effect; `python -m server rules revert` goes back")
+    print_applied(apply_rules(repo, values, path.name))
 
 
 @app.command("list")
@@ -55,8 +54,16 @@ def revert(
     repo: Repo = DEFAULT,
 ) -> None:
     """Apply an earlier version again."""
-    applied = revert_rules(repo, version)
-    typer.echo(f"version {applied.number} is in effect: {applied.note}")
+    print_applied(revert_rules(repo, version))
+
+
+def print_applied(version: Version) -> None:
+    """Print what is in effect from now on, and which generations keep other rules."""
+    rules = ", ".join(name for name, value in version.values.items() if value) or "no rules"
+    typer.echo(f"version {version.number} is in effect ({version.note}): {rules}")
+    for generation, reason in version.misfits.items():
+        typer.echo(f"warning: generation {generation} keeps the rules before, because these do not fit it: {reason}", err=True)
+    typer.echo("`python -m server rules list` shows all versions, and `revert NUMBER` applies an earlier one again")
 
 
 def read_rules(path: Path) -> dict:

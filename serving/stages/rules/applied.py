@@ -4,7 +4,8 @@
     <live store>/rules/<version>/version.json   the rules as they were written
     <live store>/rules/<version>/<generation>/   compiled against a generation's catalogue, as in its version folder
 
-A generation for which the current version was not compiled uses the rules that it was exported with.
+A generation that the current version does not fit uses the last version before it that was compiled for it, or without one the
+rules that it was exported with.
 """
 
 from __future__ import annotations
@@ -63,8 +64,10 @@ class AppliedRules:
         stamp = (facts.st_ino, facts.st_mtime_ns)
         if stamp == self._stamp:
             return None
-        compiled = self.folder / str(read_current_version(self.folder)) / str(self.generation)
-        rules = Rules.load(compiled, self.generation) if compiled.is_dir() else self.exported
+        numbers = range(read_current_version(self.folder), 0, -1)
+        fitting = (self.folder / str(number) / str(self.generation) for number in numbers)
+        compiled = next((folder for folder in fitting if folder.is_dir()), None)
+        rules = self.exported if compiled is None else Rules.load(compiled, self.generation)
         if rules.n_items != self.exported.n_items:
             raise ArtifactError(
                 f"{compiled} has rules for {rules.n_items} items; expected {self.exported.n_items}. Apply again."

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from export.relayout import relayout
 from repository.applied_rules import (
     NAMES_FILE,
     apply_rules,
@@ -27,9 +29,11 @@ from serving.contract.ids import stable_id
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
+from serving.stages.live.content import FOLDER as CONTENT_FOLDER
 from serving.stages.rules.applied import CURRENT_FILE, AppliedRules
 from serving.stages.rules.config import ITEM_RULES, RulesConfig
 from serving.stages.rules.rules import Rules
+from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.test_live_answers import answer, upserted
 
 USERS = list(range(1, 31))
@@ -58,6 +62,33 @@ def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(r
     ]
     assert read_current_values(find_rules_folder(repository), "small")["price_cap"] == 50.0
     assert read_current_values(find_rules_folder(repository), "another shop") is None
+
+
+def test_rules_hold_for_whichever_generation_answers(repository, reader):
+    """The pinned one, the one before that still serves, and one that was published after the rules were applied."""
+    top = int(answer(Pipeline.load(repository, live=reader), USERS)["item_ids"][0, 0])
+    apply_rules(repository, {"blocked_items": [top]})
+    assert relayout(repository_with_kinds(), repository, "ensemble") == 2
+    pipelines = [Pipeline.load(repository, generation, live=reader) for generation in (1, 2)]
+    assert all(top not in answer(pipeline, USERS)["item_ids"] for pipeline in pipelines)
+    second = int(answer(pipelines[1], USERS)["item_ids"][0, 0])
+    assert apply_rules(repository, {"blocked_items": [top, second]}).misfits == {}
+    assert all(not {top, second} & set(answer(pipeline, USERS)["item_ids"].ravel()) for pipeline in pipelines)
+
+
+def test_a_generation_that_new_rules_do_not_fit_keeps_those_before(repository, reader, tmp_path):
+    relayout(repository_with_kinds(), repository, "ensemble")
+    former = Pipeline.load(repository, 1, live=reader)
+    top = int(answer(former, USERS)["item_ids"][0, 0])
+    apply_rules(repository, {"blocked_items": [top]})
+    shutil.rmtree(find_stage_folder(repository, "rerank", 1) / CONTENT_FOLDER)
+    (tmp_path / "rules.toml").write_text("max_per_category = 3\n")
+    done = CliRunner().invoke(app, ["apply", str(tmp_path / "rules.toml"), "--repo", str(repository)])
+    assert done.exit_code == 0
+    assert "version 3 is in effect (rules.toml): max_per_category" in done.output
+    assert "generation 1 keeps the rules before, because these do not fit it: Generation 1 does not know" in done.output
+    assert top not in answer(former, USERS)["item_ids"]
+    assert top in answer(Pipeline.load(repository, 2, live=reader), USERS)["item_ids"]
 
 
 def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repository, reader, upsert):
