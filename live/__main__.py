@@ -38,7 +38,7 @@ from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
 from serving.live.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder, open_store
-from serving.live.writer import Writer
+from serving.live.writer import Writer, WriterSettings
 from serving.stages.live.models import LiveSettings, Observe
 
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
@@ -99,16 +99,22 @@ def replay(
 def compact(
     repo: Repo = DEFAULT,
     keep_days: Annotated[
-        float, typer.Option(min=0, help="newer events stay in the store, and repeated event ids are recognised as long")
-    ] = 7.0,
+        float | None,
+        typer.Option(
+            min=0,
+            help="newer events stay in the store, and repeated event ids are recognised (default: key_days of the export)",
+        ),
+    ] = None,
     archive_days: Annotated[float | None, typer.Option(min=0, help="remove segments that are older")] = None,
     archive_bytes: Annotated[int | None, typer.Option(min=0, help="remove the oldest segments beyond this size")] = None,
 ) -> None:
     """Move old events from the store into the archive, then remove expired segments. The server may keep running."""
     folder, now_ms = find_store(repo), time.time_ns() // 1_000_000
     too_old_ms = None if archive_days is None else now_ms - round(archive_days * DAY_MS)
-    with lock(folder, wait=True), closing(open_writer(folder)) as writer:
-        moved, written = compact_log(writer, now_ms - round(keep_days * DAY_MS))
+    with lock(folder, wait=True), closing(open_writer(folder, repo)) as writer:
+        moved, written = compact_log(
+            writer, now_ms - round((writer.settings.key_days if keep_days is None else keep_days) * DAY_MS)
+        )
         dropped = drop_segments(folder, too_old_ms, archive_bytes)
     out.print(f"{moved:,} events moved into {len(written)} segments, {len(dropped)} segments removed")
 
@@ -124,7 +130,7 @@ def maintain(
         if not is_ours:
             out.print("another process maintains this store")
             return
-        with closing(open_writer(folder)) as writer:
+        with closing(open_writer(folder, repo)) as writer:
             done = maintain_store(writer, retention, time.time_ns() // 1_000_000)
     out.print(
         f"{done.archived:,} events moved into {len(done.written)} segments, {len(done.dropped)} segments removed, "
@@ -195,11 +201,17 @@ def export(
 
 @app.command()
 def erase(user: Annotated[str, typer.Argument(help="the user, as the shop writes it")], repo: Repo = DEFAULT) -> None:
-    """Erase a user from the store, the archive and Redis, search for remains, and keep the result as proof."""
-    with closing(open_writer(find_store(repo))) as writer:
+    """Erase a user from the store, the archive and Redis, search for remains, and keep the result as proof.
+
+    Exit code 1 when there was nothing to erase, as after a typing error.
+    """
+    with closing(open_writer(find_store(repo), repo)) as writer:
         erasure = erase_user(writer, find_user_id(repo, user), open_shared_state(repo))
     out.print(f"removed: {erasure.removed}")
     out.print(f"left: {erasure.left}")
+    if not any(erasure.removed.values()):
+        out.print(f"warning: nothing was known of user {user!r}. Is that the id as the shop writes it?")
+        raise typer.Exit(1)
 
 
 def find_store(repo: Path) -> Path:
@@ -237,10 +249,15 @@ def open_shared_state(repo: Path) -> RedisState | None:
     return RedisState(info.live_redis, info.live_project, PATIENT_S) if info.live_redis else None
 
 
-def open_writer(folder: Path) -> Writer:
-    """Open a store for writing, with the layout and the event names that it has."""
+def open_writer(folder: Path, repo: Path) -> Writer:
+    """Open a store for writing, with the layout and the event names that it has, and the settings of the repository."""
+    try:
+        published = read_published_settings(repo)
+        settings = WriterSettings(published.lateness_s, published.key_days, published.store_bytes)
+    except RecommenderError:  # a store outlives its repository
+        settings = WriterSettings()
     with closing(open_store(folder)) as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        return Writer(folder, store.read_layout(), snapshot.read_event_names())
+        return Writer(folder, store.read_layout(), snapshot.read_event_names(), settings=settings)
 
 
 def show_user(snapshot, user_id: int) -> None:

@@ -22,6 +22,7 @@ from serving.contract.tensors import MISSING_INT, ContextColumn
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKinds
 from serving.live.layout import LATEST_SECOND
 
+EARLIEST_MS = 100_000_000_000  # in 1973; as seconds, that is the year 5138
 MAX_TEXT_BYTES = 128  # of event_id and request_id
 MAX_COLUMN_BYTES = 1024  # of a context text
 MAX_CHANGE_BYTES = 64 << 10  # of `columns`
@@ -52,7 +53,7 @@ class EventAdmission:
         refuse(item_ids < 0, "item_id is negative; expected the shop's own id, 0 or larger")
         given = times_ms != MISSING_INT
         latest_ms = min(now_ms + round(self.ahead_s * 1000), LATEST_SECOND * 1000)
-        refuse(given & (times_ms < 0), "timestamp_ms is before 1970; expected unix milliseconds")
+        refuse(given & (times_ms < EARLIEST_MS), "timestamp_ms is before 1973, as seconds would be; expected unix milliseconds")
         refuse(
             given & (times_ms > latest_ms),
             f"timestamp_ms is more than {self.ahead_s:.0f} s ahead of this server's clock; expected unix milliseconds of "

@@ -240,10 +240,16 @@ def refuse_foreign(folder: Path) -> None:
     facts = os.lstat(folder)
     if not stat.S_ISDIR(facts.st_mode):
         raise ConfigError(f"The live store's folder {folder} is not a directory. Move it away, or choose another folder.")
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+    if facts.st_uid != os.getuid():
         raise ConfigError(
-            f"The live store's folder {folder} has owner {facts.st_uid} and mode {stat.S_IMODE(facts.st_mode):o}; expected "
-            f"owner {os.getuid()} and mode 700. Run `chown` and `chmod 700` on it, or choose another folder."
+            f"The live store's folder {folder} belongs to user {facts.st_uid}, and this is user {os.getuid()}. Run this as the "
+            f"owner (sudo -u '#{facts.st_uid}' …). Only where this user serves the repository from now on, give it the folder: "
+            f"chown -R {os.getuid()} {folder}"
+        )
+    if facts.st_mode & 0o077:
+        raise ConfigError(
+            f"The live store's folder {folder} has mode {stat.S_IMODE(facts.st_mode):o}, so others may read it; expected 700. "
+            f"Run: chmod 700 {folder}"
         )
 
 

@@ -60,7 +60,8 @@ def test_everything_an_event_may_carry_is_kept():
     ("column", "value", "message"),
     [
         ("item_id", -1, "item_id is negative"),
-        ("timestamp_ms", -5, "before 1970"),
+        ("timestamp_ms", -5, "before 1973"),
+        ("timestamp_ms", 1_795_000_000, "as seconds would be; expected unix milliseconds"),
         ("timestamp_ms", START_MS + 301_000, "ahead of this server's clock"),
         ("timestamp_ms", 2**63 - 1, "ahead of this server's clock"),
         ("value", np.inf, "value is infinite"),
@@ -93,7 +94,7 @@ def test_a_value_that_would_make_a_weight_infinite_is_refused_alone():
 
 
 def test_unusual_but_sound_events_are_taken():
-    inputs = observed(2, user_id=[-1, 2**63 - 1], item_id=[0, 2**63 - 1], timestamp_ms=[0, START_MS + 299_000])
+    inputs = observed(2, user_id=[-1, 2**63 - 1], item_id=[0, 2**63 - 1], timestamp_ms=[100_000_000_000, START_MS + 299_000])
     assert ADMISSION.find_faults(inputs, START_MS) == {}
     assert inputs["timestamp_ms"][0, 0] != MISSING_INT
 

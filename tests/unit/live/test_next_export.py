@@ -114,7 +114,7 @@ def test_archived_events_continue_the_log_too(dataset, folder, post):
     post(5, 12, 310, 5.0)
     post.item(12, title="Bowl")
     expected = continue_log(dataset, folder)
-    with closing(open_writer(folder)) as writer:
+    with closing(open_writer(folder, folder.with_name("model_repository"))) as writer:
         moved, _ = compact(writer, writer.now_ms() + 1)
         with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
             assert (moved, list(snapshot.read_events())) == (3, [])

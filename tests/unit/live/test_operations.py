@@ -13,16 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from live.__main__ import app
+from live.__main__ import app, open_writer
 from live.archive import compact, drop_segments, find_start, from_table, list_segments, read_log, to_table
 from live.erase import erase_user, search_user
 from live.exposures import erase_exposures
 from live.replay import count_differences, replay
 from serving.contract.errors import RecommenderError
+from serving.contract.tensors import OBSERVE
 from serving.live.events import HEADER, USER_CHANGED, EventBatch, pack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.store import LEARNED
+from serving.live.store import LEARNED, find_live_folder
 from serving.live.writer import Writer
 from tests.interrupting import called_on_return
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
@@ -345,3 +346,19 @@ def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(writer, folder, 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "log.parquet cannot be written" in str(failed.exception)
     assert (target.read_bytes(), list(tmp_path.glob(".log*"))) == (before, [])
+
+
+def test_commands_write_with_the_settings_of_the_export(repository, observe):
+    """Otherwise a round of maintenance forgets event ids that the export promised to recognise."""
+    path = repository / OBSERVE / "1" / "stage.json"
+    stage = json.loads(path.read_text())
+    stage["settings"] |= {"key_days": 30.0, "lateness_s": 3_600.0}
+    path.write_text(json.dumps(stage))
+    with closing(open_writer(find_live_folder(repository), repository)) as writer:
+        assert (writer.settings.key_days, writer.settings.lateness_s) == (30.0, 3_600.0)
+
+
+def test_erasing_somebody_who_is_unknown_is_no_success(repository, observe):
+    result = CliRunner().invoke(app, ["erase", "--repo", str(repository), "4711"])
+    assert result.exit_code == 1
+    assert "nothing was known of user '4711'" in result.output
