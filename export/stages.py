@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from export.live import write_live_models
+from export.live import make_event_kinds, write_live_models
 from export.reserve import make_content, reserve_rows
 from export.settings import PipelineSettings, Settings
 from repository.applied_rules import PRICES_FILE
@@ -68,7 +68,8 @@ def write_stages(
     np.save(staging.folder("retrieve") / f"{POPULARITY}.npy", compute_recent_counts(ranking.statistics))
     live = export_settings.live
     reranks = rerank.settings | {"newcomer_share": live.new_item_share, "newcomer_place": live.new_item_place}
-    settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": reranks}
+    interests = list(make_event_kinds(dataset.description).interests)
+    settings = {"preprocess": {"interests": interests}, "retrieve": retrieve, "rank": ranks, "rerank": reranks}
     if dataset.learned_sales is not None:
         for name in ("retrieve", "rank"):
             np.save(staging.folder(name) / f"{LEARNED_SALES}.npy", dataset.learned_sales)

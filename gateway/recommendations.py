@@ -67,6 +67,15 @@ class Question:
     reasons: bool = False  # whether to say for each item which sources and which items of the history propose it
 
 
+class WireIds(NamedTuple):
+    """The ids of a question, as the server knows them. session: None where the user is known"""
+
+    user_id: int | None
+    history: list[int] | None
+    exclude: list[int]
+    session: str | None
+
+
 class Answered(NamedTuple):
     """An answer as a JSON object (schema.Recommendations), and the milliseconds that its parts took: server, reasons."""
 
@@ -102,9 +111,9 @@ class Answering:
             self._metrics.shed.labels(question.priority).inc()
             return self.answer_with_popular(question, Overloaded.status)
         shop, request_id = self._shop, uuid.uuid4().hex
-        query = self._make_query(question)
-        exclude, history = query.exclude, query.history
-        user_id = query.user_id if query.session is None else session_id(query.session)
+        asked_id, history, exclude, session = self._parse_ids(question)
+        query = Query(asked_id, history, exclude, question.context, question.after, session)
+        user_id = asked_id if session is None else session_id(session)
         shop.refresh()
         enrolment = self._experiments.enrol(user_id, question.generation, shop.published.generation)
         began_s = time.monotonic()
@@ -145,13 +154,13 @@ class Answering:
 
     def answer_with_popular(self, question: Question, reason: str) -> Answered:
         """Return popular items without asking a server. Raises InvalidRequest for a malformed question. reason: for metrics"""
-        query = self._make_query(question)
+        ids = self._parse_ids(question)
         self._metrics.fallbacks.labels(reason).inc()
-        hidden = set(query.exclude) | set(query.history or ())
-        return Answered(self._answer_with_popular(question, hidden, query.user_id, uuid.uuid4().hex, NO_EXPERIMENT), {})
+        hidden = set(ids.exclude) | set(ids.history or ())
+        return Answered(self._answer_with_popular(question, hidden, ids.user_id, uuid.uuid4().hex, NO_EXPERIMENT), {})
 
-    def _make_query(self, question: Question) -> Query:
-        """Return the question in ids on the wire. Raises InvalidRequest.
+    def _parse_ids(self, question: Question) -> WireIds:
+        """Return a question's ids on the wire. Raises InvalidRequest.
 
         Of user and session, the session counts where the user is unknown.
         """
@@ -161,7 +170,7 @@ class Answering:
         history = None if question.history is None else [shop.parse_item_id(item) for item in question.history]
         if session is not None and user_id is not None:
             user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)
-        return Query(user_id, history, exclude, question.context, question.after, session)
+        return WireIds(user_id, history, exclude, session)
 
     async def _add_reasons(
         self,

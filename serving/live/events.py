@@ -87,6 +87,11 @@ class EventKinds:
         return tuple(kind.name for kind in self.kinds)
 
     @cached_property
+    def interests(self) -> tuple[str, ...]:
+        """Names of the events that show interest without being positive, such as views; not those of weight 0."""
+        return tuple(kind.name for kind in self.kinds if kind.weight > 0 and not kind.counted)
+
+    @cached_property
     def default(self) -> int:
         """Code of an event without a name: the first kind that can be positive."""
         return next(code for code, kind in enumerate(self.kinds) if kind.counted)

@@ -47,6 +47,10 @@ class RedisSnapshot:
         """Return (start, end) of the pauses between this machine's events, see timeline.py."""
         return self.local.read_pauses_ms()
 
+    def read_event_names(self) -> list[str]:
+        """Return the names of events, by the code that `read_users` gives them."""
+        return self.local.read_event_names()
+
     def read_user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
         """Return the columns of users that `upsert` set on this machine, as `Snapshot.read_user_columns` does."""
         return self.local.read_user_columns(user_ids)

@@ -53,17 +53,19 @@ class PreprocessInputs:
     live: LiveUsers | None = None
     live_items: LiveItems | None = None
     trends: UserTrends | None = None  # declared aggregations of users
+    interests: tuple[str, ...] = ()  # names of events, see LiveUsers
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo) -> PreprocessInputs:
         """Load from a version folder. Raises ArtifactError when a file is missing or is not as published."""
         store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
         categories = open_checked_array(folder, "item_category", "int32", items.n_items + 1)
-        return cls(info.context, store, store, items, categories, Content.load(folder))
+        interests = tuple(info.settings.get("interests", ()))  # not in older exports
+        return cls(info.context, store, store, items, categories, Content.load(folder), interests=interests)
 
     def with_live(self, reader: Reader) -> PreprocessInputs:
         """Return a copy that adds what users did since the export."""
-        live = LiveUsers(reader.users, self.items, self.item_category).with_machine_code(
+        live = LiveUsers(reader.users, self.items, self.item_category, self.interests).with_machine_code(
             self.embedded.make_empty(np.zeros(2, np.int64))
         )
         trends = UserTrends.of(self.embedded, self.items, reader)

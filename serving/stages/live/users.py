@@ -24,11 +24,13 @@ from serving.stages.features.ids import ItemIndex, find_position
 from serving.stages.features.user_state import UserState
 from serving.stages.live.measurements import RecentTimes
 
+SESSION_GAP_MS = 1_800_000  # what a user looked at longer before the latest event is no longer of the session
+MOST_KINDS = 256  # codes of events
 LARGEST_INT = np.iinfo(np.int64).max
 WAIT_S = 0.1  # for the event that `after` names: it was acknowledged, so only another store lacks it
 
 RECORD_FIELDS = (
-    *("history_ids", "history_s", "session_ids", "session_ms"),
+    *("history_ids", "history_s", "session_ids", "session_ms", "session_kinds"),
     *("event_count", "sum_weight", "sum_label", "first_ms", "last_ms"),
 )
 STATE_FIELDS = (
@@ -39,11 +41,16 @@ STATE_FIELDS = (
 
 @dataclass(frozen=True)
 class LiveUsers:
-    """Reads users from the live store. wait_s: how long to wait for an event that has not arrived yet."""
+    """Reads users from the live store.
+
+    interests: names of events that are not positive and yet count as history while they are newer than every positive
+    wait_s: how long to wait for an event that has not arrived yet
+    """
 
     reader: UserReader
     items: ItemIndex
     item_category: np.ndarray  # int32 [n_items + 1]
+    interests: tuple[str, ...] = ()
     wait_s: float = WAIT_S
     timelines: dict[tuple[int, int, int], Timeline] = field(default_factory=dict)
     write: Callable = field(default_factory=lambda: write_records)
@@ -65,6 +72,7 @@ class LiveUsers:
             with self.reader.snapshot() as snapshot:
                 progress = snapshot.read_progress()
                 rows, records = snapshot.read_users(state.user_ids)
+                names = snapshot.read_event_names() if self.interests and rows else []
                 timeline = self._find_timeline(snapshot, progress, clock_s)
                 changes = snapshot.read_user_columns(state.user_ids) if progress.changed_sequence and state.profile else []
         except DependencyError:
@@ -75,7 +83,7 @@ class LiveUsers:
             if len(arrivals_ms):
                 self.visible.add(time.time() - int(arrivals_ms.max()) / 1000)
         write_profile(state.profile, changes)
-        self._write(state, rows, records, timeline)
+        self._write(state, rows, records, timeline, names)
         return max(clock_s, timeline.skip_pauses(progress.watermark_ms // 1000)), degraded
 
     def _find_timeline(self, snapshot: UserSnapshot, progress: Progress, clock_s: int) -> Timeline:
@@ -96,20 +104,25 @@ class LiveUsers:
         layout = Layout()
         records = np.frombuffer(layout.make_empty_users(2).tobytes(), layout.user)
         return replace(
-            self, write=find_entry_point(write_records, *self._make_arguments(nobody, [0, 1], records, Timeline.of([], 0, 0)))
+            self,
+            write=find_entry_point(write_records, *self._make_arguments(nobody, [0, 1], records, Timeline.of([], 0, 0), [])),
         )
 
-    def _write(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline) -> None:
-        """Write records [M] into the rows [M] of a state."""
+    def _write(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline, names: list[str]) -> None:
+        """Write records [M] into the rows [M] of a state. names: of events, by code; [] where no event shows interest"""
         if rows:
-            self.write(*self._make_arguments(state, rows, records, timeline))
+            self.write(*self._make_arguments(state, rows, records, timeline, names))
 
-    def _make_arguments(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline) -> list[np.ndarray]:
+    def _make_arguments(
+        self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline, names: list[str]
+    ) -> list[np.ndarray]:
         """Return the arguments of `write_records`."""
         fields = [records[name] for name in RECORD_FIELDS]
+        interests = np.zeros(MOST_KINDS, np.bool_)
+        interests[[code for code, name in enumerate(names) if name in self.interests]] = True
         items = self.items
         catalogue = (items.ids, items.table, items.newcomers, self.item_category)
-        return [np.array(rows), *fields, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
+        return [np.array(rows), *fields, interests, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
 
 
 def write_profile(profile: dict[str, np.ndarray], changes: list[tuple[int, dict]]) -> None:
@@ -216,30 +229,44 @@ def gather_pairs(distinct, pairs, places):
 @compiled
 def write_records(
     rows,
-    history_ids, history_s, session_ids, session_ms, event_count, sum_weight, sum_label, first_ms, last_ms,  # records [M]
+    history_ids, history_s, session_ids, session_ms, session_kinds,  # records [M]
+    event_count, sum_weight, sum_label, first_ms, last_ms,  # of them too
+    interests,  # bool [MOST_KINDS], by the code of an event
     pause_ends, pauses,  # Timeline
     catalogue, table, newcomers, item_category,
     ids, times, categories, counts, weights, labels, first_times, last_times,  # state [B], written
 ):  # fmt: skip
-    """Write M records into rows of a state. A user without positive events has the session's distinct items as history."""
+    """Write M records into rows of a state.
+
+    A history is what the session shows interest in since the last positive event, and then the positive events. A user without
+    any has all distinct items of the session as history.
+    """
     for record in range(len(rows)):
         row = rows[record]
         counts[row], weights[row], labels[row] = event_count[record], sum_weight[record], sum_label[record]
         first_times[row] = skip_pauses(first_ms[record] // 1000, pause_ends, pauses)
         last_times[row] = skip_pauses(last_ms[record] // 1000, pause_ends, pauses)
         ids[row], times[row] = PAD_ID, 0
-        if history_ids[record, 0] != PAD_ID:
-            for place in range(min(ids.shape[1], history_ids.shape[1])):
-                ids[row, place] = history_ids[record, place]
-                if ids[row, place] != PAD_ID:
-                    times[row, place] = skip_pauses(np.int64(history_s[record, place]), pause_ends, pauses)
-        else:
-            n_kept = 0
-            for place in range(session_ids.shape[1]):
-                item = session_ids[record, place]
-                if item != PAD_ID and n_kept < ids.shape[1] and not np.any(ids[row, :n_kept] == item):
+        n_kept, has_history = 0, history_ids[record, 0] != PAD_ID
+        for place in range(session_ids.shape[1]):
+            item, time_ms = session_ids[record, place], session_ms[record, place]
+            if has_history and (
+                not interests[session_kinds[record, place]]
+                or time_ms // 1000 < history_s[record, 0]
+                or time_ms < session_ms[record, 0] - SESSION_GAP_MS
+            ):
+                continue
+            if item != PAD_ID and n_kept < ids.shape[1] and not np.any(ids[row, :n_kept] == item):
+                ids[row, n_kept] = item
+                times[row, n_kept] = skip_pauses(time_ms // 1000, pause_ends, pauses)
+                n_kept += 1
+        if has_history:
+            n_session = n_kept
+            for place in range(history_ids.shape[1]):
+                item = history_ids[record, place]
+                if item != PAD_ID and n_kept < ids.shape[1] and not np.any(ids[row, :n_session] == item):
                     ids[row, n_kept] = item
-                    times[row, n_kept] = skip_pauses(session_ms[record, place] // 1000, pause_ends, pauses)
+                    times[row, n_kept] = skip_pauses(np.int64(history_s[record, place]), pause_ends, pauses)
                     n_kept += 1
         for place in range(categories.shape[1]):
             categories[row, place] = item_category[find_position(ids[row, place], catalogue, table, newcomers)]

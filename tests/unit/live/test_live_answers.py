@@ -170,15 +170,48 @@ def test_what_a_visitor_viewed_is_the_history_until_the_first_purchase(reader):
     views = EventBatch.join([purchase(1, item, START_MS + 1_000 * place) for place, item in enumerate((3, 5, 3, 4))])
     views.headers["kind"], views.headers["flags"] = KINDS.find_code(b"view"), 0
     KINDS.decide(views.headers)
-    users = LiveUsers(reader, ItemIndex(np.arange(10)), np.zeros(11, np.int32))
     with closing(Writer(reader.folder, Layout(), KINDS.names)) as writer:
         histories = []
         for batch in (views, purchase(1, 7, START_MS + 9_000)):
             writer.append(batch)
-            state = make_empty_state(np.ones(1, np.int64))
-            users.update(state, np.full(1, NO_SEQUENCE), START_MS // 1000)
-            histories.append([item for item in state.history_ids[0].tolist() if item != PAD_ID])
+            histories.append(read_history(reader))
     assert histories == [[4, 3, 5], [7]]
+
+
+def read_history(reader) -> list[int]:
+    """Return the history of user 1."""
+    users = LiveUsers(reader, ItemIndex(np.arange(100)), np.zeros(101, np.int32), KINDS.interests)
+    state = make_empty_state(np.ones(1, np.int64))
+    users.update(state, np.full(1, NO_SEQUENCE), START_MS // 1000)
+    n_known = int(np.count_nonzero(state.history_ids[0] != PAD_ID))
+    assert (state.history_ids[0, n_known:] == PAD_ID).all()
+    assert (np.diff(state.history_times[0, :n_known]) <= 0).all()
+    return state.history_ids[0, :n_known].tolist()
+
+
+def test_what_a_known_user_looks_at_since_the_last_purchase_leads_the_history(reader):
+    """Not what is hidden, was viewed before the purchase, or is of a session before this one."""
+    minute = 60_000
+
+    def event(name: bytes, item: int, minutes: int) -> EventBatch:
+        batch = purchase(1, item, START_MS + minutes * minute)
+        batch.headers["kind"], batch.headers["flags"] = KINDS.find_code(name), 0
+        KINDS.decide(batch.headers)
+        return batch
+
+    with closing(Writer(reader.folder, Layout(), KINDS.names)) as writer:
+        for name, item, minutes in (("purchase", 7, 0), ("view", 3, 1), ("purchase", 8, 2), ("hide", 4, 3), ("view", 5, 4)):
+            writer.append(event(name.encode(), item, minutes))
+        assert read_history(reader) == [5, 8, 7]
+        writer.append(event(b"view", 7, 5))
+        writer.append(event(b"view", 6, 6))
+        assert read_history(reader) == [6, 7, 5, 8]
+        writer.append(event(b"view", 9, 35))
+        assert read_history(reader) == [9, 6, 7, 8]
+        writer.append(event(b"view", 9, 90))
+        assert read_history(reader) == [9, 8, 7]
+        writer.append(event(b"purchase", 9, 91))
+        assert read_history(reader) == [9, 8, 7]
 
 
 def test_an_item_that_is_sold_out_is_in_no_answer_until_it_is_back(pipeline, upsert):
