@@ -6,6 +6,7 @@ The gateway runs on uvloop, which joins the writes of one iteration, so that an 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
 from typing import Any
 
@@ -25,16 +26,18 @@ def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpT
     A connection beyond MOST_CONNECTIONS takes the place of one whose caller sends nothing.
     """
 
+    turns = itertools.count()  # the loop's clock stands still while it accepts several connections
+
     class LimitedProtocol(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
         _waits = True  # for headers of a request, or the rest of them
-        _waits_since_s = 0.0
+        _turn = 0  # larger the later the caller last began something
         _waited_bytes = 0
 
         def connection_made(self, transport) -> None:
             super().connection_made(transport)
             self._limit_headers()
-            self._waits_since_s = self.loop.time()
+            self._turn = next(turns)
             if len(self.connections) > MOST_CONNECTIONS:
                 self._make_room()
 
@@ -51,7 +54,7 @@ def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpT
                 self._limit_headers()
 
         def on_headers_complete(self) -> None:
-            self._waits, self._waited_bytes, self._waits_since_s = False, 0, self.loop.time()
+            self._waits, self._waited_bytes, self._turn = False, 0, next(turns)
             if self._header_timer is not None:
                 self._header_timer.cancel()
                 self._header_timer = None
@@ -70,7 +73,7 @@ def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpT
             """Cut off the caller that sent no whole request for longest: one that never sent any, if there is one."""
             idle = [own for own in self.connections if isinstance(own, LimitedProtocol) and own.awaits_caller()]
             if idle:
-                min(idle, key=lambda own: (own.cycle is not None, own._waits_since_s)).transport.abort()
+                min(idle, key=lambda own: (own.cycle is not None, own._turn)).transport.abort()
 
         def awaits_caller(self) -> bool:
             """Return whether the caller has to send something; False while it waits for an answer."""
