@@ -25,7 +25,7 @@ COPY gateway /opt/recommender/gateway
 COPY live /opt/recommender/live
 COPY trials /opt/recommender/trials
 COPY clients /opt/recommender/clients
-COPY deploy/serve.sh /opt/recommender/deploy/serve.sh
+COPY deploy/serve.sh deploy/alive.py /opt/recommender/deploy/
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin recommender \
  && install -d -o recommender -m 0700 /run/recommender /var/cache/recommender /srv/models.live \
  && ln -s /run/recommender /opt/recommender/.run

@@ -1,0 +1,28 @@
+"""Tell a server's liveness probe whether to restart it: exit code 1 while the gateway of the same pod says that it does not answer.
+
+The gateway asks its server a real question, because a server whose stage has died still reports that it is ready. A gateway that
+is not there says nothing about the server, which other gateways and callers of gRPC may use.
+"""
+
+import sys
+import urllib.error
+import urllib.request
+
+READY_URL = "http://127.0.0.1:8080/readyz"
+TIMEOUT_S = 3.0
+
+
+def main(url: str) -> int:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        opener.open(url, timeout=TIMEOUT_S).close()
+    except urllib.error.HTTPError as error:
+        print(f"the gateway says {error.code}: {error.read(500).decode(errors='replace')}")
+        return 1
+    except OSError as error:
+        print(f"no gateway tells whether the server answers ({error})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:] or [READY_URL]))

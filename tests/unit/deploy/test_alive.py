@@ -1,0 +1,52 @@
+"""The liveness probe of a server's container, which asks the gateway beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from repository.code import PROJECT
+from server.ports import find_free_port
+
+
+@contextmanager
+def answer_with(status: int) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b'{"ready": false}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/readyz"
+        server.shutdown()
+        thread.join()
+
+
+def probe(url: str) -> subprocess.CompletedProcess[str]:
+    """Run the probe as Kubernetes does. A proxy of the environment must not come between."""
+    command = [sys.executable, "-S", PROJECT / "deploy" / "alive.py", url]
+    return subprocess.run(command, env={"http_proxy": "http://127.0.0.1:9"}, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_the_gateway_says_whether_its_server_answers(status, code):
+    with answer_with(status) as url:
+        assert probe(url).returncode == code
+
+
+def test_a_gateway_that_is_not_there_is_no_reason_to_restart_the_server():
+    done = probe(f"http://127.0.0.1:{find_free_port()}/readyz")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no gateway tells whether the server answers" in done.stdout
