@@ -1,7 +1,7 @@
-"""Tell a server's liveness probe whether to restart it: exit code 1 while the gateway of the same pod says that it does not answer.
+"""Tell a liveness probe whether to restart a server: exit code 1 while the gateway of its pod says that it does not answer.
 
-The gateway asks its server a real question, because a server whose stage has died still reports that it is ready. A gateway that
-is not there says nothing about the server, which other gateways and callers of gRPC may use.
+The gateway asks its server a real question, because a server whose stage has died still reports that it is ready. A gateway
+that is not there says nothing about the server, which other gateways and callers of gRPC may use.
 """
 
 import sys

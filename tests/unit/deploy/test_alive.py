@@ -36,7 +36,7 @@ def answer_with(status: int) -> Iterator[str]:
 
 def probe(url: str) -> subprocess.CompletedProcess[str]:
     """Run the probe as Kubernetes does. A proxy of the environment must not come between."""
-    command = [sys.executable, "-S", PROJECT / "deploy" / "alive.py", url]
+    command = [sys.executable, "-S", str(PROJECT / "deploy" / "alive.py"), url]
     return subprocess.run(command, env={"http_proxy": "http://127.0.0.1:9"}, capture_output=True, text=True, timeout=60)
 
 
