@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,7 +112,8 @@ def finish(
     machine: from `read_machine`; differing_answers: which answers are wrong, "" if none; if any, the figures are not written
     """
     name = re.sub(r"[^\w.-]+", "-", name)
-    where = f"{conditions}; {machine['cores']} cores, load average {machine['load_before']} at the start"
+    today = datetime.now(UTC).date()
+    where = f"{conditions}; {today}, {machine['cores']} cores, load average {machine['load_before']} at the start"
     result = Result(name=name, title=title, command=command, conditions=where, figures=[f.to_record() for f in figures])
     print_table(tabulate_figures(title, figures))
     missed = [figure.name for figure in figures if figure.met is False]
