@@ -43,7 +43,8 @@ class Verdict:
     `measure_calibration_error`; auc_low, auc_high: 95 % interval of the difference in AUC; these and the serving generation's
     are NaN with fewer than LEAST_RANKED
 
-    The intervals, over questions, are reported and decide nothing.
+    The intervals are over questions. Rounds follow rounds, so a small loss that is beyond chance is refused too: many of them
+    would add up.
     """
 
     questions: int
@@ -103,6 +104,8 @@ def judge(candidate: Answers, serving: Answers, items: np.ndarray, rng: np.rando
     fault = ""
     if quality < LEAST_QUALITY * serving_quality:
         fault = f"not published, because it reaches less than {LEAST_QUALITY:.0%} of what serves"
+    elif high < 0:
+        fault = "not published, because it is worse than what serves, beyond chance"
     elif coverage < LEAST_COVERAGE:
         fault = f"not published, because it shows less than {LEAST_COVERAGE:.0%} of the items"
     elif own_auc < LEAST_AUC * serving_auc:

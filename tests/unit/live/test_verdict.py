@@ -52,6 +52,15 @@ def test_what_is_as_good_is_published(rng, candidate, serving, said):
     assert f"{verdict.candidate:.4f}" in str(verdict)
 
 
+@pytest.mark.parametrize(("share", "fault"), [(0.2965, "beyond chance"), (0.2999, ""), (0.31, "")])
+def test_a_small_loss_is_refused_where_it_is_beyond_chance(rng, share, fault):
+    """Within the 2 % that one round may lose; the next round would be compared with what this one lost."""
+    items = np.arange(10_000)
+    verdict = judge(answers(rng, items, share), answers(rng, items, 0.3), items, rng)
+    assert (fault in verdict.fault) if fault else verdict.fault == ""
+    assert (verdict.high < 0) == bool(fault)
+
+
 def test_the_interval_holds_the_true_difference_about_as_often_as_it_states(rng):
     items, held = np.arange(QUESTIONS), 0
     for _ in range(100):

@@ -1,0 +1,52 @@
+"""The experiments that need a server and a gateway measure what they say. Whether bounds are met is for quiet machines.
+
+`experiments.recovery` is not here: a round takes four minutes, and test_supervision.py causes the same faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from experiments import overload, rest
+from experiments.served import Served, serve_with_gateway
+from server.processes import find_members
+from tests.repositories import copy_to_change, served_repository
+
+RATE = 20.0  # requests/s, below what any machine answers
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    repo = copy_to_change(served_repository(), tmp_path_factory.mktemp("measured") / "repository")
+    with serve_with_gateway(repo, "deadline_ms = 5_000\n") as served:
+        yield served
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_overload_counts_answers_in_time_and_those_of_high_priority(served, rng):
+    assert overload.measure_peak(served, 0.5, rng) > RATE
+    assert (overload.measure_idle(served, 1.0, rng).status == 200).all()
+    values = overload.measure_overload(served, 1, RATE, 5_000, 2.0, rng)
+    assert 0 < values["goodput over peak"] < 2
+    assert 0 < values["p99 of accepted"] < 5_000
+    assert (values["share of high priority accepted"], values["without any answer"]) == (1.0, 0.0)
+    assert 0 < overload.measure_grpc(served, 1.0, RATE, 5_000, 1.0) <= 1.5
+
+
+def test_rest_is_measured_beside_grpc_and_a_plain_server_with_the_same_kernels(served, rng):
+    users = served.draw_user_ids(20, rng)
+    found = rest.ask_grpc(served, users, 0.5, 2)
+    found |= rest.ask_rest("gateway", served.port, find_members(served.state.tag), users, 0.5, 2)
+    with rest.plain_server(served.repo) as (port, process):
+        found |= rest.ask_rest("plain FastAPI", port, [process], users, 0.5, 2)
+    for way in ("gRPC", "gateway", "plain FastAPI"):
+        own = {name: value for name, value in found.items() if name.startswith(way)}
+        assert len(own) == 4
+        assert all(value > 0 for value in own.values()), own
