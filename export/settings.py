@@ -19,6 +19,7 @@ The settings are recorded in the manifest of the generation.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -282,7 +283,9 @@ def change_serving(base: Serving, changes: Any, section: str) -> Serving:
         else:
             good = type(value) is type(allowed[key]) and value >= 0
         if not good:
-            raise ConfigError(f"[{section}] {key} is {value!r}. Expected something like {allowed[key]!r}.")
+            kinds = {bool: "true or false", int: "a whole number, 0 or more", float: "a number, 0 or more"}
+            kind = kinds.get(type(allowed[key]), "whole numbers above 0, in brackets")
+            raise ConfigError(f"[{section}] {key} is {value!r}. Expected {kind}; the default is {json.dumps(allowed[key])}.")
     typed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
     changed = replace(base, **typed)
     if min(changed.instances, changed.max_batch_size) < 1:

@@ -69,7 +69,8 @@ def list_models_in(repository: Path) -> tuple[str, ...]:
 def check_layout(repository: Path) -> Iterator[Finding]:
     """Check that folders and configs exist, and that each config belongs to its folder."""
     if not repository.is_dir():
-        yield Finding("error", str(repository), "There is no such folder", "Create the repository: make export REPO=…")
+        remedy = f"Create the repository: make export REPO={repository}"
+        yield Finding("error", str(repository), "There is no such folder", remedy)
         return
     models = list_models_in(repository)
     for name in models:

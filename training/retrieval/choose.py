@@ -133,10 +133,11 @@ def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say) ->
 
 
 def measure_quality(fitted: FittedRetriever, questions: Questions) -> float:
-    """Return the mean NDCG@10 plus the mean Recall@20."""
+    """Return the mean NDCG@10 plus the mean Recall@20, NaN without a question that has an answer."""
     positions, _ = fitted(questions.users, questions.user_ids)
     qualities = (ndcg_at(positions, questions.relevant, 10), recall_at(positions, questions.relevant, 20))
-    return float(sum(np.nanmean(quality) for quality in qualities))
+    known = [quality[~np.isnan(quality)] for quality in qualities]
+    return float(sum(quality.mean() for quality in known)) if len(known[0]) else np.nan
 
 
 def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, settings: RetrievalSettings) -> list[Questions]:
