@@ -6,6 +6,8 @@
     machine   all processes at the same instant: both writers, and a reader in the middle of its transaction
     server    a real tritonserver with all its processes, while clients post events
 
+Whoever was killed before an acknowledgement came sends the same events again, with the same ids, as a careful client does.
+
 After the kills an independent reader, which opens the store's file by itself, checks the log: every acknowledged event is there
 under its sequence, no event id twice, no sequence missing. It counts the events of each user and item and compares them with
 their records; and the whole state is computed from the log again and compared byte for byte (live/replay.py).
@@ -20,11 +22,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import lmdb
 import numpy as np
@@ -41,7 +45,7 @@ from serving.contract.errors import ServerError
 from serving.live.events import HEADER, OBSERVED, EventBatch, EventKind, EventKinds, Flags, unpack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.store import DATABASES, find_live_folder
+from serving.live.store import DATABASES, LAYOUT, PROGRESS, Progress, find_live_folder
 from serving.live.writer import Writer
 
 EVENT_KINDS = EventKinds((EventKind("view", 0.1), EventKind("purchase", 1.0, positive=True)))
@@ -54,6 +58,8 @@ CLIENTS, SERVED_S = 4, 1.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Acknowledged = dict[int, bytes]  # sequence -> event id
+Posted = tuple[list[int], list[int], list[str]]  # users, items and ids of events
+LEAST_KILLS = 200
 
 
 @dataclass
@@ -61,10 +67,11 @@ class FaultCounts:
     """Faults in a store, counted by kind."""
 
     events: int = 0
+    repeated: int = 0  # events that were sent again and were there already
     wrong: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: FaultCounts) -> FaultCounts:
-        return FaultCounts(self.events + other.events, self.wrong + other.wrong)
+        return FaultCounts(self.events + other.events, self.repeated + other.repeated, self.wrong + other.wrong)
 
 
 FAULTS = ("lost", "applied twice", "sequences missing", "counts of records", "records that differ from a replay")
@@ -80,15 +87,22 @@ def draw_events(rng: np.random.Generator, count: int) -> EventBatch:
     return EventBatch(headers, [rng.bytes(8) for _ in range(count)], [b""] * count, [b""] * count)
 
 
-def append_forever(folder: Path, seed: int, acknowledged: Connection) -> None:
-    writer, rng = Writer(folder, Layout(), EVENT_KINDS.names), np.random.default_rng(seed)
+def draw_batches(seed: int) -> Iterator[EventBatch]:
+    rng = np.random.default_rng(seed)
     while True:
-        batch = draw_events(rng, int(rng.integers(1, 40)))
+        yield draw_events(rng, int(rng.integers(1, 40)))
+
+
+def append_forever(folder: Path, seed: int, acknowledged: Connection, killed: Killed | None) -> None:
+    """Append what a killed writer may or may not have written, then new events."""
+    writer = Writer(folder, Layout(), EVENT_KINDS.names)
+    again = islice(draw_batches(killed.seed), killed.batches, killed.batches + 1) if killed else ()
+    for batch in chain(again, draw_batches(seed)):
         sequences = writer.append(batch)
         acknowledged.send(list(zip(sequences.tolist(), batch.event_ids, strict=True)))
 
 
-def read_forever(folder: Path, seed: int, _: Connection) -> None:
+def read_forever(folder: Path, seed: int, _: Connection, __: None) -> None:
     reader, rng = Reader(folder), np.random.default_rng(seed)
     while True:
         with reader.snapshot() as snapshot:
@@ -96,49 +110,80 @@ def read_forever(folder: Path, seed: int, _: Connection) -> None:
             snapshot.read_seen(np.unique(rng.integers(0, USERS, 8)))
 
 
+class Killed(NamedTuple):
+    """A writer that was killed. batches: that were acknowledged; the next one may be written or not"""
+
+    seed: int
+    batches: int
+
+
+@dataclass
+class Running:
+    """A process at work. former: the writer whose last batch it sends first; batches: that were acknowledged"""
+
+    process: multiprocessing.process.BaseProcess
+    pipe: Connection
+    seed: int
+    former: Killed | None
+    batches: int = 0
+
+    def find_unacknowledged(self) -> Killed:
+        """Return the first batch for which no acknowledgement came."""
+        if self.former and not self.batches:
+            return self.former
+        return Killed(self.seed, self.batches - (self.former is not None))
+
+
 class Processes:
     """Processes on one store. acknowledged: events that the writers were told are durable"""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.acknowledged, self.seed = folder, dict[int, bytes](), 0
-        self._running: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+        self._running: list[Running] = []
 
-    def start(self, work, count: int = 1) -> None:
-        for _ in range(count):
+    def start(self, work, killed: Sequence[Killed | None]) -> None:
+        """Start a process for each of `killed`, whose work it goes on with; None for new work."""
+        for former in killed:
             self.seed += 1
             receiving, sending = FORKING.Pipe(duplex=False)
-            process = FORKING.Process(target=work, args=(self.folder, self.seed, sending), daemon=True)
+            process = FORKING.Process(target=work, args=(self.folder, self.seed, sending, former), daemon=True)
             process.start()
             sending.close()
-            self._running.append((process, receiving))
+            self._running.append(Running(process, receiving, self.seed, former))
 
     def listen(self, seconds: float) -> None:
         """Note what is acknowledged for a while."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
-            for _, pipe in self._running:
+            for running in self._running:
                 with contextlib.suppress(EOFError, OSError):
-                    if pipe.poll(0.001):
-                        self.acknowledged |= dict(pipe.recv())
+                    if running.pipe.poll(0.001):
+                        self._note(running)
 
-    def kill(self, count: int) -> None:
+    def kill(self, count: int) -> list[Killed]:
         """Kill the first `count` processes at the same instant, and read which events were acknowledged until then.
 
         Raises ServerError for one that had ended by itself.
         """
         killed, self._running = self._running[:count], self._running[count:]
-        for process, _ in killed:
-            process.kill()
-        for process, pipe in killed:
-            process.join()
-            if process.exitcode != -signal.SIGKILL:
+        for running in killed:
+            running.process.kill()
+        for running in killed:
+            running.process.join()
+            if (code := running.process.exitcode) != -signal.SIGKILL:
                 raise ServerError(
-                    f"A process on the store ended by itself with exit code {process.exitcode}; expected it to run until it is "
+                    f"A process on the store ended by itself with exit code {code}; expected it to run until it is "
                     "killed. Its traceback is above."
                 )
             with contextlib.suppress(EOFError, OSError):  # the end of the pipe, or an incomplete message
                 while True:
-                    self.acknowledged |= dict(pipe.recv())
+                    self._note(running)
+        return [running.find_unacknowledged() for running in killed]
+
+    def _note(self, running: Running) -> None:
+        """Read one acknowledgement. Raises EOFError or OSError at the end of the pipe."""
+        self.acknowledged |= dict(running.pipe.recv())
+        running.batches += 1
 
 
 def kill_processes(folder: Path, writer_kills: int, machine_kills: int, rng: np.random.Generator) -> Acknowledged:
@@ -146,17 +191,16 @@ def kill_processes(folder: Path, writer_kills: int, machine_kills: int, rng: np.
     with closing(Writer(folder, Layout(), EVENT_KINDS.names)) as writer:  # loads the loops, which forked processes share
         writer.append(draw_events(rng, 10))
     processes = Processes(folder)
-    processes.start(append_forever, WRITERS)
+    processes.start(append_forever, [None] * WRITERS)
     for _ in range(writer_kills):
         processes.listen(rng.random() * LONGEST_RUN_S)
-        processes.kill(1)
-        processes.start(append_forever)
-    processes.kill(WRITERS)
+        processes.start(append_forever, processes.kill(1))
+    killed = processes.kill(WRITERS)
     for _ in range(machine_kills):
-        processes.start(append_forever, WRITERS)
-        processes.start(read_forever)
+        processes.start(append_forever, killed[:WRITERS])
+        processes.start(read_forever, [None])
         processes.listen(LONGEST_RUN_S / 2 + rng.random() * LONGEST_RUN_S)
-        processes.kill(WRITERS + 1)
+        killed = processes.kill(WRITERS + 1)
     return processes.acknowledged
 
 
@@ -166,27 +210,29 @@ def kill_server(repo: Path, kills: int, rng: np.random.Generator) -> tuple[Fault
     Return what is wrong with the store in the end, and how many events were acknowledged.
     """
     acknowledged: Acknowledged = {}
+    pending: dict[int, Posted] = {}
     if not kills:
         return FaultCounts(), 0
     with copied(repo) as copy:
         for number in range(kills):
             with served(copy) as shop:
-                acknowledged |= post_until_killed(shop, number, float(rng.random()) * SERVED_S)
+                acknowledged |= post_until_killed(shop, number, float(rng.random()) * SERVED_S, pending)
         return check_store(find_live_folder(copy), acknowledged), len(acknowledged)
 
 
-def post_until_killed(shop: Shop, number: int, seconds: float) -> Acknowledged:
-    """Let clients post events until the server dies."""
+def post_until_killed(shop: Shop, number: int, seconds: float, pending: dict[int, Posted]) -> Acknowledged:
+    """Let clients post events until the server dies. pending: what each client got no acknowledgement for, replaced"""
     acknowledged: Acknowledged = {}
 
     def post(client: int) -> None:
         rng, count = np.random.default_rng((number, client)), 0
         with contextlib.suppress(ServerError), connect(shop.site.grpc_url) as exchange:
             while True:
-                ids = [f"{number}-{client}-{count}-{place}" for place in range(4)]
-                users, items = (rng.choice(known, 4).tolist() for known in (shop.user_ids, shop.item_ids))
-                sequences = read_sequences(exchange.ask(shop.observe(users, items, ids)))
-                acknowledged.update(zip(sequences.tolist(), (text.encode() for text in ids), strict=True))
+                if client not in pending:
+                    users, items = (rng.choice(known, 4).tolist() for known in (shop.user_ids, shop.item_ids))
+                    pending[client] = users, items, [f"{number}-{client}-{count}-{place}" for place in range(4)]
+                sequences = read_sequences(exchange.ask(shop.observe(*pending[client])))
+                acknowledged.update(zip(sequences.tolist(), (text.encode() for text in pending.pop(client)[2]), strict=True))
                 count += 1
 
     threads = [threading.Thread(target=post, args=(client,)) for client in range(CLIENTS)]
@@ -206,7 +252,8 @@ def check_store(folder: Path, acknowledged: Acknowledged) -> FaultCounts:
     with lmdb.open(str(folder), readonly=True, lock=False, max_dbs=len(DATABASES)) as environment:
         log = {int.from_bytes(key, "big"): value for key, value in read_database(environment, "events").items()}
         users, seeds, items = (decode_ids(read_database(environment, name)) for name in ("users", "seeds", "items"))
-        layout = Layout.from_json(read_database(environment, "meta")[b"layout"])
+        meta = read_database(environment, "meta")
+    layout, repeated = Layout.from_json(meta[LAYOUT]), Progress.unpack(meta[PROGRESS]).repeated
     batch = unpack(log.values())
     ids, headers = dict(zip(log, batch.event_ids, strict=True)), batch.headers
     observed = headers["type"] == OBSERVED
@@ -222,7 +269,7 @@ def check_store(folder: Path, acknowledged: Acknowledged) -> FaultCounts:
             "records that differ from a replay": sum(replay(folder).differing.values()),
         }
     )
-    return FaultCounts(len(log), wrong)
+    return FaultCounts(len(log), repeated, wrong)
 
 
 def read_database(environment: lmdb.Environment, name: str) -> dict[bytes, bytes]:
@@ -248,9 +295,10 @@ def count_differing(one: Counter[int], other: Counter[int]) -> int:
 def make_figures(found: FaultCounts, acknowledged: int, kills: dict[str, int]) -> list[Figure]:
     return [
         *(Figure(name=f"SIGKILLs, {name}", values=[float(count)]) for name, count in kills.items()),
-        Figure(name="SIGKILLs", values=[float(sum(kills.values()))], at_least=1),
+        Figure(name="SIGKILLs", values=[float(sum(kills.values()))], at_least=LEAST_KILLS),
         Figure(name="events of the logs", values=[float(found.events)], at_least=1),
         Figure(name="acknowledged events that were checked", values=[float(acknowledged)], at_least=1),
+        Figure(name="events sent again after a kill that were there already", values=[float(found.repeated)], at_least=1),
         *(Figure(name=kind, values=[float(found.wrong[kind])], at_most=0) for kind in FAULTS),
     ]
 
