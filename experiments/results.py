@@ -45,7 +45,7 @@ SUMMARY = (  # (result, figure, its label in README.md)
     ("merlin", "fused over best possible: answers/s", "answers/s over the best of merlin-systems, fused layout"),
     ("compression-online-retail", "distilled: NDCG@10 over none", "NDCG@10 of the default ranker over its teacher"),
     ("live-visible", "event to changed answer: p99", "p99 until an event shows in a changed answer, 1,000 events/s"),
-    ("tables-updates", "updates: p99 until a row shows in an answer of rank", "p99 until an updated row shows in an answer"),
+    ("live-visible", "p99 of recommend with events over without", "p99 of `recommend` beside 1,000 events/s over that without"),
 )
 
 PREFACE = """# Results
