@@ -7,7 +7,7 @@ from serving.live.aggregations import Instants, StateTable, parse_aggregations
 from training.dataset import load_dataset
 from training.features.aggregates import DEFAULTS, LogAggregates
 
-N_INSTANTS = 400
+N_INSTANTS = 1_000
 BATCH = 1_024
 MORE = (
     {"name": "amount_7d", "entity": "item", "value": "amount", "function": "sum", "window": "7d"},
