@@ -12,13 +12,14 @@ A question is a positive event of an item that the user never had before (export
     V-SKNN   a session-based baseline that knows every event before the question
 
 The figures are Recall@20 (is the item in the list?), NDCG@10, and the mean reciprocal rank (MRR, 0 for items not in the list).
+The spread of a ratio is its 95 % interval over the questions, by the bootstrap: both answerers get the same ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
@@ -26,7 +27,7 @@ from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
-from export.prequential import LIST_LENGTH, Quality, answer_frozen, answer_live, choose_questions
+from export.prequential import LIST_LENGTH, Quality, answer_frozen, answer_live, choose_questions, compute_gains, find_ranks
 from export.settings import Settings
 from perf.command import run
 from serving.contract.tensors import PAD_ID
@@ -41,9 +42,17 @@ TUNED_SHARE = 0.1  # of what is exported: its end, on which the baseline's varia
 VISIT_GAP_S = 8 * 3_600.0  # as in training/models/item_statistics.py
 FROZEN, LIVE, KNN = "frozen", "live", "V-SKNN"
 LEAST_RATIOS = {FROZEN: 1.15, KNN: 1.0}  # bounds of live quality over that of others
+RESAMPLES = 1_000
 TITLES = {"recall_at_20": "Recall@20", "ndcg_at_10": "NDCG@10", "mrr": "MRR"}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class Measured(NamedTuple):
+    """An answerer. gains: float64 [Q], NDCG@10 of each question"""
+
+    quality: Quality
+    gains: np.ndarray
 
 
 def find_split_row(dataset: Dataset) -> int:
@@ -56,7 +65,7 @@ def take_exported_part(dataset: Dataset) -> Dataset:
     return replace(dataset, interactions=dataset.interactions.iloc[: find_split_row(dataset)].reset_index(drop=True))
 
 
-def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Quality]:
+def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Measured]:
     """Return quality by answerer. repository: exported from `take_exported_part`; most: limit of questions"""
     events, first = dataset.interactions, find_split_row(dataset)
     rows = choose_questions(events, first, len(events), most)
@@ -67,7 +76,9 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Quality]
         KNN: answer_by_knn(dataset, rows, tuned_rows),
     }
     targets = events["item_id"].to_numpy()[rows]
-    return {name: Quality.of(lists, targets) for name, lists in answers.items()}
+    return {
+        name: Measured(Quality.of(lists, targets), compute_gains(find_ranks(lists, targets))) for name, lists in answers.items()
+    }
 
 
 def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) -> np.ndarray:
@@ -80,18 +91,25 @@ def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) ->
     return np.append(item_ids, PAD_ID)[positions]
 
 
-def make_figures(qualities: dict[str, Quality]) -> list[Figure]:
-    """Return the figures. qualities: by FROZEN, LIVE and KNN"""
+def make_figures(measured: dict[str, Measured]) -> list[Figure]:
+    """Return the figures. measured: by FROZEN, LIVE and KNN"""
     figures = [
-        Figure(name=f"{name}: {TITLES[field.name]}", values=[getattr(quality, field.name)])
-        for name, quality in qualities.items()
-        for field in fields(quality)
+        Figure(name=f"{name}: {TITLES[field.name]}", values=[getattr(own.quality, field.name)])
+        for name, own in measured.items()
+        for field in fields(own.quality)
     ]
     for other, at_least in LEAST_RATIOS.items():
-        if qualities[other].ndcg_at_10 > 0:
-            ratio = qualities[LIVE].ndcg_at_10 / qualities[other].ndcg_at_10
-            figures.append(Figure(name=f"live over {other}: NDCG@10", values=[ratio], unit="x", at_least=at_least))
+        if measured[other].gains.any():
+            low, ratio, high = resample_ratio(measured[LIVE].gains, measured[other].gains)
+            figures.append(Figure(name=f"live over {other}: NDCG@10", values=[low, ratio, high], unit="x", at_least=at_least))
     return figures
+
+
+def resample_ratio(gains: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
+    """Return the ratio of two means between the ends of its 95 % interval. gains, other: float64 [Q] of the same questions"""
+    rows = np.random.default_rng(0).integers(0, len(gains), (RESAMPLES, len(gains)))
+    low, high = np.percentile(gains[rows].mean(axis=1) / np.maximum(other[rows].mean(axis=1), 1e-12), (2.5, 97.5)).tolist()
+    return low, float(gains.mean() / other.mean()), high
 
 
 @app.command()
