@@ -12,7 +12,7 @@ import typer
 import uvloop
 
 from gateway.app import create_app
-from gateway.protocol import make_http_server
+from gateway.protocol import make_http_server, open_socket
 from gateway.settings import GatewaySettings, read_settings
 from gateway.tokens import new_token, read_tokens
 from gateway.tracing import start_tracing
@@ -53,7 +53,7 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
     challenger = AsyncRecommender(servers, timeouts=timeouts, tls=_choose_tls(settings), retries=0)
     app = create_app(repo, recommender, settings, tokens, traced=start_tracing(), challenger=challenger)
     http = make_http_server(app, settings, port)
-    serving = asyncio.create_task(http.serve())
+    serving = asyncio.create_task(http.serve([open_socket(settings.host, port)]))
     while not http.started and not serving.done():
         await asyncio.sleep(0.01)
     if http.started:

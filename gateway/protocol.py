@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import ssl
 from typing import Any
 
@@ -14,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.settings import GatewaySettings
+from serving.contract.errors import ConfigError
 
 KEEP_ALIVE_S = 30
 STOP_TIMEOUT_S = 5
@@ -97,21 +99,41 @@ def make_tls_options(settings: GatewaySettings) -> dict[str, Any]:
 
 
 def make_http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
-    """Return a server of an ASGI app at `port`, which `serve()` starts."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=settings.host,
-            port=port,
-            http=make_protocol_type(settings.header_bytes, settings.header_timeout_s),
-            ws="none",
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=STOP_TIMEOUT_S,
-            proxy_headers=False,  # they would let a caller claim any address
-            server_header=False,
-            access_log=False,
-            log_config=None,  # so that uvicorn's records go through the root logger, as ours do
-            log_level="warning",
-            **make_tls_options(settings),
-        )
+    """Return a server of an ASGI app at `port`, which `serve()` starts. Raises ConfigError for files that TLS cannot use."""
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=port,
+        http=make_protocol_type(settings.header_bytes, settings.header_timeout_s),
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        proxy_headers=False,  # they would let a caller claim any address
+        server_header=False,
+        access_log=False,
+        log_config=None,  # so that uvicorn's records go through the root logger, as ours do
+        log_level="warning",
+        **make_tls_options(settings),
     )
+    try:
+        config.load()
+    except (ssl.SSLError, OSError) as error:
+        files = [str(file) for file in (settings.certificate, settings.key, settings.client_authorities) if file]
+        raise ConfigError(
+            f"TLS cannot use {', '.join(files)}: {error}. Expected PEM, and the key of this certificate."
+        ) from error
+    return uvicorn.Server(config)
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address. Raises ConfigError."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"The gateway cannot listen at {host}:{port}: {error.strerror}. Stop what listens there, or choose another port."
+        ) from error
+    return listening

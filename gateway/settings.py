@@ -6,7 +6,7 @@ import tomllib
 from ipaddress import ip_address
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serving.contract.errors import ConfigError
 
@@ -61,6 +61,17 @@ class GatewaySettings(BaseModel):
         if self.client_authorities is not None and self.certificate is None:
             raise ValueError("client_authorities is set without certificate and key; callers can show theirs over TLS only")
         return self
+
+    @field_validator("host")
+    @classmethod
+    def _require_address(cls, host: str) -> str:
+        if host == "localhost":
+            return LOOPBACK
+        try:
+            ip_address(host)
+        except ValueError:
+            raise ValueError(f"{host!r} is no IP address; expected one of this machine, {LOOPBACK} or 0.0.0.0") from None
+        return host
 
     @model_validator(mode="after")
     def _require_tokens(self) -> GatewaySettings:

@@ -14,6 +14,7 @@ from experiments.forged import forge_rest
 from experiments.malformed import send_http
 from gateway import protocol
 from gateway.settings import GatewaySettings
+from serving.contract.errors import ConfigError
 from tests.unit.gateway.sockets import listening
 
 HEADER_BYTES, TIMEOUT_S = 1_024, 0.5
@@ -152,3 +153,17 @@ def test_callers_who_send_nothing_make_room_for_those_who_do(gateway, monkeypatc
                 assert caller.recv(1) == b""
         assert ask(shop).startswith(b"HTTP/1.1 200")
         assert ask(connect()).startswith(b"HTTP/1.1 200")
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot listen at 127\.0\.0\.1:{port}: Address already in use\. Stop what listens"):
+            protocol.open_socket("127.0.0.1", port)
+
+
+def test_a_certificate_that_is_none_is_told(tmp_path):
+    (tmp_path / "server.pem").write_text("no certificate")
+    settings = GatewaySettings(certificate=tmp_path / "server.pem", key=tmp_path / "server.pem")
+    with pytest.raises(ConfigError, match=r"TLS cannot use .*server\.pem.*: .*Expected PEM"):
+        protocol.make_http_server(None, settings, 0)
