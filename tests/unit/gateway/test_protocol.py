@@ -158,7 +158,7 @@ def test_callers_who_send_nothing_make_room_for_those_who_do(gateway, monkeypatc
 def test_a_port_that_is_taken_is_told_with_what_to_do():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"cannot listen at 127\.0\.0\.1:{port}: Address already in use\. Stop what listens"):
+        with pytest.raises(ConfigError, match=rf"cannot listen at 127\.0\.0\.1:{port}: Address already in use\. Stop what"):
             protocol.open_socket("127.0.0.1", port)
 
 
