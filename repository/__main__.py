@@ -77,7 +77,7 @@ def diff(
         return
     table = Table(Column("key", overflow="fold"), f"generation {one}", f"generation {other}")
     for key, (first, second) in differences.items():
-        table.add_row(key, str(first), str(second))
+        table.add_row(key, *(f"{value:.5g}" if isinstance(value, float) else str(value) for value in (first, second)))
     Console(markup=False).print(table)
 
 

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 RECORD_FILE = "registry.jsonl"
 VERDICTS = ("experiment stopped", "rolled back", "promoted", "not promoted")  # acts that end an experiment
-NOT_COMPARED = ("files", "stages", "generation", "schema")  # of a manifest: they differ between any two generations
+# Keys of a manifest that differ between any two generations and say nothing about what they are like
+NOT_COMPARED = ("files", "stages", "generation", "schema", "reports.preprocess_replay", "reports.onnx_parity")
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,8 @@ def diff_generations(repo: Path, one: int, other: int) -> dict[str, tuple[Any, A
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            if path or key not in NOT_COMPARED:
-                yield from _flatten(inner, f"{path}.{key}" if path else key)
+            inner_path = f"{path}.{key}" if path else key
+            if inner_path not in NOT_COMPARED:
+                yield from _flatten(inner, inner_path)
     else:
         yield path, value
