@@ -99,8 +99,8 @@ def test_a_price_rule_without_a_price_is_refused_before_training(tmp_path):
 
 def test_a_later_generation_with_fewer_users_loads_with_the_first_ones_warm_up(tmp_path):
     """A repository keeps the warm-up requests of its first generation (docs/serving.md)."""
-    for generation, users in ((1, 60), (2, 8)):
-        repository = export(tmp_path, shop(tmp_path / f"data{generation}", users=users, items=60, events=users * 10))
+    for generation, users, events in ((1, 60, 600), (2, 8, 400)):
+        repository = export(tmp_path, shop(tmp_path / f"data{generation}", users=users, items=60, events=events))
     pin(repository, 2)
     pipeline = Pipeline.load(repository)
 
