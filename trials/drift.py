@@ -16,7 +16,7 @@ from serving.contract.distributions import OTHER, Reference, compute_row_psi
 
 BINS = 10
 LEAST_ROWS = 10  # of a category with a bin of its own
-FALSE_ALARMS = 0.0001  # chance that a window without drift alarms, over all of its features together
+FALSE_ALARMS = 0.00002  # chance that a window without drift alarms, over all of its features together; eight windows overlap
 RESAMPLES = 25_000  # of the reference and of the window
 RARE = 0.001  # chance of the rarest quantile that the resamples alone tell
 PAIRINGS = 10  # windows that each resampled reference is compared with: comparing costs less than drawing
