@@ -1,7 +1,7 @@
-"""Tell a liveness probe whether to restart a server: exit code 1 while the gateway of its pod says that it does not answer.
+"""Tell a liveness probe whether to restart a server: exit with 1 if the gateway in its pod reports that it does not answer.
 
-The gateway asks its server a real question, because a server whose stage has died still reports that it is ready. A gateway
-that is not there says nothing about the server, which other gateways and callers of gRPC may use.
+The gateway sends its server a real request, because a server whose stage has died still reports that it is ready. If no
+gateway can be reached, the exit code is 0, because other gateways and gRPC callers may still use the server.
 """
 
 import sys

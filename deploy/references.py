@@ -1,4 +1,4 @@
-"""Find references between Kubernetes documents that lead nowhere (names, labels, ports), and pods that are not locked down."""
+"""Find broken references between Kubernetes documents (names, labels, ports), and pods without the required restrictions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find_reference_faults(documents: list[Document]) -> Iterator[str]:
 
 
 def list_pod_claims(documents: list[Document]) -> set[tuple[str, str]]:
-    """Return the claims that StatefulSets make for their pods, by the number of replicas stated."""
+    """Return (kind, name) of the volume claims that StatefulSets make: one for each template and stated replica."""
     return {
         ("PersistentVolumeClaim", f"{claim['metadata']['name']}-{each['metadata']['name']}-{number}")
         for each in documents
@@ -56,7 +56,7 @@ def read_pod(workload: Document) -> tuple[dict[str, str], dict[str, Any], set[st
 
 
 def find_pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str, str]]) -> Iterator[str]:
-    """Yield what is wrong in a pod. claims: names of the volumes that it claims; known: (kind, name) of what exists"""
+    """Yield the faults of a pod. claims: names of the volumes that it claims; known: (kind, name) of all existing objects"""
     volumes = {volume["name"] for volume in spec.get("volumes", ())} | claims
     for volume in spec.get("volumes", ()):
         for source, key, kind in (
@@ -73,7 +73,7 @@ def find_pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str
         yield "the pod holds a token of the cluster's API"
     for container in [*spec.get("initContainers", ()), *spec["containers"]]:
         yield from (f"container {container['name']}: {fault}" for fault in find_container_faults(container, volumes))
-    # a port belongs to the pod, so a probe of one container may ask another
+    # a port belongs to the pod, so the probe of one container may use a port of another
     ports = {
         name for each in spec["containers"] for port in each.get("ports", ()) for name in (port["name"], port["containerPort"])
     }
@@ -84,7 +84,7 @@ def find_pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str
 
 
 def find_container_faults(container: dict[str, Any], volumes: set[str]) -> Iterator[str]:
-    """Yield what is wrong in a container. volumes: names of the pod's volumes"""
+    """Yield the faults of a container. volumes: names of the pod's volumes"""
     security = container.get("securityContext", {})
     if not security.get("readOnlyRootFilesystem"):
         yield "its root is writable"

@@ -170,7 +170,7 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
         estimates, arrays = estimate_all(log, np.arange(len(log)), policy)
         slates, slate_arrays = estimate_slates(log, policy)
         holding, equal = judge_halves(log, policy, on_policy)
-        rate, effective = 100 * float(on_policy["click"].mean()), estimates["IPS"].compute_effective_samples
+        rate, effective = 100 * float(on_policy["click"].mean()), estimates["IPS"].effective_samples
         figures.append(Figure(name=f"{judged}: click rate as it was", values=[rate], unit="%"))
         figures.append(Figure(name=f"{judged}: effective decisions in the other log", values=[effective]))
         for name, estimate in estimates.items():

@@ -27,16 +27,17 @@ def list_published_generations(repo: Path) -> tuple[int, ...]:
 
 
 def pin(repo: Path, generation: int) -> None:
-    """Pin the repository to another of its generations; `activate` moves a running server. Raises ConfigError."""
+    """Pin the repository to one of its generations. Only `activate` moves a running server. Raises ConfigError."""
     with publication_lock(repo):
         require_published(repo, generation)
         write_pins(repo, generation)
 
 
 def drop_challenger(repo: Path) -> None:
-    """Let the next server of a repository load the pinned generation alone. Servers that run must have unloaded the challenger.
+    """Remove the challenger from the configs, so that the next server loads only the pinned generation.
 
-    Raises ConfigError, ArtifactError, ServerError where another process keeps the publication lock.
+    Running servers must have unloaded the challenger. Raises ConfigError or ArtifactError, and ServerError if another process
+    holds the publication lock.
     """
     with publication_lock(repo):
         remove_challenger(repo)
@@ -44,9 +45,9 @@ def drop_challenger(repo: Path) -> None:
 
 
 def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
-    """Write configs that pin `generation`, and that make the steps load it, those in `keep` and the challenger's generation.
+    """Write configs that pin `generation`. The steps also load the generations in `keep` and the challenger's.
 
-    This loads nothing. The caller must hold the publication lock.
+    This only writes files: a running server loads nothing. The caller must hold the publication lock.
     """
     for model in order_models(read_repository(repo)):
         config = model.config

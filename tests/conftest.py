@@ -1,9 +1,13 @@
-"""The lanes: unit (no tritonserver, loopback only), long (the same, but minutes: exports, trainings, experiments, machine code
-compiled anew), contract (fake backend), server (real process), gpu.
+"""Split the tests into lanes, one folder each:
 
-`--lane NAME` or `NAME+NAME` (from `make test`) makes a run answer for its lanes: their results are kept for the verdict over
-all of them (tests/lanes.py), and it fails when no test of a lane ran. Only the gpu lane may skip everything, each test with its
-reason.
+    unit      no tritonserver, loopback only
+    long      the same, but takes minutes: exports, trainings, experiments, freshly compiled machine code
+    contract  a fake backend
+    server    a real tritonserver
+    gpu       needs a GPU
+
+With `--lane NAME` or `NAME+NAME` (from `make test`) a run keeps the results of its lanes, from which tests/lanes.py gives the
+verdict over all. Such a run fails if no test of a lane ran. Only the gpu lane may skip all of its tests, each with a reason.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ from tests.lanes import LANES, OUTCOMES, RUNS, LaneResult
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.redis_server import RedisServer
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # a first example may compile; speed is for perf/ to say
+hypothesis.settings.register_profile("untimed", deadline=None)  # a first example may compile; perf/ measures speed
 hypothesis.settings.load_profile("untimed")
 
-# Folders whose files share models that a fixture trains: one worker runs them all, so that it trains once
+# Folders whose files share models that a fixture trains: one worker runs a whole folder, so that the fixture trains once
 TRAINED_ONCE = ("tests/unit/training/models/", "tests/unit/training/ranking/")
 
 _RESULTS = pytest.StashKey[list[LaneResult]]()
@@ -41,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class FilesByFixture(LoadFileScheduling):
-    """Gives the tests of a file to one worker, and all files of a folder of TRAINED_ONCE."""
+    """Gives all tests of a file to one worker, and all files of a TRAINED_ONCE folder to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
@@ -55,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesBy
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from looking through what imports make, which stays: each look takes up to half a second."""
+    """Keep objects that imports create out of garbage collection: they stay, and each pass takes up to half a second."""
     gc.disable()
     collected = yield
     gc.freeze()
@@ -66,7 +70,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.getoption("--lane")
-    if run is None or is_xdist_worker(session):  # the process that hears of all workers judges
+    if run is None or is_xdist_worker(session):  # only the process that collects all workers' reports judges
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     assert reporter is not None  # pytest's own
@@ -93,7 +97,7 @@ def count_lane(lane: str, reports: dict[str, list]) -> LaneResult:
 
 
 def judged(result: LaneResult, exitstatus: int) -> tuple[LaneResult, int]:
-    """-> the result with its remark, and the exit status of the lane."""
+    """Return the result with its remark, and the exit status of the lane."""
     if result.ran == 0 and result.lane == "gpu" and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         skipped = result.counts["skipped"]
         remark = "(needs a GPU: each skip states its reason)" if skipped else "(it holds no test yet)"
@@ -119,7 +123,7 @@ def broker() -> Iterator[MockBroker]:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A Redis that tests share, because each start waits two seconds: use names of your own, or `empty_redis`."""
+    """Yield a Redis that tests share, because each start takes two seconds. Use names of your own, or `empty_redis`."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
     server = RedisServer(tmp_path_factory.mktemp("redis") / "shared")
@@ -129,6 +133,6 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def empty_redis(redis_server: RedisServer) -> RedisServer:
-    """The shared Redis with nothing in it; the test may freeze it, stop it and fill it up."""
+    """Return the shared Redis, running and empty. The test may freeze it, stop it or fill it."""
     redis_server.restore()
     return redis_server

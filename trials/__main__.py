@@ -187,7 +187,7 @@ def off_policy(
     for name, (estimate, support) in {"as shown": (shown, None), **estimates}.items():
         interval = f"{estimate.low:.4g} … {estimate.high:.4g}"
         share = f"{support.value:.1%}" if support else ""
-        table.add_row(name, f"{estimate.value:.4g}", interval, f"{estimate.compute_effective_samples:,.0f}", share)
+        table.add_row(name, f"{estimate.value:.4g}", interval, f"{estimate.effective_samples:,.0f}", share)
     Console().print(table)
     for kind, refusal in refusals.items():
         typer.echo(f"{kind}: {refusal}")

@@ -1,9 +1,10 @@
 """Compare two generations inside one answer: team-draft interleaving with competitive pairs.
 
-Both rank the same request. They draft in turns, a coin decides who is first in each round, and each takes its best item that is
-not taken yet. A click is credited to the team that drafted the item. Where both want the same item, it is drafted without a
-coin, and a click on it credits nobody: it would only add noise, most of all where two generations differ little. As every user
-sees both, far fewer requests decide than in an A/B test.
+Both generations rank the same request, then draft items in rounds. In each round a coin decides who is first, and each takes
+its best item that is not taken yet. A click is credited to the team that drafted the item. If both want the same item, it is
+drafted without a coin, and a click on it credits nobody. Crediting one of them would only add noise, most of all where the
+generations differ little. Every user sees both, so such generations are told apart with far fewer requests than in an A/B
+test.
 
 Sources: Radlinski, Kurup and Joachims 2008; competitive pairs: Zhang, Du, Andersen and He 2022.
 """
@@ -20,15 +21,15 @@ CHAMPION, CHALLENGER, BOTH, NOBODY = 0, 1, 2, -1
 
 
 def draft_teams(champion: np.ndarray, challenger: np.ndarray, seed: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (items, teams, propensities): int64 [K], int8 [K], float32 [K]; PAD_ID, NOBODY and 1 after the last.
+    """Return (items, teams, propensities): int64 [K], int8 [K], float32 [K]; after the last item PAD_ID, NOBODY and 1.
 
     A team is CHAMPION, CHALLENGER or, for an item that both wanted at that place, BOTH.
 
-    A propensity is the probability over the coins that the item is drafted at its place, given the items before it. Their
-    product is the propensity of the whole list.
+    A propensity is the probability over the coins that the item is drafted at its place, given the items before it. The
+    product of all propensities is that of the whole list.
 
-    champion, challenger: int64 [K], best first, PAD_ID after the last. seed: of the coins, for instance the request id, so that
-    the same request is drafted alike wherever it is computed.
+    champion, challenger: int64 [K], best first, PAD_ID after the last
+    seed: of the coins. With the request id as seed, a request has the same draft in every process.
     """
     length = len(champion)
     items, teams = np.full(length, PAD_ID, np.int64), np.full(length, NOBODY, np.int8)

@@ -39,12 +39,12 @@ class TrialError(RecommenderError):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A policy's value with its interval. compute_effective_samples: decisions of an on-policy log that would say as much."""
+    """A policy's value with its interval. effective_samples: decisions of an on-policy log that would say as much."""
 
     value: float
     low: float
     high: float
-    compute_effective_samples: float
+    effective_samples: float
     decisions: int
 
 

@@ -1,4 +1,4 @@
-"""Names and titles of users and items, for people and for shops whose ids are text.
+"""Translate a shop's names of users and items into ids and back, and give the titles of items.
 
 A catalogue comes from one of three places (`Catalogue.load`):
 
@@ -29,13 +29,13 @@ FETCH_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Names and titles of a shop's users and items. Every part is optional; an unpublished one is empty.
+    """Names of a shop's users and items, and titles of its items. A part that was not published is empty.
 
-    generation:              of the repository it was published with
+    generation:              that published the catalogue
     titles:                  item id -> title
     item_names, user_names:  text id -> id on the wire; empty where the shop's ids are integers
-    item_ids:                every item that this generation can answer with; empty: not known
-    text_ids:                compute ids of texts (`stable_id`) even where no table of names was published
+    item_ids:                every item of the export; empty: not known
+    text_ids:                whether to compute ids of texts (`stable_id`) even if no table of names was published
     """
 
     generation: int | None = None
@@ -47,9 +47,9 @@ class Catalogue:
 
     @classmethod
     def load(cls, source: str | Path, generation: int | None = None) -> Catalogue:
-        """Read a repository's folder, a file or a URL. generation: of a folder; None is the one that its server answers with.
+        """Read a repository's folder, a file or a URL. generation: which one of a folder to read; None: the pinned one
 
-        Raises CatalogueError where nothing is published there, or where it cannot be read.
+        Raises CatalogueError if the source publishes nothing or cannot be read.
         """
         text = str(source)
         if text.startswith(("http://", "https://")):
@@ -96,10 +96,13 @@ class Catalogue:
     def resolve(self, query: Query) -> tuple[Query, tuple[Notice, ...]]:
         """Return the query with ids for texts, and a notice for each user or item that is not known.
 
-        A text that is no known name, but spells a published number, is taken as the id itself. In a shop whose ids are text,
-        any other text gets the id that the shop's export would give it: the server treats it as new, and knows it when it
-        was observed or upserted meanwhile. In a shop whose ids are numbers such a text stays, and the call refuses it; the
-        catalogue lists no users there, so only items are noticed.
+        A known name becomes its id. What happens to any other text depends on the shop's ids:
+
+            text       a text that spells a published id is that id; any other gets the id that an export would give it, which
+                       the server knows only if it was observed or upserted since the export
+            integers   a text that spells a whole number is that id; any other is left as it is, and the call refuses it
+
+        Where ids are integers, the catalogue lists no users, so notices are of items only.
         """
         notices: list[Notice] = []
         user_id = self._noticed("user_id", query.user_id, self.user_id, self.user_names, notices)
@@ -112,11 +115,11 @@ class Catalogue:
     @overload
     def user_id(self, user: None) -> None: ...
     def user_id(self, user: int | str | None) -> int | str | None:
-        """Return the id of a user: a text that cannot be one comes back as it is."""
+        """Return the id of a user. A text that cannot be an id is returned unchanged."""
         return self._id(user, self.user_names, self._known_users)
 
     def item_id(self, item: int | str) -> int | str:
-        """Return the id of an item: a text that cannot be one comes back as it is."""
+        """Return the id of an item. A text that cannot be an id is returned unchanged."""
         return self._id(item, self.item_names, self._known_items)
 
     def describe(self, answer: Recommendations) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
@@ -124,7 +127,7 @@ class Catalogue:
         return tuple(map(self.item_name, answer.item_ids)), tuple(map(self.title, answer.item_ids))
 
     def foreign_items(self, answer: Recommendations) -> list[int]:
-        """Return items of an answer that were never published here. Any at all: the server serves another repository."""
+        """Return the items of an answer that the catalogue does not list; none if it lists no items."""
         return [item_id for item_id in answer.item_ids if item_id not in self.item_ids] if self.item_ids else []
 
     def title(self, item_id: int) -> str | None:
@@ -157,7 +160,7 @@ class Catalogue:
     def _is_known(self, field_name: str, value, resolved, names: Mapping[str, int]) -> bool:
         """Return whether a value names a known user or item. A number is never a name: 22423 is not the item "22423".
 
-        Where the shop's ids are numbers, what is no number counts as known: the call refuses it.
+        Where the shop's ids are numbers, any other value counts as known, because the call refuses it anyway.
         """
         if not names:
             return not isinstance(resolved, Integral) or resolved in self.item_ids
@@ -188,7 +191,7 @@ def _whole_number(text: str) -> int | None:
 
 
 def _free_id(text: str, known: Mapping[int, str]) -> int:
-    """Return the first id of a text that no other text has."""
+    """Return the first of a text's possible ids that no known text has."""
     attempt = 0
     while (candidate := stable_id(text, attempt)) in known:
         attempt += 1

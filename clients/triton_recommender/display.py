@@ -42,7 +42,7 @@ def parse_user_id(user_id: str | None) -> int | str | None:
 
 
 def describe_item(item_id: int, names: Catalogue | None) -> dict[str, str]:
-    """Return the title and the name that are published for an item."""
+    """Return the published name and title of an item, without those that it lacks."""
     title, name = (names.title(item_id), names.item_name(item_id)) if names else (None, None)
     return ({"name": name} if name is not None else {}) | ({"title": title} if title is not None else {})
 
@@ -82,8 +82,12 @@ def compare_lists(before: Recommendations, changed: Recommendations, names: Cata
 
 
 def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str, url: str) -> None:
-    """Warn when the catalogue may be another shop's, where names have other ids."""
-    if foreign := names.foreign_items(answer):
+    """Warn if the catalogue lacks most items of the answer: it may belong to another shop, whose names stand for other ids.
+
+    It lacks items that were upserted since the export, too, but a list shows few of them.
+    """
+    foreign = names.foreign_items(answer)
+    if 2 * len(foreign) > len(answer):
         err.print(
             f"warning: {len(foreign)} of the {len(answer)} items, such as {foreign[0]}, are not in the catalogue of "
             f"{source}: the server at {url} serves another repository; users and items given by name were not understood. "

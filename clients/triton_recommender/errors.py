@@ -13,7 +13,7 @@
     ├── ServerFault           the server failed on this request: its log says why             INTERNAL
     │   └── StageDied             a model's process died: every request will fail             INTERNAL
     ├── CatalogueError        names and titles cannot be read                                 FAILED_PRECONDITION
-    │   └── CatalogueMissing      none are published there                                    FAILED_PRECONDITION
+    │   └── CatalogueMissing      the source publishes none                                   FAILED_PRECONDITION
     └── CacheUnavailable      the cache of answers did not answer                             UNAVAILABLE
 
 A message gives the fact, then what was expected, then the remedy. `status` is the name of the gRPC status. `call` is the
@@ -87,7 +87,7 @@ class CatalogueError(RecommenderError):
 
 
 class CatalogueMissing(CatalogueError):
-    """No names and titles are published there."""
+    """The source publishes no names and titles."""
 
 
 class CacheUnavailable(RecommenderError):
@@ -97,13 +97,13 @@ class CacheUnavailable(RecommenderError):
 # Messages of tritonserver 2.51 and of the stages, with status UNAVAILABLE, when there is more work than they can do.
 _QUEUE_SAYS = ("maximum queue size", "timeout expired", "cannot be answered in time")
 
-# Its message, with status INTERNAL, for every request after a model's process was killed or crashed.
+# tritonserver's message, with status INTERNAL, for every request after a model's process was killed or crashed.
 STUB_DIED = "is not healthy"
 
-# Its message, with status UNAVAILABLE, when a caller lacks the header that opens a restricted protocol.
+# tritonserver's message, with status UNAVAILABLE, when a caller lacks the header that opens a restricted protocol.
 _RESTRICTED = "protocol is restricted"
 
-# Its message about a model that it does not serve: status NOT_FOUND over gRPC, but sometimes 400 over HTTP.
+# tritonserver's message about a model that it does not serve: NOT_FOUND over gRPC, but sometimes 400 over HTTP.
 _UNKNOWN = "unknown model"
 
 

@@ -1,6 +1,6 @@
-"""OpenTelemetry, where it is installed (`pip install triton-recommender[tracing]`): a span per call, its context as headers.
+"""Trace calls with OpenTelemetry (`pip install triton-recommender[tracing]`): one span per call, and its context in headers.
 
-Without the package, or without a configured SDK, calls have neither spans nor headers.
+Without the package, or without a configured SDK, calls have no spans and no trace headers.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Signature:
 
 
 def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
-    """Return every input tensor [B, …] for queries with integer ids, with fill values where a query has none.
+    """Return all input tensors [B, …] of queries whose ids are integers. Fill values replace what a query does not state.
 
     All tensors are always sent: tritonserver batches only requests with the same inputs.
     A history keeps its newest H items. Exclusions beyond E do not fit the tensor: `decode` drops those items instead.
@@ -77,10 +77,11 @@ def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarr
 def decode(
     outputs: Mapping[str, np.ndarray], queries: Sequence[Query], k: int | None, exclusions: int
 ) -> list[Recommendations]:
-    """Return one answer per query from output tensors [B, …], without padding and excluded items, k at most; None: all.
+    """Return one answer per query from output tensors [B, …], without padding and excluded items.
 
-    exclusions: E. Where a query excludes more, an item removed here may be one that was drawn at random, so propensities from
-    the first draw on are unknown: None.
+    k: the most items in an answer, None for all; exclusions: E of the signature
+    If a query excludes more than E items, the server may have drawn one at random that is removed here. Propensities from the
+    first draw on are then unknown (None).
     """
     answers = []
     item_ids, scores = outputs["item_ids"].tolist(), outputs["scores"].tolist()
@@ -103,7 +104,7 @@ def decode(
 def _decode_propensities(propensities: np.ndarray, all_excluded: bool, places: list[int]) -> tuple[float | None, ...]:
     """Return the propensities of these places, None where unknown. propensities: float32 [K], 0 where unknown
 
-    all_excluded: the server received every exclusion; otherwise nothing is known from the first draw on
+    all_excluded: whether the server received every exclusion; if not, all are unknown from the first draw on
     """
     n_known = len(propensities) if all_excluded else int(np.argmax(np.append(propensities != 1.0, True)))
     values = propensities.tolist()
@@ -151,7 +152,7 @@ def validate_id(value: object, name: str, at_least: int) -> int:
 
 
 def encode_context(rows: Sequence[Mapping[str, ContextValue]], columns: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Return a [B, 1] tensor for each column, with the marker of a missing value where a row does not name it.
+    """Return a [B, 1] tensor for each column. A row that lacks the column gets the marker of a missing value.
 
     columns: column -> Triton's dtype. Raises InvalidRequest.
     """
@@ -171,7 +172,7 @@ def check_columns(named: Iterable[str], known: Mapping[str, str]) -> None:
 def encode_values(
     rows: Sequence[Mapping[str, ContextValue]], dtypes: Mapping[str, str], label: str = ""
 ) -> dict[str, np.ndarray]:
-    """Return a [B, 1] tensor for each name. label: what a message says before the name. Raises InvalidRequest."""
+    """Return a [B, 1] tensor for each name. label: text before the name in error messages. Raises InvalidRequest."""
     return {
         name: np.array([[_encode_value(label + name, dtype, row.get(name))] for row in rows], NUMPY_DTYPES[dtype])
         for name, dtype in dtypes.items()
@@ -179,7 +180,7 @@ def encode_values(
 
 
 def _fill_history(row: np.ndarray, query: Query) -> None:
-    """Write a history into `row`: int64 [H], filled with PAD_ID."""
+    """Write a query's history, or FROM_STORE if it has none, into `row`: int64 [H], which holds PAD_ID."""
     if query.history is None:
         row[:] = FROM_STORE
         return

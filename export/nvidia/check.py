@@ -1,6 +1,7 @@
-"""`make check` on a merlin repository: find what NVIDIA's backends would refuse or answer wrongly, without starting them.
+"""Check a merlin repository for `make check`: find what NVIDIA's backends would refuse or answer wrongly.
 
-BY_FORMAT_ONLY lists what only a real backend can confirm. We compared it with the documented formats, and never loaded it.
+No backend is started. BY_FORMAT_ONLY lists facts that only a real backend can confirm: the checks compare the files with the
+formats that the backends document.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ def check_models(repository: Path) -> Iterator[Finding]:
 
 
 def check_files(repository: Path) -> Iterator[Finding]:
-    """Yield an error for each file that differs from the published one.
+    """Yield an error for each file that is missing or differs from the published one.
 
-    Engines are built on the serving machine and not checked.
+    TensorRT engines are not checked, because the serving machine builds them.
     """
     generation = read_pinned_generation(repository)
     own = repository / ENSEMBLE / str(generation)
@@ -124,12 +125,12 @@ def find_ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConf
 
 
 def describe_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
-    """Return the type, the dims with the batch axis, and the fields if the tensor is a record."""
+    """Return the type, the dims with the batch axis, and the fields of a record ("" for other tensors)."""
     return tensor.data_type, add_batch_axis(config, tensor), read_record_fields(config, tensor.name)
 
 
 def describe_end(end: tuple[int, tuple[int, ...], str] | None) -> str:
-    """Return one end of an edge for people. end: as `describe_tensor` returns it, None where there is no such tensor"""
+    """Return one end of an edge in words. end: from `describe_tensor`; None if there is no such tensor"""
     if end is None:
         return "nothing"
     dtype, dims, fields = end
@@ -142,14 +143,14 @@ def add_batch_axis(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutpu
 
 
 def can_connect(one: tuple | None, other: tuple | None) -> bool:
-    """Return whether types and fields are equal, and dims too. A dim of -1 matches any number."""
+    """Return whether two ends of an edge have the same type, fields and dims. A dim of -1 matches any number."""
     if one is None or other is None or (one[0], one[2]) != (other[0], other[2]):
         return False
     return len(one[1]) == len(other[1]) and all(a == b or -1 in (a, b) for a, b in zip(one[1], other[1], strict=True))
 
 
 def check_hps(repository: Path) -> Iterator[Finding]:
-    """Yield the findings of both ps.json parsers and of the backend's rules. Yield nothing where our own levels serve."""
+    """Yield the findings of both ps.json parsers and of the backend's rules. Yield nothing for a repository without HPS."""
     settings = read_merlin_settings(repository)
     if not any(part.kind == HPS for part in list_parts(settings)):
         return
@@ -196,7 +197,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
 
 
 def check_wiring(repository: Path) -> Iterator[Finding]:
-    """Yield an error where KEYS or NUMKEYS reach the `hps` model in another form than it reads."""
+    """Yield an error where the ensemble `rank` feeds KEYS or NUMKEYS to the `hps` model in a form that it does not read."""
     configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
     if RANK_EMBEDDINGS in configs:
         for fact in hps_rules.find_wiring_faults(configs["rank"], configs):
@@ -218,7 +219,7 @@ def check_configs(repository: Path) -> Iterator[Finding]:
 
 
 def check_tensorrt(repository: Path) -> Iterator[Finding]:
-    """Check every network by the TensorRT backend's rules."""
+    """Yield the findings of the TensorRT backend's rules for every network."""
     for part in list_parts(read_merlin_settings(repository)):
         if part.kind == TENSORRT:
             yield from check_tensorrt_model(repository / part.name)
@@ -232,9 +233,9 @@ def check_search(repository: Path) -> Iterator[Finding]:
 
 
 def check_pickles(repository: Path) -> Iterator[Finding]:
-    """Warn of NVTabular's own workflow: it is a pickle, which runs code when it is loaded.
+    """Yield a warning for each NVTabular workflow: it is a pickle, which runs code when it is loaded.
 
-    The checks after this one load it.
+    `check_answers`, which runs later, loads it.
     """
     for name in list_workflow_models(repository):
         fact = f"{WORKFLOW}/workflow.pkl is a pickle: it runs code when it is loaded"

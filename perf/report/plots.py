@@ -1,4 +1,4 @@
-"""The pictures of a report: one function each, from a Run to a Figure, or to None if the run did not measure it."""
+"""Draw the pictures of a report. Each function returns the Figure of a Run, or None if the run did not measure it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STYLE: dict[RcKeyType, Any] = {
 
 
 def draw_latency_throughput(run: Run, folder: Path) -> Figure | None:
-    """Draw latency against rate, a point per number of clients (perf_analyzer), and against the offered rate (open loop)."""
+    """Draw latency against the achieved rate of perf_analyzer's levels, and against the offered rate of open loops."""
     curves = _select_curves(run)
     if not curves:
         return None
@@ -84,7 +84,7 @@ def draw_latency_throughput(run: Run, folder: Path) -> Figure | None:
 def draw_stage_breakdown(run: Run, folder: Path) -> Figure | None:
     """Draw the mean time of a request by stage and phase, a bar per number of clients.
 
-    The rest is ensemble, gRPC and client.
+    Time outside of the stages is that of ensemble, gRPC and client.
     """
     curve = next(iter(_select_curves(run).values()), [])
     if not curve:
@@ -99,7 +99,8 @@ def draw_stage_breakdown(run: Run, folder: Path) -> Figure | None:
             left += width
     total = np.array([level.latency.mean_ms for level in curve])
     axes.barh(rows, np.maximum(total - left, 0), left=left, color="#D9D9D9", label="gRPC, ensemble, client", height=0.62)
-    for row, value, end in zip(rows, total, np.maximum(total, left), strict=True):  # the server may count more than the windows
+    # the stages may add up to more than the total, because the server counts beyond the measurement windows
+    for row, value, end in zip(rows, total, np.maximum(total, left), strict=True):
         axes.annotate(f"{value:.1f} ms", (end, row), textcoords="offset points", xytext=(4, -3), fontsize=8)
     axes.set(title="Where a request spends its time (mean)", xlabel="ms", yticks=rows)
     axes.set_yticklabels([_label_level(level) for level in curve])
@@ -111,7 +112,7 @@ def draw_stage_breakdown(run: Run, folder: Path) -> Figure | None:
 
 
 def draw_stage_curves(run: Run, folder: Path) -> Figure | None:
-    """Draw the capacity of each stage alone, measured by perf_analyzer."""
+    """Draw p50 against the rate of each stage alone, measured by perf_analyzer."""
     curves = {stage: run.select_curve(stage) for stage in STAGES if run.select_curve(stage)}
     if not curves:
         return None
@@ -131,7 +132,7 @@ def draw_stage_curves(run: Run, folder: Path) -> Figure | None:
 
 
 def draw_histogram(run: Run, folder: Path) -> Figure | None:
-    """Draw latencies of Poisson arrivals at half of the peak, or of the only load, with their percentiles."""
+    """Draw a histogram of latencies, with percentiles: of Poisson arrivals at half of the peak rate, or of the only load."""
     load = run.main_load
     if load is None or load.latency is None:
         return None
@@ -166,7 +167,7 @@ def draw_histogram(run: Run, folder: Path) -> Figure | None:
 
 
 def draw_bursts(run: Run, folder: Path) -> Figure | None:
-    """Draw latency over time during bursts: its height, and how fast it recovers."""
+    """Draw rate and latency over time in a load with bursts, to show how high latency rises and how fast it recovers."""
     load = next((load for load in reversed(run.open) if "in a burst" in load.by_class), None)
     if load is None:
         return None
@@ -188,7 +189,7 @@ def draw_bursts(run: Run, folder: Path) -> Figure | None:
 
 
 def draw_batch_sizes(run: Run, folder: Path) -> Figure | None:
-    """Draw the share of calls by batch size, a row per number of clients."""
+    """Draw the share of calls by batch size: a row for each of the last three levels, and a column for each model."""
     curve = [level for level in next(iter(_select_curves(run).values()), []) if level.value > 1 and level.computing_models][-3:]
     if not curve:
         return None
@@ -214,7 +215,7 @@ def draw_batch_sizes(run: Run, folder: Path) -> Figure | None:
 
 
 def draw_hit_rates(run: Run, folder: Path) -> Figure | None:
-    """Draw a bar per level of the embedding tables (of the lookups that reached it), and per cache of answers."""
+    """Draw the hit rate of each level of the embedding tables, among lookups that reached it, and of each cache of answers."""
     if not run.hit_rates:
         return None
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.36 * len(run.hit_rates) + 1.2))
@@ -231,7 +232,7 @@ def draw_hit_rates(run: Run, folder: Path) -> Figure | None:
 
 
 def draw_memory(run: Run, folder: Path) -> Figure | None:
-    """Draw the memory of each process at the peak, with shared pages in full, and shared out over the processes."""
+    """Draw the memory of each process at the peak: with shared pages in full (RSS), and divided among the processes (PSS)."""
     if not run.memory:
         return None
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.36 * len(run.memory) + 1.2))
@@ -252,7 +253,7 @@ def draw_memory(run: Run, folder: Path) -> Figure | None:
 
 
 def draw_yardstick(run: Run, folder: Path) -> Figure | None:
-    """Draw served beside in-process figures, a point per round."""
+    """Draw latency and rate in process and served: a point per round, and a bar for the median."""
     yard = run.yardstick
     if yard is None:
         return None
@@ -299,7 +300,7 @@ def _draw_rounds(axes: Axes, values: dict[str, list[float]]) -> None:
 
 
 def _select_curves(run: Run) -> dict[str, list[Closed]]:
-    """Return `recommend`'s levels by transport, over numbers of clients, or over request rates where no clients were swept."""
+    """Return the levels of `recommend` by transport: those of numbers of clients, or of request rates if there are none."""
     for mode in ("concurrency", "request_rate"):
         if found := {name: curve for name in TRANSPORT_COLOUR if (curve := run.select_curve(ENSEMBLE, name, mode))}:
             return found

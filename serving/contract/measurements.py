@@ -12,7 +12,10 @@ Kind = Literal["counter", "gauge"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One value now. Counters never fall while the process lives; `labels` distinguish values of one name."""
+    """One value at the time of the report. A counter never falls while its process lives.
+
+    labels: distinguish values of the same name
+    """
 
     name: str
     description: str

@@ -115,7 +115,7 @@ def test_generations_that_differ_in_the_new_items_they_show_are_judged(clicks_of
         for estimate in estimates.values():
             assert estimate.low <= truth <= estimate.high
             assert estimate.high - estimate.low < 0.3 * truth
-            assert estimate.compute_effective_samples == pytest.approx(USERS / 3, rel=0.1)  # 1 + two new items
+            assert estimate.effective_samples == pytest.approx(USERS / 3, rel=0.1)  # 1 + two new items
         assert support.value == pytest.approx(1.0, abs=0.05)
     with pytest.raises(TrialError, match="judged items at their places"):
         answers.estimate("independent")  # it does not know that a new item moves the next one
@@ -170,7 +170,7 @@ def test_the_estimate_is_not_what_the_shown_lists_earned():
     for estimate in answers.estimate("independent")[0].values():
         assert estimate.low <= LIKED[2] <= estimate.high
         assert answers.estimate_shown().high < estimate.low
-        assert 0.2 * USERS < estimate.compute_effective_samples < 0.3 * USERS
+        assert 0.2 * USERS < estimate.effective_samples < 0.3 * USERS
 
 
 def test_places_that_were_certain_say_nothing_of_other_items():

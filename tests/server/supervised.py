@@ -43,7 +43,7 @@ class Supervised:
         return next(process for process in find_server_members(self.state.tag) if f"/{model}/" in " ".join(process.cmdline()))
 
     def ask(self) -> dict:
-        """Ask for recommendations: always 200, popular items where the server does not answer."""
+        """Return the gateway's answer, which must be 200 with five items, popular ones if the server does not answer."""
         answer = self.http.get("/v1/recommendations", params={"user": USER, "k": 5})
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["items"]) == 5
@@ -53,7 +53,7 @@ class Supervised:
         return self.http.get("/readyz").status_code == 200
 
     def wait(self, condition: Callable[[], bool], limit_s: float = RECOVERS_S) -> float:
-        """Return the seconds until the condition holds. Shoppers ask meanwhile."""
+        """Ask for recommendations until the condition holds, and return the seconds that it took."""
         begun_s = time.monotonic()
         while not condition():
             assert time.monotonic() - begun_s < limit_s, "\n".join(watch.read_last_lines(self.run_dir, self.grpc_port, 20))
@@ -69,7 +69,7 @@ class Supervised:
 
 @contextmanager
 def supervised_shop(folder: Path) -> Iterator[Supervised]:
-    """Serve a copy of the small shop, all in `folder`; nothing of it is left afterwards."""
+    """Serve a copy of the small shop from `folder`, and stop it afterwards."""
     repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", find_free_port()
     server = TritonServer(repo, run_dir=run_dir).start()
     state = gateway.follow(server.state, port, "", run_dir)
@@ -80,7 +80,7 @@ def supervised_shop(folder: Path) -> Iterator[Supervised]:
 
 @contextmanager
 def stopped_after(state: ServerState, repo: Path, run_dir: Path, port: int) -> Iterator[Supervised]:
-    """Yield a running shop, whose gateway is at `port`, and stop it; nothing of it is left afterwards."""
+    """Yield a running shop, whose gateway is at `port`, and stop it. No process, state or shared memory may be left then."""
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
             yield Supervised(repo, run_dir, state.ports.grpc, http)

@@ -1,4 +1,4 @@
-"""Shared memory gone or full, and processors taken away: what shoppers see meanwhile, and that the server comes back."""
+"""Remove or fill shared memory, and take processor time away: shoppers get answers meanwhile, and the server recovers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ watch.start_supervisor(state, run_dir)
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory) -> Iterator[Supervised]:
-    """The shop, where this user may make one in a mount namespace of its own, whose /dev/shm has SHM_MIB."""
+    """Yield a running shop. If this user may make a mount namespace, the shop runs in its own, whose /dev/shm has SHM_MIB."""
     folder = tmp_path_factory.mktemp("faults")
     repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", find_free_port()
     command = [sys.executable, "-c", STARTS, str(repo), str(run_dir), str(port)]
@@ -57,7 +57,7 @@ def shop(tmp_path_factory) -> Iterator[Supervised]:
 
 
 def lists_of(shop: Supervised, users: range = range(1, 9)) -> dict[int, list]:
-    """Return the list of each user, as the server itself answers."""
+    """Return the list of each user. Fails if a fallback gave an answer."""
     lists = {}
     for user in users:
         params = {"user": user, "k": 5}
@@ -69,7 +69,7 @@ def lists_of(shop: Supervised, users: range = range(1, 9)) -> dict[int, list]:
 
 @contextmanager
 def throttled(state: ServerState) -> Iterator[None]:
-    """Give all processes of tritonserver together a tenth of one core, by a control group of version 1 or 2."""
+    """Limit all processes of tritonserver together to SHARE of one core, with a control group of version 1 or 2."""
     parent = CGROUP / "cpu" if (CGROUP / "cpu").is_dir() else CGROUP
     group = parent / f"throttled-{os.getpid()}"
     try:
@@ -108,26 +108,26 @@ def test_a_server_with_a_tenth_of_a_core_is_slow_but_never_wrong_and_is_left_alo
 
 
 def fill(path: Path) -> None:
-    """Write until there is no room for another byte. Raises OSError then."""
+    """Write to a file until its file system is full. Raises OSError then."""
     with path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(1 << 16))
 
 
 def opened_rows(state: ServerState) -> set[str]:
-    """Return the names of the files of embedding rows in shared memory that the server's processes have mapped."""
+    """Return the names of the shared-memory files of embedding rows that the server's processes have mapped."""
     maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in find_server_members(state.tag)]
     paths = {line.split()[-1] for text in maps for line in text.splitlines() if f"{SHM_DIR}/{ARENA_PREFIX}" in line}
     return {Path(path).name for path in paths}
 
 
 def test_shared_memory_whose_files_are_removed_changes_no_answer_and_is_made_anew_once_there_is_room(shop):
-    """Shoppers get popular items when shared memory is full."""
+    """While shared memory is full, a killed stage cannot start again, and shoppers get popular items."""
     before, state = lists_of(shop), shop.state
     supervisor = next(process for process in find_members(state.tag) if "server.watch" in process.cmdline())
-    folder = Path(f"/proc/{supervisor.pid}/root{SHM_DIR}")  # in its namespace
+    folder = Path(f"/proc/{supervisor.pid}/root{SHM_DIR}")  # /dev/shm of the server's namespace
     files = [*folder.glob(f"{state.tag}*"), *(path for path in map(folder.joinpath, opened_rows(state)) if path.exists())]
-    assert len(files) >= len(find_server_members(state.tag)) - 1  # a region of every stub at least
+    assert len(files) >= len(find_server_members(state.tag)) - 1  # at least one region of every stub
     for path in files:
         path.unlink()
     assert lists_of(shop) == before  # processes keep what they have mapped
@@ -137,7 +137,7 @@ def test_shared_memory_whose_files_are_removed_changes_no_answer_and_is_made_ane
     if is_namespace_of_its_own:
         with pytest.raises(OSError, match="No space left"):
             fill(folder / "filler")
-    shop.stub("observe").kill()  # a new start needs shared memory
+    shop.stub("observe").kill()  # makes the supervisor restart the server, which needs shared memory
     if is_namespace_of_its_own:
         shop.wait(lambda: any("restart failed" in line for line in watch.read_last_lines(shop.run_dir, shop.grpc_port, 50)))
         assert not shop.is_ready()

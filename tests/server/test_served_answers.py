@@ -1,4 +1,4 @@
-"""The real server answers as the same stages do in this process, and one batch is one call of each stage."""
+"""The server gives the same answers as its stages in this process, and calls each stage once per batch."""
 
 import re
 import time
@@ -37,11 +37,11 @@ def test_the_recorded_answers_are_the_in_process_ones(recorded, in_process):
     assert compare_answers(in_process, recorded.outputs) == ""
 
 
-QUIET_S = 2.5  # the stages report once a second
+QUIET_S = 2.5  # longer than the second between two reports of a stage
 
 
 class StageCounts:
-    """Calls and rows by stage since this object was made. No other requests may run meanwhile."""
+    """Counts the calls and rows of each stage since this object was made. No other requests may run meanwhile."""
 
     def __init__(self, server) -> None:
         self.url = server.metrics_url
@@ -57,7 +57,7 @@ class StageCounts:
         return counts
 
     def read_settled(self) -> dict[str, dict[str, float]]:
-        """Return the counts, once two reads in a row agree: then all calls so far have been reported."""
+        """Return the counts once two reads in a row agree, because all calls so far have then been reported."""
         now, last = self.read(), None
         while now != last:
             time.sleep(QUIET_S)

@@ -1,8 +1,8 @@
 """Fit item-item weights in closed form: the sparse half of the retriever.
 
-The most popular items get the weights of EASE (Steck 2019), a strong linear item-item model whose inverse limits their number.
-Pairs with a rarer item get the weight of a regression of one item on the other. Only the N largest positive weights per item
-are kept, without measurable loss for N from 50 to 200.
+Pairs of the most popular items get the weights of EASE (Steck 2019), a strong linear item-item model. EASE inverts a matrix of
+these items, which limits their number. Pairs with a rarer item get the weight of a regression of one item on the other. Only
+the N largest positive weights per item are kept, without measurable loss for N from 50 to 200.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ ROWS_PER_BLOCK = 1_024
 
 @dataclass(frozen=True)
 class ItemItemSettings:
-    l2: float = 300.0  # of EASE
+    l2: float = 300.0  # of EASE and of the regressions outside of it
     neighbours: int = 100  # N
-    ease_items: int = 8_192  # the most popular ones: half a minute of one core
-    longest_history: int = 500  # most items per user, sampled at random, for the pairs outside EASE
+    ease_items: int = 8_192  # the most popular items get EASE weights; so many take half a minute of one core
+    longest_history: int = 500  # items per user that pairs outside EASE are counted from, at most; sampled at random
 
 
 def fit_neighbours(
     positives: sp.csr_matrix, settings: ItemItemSettings, rng: np.random.Generator, say: Callable[[str], None] = print
 ) -> Neighbours:
-    """Fit the neighbours. positives: CSR float32 [n_users, n_items], stored entries 1.0; say: reports how far it is."""
+    """Fit every item's neighbours. positives: CSR float32 [n_users, n_items], stored entries 1.0; say: prints progress."""
     n_items = positives.shape[1]
     customers = np.diff(positives.tocsc().indptr)
     core = np.argsort(-customers, kind="stable")[: settings.ease_items]
@@ -74,16 +74,17 @@ def _keep_strongest(weights: np.ndarray, count: int) -> sp.csr_matrix:
 
 
 def _map_to_catalogue(matrix: sp.csr_matrix, core: np.ndarray, n_items: int) -> sp.csr_matrix:
-    """Map rows and columns of the core to those of the catalogue."""
+    """Return a matrix of core items as one of all items. core: int [n_core], positions in the catalogue."""
     entries = matrix.tocoo()
     return sp.csr_matrix((entries.data, (core[entries.row], core[entries.col])), shape=(n_items, n_items))
 
 
 @dataclass(frozen=True)
 class _PairsOutside:
-    """Weights of pairs outside EASE, of some rows at a time: of a large catalogue there are too many to hold.
+    """Computes the weights of pairs outside EASE by blocks of rows, because a large catalogue has too many pairs to hold.
 
-    by_item: CSR float32 [n_items, n_users]; by_user: its transpose; customers: float32 [n_items]; in_core: bool [n_items]
+    by_item: CSR float32 [n_items, n_users]; by_user: its transpose; customers: float32 [n_items], users of each item
+    in_core: bool [n_items], whether the item gets EASE weights
     """
 
     by_item: sp.csr_matrix
@@ -103,9 +104,10 @@ class _PairsOutside:
         return split_rows(self.by_item @ np.diff(self.by_user.indptr))
 
     def weigh(self, rows: slice) -> sp.csr_matrix:
-        """Return how much more often than by chance the column's item comes with the row's, CSR float32 [n_rows, n_items].
+        """Return the positive weights of these rows' items with each other item, CSR float32 [n_rows, n_items].
 
-        This is the ridge regression of one item on one other, so its weights are on the scale of EASE's.
+        A weight is the users that both items have beyond chance, over the users of the row's item plus l2. This is the ridge
+        regression of one item on one other, so the weights have the scale of EASE's.
         """
         together = (self.by_item[rows] @ self.by_user).tocoo()
         first = rows.start
@@ -118,7 +120,7 @@ class _PairsOutside:
 
 
 def _sample_histories(positives: sp.csr_matrix, longest: int, rng: np.random.Generator) -> sp.csr_matrix:
-    """Sample at most `longest` items per user, because co-occurrence costs the square of a history."""
+    """Sample at most `longest` items per user, because co-occurrence costs the square of a history's length."""
     lengths = np.diff(positives.indptr)
     if lengths.max(initial=0) <= longest:
         return positives
@@ -130,7 +132,7 @@ def _sample_histories(positives: sp.csr_matrix, longest: int, rng: np.random.Gen
 
 
 def _make_lists(blocks: Iterable[sp.csr_matrix], n_items: int, count: int) -> Neighbours:
-    """Return the `count` largest entries of each row, strongest first, and the padding row. blocks: of rows, in their order"""
+    """Return the `count` largest entries of each row, strongest first, then a padding row. blocks: consecutive rows"""
     count = min(count, n_items)
     positions, weights = np.full((n_items + 1, count), n_items, np.int32), np.zeros((n_items + 1, count), np.float32)
     start = 0

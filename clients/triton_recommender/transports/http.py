@@ -1,6 +1,6 @@
-"""HTTP: the same protocol (KServe v2 with Triton's binary tensors) over urllib3, or over aiohttp for asyncio.
+"""Call a server over HTTP (KServe v2 with Triton's binary tensors): with urllib3, or with aiohttp for asyncio.
 
-tritonclient writes and reads the bodies. Its own HTTP client is tied to one thread; urllib3's connections are not.
+tritonclient encodes and decodes the bodies. Its own HTTP client is tied to one thread; urllib3's connections are not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triton_recommender.transports.grpc import DTYPES, pick_only_version, wire_d
 
 T = TypeVar("T")
 LENGTH = "Inference-Header-Content-Length"
-POOL_SIZE = 64  # connections kept open, for as many threads
+POOL_SIZE = 64  # connections that urllib3 keeps open; the most that aiohttp opens
 STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -39,7 +39,7 @@ STATUSES = {
 
 
 class _Http:
-    """Base of both transports: what their calls share. Bodies are those of KServe v2."""
+    """Base of both transports: it encodes requests, and translates errors."""
 
     def __init__(self, url: str, headers: Mapping[str, str] | None) -> None:
         self.url = url
@@ -47,7 +47,7 @@ class _Http:
 
     @contextmanager
     def _translate_errors(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
-        """Turn what the libraries raise into errors of this package."""
+        """Turn the libraries' exceptions into errors of this package."""
         try:
             yield
         except (urllib3.exceptions.TimeoutError, TimeoutError) as error:
@@ -79,7 +79,7 @@ class _Http:
 
 
 class HttpTransport(_Http):
-    """Blocking. Safe to share between threads. url: http://host:port or https://host:port."""
+    """Blocking transport. Threads may share it. url: http://host:port or https://host:port."""
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, headers)
@@ -115,7 +115,7 @@ class HttpTransport(_Http):
 
 
 class AsyncHttpTransport(_Http):
-    """asyncio. Belongs to the event loop in which it is first used. url: http://host:port or https://host:port."""
+    """Transport for asyncio. Belongs to the event loop in which it is first used. url: http://host:port or https://host:port."""
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, headers)
@@ -170,7 +170,7 @@ def make_ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
 
 
 def make_path(call: Call) -> str:
-    """Return the path of a call's model, of one version where the call names one."""
+    """Return the path of a call's model, with the version if the call names one."""
     version = f"/versions/{call.version}" if call.version else ""
     return f"v2/models/{call.model}{version}/infer"
 
@@ -198,7 +198,10 @@ def read_generation(metadata: Mapping[str, Any]) -> int | None:
 
 
 def decode_outputs(body: bytes, header_length: str | None) -> dict[str, np.ndarray]:
-    """Return the tensors of an answer. header_length: of its JSON, where tensors follow. Raises InferenceServerException."""
+    """Return the tensors of an answer. Raises InferenceServerException.
+
+    header_length: bytes of the JSON before binary tensors, as the response header states them; None without binary tensors
+    """
     with _refuse_foreign():
         result = codec.InferenceServerClient.parse_response_body(
             body, header_length=None if header_length is None else int(header_length)
@@ -207,7 +210,7 @@ def decode_outputs(body: bytes, header_length: str | None) -> dict[str, np.ndarr
 
 
 def _parse_json(body: bytes, read: Callable[[Any], T]) -> T:
-    """Return what `read` makes of a body's JSON. Raises InferenceServerException."""
+    """Parse a body as JSON, and return the result of `read` on it. Raises InferenceServerException."""
     with _refuse_foreign():
         return read(json.loads(body))
 

@@ -1,4 +1,4 @@
-"""`make check` on what HPS reads: its model, ps.json and the sparse folder. Each rule that is broken has a finding."""
+"""`make check` on the files that HPS reads: its model, ps.json and the sparse folder. Each broken rule yields a finding."""
 
 import json
 
@@ -10,7 +10,7 @@ from export.check import check_repository
 from hps_config.parsers import load_json
 from tests.long.merlin.breaking import EMBEDDINGS, edit, edit_ps, errors, reseal
 
-REQUIRED = [  # by parser B, and by A what has no default
+REQUIRED = [  # keys that parser B requires, and those without a default in parser A
     *("model", "sparse_files", "max_batch_size", "embedding_vecsize_per_table", "maxnum_catfeature_query_per_table_per_sample"),
     *("default_value_for_each_table", "deployed_device_list", "gpucache", "hit_rate_threshold", "gpucacheper"),
     "num_of_worker_buffer_in_pool",
@@ -68,7 +68,7 @@ class TestHpsModel:
 
 
 class TestPsJson:
-    """What both parsers need, and what they pass over in silence. tests/unit/hps has a test for each key."""
+    """Keys that the two parsers need, and values that they silently ignore. tests/unit/hps has a test for each key."""
 
     @pytest.mark.parametrize(
         ("changes", "fact"),
@@ -230,7 +230,7 @@ class TestRows:
 
     @pytest.mark.parametrize("order", ["coldest first", "by number"])
     def test_keys_in_another_order_than_they_are_asked_for(self, repository, folder, order):
-        """Every answer is right, and the GPU cache is filled with rows that nobody wants."""
+        """Every answer is right, but the GPU cache is filled with rows that are not the most used."""
         keys = np.fromfile(folder / "key", "<i8")
         vectors = np.fromfile(folder / "emb_vector", "<f4").reshape(len(keys), -1)
         at = np.arange(len(keys))[::-1] if order == "coldest first" else np.argsort(keys)

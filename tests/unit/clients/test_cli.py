@@ -85,6 +85,12 @@ def test_a_catalogue_of_another_shop_is_warned_of(server, repo, options):
     assert "warning" not in result.stdout
 
 
+def test_a_new_item_in_a_list_is_no_other_shop(server, repo):
+    np.save(repo / "recommend" / "2" / "item_ids.npy", np.array([10, 20, 30]))  # one of the four is newer than the export
+    result = run("recommend", "--user-id", "ann", "--url", server.url, "--repo", repo)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_an_anonymous_visitor_and_no_repository(server, tmp_path):
     empty = tmp_path / "[red]"  # would vanish as markup
     empty.mkdir()

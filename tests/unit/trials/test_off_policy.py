@@ -58,7 +58,7 @@ def test_equal_policies_get_the_plain_mean():
     rewards = np.random.default_rng(0).random(500)
     for estimate in (estimate_ips(rewards, np.ones(500)), estimate_snips(rewards, np.ones(500))):
         assert estimate.value == pytest.approx(rewards.mean())
-        assert estimate.compute_effective_samples == 500
+        assert estimate.effective_samples == 500
 
 
 @pytest.mark.parametrize("kind", ["standard", "independent", "cascade"])

@@ -23,7 +23,7 @@ from trials.off_policy import TrialError
 from trials.report import AnswerSummary, Summary, summarise
 
 BOOK, FILM, OTHER_FILM, GAME = 3, 1, 4, 2  # items; published with these categories
-NEW_ITEM = 1_000  # that the generation does not know
+NEW_ITEM = 1_000  # an item that the generation does not know
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_shown_items_by_category(feedback):
 
 
 def test_shown_items_by_source(feedback):
-    """An item counts for each of its sources; answers b and c were logged without."""
+    """An item counts for each of its sources; answers b and c were logged without sources."""
     assert summarise(feedback, "source", repository_with_kinds()) == {
         "two_tower": Summary(2, 1, 0, 0.5, 0.0, 0.0),
         "bought_together": Summary(1, 1, 0, 1.0, 0.0, 0.0),
@@ -87,7 +87,7 @@ def test_shown_items_by_source(feedback):
 
 @pytest.fixture
 def repo(tmp_path) -> Path:
-    """A shop that has shown a list outside of experiments, and one with its shadow within one."""
+    """Return a repository whose log has an answer outside of experiments, and one in an experiment, with its shadow."""
     repo = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
     log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
     log.add(Exposure("a", now_ms, 1, 1, [BOOK, FILM], [1.0] * 2, []))
@@ -114,7 +114,7 @@ def test_the_command_reports_all_answers_or_those_of_an_experiment(repo):
 
 
 def test_of_the_running_experiment_the_answers_since_its_last_change_are_compared(repo):
-    """Those of an earlier experiment of the same name, or of another share, are others' answers."""
+    """Answers of an earlier experiment of the same name, or from before a change of the share, are left out."""
 
     def show(arm: str, count: int) -> None:
         log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
@@ -126,7 +126,7 @@ def test_of_the_running_experiment_the_answers_since_its_last_change_are_compare
     def count_answers() -> list[int]:
         command = ["compare", "autumn", "--repo", str(repo), "--json"]
         told = json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout, parse_constant=pytest.fail)
-        assert told["metrics"]["ctr"]["low"] is None  # of so few answers
+        assert told["metrics"]["ctr"]["low"] is None  # there are too few answers for an interval
         return told["answers"]
 
     for arm in ("champion", "challenger"):
@@ -185,7 +185,7 @@ def test_a_report_of_an_ab_test_says_whether_its_users_are_those_of_its_share(re
     told = tell("autumn", "--json")
     assert users in told.stderr
     assert json.loads(told.stdout)["1"]["count"] == 900 + challengers
-    assert "users met" not in tell("spring").output + tell().output  # a shadow, and all answers
+    assert "users met" not in tell("spring").output + tell().output  # neither for a shadow nor for all answers
 
 
 @pytest.mark.parametrize(("by", "heads"), [("arm", ["answers", "degraded"]), ("position", ["items", "revenue an item"])])

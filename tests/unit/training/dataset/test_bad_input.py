@@ -1,4 +1,4 @@
-"""Every way a data set can be wrong: one DataError with file, column, row and remedy."""
+"""Each fault of a data set raises one DataError that names file, column, row and remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def message(source) -> str:
     return str(caught.value)
 
 
-# what is wrong -> dataset.toml, files, parts of the message
+# fault -> (dataset.toml, parts of the message)
 BAD_DESCRIPTIONS = {
     "not TOML": ("name = \n", ["dataset.toml is not valid TOML", "line 1"]),
     "no name": (TOML.replace('name = "corner-shop"', ""), ["lacks the required key 'name'"]),

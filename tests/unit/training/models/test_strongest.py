@@ -1,4 +1,4 @@
-"""The strongest entries of a row against a sort of each row by hand."""
+"""Compare the strongest entries of each row with a full sort of that row."""
 
 import numpy as np
 import pytest

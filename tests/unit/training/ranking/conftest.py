@@ -1,4 +1,4 @@
-"""A data set whose ranking is trained and saved once, and the rank and rerank stages over it."""
+"""Fixtures: a data set whose ranker and re-ranker are trained and saved once, and the stages that load them."""
 
 from dataclasses import replace
 from functools import partial
@@ -42,7 +42,7 @@ COLD = ColdRows(3, 0.2, least_rows=50)
 
 
 def popularity_retrieve(features, events):
-    """A retriever of known behaviour: the most popular items the user has not met in `events`."""
+    """Return a retriever of known behaviour: it gives the most popular items that the user has not met in `events`."""
     positions = features.items.find_positions(events["item_id"].to_numpy())
     counts = np.bincount(positions, minlength=features.items.n_items).astype(np.float32)
     met = {user: set() for user in events["user_id"]}
@@ -68,7 +68,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def mixed(tmp_path_factory):
-    """The same with tables of two widths."""
+    """The same as `trained`, with embedding tables of two widths."""
     settings = replace(SETTINGS, ranker=replace(SETTINGS.ranker, cold=COLD))
     return train(tmp_path_factory.mktemp("mixed"), settings)
 
@@ -122,7 +122,7 @@ def train(folder, settings):
 
 
 def tensors(trained, rows):
-    """What retrieve hands to rank for some of the requests."""
+    """Return the inputs that rank gets from retrieve for some of the requests."""
     requests, ids = trained.requests.take(rows), np.append(trained.features.items.ids, PAD_ID)
     return {
         "user_id": trained.user_ids[rows, None],
@@ -138,7 +138,7 @@ def tensors(trained, rows):
 
 
 def through_both(trained, rows):
-    """-> (outputs of rank, outputs of rerank)"""
+    """Return the outputs of rank and the outputs of rerank for some of the requests."""
     inputs = tensors(trained, rows)
     ranked = trained.rank(inputs)
     return ranked, trained.rerank({**inputs, **ranked})
