@@ -33,7 +33,8 @@ def rng() -> np.random.Generator:
 def test_overload_counts_answers_in_time_and_those_of_high_priority(served, rng):
     assert overload.measure_peak(served, 0.5, rng) > RATE
     assert (overload.measure_idle(served, 1.0, rng).status == 200).all()
-    values = overload.measure_overload(served, 1, RATE, 5_000, 2.0, rng)
+    draws = np.random.default_rng(0)  # of its own: among these 80 requests, some are of high priority
+    values = overload.measure_overload(served, 1, RATE, 5_000, 4.0, draws)
     assert 0 < values["goodput over peak"] < 2
     assert 0 < values["p99 of accepted"] < 5_000
     assert (values["share of high priority accepted"], values["without any answer"]) == (1.0, 0.0)
