@@ -83,7 +83,7 @@ class Shop:
         try:
             with self.reader.snapshot() as snapshot:
                 return bool(snapshot.read_users(np.array([user_id], np.int64))[0])
-        except DependencyError:
+        except RecommenderError:
             return False
 
     def list_items(self, item_ids: Sequence[int], scores: Sequence[float | None]) -> list[dict[str, Any]]:

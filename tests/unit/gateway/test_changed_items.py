@@ -16,7 +16,7 @@ from export.relayout import relayout
 from repository.applied_rules import apply_rules
 from repository.generations import pin
 from serving.contract.tensors import UPSERT
-from serving.live.store import DATA_FILE
+from serving.live.store import DATA_FILE, find_live_folder
 from serving.stages.live.models import Upsert
 from tests.repositories import copy_small_repository, small_repository
 from tests.unit.gateway.conftest import Gateway
@@ -101,6 +101,16 @@ def test_a_live_store_that_may_not_be_entered_costs_no_answer(door, monkeypatch,
     answers = [again.recommend(user=USER), again.recommend(user=999, session="a3f")]
     assert [answer["degraded"] for answer in answers] == [[], []]
     assert "Serve as that user, or give it to the one who serves now" in caplog.text
+
+
+def test_a_live_store_that_is_not_ours_costs_no_answer(door, caplog):
+    folder = find_live_folder(door.repo)
+    folder.mkdir(exist_ok=True)
+    (folder / DATA_FILE).touch()
+    folder.chmod(0o755)
+    again = Gateway(door.repo)
+    assert [again.recommend(user=user)["degraded"] for user in (USER, 999)] == [[], []]
+    assert "chmod 700" in caplog.text
 
 
 def test_names_of_a_generation_that_load_slowly_cost_no_deadline(door, monkeypatch):
