@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from repository.rounds import record_round
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.store import find_live_folder
 
@@ -86,7 +87,6 @@ def follow(
 
     settings = read_settings(config) if config else None
     from export.follow import follow_once  # imported late, because training imports take seconds
-    from repository.rounds import record_round
 
     while True:
         try:
@@ -106,8 +106,6 @@ def follow(
 
 def report_failed_round(repo: Path, error: Exception) -> None:
     """Record a failed round for metrics, or print why that is not possible."""
-    from repository.rounds import record_round
-
     try:
         record_round(repo, "failed", str(error))
     except OSError as second:

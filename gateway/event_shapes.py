@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from serving.live.admission import EARLIEST_MS
+
 MOST_SESSION_CHARACTERS = 256
 MOST_TIME_CHARACTERS = 64
-FEWEST_MS = 100_000_000_000  # 1973; as seconds, that is the year 5138
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Value = str | int | float | None
@@ -55,7 +56,7 @@ class EventBody(BaseModel):
     @field_validator("timestamp")
     @classmethod
     def _refuse_seconds(cls, value: int | None) -> int | None:
-        if value is not None and 0 < value < FEWEST_MS:
+        if value is not None and 0 < value < EARLIEST_MS:
             raise ValueError(f"{value} looks like seconds; expected milliseconds since 1970, or ISO 8601")
         return value
 

@@ -108,12 +108,12 @@ class Answering:
         Raises InvalidRequest for a malformed question, and other errors only where the question wants no fallback.
         """
         if question.fallback and not self._limiter.admits(question.priority):  # first of all, because shedding must be cheap
+            answered = self.answer_with_popular(question, Overloaded.status)
             self._metrics.shed.labels(question.priority).inc()
-            return self.answer_with_popular(question, Overloaded.status)
-        shop, request_id = self._shop, uuid.uuid4().hex
-        asked_id, history, exclude, session = self._parse_ids(question)
-        query = Query(asked_id, history, exclude, question.context, question.after, session)
-        user_id = asked_id if session is None else session_id(session)
+            return answered
+        shop, request_id, ids = self._shop, uuid.uuid4().hex, self._parse_ids(question)
+        query = Query(ids.user_id, ids.history, ids.exclude, question.context, question.after, ids.session)
+        user_id = ids.user_id if ids.session is None else session_id(ids.session)
         shop.refresh()
         enrolment = self._experiments.enrol(user_id, question.generation, shop.published.generation)
         began_s = time.monotonic()
@@ -132,7 +132,7 @@ class Answering:
                 log.warning(
                     "answered with popular items: %s", error, exc_info=not _is_expected(error), extra={"fields": fields}
                 )
-            content = self._answer_with_popular(question, set(exclude) | set(history or ()), user_id, request_id, enrolment)
+            content = self._build_popular(question, ids, user_id, request_id, enrolment)
             return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
         if answer.generation != enrolment.challenger:
@@ -146,7 +146,7 @@ class Answering:
         if question.reasons:
             asked_s = time.monotonic()
             left_s = question.deadline_s - (asked_s - began_s)
-            items = await self._add_reasons(items, question, user_id, history, answer, left_s)
+            items = await self._add_reasons(items, question, user_id, ids.history, answer, left_s)
             timings_ms["reasons"] = 1_000 * (time.monotonic() - asked_s)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, user_id, answer, degraded, enrolment, shown.teams, latency_ms)
@@ -156,8 +156,7 @@ class Answering:
         """Return popular items without asking a server. Raises InvalidRequest for a malformed question. reason: for metrics"""
         ids = self._parse_ids(question)
         self._metrics.fallbacks.labels(reason).inc()
-        hidden = set(ids.exclude) | set(ids.history or ())
-        return Answered(self._answer_with_popular(question, hidden, ids.user_id, uuid.uuid4().hex, NO_EXPERIMENT), {})
+        return Answered(self._build_popular(question, ids, ids.user_id, uuid.uuid4().hex, NO_EXPERIMENT), {})
 
     def _parse_ids(self, question: Question) -> WireIds:
         """Return a question's ids on the wire. Raises InvalidRequest.
@@ -225,15 +224,11 @@ class Answering:
             self._metrics.in_flight.set(limiter.in_flight)
             self._metrics.limit.set(limiter.limit)
 
-    def _answer_with_popular(
-        self,
-        question: Question,
-        exclude: set[int],
-        user_id: int | None,
-        request_id: str,
-        enrolment: Enrolment,
+    def _build_popular(
+        self, question: Question, ids: WireIds, user_id: int | None, request_id: str, enrolment: Enrolment
     ) -> dict[str, Any]:
-        popular = self._shop.pick_popular(exclude, question.context, question.k or DEFAULT_K)
+        hidden = {*ids.exclude, *(ids.history or ())}
+        popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K)
         items = self._shop.list_items(popular, [None] * len(popular))
         if question.reasons:
             items = [item | {"reasons": None} for item in items]

@@ -252,8 +252,7 @@ def open_shared_state(repo: Path) -> RedisState | None:
 def open_writer(folder: Path, repo: Path) -> Writer:
     """Open a store for writing, with the layout and the event names that it has, and the settings of the repository."""
     try:
-        published = read_published_settings(repo)
-        settings = WriterSettings(published.lateness_s, published.key_days, published.store_bytes)
+        settings = read_published_settings(repo).writer_settings
     except RecommenderError:  # a store outlives its repository
         settings = WriterSettings()
     with closing(open_store(folder)) as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:

@@ -183,7 +183,7 @@ def compile_current_rules(repository: Path, generation: int) -> None:
         shutil.rmtree(staging, ignore_errors=True)
         try:
             compile_for_generation(repository, staging, generation, current.values)
-        except ConfigError as error:
+        except (ConfigError, ArtifactError) as error:
             log.warning(
                 "generation %d keeps the rules of its export, because version %d does not fit: %s", generation, number, error
             )

@@ -28,8 +28,11 @@ class EndedRound:
 def record_round(repo: Path, outcome: Outcome, report: str) -> None:
     """Replace the record of the round before by one rename. Raises OSError."""
     new = repo / f"{ROUND_FILE}.{os.getpid()}"
-    new.write_text(json.dumps(asdict(EndedRound(outcome, time.time(), report))) + "\n")
-    os.rename(new, repo / ROUND_FILE)
+    try:
+        new.write_text(json.dumps(asdict(EndedRound(outcome, time.time(), report))) + "\n")
+        os.rename(new, repo / ROUND_FILE)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def read_round(repo: Path) -> EndedRound | None:

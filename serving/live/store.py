@@ -211,7 +211,7 @@ def set_aside(folder: Path, shop: str) -> Path | None:
 
 def read_other_shop(folder: Path, shop: str) -> str:
     """Return the name of the shop that owns the store; "" if it is `shop`, none is stated, or there is no store to read."""
-    if not (folder / DATA_FILE).exists():
+    if not has_store(folder):
         return ""
     try:
         store = open_store(folder)

@@ -64,6 +64,10 @@ class LiveSettings:
     def event_kinds(self) -> EventKinds:
         return EventKinds(tuple(EventKind(**kind) for kind in self.kinds), self.value_is)
 
+    @property
+    def writer_settings(self) -> WriterSettings:
+        return WriterSettings(self.lateness_s, self.key_days, self.store_bytes)
+
 
 @dataclass
 class LiveModel:
@@ -97,7 +101,7 @@ class LiveModel:
             Layout(history=info.axes.history),
             settings.event_kinds.names,
             seeds,
-            settings=WriterSettings(settings.lateness_s, settings.key_days, settings.store_bytes),
+            settings=settings.writer_settings,
             shop=info.shop,
         )
         return cls(info, writer, settings, machine=writer.name_machine() if info.live_redis else "")

@@ -26,6 +26,7 @@ from serving.stages.live.measurements import RecentTimes
 
 SESSION_GAP_MS = 1_800_000  # what a user looked at longer before the latest event is no longer of the session
 MOST_KINDS = 256  # codes of events
+NO_INTERESTS = np.zeros(MOST_KINDS, np.bool_)
 LARGEST_INT = np.iinfo(np.int64).max
 WAIT_S = 0.1  # for the event that `after` names: it was acknowledged, so only another store lacks it
 
@@ -118,8 +119,10 @@ class LiveUsers:
     ) -> list[np.ndarray]:
         """Return the arguments of `write_records`."""
         fields = [records[name] for name in RECORD_FIELDS]
-        interests = np.zeros(MOST_KINDS, np.bool_)
-        interests[[code for code, name in enumerate(names) if name in self.interests]] = True
+        interests = NO_INTERESTS
+        if names:
+            interests = NO_INTERESTS.copy()
+            interests[[code for code, name in enumerate(names) if name in self.interests]] = True
         items = self.items
         catalogue = (items.ids, items.table, items.newcomers, self.item_category)
         return [np.array(rows), *fields, interests, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
