@@ -21,7 +21,7 @@ NOT_PROMOTED = "not promoted"  # an act in the registry
 
 
 def find_experiment_folder(repository: Path) -> Path:
-    """Return the folder that holds the experiment: the live store's, which belongs to the shop and not to a generation."""
+    """Return the folder of the live store, which holds the experiment. It belongs to the shop, not to one generation."""
     info = read_stage(find_stage_folder(repository, STAGES[0], read_pinned_generation(repository)))
     return find_live_folder(repository, info.live_folder)
 
@@ -33,7 +33,7 @@ def find_running(repository: Path) -> Experiment | None:
 
 
 def follow_experiment(repository: Path) -> FollowedExperiment | None:
-    """Return a reader that notices changes of the experiment; None for a repository that this project did not export."""
+    """Return a reader that follows changes of the experiment; None for a repository that this project did not export."""
     try:
         return FollowedExperiment(find_experiment_folder(repository))
     except ArtifactError:
@@ -55,15 +55,17 @@ def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
 
 
 def change_share(repository: Path, share: float) -> Experiment:
-    """Give the running experiment another share of the users. Raises ConfigError where none runs."""
+    """Change the share of users whom the running experiment enrols. Raises ConfigError when none runs."""
     return _change(repository, "share changed", lambda former: replace(_require_running(former), share=share))
 
 
 def end_experiment(repository: Path, reason: str, state: State = "stopped", judged: Experiment | None = None) -> Experiment:
-    """End the experiment: the champion answers everybody. Raises ConfigError when none runs, or another one than `judged`.
+    """End the experiment, so that the champion answers everybody.
 
-    state: how it ends; the supervisors of the servers activate a promoted challenger (server/promotion.py). reason: why
-    judged: the experiment as it was when this was decided; None ends whichever experiment runs
+    Raises ConfigError when no experiment runs, or when it differs from `judged`.
+
+    state: how it ends; after "promoted", the servers' supervisors activate the challenger (server/promotion.py)
+    reason: why it ends; judged: the experiment as it was when this was decided; None ends whichever experiment runs
     """
 
     def end(former: Experiment | None) -> Experiment:
@@ -76,9 +78,9 @@ def end_experiment(repository: Path, reason: str, state: State = "stopped", judg
 
 
 def withdraw_promotion(repository: Path, promoted: Experiment, reason: str) -> None:
-    """Stop the experiment whose promoted challenger could not take over, and record why.
+    """Stop the experiment whose promoted challenger could not take over, and record the reason.
 
-    Raises ConfigError when the experiment was changed meanwhile. reason: why it could not
+    Raises ConfigError when the experiment was changed meanwhile.
     """
 
     def withdraw(former: Experiment | None) -> Experiment:
@@ -102,15 +104,15 @@ def _change(repository: Path, act: str, make: Callable[[Experiment | None], Expe
         former = read_experiment(folder)
         changed = make(former)
         changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_read_clock_ms())
-        met = former.share if former and not changed.runs else changed.share  # the champion answers everybody from now on
+        met = former.share if former and not changed.runs else changed.share  # an ended one has share 0
         facts = f"experiment {changed.name}, {changed.mode}, share {met:g}"
         record_act(repository, act, changed.challenger, reason=f"{facts}: {changed.reason}" if changed.reason else facts)
-        _write(folder, changed)  # last: whoever acts on it finds the record
+        _write(folder, changed)  # last, so that whoever sees the change finds its record
     return changed
 
 
 def _write(folder: Path, experiment: Experiment) -> None:
-    """Replace the file by one rename. Running gateways notice at their next request."""
+    """Replace the experiment's file by one rename. Running gateways notice at their next request."""
     new = folder / f".{EXPERIMENT_FILE}"
     with new.open("w") as file:
         file.write(experiment.write_text())

@@ -1,7 +1,8 @@
-"""End an experiment whose challenger does harm, or is better and may take over, or whose champion is gone, and say why.
+"""End a running experiment, with a reason: roll back a harmful challenger, promote a better one, or stop the experiment.
 
-The guard compares the answers of both arms since the share was last changed. The intervals of rates hold at every look
-(sequential.py): of harmless challengers, each of these comparisons ends at most 5 % by chance, the check of the split 0.1 %.
+The guard compares the answers of both arms since the experiment was last changed. The intervals of rates hold at every look
+(sequential.py). If the challenger is harmless, each such comparison ends at most 5 % of experiments by chance, and the check of
+the split ends at most 0.1 %.
 """
 
 from __future__ import annotations
@@ -24,22 +25,21 @@ from trials.sequential import ALPHA, LEAST_OBSERVATIONS, Arm, Comparison, bound_
 
 FALLBACK = "gateway_fallback"  # in `degraded`: popular items of the gateway
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
-FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # in this many answers or more, this share needs no statistics
-MORE_DEGRADED = 0.02  # share of answers, significantly
-FEWER_CLICKS = 0.1  # of the champion's click rate, significantly; when interleaving, of the answers that its items win
-SLOWER, SLOWER_MS, SLOW_SHARE = 1.5, 20.0, 0.01  # p99: so many times the champion's, and by so much, significantly
+FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # from so many answers on, a larger share of failures is harm
+MORE_DEGRADED = 0.02  # share of the answers that may be degraded in addition to the champion's
+FEWER_CLICKS = 0.1  # share of the champion's click rate, or of the answers that its items win, that may be lost
+SLOWER, SLOWER_MS, SLOW_SHARE = 1.5, 20.0, 0.01  # slow: so far above the p99 as a factor and in ms; share allowed
 ENOUGH_FOR_P99 = 1_000  # answers of the champion; with fewer, the p99 is uncertain and the slowest one replaces it
-HARM_SOON = 500  # requests of both arms at which harm is found soonest; the price: intervals a tenth wider after 10,000
+HARM_SOON = 500  # independent answers at which harm is found soonest; after 10,000, intervals are a tenth wider for it
 REMOVED = "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
-LEAST_COVERAGE = 0.3  # share of the distinct items that equally many answers of the champion show
+LEAST_COVERAGE = 0.3  # share of the distinct items in as many answers of the champion; fewer are harm
 
 
 def guard_once(repo: Path) -> Experiment | None:
-    """Roll the running experiment back if its challenger does harm; promote the challenger if it may be, and is better.
+    """Judge the running experiment, and end it if need be. Return it if this has ended it, otherwise None.
 
-    Stop it if another generation answers in place of the champion.
-
-    Return the experiment that this has ended, None where it goes on or was over before.
+    A harmful challenger is rolled back. A better one is promoted if the experiment allows that. The experiment is stopped if
+    another generation answers in place of the champion, or if answers that the judgement needs were removed.
     """
     experiment, folder = find_running(repo), find_experiment_folder(repo)
     if experiment is None:
@@ -54,7 +54,7 @@ def guard_once(repo: Path) -> Experiment | None:
 
 
 def end_judged(repo: Path, experiment: Experiment, state: State, reason: str) -> Experiment | None:
-    """End the experiment, and return it; None where a person or the guard of another server ended or changed it meanwhile."""
+    """End the experiment, and return it; None if a person or another server's guard ended or changed it meanwhile."""
     try:
         return end_experiment(repo, reason, state, judged=experiment)
     except ConfigError:
@@ -62,7 +62,10 @@ def end_judged(repo: Path, experiment: Experiment, state: State, reason: str) ->
 
 
 def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> tuple[State, str]:
-    """Return the state that an experiment should have, and why. exposures, log: as of `join_feedback`, since its last change"""
+    """Return the state that an experiment should have, and why.
+
+    exposures, log: as `join_feedback` takes them; both must go back to the experiment's last change
+    """
     since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
     exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
     champion, challenger = (
@@ -86,10 +89,10 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
 
 
 def find_strangers(experiment: Experiment, exposures: pa.Table) -> str:
-    """Return which other generation answers in place of the champion, "" for none. The arms then compare something else.
+    """Return a sentence about another generation that answers in place of the champion, "" if there is none.
 
-    A server that is stopped and started again serves the pinned generation, which a publication may have changed. Popular items
-    of a gateway without a server count for nobody.
+    The arms then no longer compare champion and challenger. This happens when a server is restarted after a publication: it
+    serves the generation that is pinned by then. Answers with a gateway's own popular items are ignored.
     """
     answers = exposures.filter(~has_mark(exposures, FALLBACK)).group_by(["arm", "generation"]).aggregate([])
     met = zip(answers["arm"].to_pylist(), answers["generation"].to_pylist(), strict=True)
@@ -99,7 +102,7 @@ def find_strangers(experiment: Experiment, exposures: pa.Table) -> str:
 
 
 def has_mark(exposures: pa.Table, mark: str) -> np.ndarray:
-    """Return whether `degraded` of each answer has a mark, bool [answers]."""
+    """Return which answers have `mark` in `degraded`, bool [answers]."""
     marks = exposures["degraded"].combine_chunks()
     has: np.ndarray = np.zeros(len(exposures), bool)
     has[pc.list_parent_indices(marks).filter(pc.equal(pc.list_flatten(marks), mark)).to_numpy()] = True
@@ -112,7 +115,7 @@ def find_tried_arm(experiment: Experiment) -> str:
 
 
 def find_failures(challenger: pa.Table) -> str:
-    """Return in how many of its answers the challenger failed, "" for too few to matter."""
+    """Return a sentence on how many of its answers the challenger failed, "" if these are too few to matter."""
     failures = has_mark(challenger, FAILED)
     if len(failures) >= FEWEST_FAILURES and failures.mean() > MOST_FAILED:
         return f"it failed in {failures.sum()} of {len(failures)} answers"
@@ -120,7 +123,10 @@ def find_failures(challenger: pa.Table) -> str:
 
 
 def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
-    """Return both p99, "" unless significantly more than 1 % of the challenger's answers are far above the champion's p99."""
+    """Return a sentence with both p99; "" unless the challenger is significantly slower.
+
+    It is if significantly more than 1 % of its answers take far longer than the champion's p99.
+    """
     times_ms = [arm["latency_ms"].drop_null().to_numpy() for arm in (champion, challenger)]
     if min(map(len, times_ms)) < LEAST_OBSERVATIONS:
         return ""
@@ -134,7 +140,7 @@ def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
 
 
 def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
-    """Return how many distinct items equally many answers of both arms show, "" where the challenger shows enough."""
+    """Return how many distinct items each arm shows in equally many answers, "" if the challenger shows enough."""
     count = min(len(champion), len(challenger))
     shown = [pc.count_distinct(pc.list_flatten(arm["item_ids"].slice(0, count))).as_py() for arm in (champion, challenger)]
     if shown[1] < LEAST_COVERAGE * shown[0]:
@@ -143,7 +149,7 @@ def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
 
 
 def find_loss(feedback: Feedback, experiment: Experiment) -> str:
-    """Return by how much the challenger significantly has more degraded answers or is clicked less, "" where it is not."""
+    """Return by how much the challenger is significantly more degraded or less clicked, "" if it is neither."""
     degraded = compare(feedback, "degraded", experiment)
     if degraded.low > MORE_DEGRADED:
         return f"{degraded.difference:.1%} more of its answers are degraded (at least {degraded.low:.1%})"
@@ -158,7 +164,7 @@ def find_loss(feedback: Feedback, experiment: Experiment) -> str:
 
 
 def find_lost_answers(feedback: Feedback) -> str:
-    """Return how many more interleaved answers the challenger's items significantly lose than win, "" where it is not so."""
+    """Return how many more interleaved answers the challenger's items lose than win, "" unless significantly too many."""
     interleaved = feedback.take(feedback.arms == INTERLEAVED_ARM)
     credits = credit_answers(interleaved)
     seen = Arm.of(credits, interleaved.users)
@@ -169,7 +175,7 @@ def find_lost_answers(feedback: Feedback) -> str:
 
 
 def find_gain(feedback: Feedback, experiment: Experiment) -> str:
-    """Return by how much users significantly prefer the challenger, "" where they do not."""
+    """Return by how much users prefer the challenger, "" unless they do so significantly."""
     (compared,) = compare_clicks(experiment, feedback, [len(feedback)])
     if compared.verdict != "better":
         return ""
@@ -178,6 +184,6 @@ def find_gain(feedback: Feedback, experiment: Experiment) -> str:
 
 
 def compare(feedback: Feedback, metric: str, experiment: Experiment) -> Comparison:
-    """Compare the arms by a metric of `Feedback.compute_rewards`."""
+    """Compare the champion's arm with the challenger's. metric: as `Feedback.compute_rewards` takes it"""
     arms = feedback.sum_arm(metric, CHAMPION_ARM), feedback.sum_arm(metric, find_tried_arm(experiment))
     return compare_arms(*arms, tightest_at=HARM_SOON)

@@ -1,4 +1,4 @@
-"""Measure an experiment from the logs alone: what users did by arm, and the interval of the difference over time."""
+"""Measure an experiment from the logs alone: what users did in each arm, and how the arms' difference developed."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ NOTHING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Progress:
-    """An experiment so far. arms: by name, those whose answers users saw.
+    """An experiment so far. arms: summaries of the arms whose answers users saw, by the arm's name.
 
-    looks: (unix milliseconds, comparison of the answers until then, with all clicks known now), oldest first.
-    A look compares the click rates of the arms; when interleaving, the mean of `credit_clicks` over answers with 0.
-    split: of an A/B test; while it runs, a wrong one leaves it without a verdict
+    looks: (unix milliseconds, comparison of the answers until then, with all clicks known now), oldest first. A look compares
+        the arms' click rates; when interleaving, it compares the mean of `credit_clicks` over the answers with 0
+    split: the users of each arm in an A/B test; while the test runs, there is no verdict if they contradict the share
     """
 
     experiment: Experiment
@@ -74,7 +74,7 @@ class Progress:
         return f"no decision: {self.split.text}" if self.split and self._is_void else WORDS[self.verdict]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the progress as a value that JSON can hold; None for bounds that are infinite or not known yet."""
+        """Return the progress as JSON values, with None for numbers of a look that are infinite or not known yet."""
         facts = {name: getattr(self.experiment, name) for name in FACTS}
         return {
             "experiment": facts | {"started": _format_time(self.experiment.started_ms)},
@@ -96,7 +96,7 @@ class Progress:
 def tell_progress(folder: Path) -> dict[str, Any]:
     """Return the progress of the latest experiment as JSON values. Raises ArtifactError.
 
-    folder: of the live store, whose events since the experiment's start are read: this may take seconds
+    folder: of the live store. All its events since the experiment's start are read, which may take seconds
     """
     experiment = read_experiment(folder)
     if experiment is None:
@@ -118,9 +118,9 @@ def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[
 
 
 def find_wrong_split(experiment: Experiment, exposures: pa.Table) -> str:
-    """Return how the users of a running A/B test's arms contradict its share, and what to look for; "" where they do not.
+    """Return how the numbers of users in a running A/B test contradict its share, and what to look for; "" if they do not.
 
-    Interleaving needs no check, because each answer compares both generations. exposures: the experiment's
+    Interleaving needs no check, because each answer compares both generations. exposures: those of the experiment
     """
     split = measure_split(exposures, experiment.share) if experiment.mode == "ab" and experiment.runs else None
     return split.text if split and split.is_wrong else ""
@@ -136,7 +136,7 @@ def _look_back(experiment: Experiment, times_ms: np.ndarray, feedback: Feedback)
 
 
 def compare_clicks(experiment: Experiment, feedback: Feedback, counts: list[int]) -> list[Comparison]:
-    """Compare click rates, or won answers when interleaving. counts: of the first answers that each look sees"""
+    """Compare click rates, or won answers when interleaving. counts: how many of the first answers each look sees"""
     compare = _compare_credits if experiment.mode == "interleave" else _compare_click_rates
     return compare(feedback, counts)
 

@@ -1,4 +1,4 @@
-"""The asyncio client. `recommender.py` has the blocking one; both share the rest (`client.py`)."""
+"""The asyncio client. `recommender.py` has the blocking one, `client.py` what both share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from triton_recommender.wire import Signature, decode
 
 
 class AsyncRecommender(SharedClient):
-    """asyncio client: the same arguments, answers and errors as Recommender. Belongs to one event loop."""
+    """Client for asyncio, with the same arguments, answers and errors as Recommender. It belongs to one event loop."""
 
     def __init__(
         self,

@@ -1,10 +1,11 @@
 """Several endpoints behind one transport: failover, retries with a budget, circuit breakers and hedged requests.
 
     call ─▶ first endpoint whose breaker admits it ─▶ answer
-                └─▶ Unavailable, a dead stage, an attempt that took too long: the next endpoint, after a short pause
-    hedge_after_s later without an answer ─▶ the same call to another endpoint; the first answer wins
+                └─▶ unavailable, overloaded, a dead stage or too slow: the next endpoint, after a pause once all were tried
+    no answer after hedge_after_s ─▶ the same call to another endpoint; the first answer wins
 
-Order is preference: the first address is asked as long as it answers. Only calls that are safe to repeat are sent twice.
+Endpoints are in the order of preference: calls go to the first one as long as it answers. Only calls that are safe to repeat
+are sent twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ HEDGE_THREADS = 256
 
 @dataclass
 class Endpoint:
-    """One server: its transport, its circuit breaker, and the last failure, for messages."""
+    """One server: its transport, its circuit breaker, and its last failure, which error messages quote."""
 
     transport: Any  # Transport or AsyncTransport
     breaker: Breaker = field(default_factory=Breaker)
@@ -47,9 +48,10 @@ class Endpoint:
 
 
 class RetryBudget:
-    """Retries in proportion to successes, so that a struggling server is not buried under second attempts.
+    """Limits retries in proportion to successes, so that they do not overload a struggling server.
 
-    Each retryable failure takes a token, each success gives a tenth; below half of the tokens nobody retries.
+    Each failure that could be retried takes a token, each success gives back a tenth of one. A retry is made only if more than
+    half of the tokens remain.
     """
 
     TOKENS = 10.0
@@ -70,7 +72,10 @@ class RetryBudget:
 
 @dataclass(frozen=True)
 class Policy:
-    """retries: further attempts of a call; attempt_s: longest attempt; hedge_after_s: as in Recommender. None: off"""
+    """retries: further attempts of a call; attempt_s: limit of an attempt, or None
+
+    hedge_after_s: as in Recommender, or None
+    """
 
     retries: int
     attempt_s: float | None
@@ -84,7 +89,7 @@ class Policy:
 
 
 class _Attempts:
-    """One call's way through the endpoints: which is next, and whether there is a next at all."""
+    """The attempts of one call: decides which endpoint is next, and whether there is a next attempt at all."""
 
     def __init__(
         self, endpoints: Sequence[Endpoint], policy: Policy, budget: RetryBudget, timeout_s: float | None, safe: bool
@@ -117,9 +122,9 @@ class _Attempts:
         self._budget.record_success()
 
     def plan_retry(self, endpoint: Endpoint, error: RecommenderError) -> float:
-        """Return the seconds to pause before the next attempt; raise the error where there is none."""
+        """Return the seconds to pause before the next attempt. Raises `error` if there is none."""
         if not isinstance(error, Unavailable | StageDied | DeadlineExceeded):
-            endpoint.breaker.record_success()  # it answered
+            endpoint.breaker.record_success()  # an error, but the server answered
         else:
             endpoint.breaker.record_failure()
             endpoint.last_error = error
@@ -153,7 +158,7 @@ class _Endpoints:
 
 
 class Endpoints(_Endpoints):
-    """Blocking, safe to share between threads. A hedged attempt that lost ends by itself, at its timeout at the latest."""
+    """Blocking endpoints, safe to share between threads. The slower of two hedged attempts runs on, at most to its timeout."""
 
     def __init__(self, endpoints: Sequence[Endpoint], policy: Policy) -> None:
         super().__init__(endpoints, policy)
@@ -193,7 +198,7 @@ class Endpoints(_Endpoints):
 
     def _hedge(self, call: Call) -> dict[str, np.ndarray]:
         started_s = time.monotonic()
-        threads = cast(ThreadPoolExecutor, self._threads)  # exists wherever requests are hedged
+        threads = cast(ThreadPoolExecutor, self._threads)  # not None, because this call is hedged
         pending = {threads.submit(self._infer, call)}
         done, pending = wait(pending, self._policy.hedge_after_s)
         if not done:
@@ -207,7 +212,7 @@ class Endpoints(_Endpoints):
 
 
 class AsyncEndpoints(_Endpoints):
-    """asyncio; belongs to one event loop. A hedged attempt that lost is cancelled."""
+    """Endpoints for asyncio, which belong to one event loop. The slower of two hedged attempts is cancelled."""
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
         return await self._run(self._attempts(timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
@@ -256,5 +261,5 @@ class AsyncEndpoints(_Endpoints):
 
 
 def _has_failed(attempt: Future | asyncio.Future) -> bool:
-    """Return whether a finished attempt has no answer. Two may finish together, and then the answer counts."""
+    """Return whether a finished attempt failed. Of two that finish together, callers prefer the one that did not."""
     return attempt.exception() is not None

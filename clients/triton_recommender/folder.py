@@ -1,4 +1,4 @@
-"""Read what a repository's folder publishes for people and clients: plain files, without the rest of the project.
+"""Read the plain files that a repository publishes for clients. This needs no other package of the project.
 
 <repo>/recommend/config.pbtxt                   pins the generation that the server answers with
 <repo>/recommend/<generation>/item_ids.npy      int64 [n_items], ascending
@@ -29,7 +29,7 @@ _PINS = (
 
 
 def read_pinned_generation(repo: Path) -> int:
-    """Return the generation that a server of this repository answers with. Raises CatalogueError or CatalogueMissing."""
+    """Return the generation that the repository is pinned to. Raises CatalogueError or CatalogueMissing."""
     path = repo / RECOMMEND / "config.pbtxt"
     try:
         text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
@@ -45,7 +45,7 @@ def read_pinned_generation(repo: Path) -> int:
 
 
 def published_folder(repo: Path, generation: int) -> Path:
-    """Return the folder of a generation's names and titles. Raises CatalogueMissing where it has none."""
+    """Return the folder with a generation's names and titles. Raises CatalogueMissing if it holds none."""
     folder = repo / RECOMMEND / str(generation)
     if not (folder / "item_ids.npy").is_file():
         raise CatalogueMissing(f"{folder} holds no item_ids.npy; expected names and titles of that generation. {REMEDY}")
@@ -53,7 +53,7 @@ def published_folder(repo: Path, generation: int) -> Path:
 
 
 def read_published_items(folder: Path) -> tuple[list[int], list[str]]:
-    """Return the ids and titles of all items; no titles where none are published. Raises CatalogueError."""
+    """Return the ids and titles of all items, [] if no titles are published. Raises CatalogueError."""
     item_ids = open_array(folder / "item_ids.npy").tolist()
     path = folder / "item_titles.json"
     titles = read_json(path) if path.is_file() else []
@@ -63,7 +63,7 @@ def read_published_items(folder: Path) -> tuple[list[int], list[str]]:
 
 
 def read_names(path: Path) -> dict[str, int]:
-    """Return name -> id; empty where none are published. Raises CatalogueError."""
+    """Return name -> id, {} if no names are published. Raises CatalogueError."""
     if not path.is_file():
         return {}
     names = read_json(path)
@@ -73,7 +73,7 @@ def read_names(path: Path) -> dict[str, int]:
 
 
 def list_users(repo: Path, count: int) -> list[str]:
-    """Return at most `count` users, as the shop writes them, spread from the most to the least active.
+    """Return at most `count` users, as the shop writes them, evenly spread from the most to the least active one.
 
     Raises CatalogueError when the repository or its store of users is missing or broken.
     """
@@ -87,7 +87,7 @@ def list_users(repo: Path, count: int) -> list[str]:
     user_ids, events = open_array(store / "user_ids.npy"), open_array(store / "event_count.npy")
     if not len(user_ids):
         raise CatalogueError(f"{store} holds no user; expected one or more. {REMEDY}")
-    if events.shape != (len(user_ids) + 1,):  # the last row is that of unknown users
+    if events.shape != (len(user_ids) + 1,):  # the last row stands for unknown users
         raise CatalogueError(f"{store}/event_count.npy has shape {events.shape}; expected {(len(user_ids) + 1,)}. {REMEDY}")
     by_activity = np.argsort(-events[:-1], kind="stable")
     chosen = np.linspace(0, len(user_ids) - 1, min(count, len(user_ids))).astype(np.int64)
@@ -97,7 +97,7 @@ def list_users(repo: Path, count: int) -> list[str]:
 
 
 def open_array(path: Path) -> np.ndarray:
-    """Return an array of int64 [n] mapped read-only. Raises CatalogueError."""
+    """Return the file's array, int64 [n], mapped read-only. Raises CatalogueError."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

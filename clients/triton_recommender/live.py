@@ -1,4 +1,4 @@
-"""Encode events and changes as tensors of `observe` and `upsert`, and decode their sequences. No I/O."""
+"""Encode events as tensors of `observe` and changes as tensors of `upsert`, and decode the returned sequences. No I/O."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _OPTIONAL = {"event": "BYTES", "timestamp_ms": "INT64", "value": "FP32", "event_
 
 
 def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str, np.ndarray]:
-    """Return the input tensors [B, 1] of `observe`; an optional tensor is sent when one of the events has it.
+    """Return the input tensors of `observe`, [B, 1] by name. An optional tensor is left out if no event has a value for it.
 
-    Raises InvalidRequest.
+    model: the server's description of `observe`. Raises InvalidRequest.
     """
     tensors = {
         "user_id": np.array([[validate_id(event.user_id, "user_id", INT64.min)] for event in events], np.int64),
@@ -38,7 +38,7 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
 
 
 def encode_upsert(kind: str, record_id: int | str, columns: Mapping[str, object]) -> dict[str, np.ndarray]:
-    """Return the input tensors [1, 1] of `upsert`. columns: of the data set, with JSON values. Raises InvalidRequest."""
+    """Return the input tensors of `upsert`, [1, 1] by name. columns: name -> JSON value. Raises InvalidRequest."""
     if kind not in KINDS:
         raise InvalidRequest(f"kind is {kind!r}; expected one of {', '.join(KINDS)}.")
     if not isinstance(columns, Mapping):
@@ -56,5 +56,5 @@ def encode_upsert(kind: str, record_id: int | str, columns: Mapping[str, object]
 
 
 def decode_sequences(outputs: Mapping[str, np.ndarray]) -> list[int]:
-    """Return the sequence of each event, in the order in which they were sent."""
+    """Return the sequence of each event or change, in the order in which they were sent."""
     return outputs["sequence"][:, 0].tolist()

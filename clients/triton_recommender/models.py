@@ -18,14 +18,14 @@ ContextValue = int | float | str | bytes | None
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Time limits in seconds. None means no limit, for interactive use.
+    """Time limits in seconds. None means no limit; `connect` must have one.
 
-    request: one answer, all attempts and pauses included
-    connect: the very first exchange, in which the client connects and learns the model's tensors
-    attempt: one attempt at one endpoint; when it ends, the next endpoint is tried in the time that is left
-    queue:   the server drops a request that waited longer in its queue, where the repository was exported with queue
+    request: one call of the client, with all its requests, attempts and pauses
+    connect: reading a model's tensors before the first request to it, outside of `request`; also each exchange of `health`
+    attempt: one attempt at one endpoint; when it expires, the next endpoint is tried in the time that is left
+    queue:   the server drops a request that waited longer in its queue. This needs a repository that was exported with queue
              limits ([serving] queue_timeout_us; off by default)
-    tell_server: send the deadline along: an overloaded server then refuses at once what it could not answer in time. The
+    tell_server: send the deadline along, so that an overloaded server refuses at once what it cannot answer in time. The
              clocks of both machines must agree within some milliseconds.
     """
 
@@ -45,7 +45,7 @@ class Timeouts:
 
     @property
     def queue_us(self) -> int | None:
-        """Microseconds, the unit of Triton's `timeout` request parameter."""
+        """`queue` in microseconds, the unit of Triton's request parameter `timeout`."""
         return None if self.queue is None else max(int(self.queue * 1e6), 1)
 
 
@@ -79,11 +79,11 @@ class Query:
 
     user_id: None for an anonymous visitor, whom only `history` and `context` describe
     history: item ids, newest first, in place of the server's own history of the user; None leaves it to the server,
-             [] is "nothing yet". The newest H count; the server fixes H.
+             [] means "nothing yet". The server reads the newest H of them, and fixes H.
     exclude: item ids that must not come back, any number of them
     context: column -> value, as the data set declares them; a column that is left out counts as missing
-    after:   a sequence that `observe` or `upsert` returned: the answer reflects it, or its `degraded` has LIVE set
-    session: in place of user_id: the shop's name of a visitor's session, whose events the server has observed
+    after:   a sequence that `observe` or `upsert` returned. The answer reflects that event or change, or has LIVE in `degraded`
+    session: the shop's name of an anonymous visitor's session, whose events the server has observed; user_id must be None
     """
 
     user_id: int | str | None = None
@@ -101,8 +101,8 @@ class Event:
     event:        a name of the data set's [events] section, such as "view"; None is the server's default, the positive one
     timestamp_ms: milliseconds since 1970 UTC; None is now, by the server's clock
     value:        quantity, rating or amount
-    event_id:     idempotency key: the same one again changes nothing and returns the first sequence. Only events with a
-                  key are sent again after a failure.
+    event_id:     idempotency key: a repeated one changes nothing and returns the first sequence. Only events with a key are
+                  sent again after a failure.
     request_id:   the `request_id` of the answer that the event reacts to
     context:      column -> value, as in Query
     session:      for a visitor without a user id, as in Query; user_id must then be None
@@ -136,7 +136,7 @@ class Recommendation(NamedTuple):
 
 
 class DescribedItem(NamedTuple):
-    """rank: from 1; name: the shop's own text id; title: for people. None where the catalogue does not know the item."""
+    """rank: from 1; name: the shop's own text id; title: for people. name and title may be None, as in Recommendations."""
 
     rank: int
     item_id: int
@@ -150,12 +150,13 @@ class Recommendations:
     """The answer for one user, best first. Iterating gives (item_id, score) pairs; `items` has names and titles too.
 
     scores:     of the re-ranker, in the served order; rules may have moved items, so they need not descend
-    degraded:   which parts came from a fallback; falsy when none did
+    degraded:   which stages answered with their fallback; falsy when none did
     generation: which published generation answered
     propensities: of each item, the probability that the server's random draws put it at its place, given the items before it:
-                1.0 where nothing was drawn, None where it is not known. Empty from a cache and from a server without them
-    sources:    of each item, what proposed it. Empty from a cache and from a server without them
-    names, titles: one per item, None where the client has no catalogue or the catalogue does not know the item
+                1.0 where nothing was drawn, None where it is not known. Empty if the answer went through a cache, or if the
+                server does not send them
+    sources:    of each item, what proposed it. Empty in the same cases
+    names, titles: one per item, None where the catalogue does not know the item; empty if the client has no catalogue
     warnings:   users and items of the query that the catalogue does not know
     request_id: pass it to the events that the answer leads to
     """
@@ -205,12 +206,12 @@ class Call:
     model: str = RECOMMEND
     version: str = ""  # of the model; "" leaves it to the server
     headers: Mapping[str, str] = field(default_factory=dict)
-    safe_to_repeat: bool = True  # a second arrival changes nothing
-    tell_server: bool = False  # send the deadline along
+    safe_to_repeat: bool = True  # if it arrives twice, the second one changes nothing
+    tell_server: bool = False  # send `parameters` along
 
     @property
     def parameters(self) -> dict[str, int] | None:
-        """The request parameters that tell a server when the answer is no longer wanted."""
+        """Request parameters with the deadline in unix milliseconds and the time left in milliseconds; None: send none."""
         if not self.tell_server or self.timeout_s is None:
             return None
         return {DEADLINE: int(1_000 * (time.time() + self.timeout_s)), BUDGET: int(1_000 * self.timeout_s)}

@@ -1,4 +1,4 @@
-"""The blocking client. `async_recommender.py` has the one that awaits; both share the rest (`client.py`).
+"""The blocking client. `async_recommender.py` has the one for asyncio, `client.py` what both share.
 
 with Recommender("localhost:8001", timeouts=Timeouts(request=0.5)) as shop:
     for item_id, score in shop.recommend(17850, exclude=[22423], k=10):
@@ -38,20 +38,20 @@ from triton_recommender.wire import Signature, decode
 class Recommender(SharedClient):
     """Blocking client of one server or of several equal ones. Safe to share between threads; close it, or use `with`.
 
-    url:           host:port of the server's gRPC endpoint, or http://host:port of its HTTP endpoint; a list of them names
-                   equal servers in the order of preference
+    url:           host:port of the server's gRPC endpoint, or http://host:port of its HTTP endpoint; or a list of such
+                   addresses of equal servers, the preferred one first
     timeouts:      a Timeouts, or seconds for a whole call
-    priority:      1 is served first, in a repository exported with priority levels (off by default); 0 leaves it to the server
-    retries:       further attempts inside the timeout, only of calls that are safe to repeat: `recommend` always, `observe`
-                   where every event has an event_id, `upsert` never
-    hedge_after_s: ask a second endpoint when the first has not answered `recommend` after so many seconds; the first answer
-                   wins. About the server's p95 is a good value: then one call in twenty is sent twice.
+    priority:      1 is served first, if the repository was exported with priority levels (off by default); 0: server's default
+    retries:       further attempts inside the timeout. Only calls that are safe to repeat get any: `recommend` always,
+                   `observe` if every event has an event_id, `upsert` never
+    hedge_after_s: send a call that is safe to repeat to a second endpoint if the first has not answered after so many seconds;
+                   the first answer wins. The server's p95 is a good value: then one call in twenty is sent twice.
     tls:           root certificates, and the client's own where the server asks for them
     headers:       sent with every request, such as {"authorization": "Bearer …"}
-    catalogue:     names and titles in answers, and ids for shops whose ids are text
+    catalogue:     puts names and titles into answers, and resolves the ids of shops whose ids are text
     strict:        raise UnknownId for a user or item that the catalogue does not know, instead of a warning in the answer
     cache:         a MemoryCache or RedisCache; several clients may share it, and whoever created it closes it
-    transport:     another way to reach a server; triton_recommender.testing has a fake that needs no server
+    transport:     used in place of `url`; triton_recommender.testing has a fake that needs no server
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Recommender(SharedClient):
         """Return one user's recommendations; see Query for the arguments.
 
         k: how many items at most, None for all that the server returns
-        request_id: your own id; without one the client makes one. The answer, the server's trace and its log have it.
-        timeout_s: of this call; None is the client's own
-        generation: ask this loaded challenger instead, for tests; None asks `recommend`
+        request_id: your own id, which the answer, the server's trace and its log repeat; "": the client makes one
+        timeout_s: limit of this call; None is the client's `timeouts.request`
+        generation: ask this generation, which must be loaded as a challenger, for tests; None asks the served one
         Raises RecommenderError; triton_recommender.errors has the tree.
         """
         query = Query(user_id, history, exclude, context or {}, after, session)
@@ -115,8 +115,8 @@ class Recommender(SharedClient):
     ) -> list[Recommendations]:
         """Return one answer per query, in their order. A bare id stands for Query(id). Raises RecommenderError.
 
-        More queries than the server takes in one request are sent in several, one after the other, inside one timeout; their
-        answers may come from two generations when another one is activated meanwhile.
+        If the server does not take all queries in one request, they are sent in several, one after the other, inside one
+        timeout. Their answers may come from two generations if another one is activated meanwhile.
         """
         resolved, notices = self.resolve(queries)
         signature, deadline = self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
@@ -128,17 +128,17 @@ class Recommender(SharedClient):
     def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
         """Tell the server what a user did. Return the event's sequence once the event is durable.
 
-        details: the other fields of Event. Give the result to `recommend(after=…)` to see the event's effect at once.
-        An event without an `event_id` is never sent twice: after NoAnswer it is unknown whether it arrived.
+        details: the other fields of Event. Pass the result to `recommend(after=…)` to see the event's effect at once.
+        An event without an `event_id` is never sent twice, so after NoAnswer it is unknown whether it arrived.
         Raises RecommenderError.
         """
         return self.observe_many([Event(user_id, item_id, event, **details)])[0]
 
     def observe_many(self, events: Sequence[Event]) -> list[int]:
-        """Return one sequence per event, in their order.
+        """Tell the server what users did. Return one sequence per event, in their order, once all events are durable.
 
-        More events than the server takes in one request are sent in several: after an error, earlier ones may be durable.
-        Events with an `event_id` may simply be sent again. Raises RecommenderError.
+        If the server does not take all events in one request, they are sent in several: after an error, the first of them may
+        be durable. Events with an `event_id` may simply be sent again. Raises RecommenderError.
         """
         identified = [self.identify(event) for event in events]
         model, deadline = self._describe(OBSERVE), Deadline(self.timeouts.request)
@@ -153,14 +153,14 @@ class Recommender(SharedClient):
     def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
         """Tell the server that an item or user is new or changed. Return the change's sequence.
 
-        kind: "item" or "user";  columns: of the data set; those that are left out stay as they are
-        Never sent twice: a late second arrival could undo a later change. Raises RecommenderError.
+        kind: "item" or "user";  columns: name -> value, as the data set declares them; all other columns stay as they are
+        It is never sent twice, because a late second arrival could undo a later change. Raises RecommenderError.
         """
         call = self.make_upsert_call(kind, record_id, columns, self._describe(UPSERT))
         return decode_sequences(self._infer(call, Deadline(self.timeouts.request)))[0]
 
     def signature(self) -> Signature:
-        """Return sizes and context columns of the served `recommend`, which are read once and kept."""
+        """Return sizes and context columns of the served `recommend`. They are read once, and again after a refused call."""
         return Signature.of(self._describe(RECOMMEND))
 
     def health(self) -> list[Health]:

@@ -1,9 +1,10 @@
 """Write items.csv.gz and users.csv.gz beside online_retail.csv.gz. Run once; the results are committed.
 
-The log is all the source has, so the catalogue is taken from it: per stock code the most frequent description, the median
-unit price of its sales, and a category. English puts the head noun last, so the category is the one of the last word of the
-description that the table below knows ("LUNCH BAG RED RETROSPOT" is a bag, "RED RETROSPOT CAKE STAND" is kitchenware).
     python data/online-retail/make_items.py
+
+The source has no catalogue, so it is made from the log: per stock code the most frequent description, the median unit price of
+its sales, and a category. English puts the head noun last, so the last word of the description that CATEGORY_WORDS contains
+decides the category ("LUNCH BAG RED RETROSPOT" is a bag, "RED RETROSPOT CAKE STAND" is furniture).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pandas as pd
 
 HERE = Path(__file__).parent
 
-# The most frequent nouns of the catalogue, by category.
+# Frequent nouns of the descriptions, by category.
 CATEGORY_WORDS = {
     "BAGS": """
         BAG BAGS HANDBAG WASHBAG PURSE SHOPPER RUCKSACK BACKPACK LUGGAGE PASSPORT TOTE
@@ -107,7 +108,7 @@ def make_tables() -> dict[str, pd.DataFrame]:
     items = items.rename("description").to_frame()
     items["price"] = sales.groupby("StockCode")["UnitPrice"].median().round(3)
     items["category"] = items["description"].map(find_category)
-    # A customer's country is the one of the first invoice: nothing that happens later can change it.
+    # A customer's country is that of the first row, so that it does not depend on later rows (leakage).
     users = log.dropna(subset=["CustomerID"]).groupby("CustomerID")["Country"].first().rename("country")
     return {"items.csv.gz": items.reset_index(), "users.csv.gz": users.reset_index()}
 

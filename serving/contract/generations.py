@@ -1,7 +1,7 @@
-"""Read which generation a repository is pinned to, without a protobuf library, so that serving and clients need none.
+"""Read which generation a repository is pinned to, without a protobuf library, so that serving needs none.
 
-`recommend/config.pbtxt` states it twice: in its version policy, and in the model versions of its steps. Both are written by
-repository/generations.py. The newest generation on disk may not be the pinned one, because it was rolled back.
+`recommend/config.pbtxt` states it in its version policy and in the model versions of its steps. repository/generations.py
+writes both. The pinned generation need not be the newest one on disk, for instance after a rollback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m export`: what the commands leave behind in a repository."""
+"""The commands of `python -m export`, and what they write to a repository."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS = """
 recorded_requests = 64
 [ranker]
 compression = "none"
-"""  # as fast as an export can be
+"""  # settings of a fast export
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Clients that ask a server again and again while a test does something to it."""
+"""Clients that send a server requests without a pause while a test runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 
 
 class Load:
-    """Threads that call `ask`, each with a client of its own, while the `with` block runs. errors: what the calls raised."""
+    """Threads that call `ask` while the `with` block runs, each with its own client. errors: what the calls raised"""
 
     def __init__(self, grpc_url: str, clients: int) -> None:
         self.errors: list[Exception] = []
@@ -18,7 +18,7 @@ class Load:
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(clients)]
 
     def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
-        """Ask once. turn: 0, 1, 2 …, each taken by one client"""
+        """Send one request. turn: its number, counted over all clients from 0, so that no two calls share one"""
         raise NotImplementedError
 
     def _run(self, number: int) -> None:

@@ -1,8 +1,8 @@
 """Convert the shop's ids to int64. Integers stay; text gets `stable_id`, the same on every machine and at every export.
 
-A column is text as soon as one of its values is not a plain integer: "007" and "7" must not become one item.
-Item ids must not be negative, because PAD_ID (-1) and FROM_STORE (-2) of serving/contract/tensors.py are reserved. User ids
-may be negative.
+All columns of one kind of id are text as soon as one of their values is not an integer: "007" and "7" must not become one
+item. Item ids must not be negative, because PAD_ID (-1) and FROM_STORE (-2) of serving/contract/tensors.py are reserved. User
+ids may be negative.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serving.contract.ids import stable_id
 from serving.contract.tensors import FIRST_USER_ID
 from training.dataset.columns import Column
 
-_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d\d")  # "17850.0", "1e+06": written by data frames
+_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d\d")  # data frames write "17850.0" and "1e+06"
 
 
 def assign_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_id) -> dict[str, int]:
@@ -37,8 +37,7 @@ def assign_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_i
 def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarray], pd.DataFrame | None]:
     """Convert all columns of one kind of id alike, such as the item ids of the log and of the item file.
 
-    Returns int64 [n_rows] per column (0 where missing; see column.missing), and a table (id, name) for text ids, otherwise
-    None.
+    Returns int64 [n_rows] per column (0 where column.missing), and a table (id, name) of text ids, None for integer ids.
     """
     texts = [list(column.values) for column in columns]
     integers = [numbers for column_texts in texts if (numbers := parse_integers(column_texts)) is not None]
@@ -72,7 +71,7 @@ def parse_integers(texts: list[str]) -> np.ndarray | None:
         return None
     numbers = [Decimal(text) for text in texts]
     limits = np.iinfo(np.int64)
-    # The limits first, because `%` fails for numbers with more digits than Decimal's precision.
+    # Compare with the limits first, because `%` fails for numbers with more digits than Decimal's precision.
     if any(not limits.min <= number <= limits.max or number % 1 for number in numbers):
         return None
     return np.array([int(number) for number in numbers], np.int64)

@@ -1,12 +1,12 @@
-"""Export the re-ranker's network to ONNX: every layer is one matrix product over the places of all requests.
+"""Export the re-ranker's network to ONNX. Each linear layer is one matrix product over the list places of all requests.
 
     features, vectors ─▶ places [N · M, F + D] ─▶ enter ─▶ query, key, value [N, M, W] ─▶ attention over each list ─▶ merge
     + ─▶ norm ─▶ widen ─▶ narrow ─▶ + ─▶ norm ─▶ leave ─▶ correction [N, M]
 
-All requests share one axis of places, so that ONNX Runtime fuses product and bias. A trace of reranker.py keeps both axes, and
-half of its nodes compute shapes: 1.2 to 1.5 times the time.
+The places of all requests share one axis, so that ONNX Runtime fuses matrix product and bias. A trace of reranker.py would keep
+both axes. Half of its nodes would compute shapes, and it would take 1.2 to 1.5 times as long.
 
-Letters as in reranker.py; W hidden width.
+Letters: N requests, M places of the list, F list features, D width of the item vectors, W hidden width.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ DYNAMIC: Dynamic = {"features": PLACES, "vectors": PLACES, "valid": PLACES, "cor
 
 
 def export_reranker(network: ListNetwork, sample: dict[str, np.ndarray], path: Path) -> Parity:
-    """Write the network to `path` and compare both on `sample`, its inputs. Raises ExportError when they differ."""
+    """Write the network to `path`, and compare the file with it on `sample`. Raises ExportError when they differ.
+
+    sample: inputs of the network by name, as ListNetwork takes them
+    """
     graph, layers = Graph(), {name: values.detach().numpy() for name, values in network.state_dict().items()}
     n_inputs, width = layers["enter.weight"].shape[1], len(layers["enter.weight"])
     lists = graph.add("Shape", ("valid",), "requests_and_places")
@@ -55,7 +58,10 @@ def _add_norm(graph: Graph, layers: dict[str, np.ndarray], name: str, source: st
 
 
 def _add_attention(graph: Graph, layers: dict[str, np.ndarray], hidden: str, lists: str, width: int) -> str:
-    """Add attention of each place over all valid ones of its list, [N · M, W]."""
+    """Add attention of each place over all valid places of its list; return its output's name, [N · M, W].
+
+    hidden: name of the input, [N · M, W]; lists: name of the shape [N, M]; width: W
+    """
     scale = np.repeat(np.array([width**-0.5, 1, 1], np.float32), width)[:, None]  # scale the query instead of all pairs
     scaled = {"qkv.weight": layers["qkv.weight"] * scale, "qkv.bias": layers["qkv.bias"] * scale[:, 0]}
     by_list = graph.add("Concat", (lists, graph.add_constant("three", [3 * width])), "by_list", axis=0)

@@ -35,11 +35,11 @@ def save_retriever(
     index_effort: int = 0,
     sizes: Sizes = SIZES,
 ) -> tuple[dict[str, Any], list[Parity], Choice]:
-    """Write the retrieve stage without `stage.json` and the manifest.
+    """Write the retrieve stage's files, except for `stage.json` and the manifest.
 
-    available: bool [n_items]; sample: real users, on whom parity and the index's recall are measured; candidates: C;
-    index_effort, sizes: as `choose_index` takes them
-    -> (settings for `stage.json`, parity reports, the index chosen and what was tried)
+    available: bool [n_items]; sample: real users, for the index's recall; the first PARITY_SAMPLES also for parity
+    candidates: number of candidates per request; index_effort, sizes: as `choose_index` takes them
+    Returns (settings for `stage.json`, parity reports, the chosen index with what was tried).
     """
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "item_ids.npy", features.items.ids)
@@ -73,13 +73,16 @@ def save_retriever(
 
 
 def save_sequence(folder: Path, model: SequenceModel, history: np.ndarray, age_days: np.ndarray) -> Parity:
-    """Write the sequence network, and compare it with the trained one on histories [N, H], as `make_feeds` takes them."""
+    """Write the sequence network as ONNX, and compare the file with the trained network.
+
+    history, age_days: [N, H] on which they are compared, as `make_feeds` takes them
+    """
     feeds = make_feeds(model.item_vectors, history, age_days, model.encoder.shape.length)
     dynamic = {name: {0: "requests"} for name in (*feeds, "sequence_vector")}
     return export_network(model.encoder, dict(feeds), "sequence_vector", folder / f"{SEQUENCE_NETWORK}.onnx", dynamic)
 
 
 def _collect_tables(retriever: Retriever) -> dict[str, np.ndarray]:
-    """Return tables float32 [rows, width] by name: the history's, then one per column of user_categorical."""
+    """Return embedding tables, float32 [rows, width], by name: the history's, then one per column of user_categorical."""
     tables = {f"user_{slot}": table.weight.detach().numpy() for slot, table in enumerate(retriever.model.user_tables)}
     return {HISTORY_TABLE: retriever.history_table} | tables

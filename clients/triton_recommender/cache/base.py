@@ -1,11 +1,11 @@
 """The interface of a cache of answers, by request.
 
     read(keys, generation) ─▶ tokens, values         token: the user's current one; it changes when the user is forgotten
-    write(generation, [(key, token, value)])         with the token that was read before the request was sent
+    write([(key, token, generation, value)])         with the token that was read before the request was sent
 
-A value is stored with the token that was read before the request, and is valid only while that is still the user's token. So
-an answer that was computed before an event and arrives after it is never read, without locks and in whatever order writers
-come. A lost token (evicted, expired, restarted) is replaced by a new one, which only costs misses.
+A value is valid only while the token that it is stored with is still the user's token. So an answer that was computed before
+an event and is written after it is never read. This needs no locks, and holds in whatever order writers come. A lost token
+(evicted or expired, or after a restart) is replaced by a new one, which only costs misses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triton_recommender.errors import InvalidRequest
 
 
 class Lookup(NamedTuple):
-    """One entry per key. values: None where there is no valid answer."""
+    """The result of a read, one element per key. tokens: of the keys' users; values: None where no answer is valid"""
 
     tokens: list[bytes]
     values: list[bytes | None]
@@ -36,11 +36,12 @@ class Entry(NamedTuple):
 
 @dataclass
 class Counts:
-    """Counts since the cache was made. Per requested user: hits, misses, joined (waited for an equal request), bypassed.
+    """Counts since the cache was made. Each requested user counts as one of hits, misses, joined and bypassed.
 
-    bypassed: asked without the cache, because it did not answer, or because the served generation was unknown
+    joined: waited for an equal request
+    bypassed: asked the server without the cache, because it did not answer or the served generation was unknown
     stored: answers kept; degraded: answers by a fallback, which are not kept
-    forgotten: users; failures: calls that the store did not answer
+    forgotten: users; failures: calls of the cache that its store did not answer
     """
 
     hits: int = 0
@@ -71,7 +72,7 @@ class Counts:
 class Cache(ABC):
     """A cache of answers, safe to share between threads and between clients of one shop.
 
-    ttl_s: lifetime of an answer; generation_age_s: for how long the served generation counts as known
+    ttl_s: lifetime of an answer; generation_age_s: how long a client relies on the served generation before it asks again
     """
 
     def __init__(self, ttl_s: float, generation_age_s: float) -> None:
@@ -81,11 +82,11 @@ class Cache(ABC):
 
     @abstractmethod
     def read(self, keys: Sequence[Key], generation: int) -> Lookup | None:
-        """Return the cached answers to these requests of a generation; None when the store does not answer."""
+        """Return the users' tokens, and a generation's cached answers to these requests; None if the store does not answer."""
 
     @abstractmethod
     def write(self, entries: Sequence[Entry]) -> None:
-        """Keep answers. A store that fails loses them, and is counted."""
+        """Store answers. If the store fails, they are lost, and `failures` counts it."""
 
     @abstractmethod
     def forget(self, user_ids: Iterable[int]) -> None:
@@ -105,7 +106,7 @@ class Cache(ABC):
 
     def collect(self) -> Iterator:
         """Yield the counts for Prometheus: `prometheus_client.REGISTRY.register(cache)` publishes them."""
-        from prometheus_client.core import CounterMetricFamily  # only those who publish need it
+        from prometheus_client.core import CounterMetricFamily  # imported late, because only publishing needs it
 
         for name, value in self.counts.as_dict().items():
             yield CounterMetricFamily(f"recommendation_cache_{name}", f"{name}: see triton_recommender.cache.Counts", value)

@@ -1,4 +1,4 @@
-"""`forget` and `follow`: a cache in Redis, from the command line."""
+"""The commands `forget` and `follow`, which invalidate users' answers in a Redis cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Namespace = Annotated[str, typer.Option(help="of the shop, where several share a
 TtlS = Annotated[float, typer.Option("--ttl", help="lifetime of an answer in seconds, as the callers set it")]
 Source = Annotated[str, typer.Option("--repo", help="names of users: the repository's folder, or a catalogue's file or URL")]
 
-COMMAND_TIMEOUT_S = 2.0  # nobody waits for an answer behind these commands
+COMMAND_TIMEOUT_S = 2.0  # longer than a client's, because no request waits for these commands
 
 
 def forget(
@@ -27,7 +27,7 @@ def forget(
     namespace: Namespace = "recommend",
     repo: Source = "model_repository",
 ) -> None:
-    """Forget users, after news of them."""
+    """Invalidate the cached answers of users whose data has changed."""
     names = Names(repo)
     if unknown := [user_id for user_id in user_ids if not names.knows(user_id)]:
         raise InvalidRequest(
@@ -51,7 +51,7 @@ def follow(
     field: Annotated[str, typer.Option(help="what names the user in a message")] = "user_id",
     repo: Source = "model_repository",
 ) -> None:
-    """Forget users as events of them arrive, until Ctrl-C: messages of a topic, or lines of a log."""
+    """Invalidate users' cached answers as their events arrive in a topic or a log, until Ctrl-C."""
     logging.basicConfig(format="%(message)s")
     store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
     names, counts = Names(repo), FollowCounts()
@@ -66,7 +66,7 @@ def follow(
 
 
 def find_log(folder: Path) -> tuple[Path, str]:
-    """Return the log of a data set and its column of user ids. Raises InvalidRequest."""
+    """Return the path of a data set's log, and the name of its user id column. Raises InvalidRequest."""
     path = folder / "dataset.toml"
     try:
         interactions = tomllib.loads(path.read_text(encoding="utf-8"))["interactions"]

@@ -1,4 +1,4 @@
-"""Keep track of the generation that the server answers with: every answer names it; after a pause the server is asked."""
+"""Keep track of the generation that the server answers with, as its answers report it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Belief:
-    """The latest generation that the server is known to serve, and when it did. Older news never replaces newer."""
+    """The generation that the server was last known to serve. A report on an earlier request never replaces a later one."""
 
     def __init__(self, max_age_s: float, clock_s: Callable[[], float]) -> None:
         self._max_age_s, self._clock_s = max_age_s, clock_s

@@ -3,8 +3,8 @@
     <namespace>:{<user>}:token                      16 random bytes, made by the first reader of the user
     <namespace>:{<user>}:<generation>:<question>    token, question, answer
 
-One round trip reads (`SET token NX GET`, `GET answer`), one writes, and forgetting a user deletes the token. The value repeats
-the question, so a reply that belongs to another command counts as a miss instead of being served to the wrong user.
+Reading takes one round trip (`SET token NX GET`, `GET answer`), writing another. Forgetting a user deletes the token. A value
+repeats the question, so a reply that belongs to another command counts as a miss and is never served to the wrong user.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class RedisCache(Cache):
-    """url: redis://[user:password@]host:port[/database], rediss:// for TLS, or unix://. Connects when first used.
+    """A cache in Redis. Connects when first used.
 
-    namespace: of one shop; use a new one when generations are numbered from 1 again
+    url: redis://[user:password@]host:port[/database], rediss:// for TLS, or unix://
+    ttl_s, generation_age_s: as in Cache
+    namespace: prefix of the keys of one shop; use a new one when generations are numbered from 1 again
     timeout_s: longest wait for Redis; while Redis is down, one request per pause of the breaker waits that long
-    clock_s: clock of those pauses
+    clock_s: the breaker's clock
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class RedisCache(Cache):
     def _writing(self, pipeline, entries: Sequence[Entry]):
         for key, token, generation, value in entries:
             pipeline.set(self._answer_key(key, generation), token + key.question + value, px=self._ttl_ms)
-            pipeline.pexpire(self._token_key(key.user_id), 2 * self._ttl_ms)  # it outlives its answers
+            pipeline.pexpire(self._token_key(key.user_id), 2 * self._ttl_ms)  # a token outlives its answers
         return pipeline
 
     def _forgetting(self, pipeline, users: set[int]):
@@ -134,7 +136,7 @@ class RedisCache(Cache):
         return pipeline
 
     def _count_read(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Lookup:
-        """Decode replies: the stored token and the answer of each key, None where it is not valid."""
+        """Return each key's current token, and its answer or None where Redis holds no valid one. tokens: the new ones sent"""
         self._breaker.record_success()
         tokens = [stored or new for stored, new in zip(replies[::2], tokens, strict=True)]
         values = []
@@ -168,7 +170,7 @@ class RedisCache(Cache):
 
 
 def _connections(url: str, timeout_s: float) -> tuple:
-    """Return (exception types, a blocking client, an asyncio client); none of them connects yet."""
+    """Return (exception types of a failure, a blocking client, an asyncio client). Neither client connects yet."""
     from redis import Redis, RedisError  # imported late: it takes most of a second, and only this cache needs it
     from redis.asyncio import Redis as AsyncRedis
     from redis.asyncio.retry import Retry as AsyncRetry

@@ -1,5 +1,7 @@
-"""gRPC: the service's own stubs on grpcio's channels, blocking and asyncio. Requests are made here, from bytes of arrays:
-tritonclient's own clients copy every tensor several times. Retries are made in endpoints.py, where it is known what is safe.
+"""Call Triton by gRPC, blocking or by asyncio, with Triton's generated stubs on channels of grpcio.
+
+Requests are made here from the bytes of arrays, because tritonclient's own clients copy every tensor several times. Retries
+are made in endpoints.py, which knows the calls that are safe to repeat.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
 from triton_recommender.transports import is_loopback
 
-MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's 2 minutes would outlast any restart of the server
-DTYPES = {"i": "INT64", "f": "FP32", "O": "BYTES"}  # NumPy's kinds of inputs
+MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's default of 2 minutes would outlast any restart of the server
+DTYPES = {"i": "INT64", "f": "FP32", "O": "BYTES"}  # kind of a NumPy dtype -> Triton's dtype, for inputs
 
 
 class _Grpc:
-    """Base of both transports: a channel, and what their calls share. channels: the module that opens it, grpc or grpc.aio"""
+    """Base of both transports, with the channel and the options of calls. channels: module that opens it, grpc or grpc.aio"""
 
     def __init__(self, url: str, tls: Tls | None, headers: Mapping[str, str] | None, channels) -> None:
         self.url = url
@@ -38,19 +40,19 @@ class _Grpc:
 
     @contextmanager
     def _translate_errors(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
-        """Turn what grpcio raises into errors of this package."""
+        """Raise errors of grpcio as errors of this package. call: the call that may fail, if it is an inference"""
         try:
             yield
         except grpc.RpcError as error:
             raise from_status(error.code().name, error.details() or "", self.url, timeout_s, call) from error
 
     def _options(self, timeout_s: float | None, headers: Mapping[str, str] | None = None) -> dict:
-        """Return the options of a call, besides its request."""
+        """Return a call's metadata and timeout, as arguments of a stub's method."""
         return {"metadata": tuple((self._headers | lower_names(headers or {})).items()), "timeout": timeout_s}
 
 
 class GrpcTransport(_Grpc):
-    """Blocking. Safe to share between threads. url: host:port."""
+    """Blocking transport. Safe to share between threads. url: host:port"""
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, tls, headers, grpc)
@@ -78,7 +80,7 @@ class GrpcTransport(_Grpc):
 
 
 class AsyncGrpcTransport(_Grpc):
-    """asyncio. Belongs to the event loop in which it is first used. url: host:port."""
+    """Transport for asyncio. It belongs to the event loop in which it is first used. url: host:port"""
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, tls, headers, grpc.aio)
@@ -118,7 +120,7 @@ def make_credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def make_channel_options(url: str) -> list[tuple[str, object]]:
-    """Return gRPC channel arguments. A server of this machine is asked directly, whatever proxy the environment names."""
+    """Return gRPC channel arguments. Calls to a server on this machine never go through the environment's proxy."""
     return [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
@@ -131,7 +133,7 @@ def make_channel_options(url: str) -> list[tuple[str, object]]:
 
 
 def describe_model(config: model_config_pb2.ModelConfig) -> ModelDescription:
-    """Return the tensors and the batch size of a model, from its config."""
+    """Return the tensors and the largest batch of a model, from its config."""
 
     def described(tensors) -> dict[str, tuple[str, int]]:
         return {
@@ -148,7 +150,7 @@ def wire_dtype(name: str) -> str:
 
 
 def make_request(call: Call) -> service_pb2.ModelInferRequest:
-    """Return a call as it goes over the wire."""
+    """Return the gRPC request of a call."""
     request = service_pb2.ModelInferRequest(model_name=call.model, model_version=call.version, id=call.request_id)
     for name, array in call.inputs.items():
         dtype = DTYPES[array.dtype.kind]
@@ -164,7 +166,7 @@ def make_request(call: Call) -> service_pb2.ModelInferRequest:
 
 
 def decode_outputs(response: service_pb2.ModelInferResponse) -> dict[str, np.ndarray]:
-    """Return the tensors of an answer."""
+    """Return the tensors of an answer by name."""
     outputs = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         is_text = output.datatype == "BYTES"
@@ -174,7 +176,7 @@ def decode_outputs(response: service_pb2.ModelInferResponse) -> dict[str, np.nda
 
 
 def pick_only_version(versions: Sequence[str]) -> int | None:
-    """Return the version a model answers with; None while it has several, in the middle of a move."""
+    """Return the version that a model answers with; None unless it has exactly one, as while a server changes generations."""
     return int(versions[0]) if len(versions) == 1 else None
 
 

@@ -1,7 +1,7 @@
 """Compute vectors of new items from their content: a bias plus one vector for each of an item's tokens (content.py).
 
-`training/retrieval/content_tower.py` fits these to the catalogue's vectors. If, on held-out items, the result is worse than the
-mean vector of the items most like them, the generation is published without a content tower.
+`training/retrieval/content_tower.py` fits bias and token vectors to the catalogue's vectors. A generation has no content tower
+if, on held-out items, it would be worse than the mean vector of the most similar items, or if the catalogue is too small.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FOLDER = "content_tower"
 class ContentTower:
     """The fitted vectors. tokens: int64 [T] ascending; weights: float32 [T + 1, W], one row per token, then the bias.
 
-    A row of W values holds the item vector of retrieval, then the vector that the item has in a history.
+    Each row holds two vectors: that of the item as a candidate of retrieval, then that of the item in a user's history.
     """
 
     tokens: np.ndarray
     weights: np.ndarray
 
     def compute_vectors(self, columns: Mapping[str, object]) -> np.ndarray:
-        """Return the vectors of an item, float32 [W]. columns: by name"""
+        """Return the two vectors of an item, float32 [W]; unknown tokens add nothing. columns: the item's values by column"""
         item_tokens = np.array(sorted(compute_tokens(columns)), np.int64)
         known = self.tokens[np.minimum(np.searchsorted(self.tokens, item_tokens), len(self.tokens) - 1)] == item_tokens
         places = np.searchsorted(self.tokens, item_tokens[known])

@@ -1,4 +1,4 @@
-"""The Triton adapter of the models that take events: `TritonPythonModel = make_live_model(Observe)`."""
+"""Triton adapter of `observe` and `upsert`. A published `model.py` is `TritonPythonModel = make_live_model(Observe)`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serving.stages.adapter.triton import Arrays, StageModel, check_outputs
 
 
 def make_live_model(stage_class: type) -> type:
-    """Return the `TritonPythonModel` class that serves `observe` or `upsert`."""
+    """Return the `TritonPythonModel` class that serves `stage_class`, either Observe or Upsert."""
 
     class TritonPythonModel(LiveAdapter):
         stage_types = (stage_class,)
@@ -19,7 +19,7 @@ def make_live_model(stage_class: type) -> type:
 
 
 class LiveAdapter(StageModel):
-    """Answers batches of events, which have no lineage and no fallback."""
+    """Answers batches of events or changes. Unlike the stages' requests, they have no lineage and no fallback."""
 
     def _call(self, inputs: Arrays) -> Arrays:
         batch, started_s = len(next(iter(inputs.values()))), time.perf_counter()

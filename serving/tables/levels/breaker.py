@@ -1,4 +1,4 @@
-"""Skip a level that fails for a while (circuit breaker), so that not every request waits for it."""
+"""Skip a failing table level for a while (circuit breaker), so that not every request waits for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 class Breaker:
     """A circuit breaker. While it is closed, the level is used.
 
-    A failure opens it for a pause, after which one call tries again. The pause doubles with every failure, from 0.1 s to 5 s.
+    A failure opens it for a pause, after which calls use the level again. The pause doubles with every failure, from 0.1 s to
+    5 s, and is 0.1 s again after a success.
     """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:

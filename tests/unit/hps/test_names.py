@@ -1,4 +1,4 @@
-"""Names and keys that HPS refuses are refused here."""
+"""Names and keys that HPS (NVIDIA's Hierarchical Parameter Server) would refuse are refused by our checks."""
 
 import numpy as np
 import pytest

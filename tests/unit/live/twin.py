@@ -1,4 +1,4 @@
-"""The slow exact twin of the live state: dictionaries and lists, one event at a time."""
+"""A reference implementation of the live state, slow and exact: dictionaries and lists, one event at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ItemTwin:
 
 
 class StateTwin:
-    """Users and items as the events say, applied in the order of the log."""
+    """The state of users and items after the events so far. Events must be applied in the order of the log."""
 
     def __init__(self) -> None:
         self.users: dict[int, UserTwin] = {}
@@ -60,7 +60,7 @@ class StateTwin:
                 of_item.positives_ms.append(time_ms)
 
     def user_record(self, user: int, layout: Layout) -> np.ndarray:
-        """Return what the store must hold: sorting is stable, so of equal times the later arrival is the newer one."""
+        """Return the user's record as the store must hold it. Of events with equal times, the later arrival is newer."""
         twin, record = self.users[user], layout.make_empty_users(1)[0]
         for place, (second, item) in enumerate(newest_first(twin.positives, layout.history)):
             record["history_ids"][place], record["history_s"][place] = item, second
@@ -74,7 +74,7 @@ class StateTwin:
         return record
 
     def decayed(self, item: int, now_ms: int) -> list[float]:
-        """Return each horizon's sum over the item's positive events."""
+        """Return the number of the item's positive events, decayed up to `now_ms`, for each of HORIZONS_DAYS."""
         ages_days = [(now_ms - time_ms) / MS_PER_DAY for time_ms in self.items[item].positives_ms]
         return [sum(math.exp(-age / horizon) for age in ages_days) for horizon in HORIZONS_DAYS]
 
@@ -84,7 +84,7 @@ def newest_first(events: list[tuple], most: int) -> list[tuple]:
 
 
 def differences(twin: StateTwin, snapshot, layout: Layout) -> list[str]:
-    """Return where a store's records are not what the twin holds."""
+    """Return one sentence per difference between a store's records and the twin."""
     faults: list[str] = []
     user_ids = np.array(sorted(twin.users), np.int64)
     rows, records = snapshot.read_users(user_ids)

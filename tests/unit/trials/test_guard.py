@@ -1,4 +1,4 @@
-"""Guardrails: which challengers are rolled back, and that harmless ones are not."""
+"""Guardrails: harmful challengers are rolled back, and harmless ones are not."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def repo(tmp_path) -> Path:
 
 
 def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
-    """Log answers of both arms, each to a user of its own. champions: of the champion, at most ANSWERS
+    """Log answers 0, 1, … of both arms, each to the user of that number.
 
-    of_challenger: fields of Exposure, values or functions of the answer's number
+    champions: number of the champion's answers, at most ANSWERS; the other arm has ANSWERS
+    of_challenger: fields of Exposure in the other arm: values, or functions of the answer's number
     """
     experiment = read_experiment(find_experiment_folder(repo))
     assert experiment is not None
@@ -54,7 +55,7 @@ def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
 
 
 def click(repo: Path, arm: str, share: float) -> None:
-    """Let the first item of a share of an arm's answers be bought. arm: "a" or "b", as request ids begin"""
+    """Record a purchase of the first item in a share of an arm's answers. arm: "a" or "b", with which its request ids begin"""
     numbers = np.arange(int(share * ANSWERS))
     given = {"user_id": numbers, "item_id": 1 + numbers % 30, "request_id": [f"{arm}{number}".encode() for number in numbers]}
     observe(repo, given)
@@ -75,7 +76,7 @@ def click(repo: Path, arm: str, share: float) -> None:
         ("ab", {"degraded": lambda number: ["ranker"] if number % 2 else []}, "more of its answers are degraded"),
         ("ab", {"degraded": ["ranker"]}, "100.0% more of its answers are degraded"),
         ("ab", {"latency_ms": lambda number: 200.0 if number % 20 == 0 else 10.0}, "its p99 is 200 ms"),
-        ("ab", {"latency_ms": lambda number: 200.0 if number % 80 == 0 else 10.0}, ""),  # so few are chance
+        ("ab", {"latency_ms": lambda number: 200.0 if number % 80 == 0 else 10.0}, ""),  # so few may be chance
         ("ab", {"item_ids": [1, 2, 3]}, "show 3 items, as many of the champion's 30"),
     ],
 )
@@ -98,7 +99,7 @@ def test_what_does_harm_is_rolled_back_with_its_reason(repo, mode, of_challenger
     [
         (1, 2, [], ""),
         (1, 3, [], "generation 3 answers in place of the champion, 1"),
-        (1, 3, ["gateway_fallback"], ""),  # popular items, of a gateway that has not met a server yet
+        (1, 3, ["gateway_fallback"], ""),  # popular items of a gateway that has not reached a server yet
         (3, 2, [], "generation 1 answers in place of the champion, 3"),
     ],
 )
@@ -147,12 +148,12 @@ def test_few_more_lost_than_won_answers_are_borne_though_they_are_significant(lo
 @pytest.mark.parametrize(
     ("mode", "champions", "of_challenger", "said"),
     [
-        ("ab", 370, {}, ""),  # of 400 challengers: chance
+        ("ab", 370, {}, ""),  # 370 and 400 may be chance
         ("ab", 280, {}, "the split is wrong: 280 users met the champion and 400 the challenger, which a share of 0.5 does not"),
         ("ab", 0, {}, "the split is wrong: 0 users met the champion and 400 the challenger"),
         ("ab", 280, {"user_id": lambda number: number % 280}, ""),  # the same users, who came again
-        ("ab", 280, {"user_id": lambda number: number if number < 280 else None}, ""),  # of erased users
-        ("ab", 280, {"assignment": lambda number: 0.5 if number < 280 else 0.9}, ""),  # under another share
+        ("ab", 280, {"user_id": lambda number: number if number < 280 else None}, ""),  # the others: of erased users
+        ("ab", 280, {"assignment": lambda number: 0.5 if number < 280 else 0.9}, ""),  # the others: under another share
         ("interleave", 280, {}, ""),
         ("shadow", 280, {}, ""),
     ],
@@ -222,7 +223,7 @@ def test_a_guard_that_cannot_read_the_answers_stops_the_experiment_after_some_tr
 
 
 def test_an_experiment_whose_answers_were_removed_is_stopped(repo):
-    """Its intervals hold for all answers since it began, not for those that are left."""
+    """The guard's intervals hold only if all answers since the last change are there."""
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     show(repo)
     folder = find_experiment_folder(repo) / FOLDER

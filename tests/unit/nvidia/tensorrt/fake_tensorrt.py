@@ -1,7 +1,7 @@
-"""TensorRT's Python module as far as the engine builder may use it, for one version: `fake(version)`.
+"""A fake of the part of TensorRT's Python module that the engine builder may use. `fake(version)` makes it for one version.
 
-api.json says which names the real packages of 8.6.1, 10.0.1, 10.13.3 and 11.4.0 have and what their flags are worth; it was
-read off those packages. A name they lack raises AttributeError here too. An "engine" is JSON that tells how it was built.
+api.json holds the names and the values of flags in the real packages of 8.6.1, 10.0.1, 10.13.3 and 11.4.0, from which it was
+read. A name that the real package lacks raises AttributeError here too. An "engine" is JSON that tells how it was built.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOAT, HALF, INT64 = "float32", "float16", "int64"
 
 
 def fake(version: str) -> types.ModuleType:
-    """Return a module whose classes have, of the names in api.json, exactly those of the real module of this version."""
+    """Return a module whose classes lack what the real module of this version lacks, according to api.json."""
     trt = types.ModuleType("tensorrt")
     vars(trt).update(__version__=version, float32=FLOAT, float16=HALF)
     for name in ("NetworkDefinitionCreationFlag", "BuilderFlag", "MemoryPoolType", "TensorIOMode"):
@@ -55,7 +55,7 @@ def flags_of(name: str, version: str) -> dict[str, int]:
 
 
 def only_known(self, name: str, value) -> None:
-    """Like the objects of the real module: a new name is refused, but for those of this fake."""
+    """Refuse to set an attribute that the class does not have, as real objects do, except for `fake_…` of this fake."""
     if name.startswith("fake_") or isinstance(getattr(type(self), name, None), property):
         object.__setattr__(self, name, value)
     else:
@@ -63,9 +63,9 @@ def only_known(self, name: str, value) -> None:
 
 
 class OfModule:
-    """Names that every class of the fake is given besides its own."""
+    """Attributes that `fake` adds to every class, declared for type checkers."""
 
-    trt: Any  # the module
+    trt: Any  # the fake module
 
 
 class Logger:
