@@ -5,7 +5,7 @@
     no answer after hedge_after_s ─▶ the same call to another endpoint; the first answer wins
 
 Endpoints are in the order of preference: calls go to the first one as long as it answers. Only calls that are safe to repeat
-are sent twice.
+are retried, and only calls that read are hedged: each machine keeps its own log, so an event sent to two counts on both.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class _Endpoints:
         return _Attempts(rotated, self._policy, self._budget, timeout_s, safe)
 
     def _is_hedged(self, call: Call) -> bool:
-        return self._policy.hedge_after_s is not None and call.safe_to_repeat and len(self.endpoints) > 1
+        return self._policy.hedge_after_s is not None and call.is_read and len(self.endpoints) > 1
 
 
 class Endpoints(_Endpoints):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from triton_recommender.errors import InvalidRequest
-from triton_recommender.tensors import BUDGET, DEADLINE, RECOMMEND, Degraded, Sources
+from triton_recommender.tensors import BUDGET, DEADLINE, OBSERVE, RECOMMEND, UPSERT, Degraded, Sources
 
 ContextValue = int | float | str | bytes | None
 
@@ -208,6 +208,11 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     safe_to_repeat: bool = True  # if it arrives twice, the second one changes nothing
     tell_server: bool = False  # send `parameters` along
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the call changes nothing on the server."""
+        return self.model not in (OBSERVE, UPSERT)
 
     @property
     def parameters(self) -> dict[str, int] | None:

@@ -18,7 +18,7 @@ from serving.contract.ids import stable_id
 from serving.contract.tensors import FIRST_USER_ID
 from training.dataset.columns import Column
 
-_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d\d")  # data frames write "17850.0" and "1e+06"
+_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|-?[1-9](\.\d+)?e\+\d\d")  # data frames write "17850.0" and "1e+06"
 
 
 def assign_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_id) -> dict[str, int]:

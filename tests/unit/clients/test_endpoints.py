@@ -117,6 +117,15 @@ def test_a_hedge_is_not_sent_where_the_first_answers(kind, server, other):
     assert (len(server.parameters), len(other.parameters)) == (1, 0)
 
 
+@both
+def test_an_event_is_not_hedged(kind, server, other):
+    """Each machine keeps its own log, so it would count on both."""
+    server.delay_s = 0.5
+    urls, event = [server.url, other.url], Event(1, 2, event_id="a")
+    use(kind, urls, lambda shop: [lambda: shop.observe_many([event])], timeouts=20.0, hedge_after_s=0.01)
+    assert (server.fake.events, other.fake.events) == ([event], [])
+
+
 def test_of_two_hedged_attempts_that_end_together_the_answer_counts():
     class Waiting:
         def __init__(self, url: str, ended: asyncio.Event) -> None:
