@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import experiments
 from experiments import (
+    aggregations,
     cache,
     cache_policy,
     compression,
@@ -70,6 +71,7 @@ from tests.unit.small_shops import export
 from training.dataset import load_dataset, split_by_time
 from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import TEST_SHARE, make_problem
+from training.features.aggregates import list_ranker_aggregations
 from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_ranker import Ranker, RankerSettings, compute_rank_scores, train_ranker
@@ -173,6 +175,16 @@ def smoke_row_widths(context: Context) -> list[Figure]:
 def smoke_prequential(context: Context) -> list[Figure]:
     repo = export(context.folder / "prequential", prequential.take_exported_part(context.dataset))
     return prequential.make_figures(prequential.measure(context.dataset, repo, most=50))
+
+
+def smoke_aggregations(context: Context) -> list[Figure]:
+    """All sets get the answers of one export; each declares what the models would learn from."""
+    sets = {name: aggregations.declare(context.dataset, learned) for name, learned in aggregations.SETS.items()}
+    learned = {name: len(list_ranker_aggregations(dataset)) for name, dataset in sets.items()}
+    assert list(learned.values()) == [0, 3, 6, 7]
+    repo = export(context.folder / "aggregations", aggregations.take_exported_part(sets[aggregations.DEFAULT]))
+    gains = aggregations.measure(context.dataset, repo, most=50)
+    return aggregations.make_figures(dict.fromkeys(sets, gains))
 
 
 def smoke_leave_one_out(context: Context) -> list[Figure]:
@@ -313,6 +325,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "precision": lambda context: precision.measure(context.dataset, context.repo, QUIET),
     "preprocess": lambda context: preprocess.measure(DATA, (1,)),
     "leave_one_out": smoke_leave_one_out,
+    "aggregations": smoke_aggregations,
     "prequential": smoke_prequential,
     "quality": smoke_quality,
     "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),

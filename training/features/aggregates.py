@@ -36,7 +36,7 @@ INSTANTS_AT_ONCE = 1 << 21
 
 _SALES = {"entity": "item", "value": "count", "function": "count"}
 # The models learn only from aggregations that improve both experiments/prequential.py and `make eval`: the trend of items. A
-# user's session, recency and prices improve neither, or one at the cost of the other.
+# user's session, recency and prices improve neither, or one at the cost of the other (`python -m experiments.aggregations`).
 DEFAULTS: tuple[Mapping[str, Any], ...] = (
     {"name": "session_events", "entity": "user", "value": "count", "function": "count", "session_gap": "30min"},
     {"name": "days_since", "entity": "user", "value": "count", "function": "last", "n": 3},

@@ -1,0 +1,98 @@
+"""Measure what the streaming aggregations that the models learn from are worth, frozen and live.
+
+    python -m experiments.aggregations [--data online-retail --data amazon-grocery]
+
+Each set of aggregations gets an export of the first 80 % of a log, which answers the questions of experiments/prequential.py.
+All sets are declared in terms of the defaults (training/features/aggregates.py), with `ranker` true for some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
+from experiments.prequential import find_split_row, resample_ratio, take_exported_part
+from export.build import build_repository
+from export.prequential import answer_frozen, answer_live, choose_questions, compute_gains, find_ranks
+from export.settings import Settings
+from perf.command import run
+from serving.live.store import find_live_folder
+from training.dataset import Dataset, load_dataset
+from training.features.aggregates import DEFAULTS
+
+WORK = Path(".run/aggregations")
+DATA = ["online-retail", "amazon-grocery"]
+DEFAULT = "default (trend of items)"
+TREND = {declared["name"] for declared in DEFAULTS if declared.get("ranker")}
+VISITS = {"session_events", "days_since", "events_7d"}
+SETS = {  # name -> the aggregations, by name, that the models learn from
+    "none": set(),
+    DEFAULT: TREND,
+    "default, session and recency": TREND | VISITS,
+    "default, session, recency and prices": TREND | VISITS | {"price_paid"},
+}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def declare(dataset: Dataset, learned: set[str]) -> Dataset:
+    """Return the data set with the default aggregations, of which the models learn from some. learned: their names"""
+    tables = [{**declared, "ranker": declared["name"] in learned} for declared in DEFAULTS]
+    return replace(dataset, description=dataset.description.model_copy(update={"aggregations": tables}))
+
+
+def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, np.ndarray]:
+    """Return the NDCG@10 of each question, float64 [Q], frozen and live. repository: exported from the first 80 % of the log"""
+    events, first = dataset.interactions, find_split_row(dataset)
+    rows = choose_questions(events, first, len(events), most)
+    lists = {
+        "frozen": answer_frozen(repository, dataset, rows).items,
+        "live": answer_live(repository, dataset, rows, first, find_live_folder(repository)).items,
+    }
+    targets = events["item_id"].to_numpy()[rows]
+    return {name: compute_gains(find_ranks(answer, targets)) for name, answer in lists.items()}
+
+
+def make_figures(gains: Mapping[str, Mapping[str, np.ndarray]]) -> list[Figure]:
+    """Return the figures. gains: of each set, what `measure` returned"""
+    figures = []
+    for name, own in gains.items():
+        figures += [Figure(name=f"{name}: {how} NDCG@10", values=[float(values.mean())]) for how, values in own.items()]
+        for how, values in own.items():
+            if name != DEFAULT and gains[DEFAULT][how].any():
+                ratio = list(resample_ratio(values, gains[DEFAULT][how]))
+                figures.append(Figure(name=f"{name}: {how} NDCG@10 over that of the default", values=ratio, unit="x"))
+    return figures
+
+
+@app.command()
+def main(
+    data: DataSets = DATA,
+    most: Annotated[int, typer.Option(help="questions at most, evenly spaced over the replayed part")] = 5_000,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Measure frozen and live quality with four sets of aggregations. Some minutes per set and data set."""
+    for source in data:
+        machine, dataset, gains = read_machine(), load_dataset(source), {}
+        name = dataset.description.name
+        for set_name, learned in SETS.items():
+            declared = declare(dataset, learned)
+            build_repository(take_exported_part(declared), WORK / name, Settings(), Console(stderr=True))
+            gains[set_name] = measure(declared, WORK / name, most)
+        command = f"python -m experiments.aggregations --data {source}"
+        conditions = (
+            f"the last 20 % of the log, at most {most:,} questions, otherwise default settings, in process; "
+            "the ends of a ratio are its 95 % interval over the questions"
+        )
+        finish(f"aggregations-{name}", f"Aggregations on {name}", command, conditions, make_figures(gains), results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.aggregations")
