@@ -33,7 +33,7 @@ from serving.contract.artifacts import find_stage_folder, make_stage_settings, r
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.logs import configure_logging
-from serving.contract.tensors import OBSERVE, PAD_ID
+from serving.contract.tensors import OBSERVE, PAD_ID, STAGES
 from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
 from serving.live.redis_state import PATIENT_S, RedisState
@@ -131,7 +131,7 @@ def maintain(
             out.print("another process maintains this store")
             return
         with closing(open_writer(folder, repo)) as writer:
-            done = maintain_store(writer, retention, time.time_ns() // 1_000_000)
+            done = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo))
     out.print(
         f"{done.archived:,} events moved into {len(done.written)} segments, {len(done.dropped)} segments removed, "
         f"{done.evicted:,} idle users forgotten"
@@ -238,6 +238,12 @@ def read_published_settings(repo: Path) -> LiveSettings:
     """Return the settings of a repository's `observe`. Raises ArtifactError when it has none."""
     folder = find_stage_folder(repo, OBSERVE, read_pinned_generation(repo))
     return make_stage_settings(folder, read_stage(folder), LiveSettings)
+
+
+def read_clock_ms(repo: Path) -> int:
+    """Return the clock of the generation that a start of the server serves, in unix milliseconds. Raises ArtifactError."""
+    folder = find_stage_folder(repo, STAGES[1], read_pinned_generation(repo))
+    return 1_000 * read_stage(folder).settings["as_of_s"]
 
 
 def open_shared_state(repo: Path) -> RedisState | None:

@@ -19,6 +19,7 @@ from serving.live.reader import Reader
 from serving.live.writer import Writer
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
+MOST_DAYS_SINCE_EXPORT = 30
 LOCK = "maintenance.lock"
 USERS_PER_READ = 20_000  # a long read would keep LMDB from reusing old pages
 CHANGES_LEFT = 10_000  # fewer superseded changes are not worth a transaction
@@ -53,20 +54,33 @@ class Round:
     evicted: int  # users
 
 
-def maintain(writer: Writer, retention: Retention, now_ms: int) -> Round:
-    """Do one round. Meanwhile other processes may write, but none may maintain (see `lock`). now_ms: unix milliseconds
+def maintain(writer: Writer, retention: Retention, now_ms: int, exported_until_ms: int | None = None) -> Round:
+    """Do one round. Meanwhile other processes may write, but none may maintain (see `lock`).
 
-    Only whole days move into the archive, so that it has few segments.
+    now_ms: unix milliseconds; exported_until_ms: the serving generation's clock, as in `find_archived_until`
     """
     folder = writer.store.folder
-    old_ms = now_ms - round(retention.key_days * DAY_MS)
-    archived, written = compact(writer, old_ms - old_ms % DAY_MS)
+    if writer.store.measure_size_bytes() > writer.settings.store_bytes / 2:
+        exported_until_ms = None  # a store that is full refuses events
+    archived, written = compact(writer, find_archived_until(retention.key_days, now_ms, exported_until_ms))
     too_old_ms = now_ms - round(retention.archive_days * DAY_MS) if retention.archive_days else None
     dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None)
     idle_ms = now_ms - round(retention.idle_days * DAY_MS) if retention.idle_days else None
     session_ms = now_ms - round(retention.session_hours * HOUR_MS) if retention.session_hours else None
     evicted = evict_idle(writer, idle_ms, retention.most_users, session_ms)
     return Round(archived, drop_superseded(writer), written, dropped, evicted)
+
+
+def find_archived_until(key_days: float, now_ms: int, exported_until_ms: int | None) -> int:
+    """Return the moment before which events leave the store, in unix milliseconds.
+
+    A stage that starts counts the events since its generation's clock from the store alone, so events of the last 30 days that
+    the generation does not know stay there. Only whole days leave, so that the archive has few segments.
+    """
+    until_ms = now_ms - round(key_days * DAY_MS)
+    if exported_until_ms is not None:
+        until_ms = min(until_ms, max(exported_until_ms - DAY_MS, now_ms - MOST_DAYS_SINCE_EXPORT * DAY_MS))
+    return until_ms - until_ms % DAY_MS
 
 
 def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int, session_since_ms: int | None = None) -> int:

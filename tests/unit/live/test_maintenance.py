@@ -15,10 +15,10 @@ from live.erase import erase_user
 from live.maintenance import Retention, lock, maintain
 from live.replay import replay
 from serving.contract.tensors import FIRST_USER_ID
-from serving.live.events import HEADER, ITEM_CHANGED, EventBatch
+from serving.live.events import HEADER, ITEM_CHANGED, EventBatch, unpack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.writer import Writer
+from serving.live.writer import Writer, WriterSettings
 from tests.unit.live.batches import KINDS, events, purchase
 from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
@@ -132,6 +132,29 @@ def test_the_state_is_that_of_the_log_with_evictions_in_it(folder, clock):
         assert writer.store.read_counters()["evicted_users"] > 0
         erase_user(writer, next(iter(twin.users)))
         assert replay(folder).is_equal
+
+
+@pytest.mark.parametrize(
+    ("exported_on", "today", "left"),
+    [(5, 10, range(4, 10)), (9, 10, range(8, 10)), (5, 36, range(6, 36)), (None, 10, range(8, 10))],
+    ids=["unknown to the generation", "known to it", "older than 30 days", "no generation"],
+)
+def test_events_that_the_generation_does_not_know_stay(writer, folder, clock, exported_on, today, left):
+    """A stage that starts counts them again."""
+    buy_daily(writer, clock, *range(today))
+    exported_until_ms = None if exported_on is None else START_MS + exported_on * DAY_MS
+    maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms, exported_until_ms)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert [unpack([packed]).headers["user_id"][0] for _, packed in snapshot.read_events()] == list(left)
+
+
+def test_a_store_that_is_half_full_keeps_no_more_than_it_must(folder, clock):
+    settings = WriterSettings(store_bytes=1 << 20)
+    with closing(Writer(folder, Layout(), KINDS.names, settings=settings, now_ms=clock)) as writer:
+        while writer.store.measure_size_bytes() <= settings.store_bytes / 2:
+            writer.append(purchase(1, item=2))
+        clock.ms += 5 * DAY_MS
+        assert maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms, exported_until_ms=START_MS).archived > 0
 
 
 def test_only_one_process_maintains_a_store(writer, folder):
