@@ -149,10 +149,10 @@ def test_events_that_the_generation_does_not_know_stay(writer, folder, clock, ex
 
 
 def test_a_store_that_is_half_full_keeps_no_more_than_it_must(folder, clock):
-    settings = WriterSettings(store_bytes=1 << 20)
+    settings, rng = WriterSettings(store_bytes=1 << 20), np.random.default_rng(0)
     with closing(Writer(folder, Layout(), KINDS.names, settings=settings, now_ms=clock)) as writer:
         while writer.store.measure_size_bytes() <= settings.store_bytes / 2:
-            writer.append(purchase(1, item=2))
+            writer.append(events(rng, 100))
         clock.ms += 5 * DAY_MS
         assert maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms, exported_until_ms=START_MS).archived > 0
 
