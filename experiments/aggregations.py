@@ -82,10 +82,10 @@ def main(
     for source in data:
         machine, dataset, gains = read_machine(), load_dataset(source), {}
         name = dataset.description.name
-        for set_name, learned in SETS.items():
-            declared = declare(dataset, learned)
-            build_repository(take_exported_part(declared), WORK / name, Settings(), Console(stderr=True))
-            gains[set_name] = measure(declared, WORK / name, most)
+        for number, (set_name, learned) in enumerate(SETS.items()):
+            declared, repository = declare(dataset, learned), WORK / f"{name}-{number}"  # the tensors of a set are its own
+            build_repository(take_exported_part(declared), repository, Settings(), Console(stderr=True))
+            gains[set_name] = measure(declared, repository, most)
         command = f"python -m experiments.aggregations --data {source}"
         conditions = (
             f"the last 20 % of the log, at most {most:,} questions, otherwise default settings, in process; "
