@@ -85,36 +85,35 @@ def build_repository(
     refuse_lost_log(dataset, repository)
     plugin, progress = load_profile(profile), Progress(console, verbose)
     progress.note(f"{dataset.description.name}: {dataset.report}")
-    rules = read_rules(dataset, repository, settings, progress)
     staged = Staging(repository, layout, find_held=lambda repo: find_held_generations(repo, RUN_DIR))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, staged as staging:  # staged first, so that a bad place costs no training
+        rules = read_rules(dataset, repository, settings, progress)
         workflow = Path(folder, "workflow") if plugin.keeps_workflow(settings) else None
         features = compute_features(dataset, settings, workflow, progress)
         axes = make_axes(features, settings.pipeline)
         specs = make_stage_specs(axes, features.context)
-        with staged as staging:
-            plugin.refuse_early(repository, staging, specs, settings)
-            write_rules(staging.folder("rerank"), rules, dataset, features, settings.pipeline)
-            refuse_tables_that_do_not_fit(features, axes, settings)
+        plugin.refuse_early(repository, staging, specs, settings)
+        write_rules(staging.folder("rerank"), rules, dataset, features, settings.pipeline)
+        refuse_tables_that_do_not_fit(features, axes, settings)
 
-            start_from = learning.start_from if learning else None
-            sources = try_sources(dataset, features, settings, plugin.serves_sequences, start_from, progress)
-            choices, retrieval, earlier = sources.choices, sources.retrieval, sources.past.retriever.retriever.sequence
-            rng = np.random.default_rng(settings.pipeline.seed)
-            lessons = make_lessons(dataset, features, sources.past, settings, rng, progress)
-            del sources  # of a large log, the retriever of the past takes gigabytes
-            retriever = fit_retriever(dataset, features, retrieval, progress)
-            start = partial(start_ranker, start_from, features) if start_from else None
-            ranking = fit_ranking(dataset, features, retriever, lessons, settings, rng, progress, start)
-            del lessons
-            if learning:  # before the stages are written, which changes the network
-                keep_weights(learning, features, earlier, retriever, ranking)
+        start_from = learning.start_from if learning else None
+        sources = try_sources(dataset, features, settings, plugin.serves_sequences, start_from, progress)
+        choices, retrieval, earlier = sources.choices, sources.retrieval, sources.past.retriever.retriever.sequence
+        rng = np.random.default_rng(settings.pipeline.seed)
+        lessons = make_lessons(dataset, features, sources.past, settings, rng, progress)
+        del sources  # of a large log, the retriever of the past takes gigabytes
+        retriever = fit_retriever(dataset, features, retrieval, progress)
+        start = partial(start_ranker, start_from, features) if start_from else None
+        ranking = fit_ranking(dataset, features, retriever, lessons, settings, rng, progress, start)
+        del lessons
+        if learning:  # before the stages are written, which changes the network
+            keep_weights(learning, features, earlier, retriever, ranking)
 
-            trained = Trained(features, choices, retriever, ranking)
-            reports = write_generation(staging, dataset, trained, axes, settings, progress)
-            recorded = rehearse_and_seal(staging, dataset, specs, settings, reports, progress)
-            generation = publish(plugin, Rehearsed(repository, staging, specs, settings, recorded, workflow), progress)
-            progress.note_memory()
+        trained = Trained(features, choices, retriever, ranking)
+        reports = write_generation(staging, dataset, trained, axes, settings, progress)
+        recorded = rehearse_and_seal(staging, dataset, specs, settings, reports, progress)
+        generation = publish(plugin, Rehearsed(repository, staging, specs, settings, recorded, workflow), progress)
+        progress.note_memory()
     return generation
 
 
@@ -221,7 +220,7 @@ def fit_ranking(
         phase.result = describe_ranker(ranker, choices)
     with progress.phase("re-ranker") as phase:
         reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.note_detail)
-        phase.result = f"trust {reranker.trust:g}"
+        phase.result = f"{reranker.trust:.0%} of its correction is used"
     return Ranking(ranker, reranker, statistics, take_sample(lessons, features))
 
 

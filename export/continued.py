@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from live.archive import read_log
+from serving.contract.ids import NAME, is_text_of
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags
 from serving.live.layout import Layout
 from serving.live.reader import Reader
@@ -51,6 +52,9 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     item_changes = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
     user_changes = {change.id: change.columns for change in changes if change.type != ITEM_CHANGED}
     items = add_rows(dataset.items, "item_id", [*new["item_id"].unique(), *item_changes])
+    item_names = add_names(dataset.item_names, item_changes)
+    if item_names is not None:
+        items["title"] = items["title"].fillna(items["item_id"].map(item_names.set_index("id")["name"]))
     items["title"] = items["title"].fillna(items["item_id"].astype(str))
     items["available"] = items["available"].fillna(True).astype(bool)
     users = add_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
@@ -60,6 +64,7 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
         interactions=log,
         items=apply_changes(items, "item_id", item_changes),
         users=apply_changes(users, "user_id", user_changes),
+        item_names=item_names,
         report=report,
         learned_sales=count_sales(batches),
     )
@@ -127,6 +132,17 @@ def add_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
             dtype=object,
         )
     return merged.astype(find_kept_types(table))
+
+
+def add_names(names: pd.DataFrame | None, changes: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame | None:
+    """Return the names of items with those that `upsert` gave to further ones, sorted by id; None where ids are numbers."""
+    if names is None:
+        return None
+    new = {identifier: columns[NAME] for identifier, columns in changes.items() if is_text_of(columns.get(NAME), identifier)}
+    for identifier in names["id"]:
+        new.pop(identifier, None)
+    added = pd.DataFrame({"id": np.fromiter(new, np.int64), "name": pd.Series(list(new.values()), dtype=object)})
+    return pd.concat([names, added.astype(names.dtypes.to_dict())]).sort_values("id", ignore_index=True)
 
 
 def find_kept_types(table: pd.DataFrame) -> dict[str, Any]:

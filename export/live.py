@@ -9,21 +9,24 @@ import numpy as np
 from export.settings import LiveChoices
 from repository.publish import Staging
 from serving.contract.artifacts import StageInfo
+from serving.contract.ids import NAME
 from serving.contract.tensors import LIVE_MODELS
 from serving.live.events import EventKind, EventKinds
 from serving.stages.live.models import LiveSettings
+from training.dataset import Dataset
 from training.dataset.description import Description
 
 LEAST_ABOVE_ZERO = float(np.finfo(np.float32).tiny)
 
 
-def write_live_models(staging: Staging, like: StageInfo, description: Description, choices: LiveChoices) -> None:
+def write_live_models(staging: Staging, like: StageInfo, dataset: Dataset, choices: LiveChoices) -> None:
     """Write `stage.json` of `observe` and `upsert`. like: the info of a stage, with the same axes and context columns."""
+    description = dataset.description
     kinds = make_event_kinds(description)
     settings = LiveSettings(
         kinds=tuple(asdict(kind) for kind in kinds.kinds),
         value_is=kinds.value_is,
-        columns=list_changeable_columns(description),
+        columns=list_changeable_columns(description, has_names=dataset.item_names is not None),
         roles=find_column_roles(description),
         **choices.model_dump(include={field.name for field in fields(LiveSettings)}),
     )
@@ -59,10 +62,15 @@ def find_column_roles(description: Description) -> dict[str, str]:
     return {role: name for role, name in roles.items() if name in columns and name != role}
 
 
-def list_changeable_columns(description: Description) -> dict[str, dict[str, str]]:
-    """Return kind -> column -> type of what `upsert` may change: an item's roles, and all feature columns."""
+def list_changeable_columns(description: Description, has_names: bool) -> dict[str, dict[str, str]]:
+    """Return kind -> column -> type of what `upsert` may change: an item's roles, and all feature columns.
+
+    has_names: whether the shop's item ids are text, so that `upsert` may name an item
+    """
     items, users = description.items, description.users
     item = {"title": "text", "category": "text", "provider": "text", "available": "flag", "price": "number"}
+    if has_names:
+        item[NAME] = "name"
     if items:
         item |= dict.fromkeys(items.categorical, "text") | dict.fromkeys(items.multi_categorical, "texts")
         item |= dict.fromkeys(items.continuous, "number")

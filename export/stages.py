@@ -77,7 +77,7 @@ def write_stages(
         place = (live.folder, dataset.description.name, live.redis, live.feast_project)
         info = StageInfo(name, staging.generation, axes, features.context, own, *place)
         info.write(staging.folder(name))
-    write_live_models(staging, info, dataset.description, live)
+    write_live_models(staging, info, dataset, live)
     folders = {name: staging.folder(name) for name in STAGES}
     content, ranker = make_content(dataset), ranking.ranker
     tower_report = write_content_tower(folders["retrieve"], content, pipeline.seed)

@@ -182,21 +182,21 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
         similar_items = await asyncio.to_thread(shop.published.find_similar_items, wire_id, k)
         items = [shop.describe_item(item.item_id) | {"score": item.score, "source": item.source} for item in similar_items]
         known = shop.published.find_position(wire_id) is not None
-        return JsonResponse({"item": shop.describe_item(wire_id), "known": known, "items": items})
+        return JsonResponse({"item": shop.describe_item(wire_id, item_id), "known": known, "items": items})
 
     @app.get("/v1/explain", response_model=schema.Explanation)
     async def explain(request: Request, user: str, item: str, exclude: Ids = None) -> Response:
         """Explain why a user is shown an item or not: its rank and score after each stage, and what led to it."""
         excluded = [shop.parse_item_id(other) for other in split_ids(exclude)]
-        user_id, wire_id, context = shop.parse_user_id(user), shop.parse_item_id(item), read_context(request)
+        context = read_context(request)
         shop.refresh()
-        return JsonResponse(await asyncio.to_thread(explainer.explain, user_id, wire_id, excluded, context))
+        return JsonResponse(await asyncio.to_thread(explainer.explain, user, item, excluded, context))
 
     @app.get("/v1/users/{user_id:path}", response_model=schema.User)
     async def describe_user(user_id: PathId) -> Response:
         """Return what is known of a user: the history that recommendations are based on, newest first."""
         shop.refresh()
-        return JsonResponse(await asyncio.to_thread(explainer.describe_user, shop.parse_user_id(user_id)))
+        return JsonResponse(await asyncio.to_thread(explainer.describe_user, user_id))
 
     @app.get("/v1/generation", response_model=schema.Generation)
     async def generation() -> Response:

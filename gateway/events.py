@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from gateway.event_shapes import EventBody, read_event
 from gateway.metrics import Metrics
 from gateway.shop import Shop
+from serving.contract.ids import NAME
 from triton_recommender import AsyncRecommender, Event, InvalidRequest, RecommenderError
 
 MOST_EVENTS = 1_000
@@ -61,6 +62,8 @@ class Recorder:
         kind: "item" or "user"; shop_id: its id as the shop writes it; columns: the changed ones by name
         """
         record_id = self._shop.parse_item_id(shop_id) if kind == "item" else self._shop.parse_user_id(shop_id)
+        if kind == "item" and self._shop.published.lacks_name(record_id):
+            columns = {NAME: shop_id} | columns
         return await self._recommender.upsert(kind, record_id, columns)
 
     def _make_event(self, body: EventBody, event_id: str) -> Event:

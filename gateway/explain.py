@@ -44,13 +44,18 @@ class Explainer:
         self._shop, self._lock = shop, threading.Lock()
         self._pipeline: Pipeline | None = None
 
-    def explain(self, user_id: int, item_id: int, exclude: Sequence[int], context: Mapping[str, str]) -> dict[str, Any]:
-        """Return the explanation as a JSON object. Raises InvalidRequest, ArtifactError or RequestError."""
+    def explain(self, user: str, item: str, exclude: Sequence[int], context: Mapping[str, str]) -> dict[str, Any]:
+        """Return the explanation as a JSON object. Raises InvalidRequest, ArtifactError or RequestError.
+
+        user, item: ids as the shop writes them; exclude: ids on the wire
+        """
+        user_id, item_id = self._shop.parse_user_id(user), self._shop.parse_item_id(item)
         with self._lock:
             pipeline = self._load_pipeline()
             inputs = build_inputs(pipeline, user_id, exclude, context)
             trace = inputs | pipeline.trace(inputs)
-            return self._build_explanation(pipeline, trace, user_id, item_id)
+            explanation = self._build_explanation(pipeline, trace, item_id)
+        return self._describe_user_id(user, user_id) | {"item": self._shop.describe_item(item_id, item)} | explanation
 
     def find_reasons(
         self, user_id: int, history: Sequence[int] | None, context: Mapping[str, str], item_ids: Sequence[int]
@@ -68,8 +73,9 @@ class Explainer:
             found = find_sources(pipeline, trace, positions)
         return [{"source": source, "because": self._describe_contributors(contributors)} for source, contributors in found]
 
-    def describe_user(self, user_id: int) -> dict[str, Any]:
-        """Return what recommendations know of a user, as a JSON object."""
+    def describe_user(self, user: str) -> dict[str, Any]:
+        """Return what recommendations know of a user, as a JSON object. user: the id as the shop writes it"""
+        user_id = self._shop.parse_user_id(user)
         with self._lock:
             pipeline = self._load_pipeline()
             inputs = build_inputs(pipeline, user_id, (), {})
@@ -80,7 +86,7 @@ class Explainer:
             for item_id, time in seen
             if item_id != PAD_ID
         ]
-        return self._describe_user_id(user_id) | {"events": int(state.event_count[0]), "history": history}
+        return self._describe_user_id(user, user_id) | {"events": int(state.event_count[0]), "history": history}
 
     def close(self) -> None:
         if self._pipeline is not None:
@@ -95,17 +101,15 @@ class Explainer:
             self._pipeline = Pipeline.load(self._shop.repo, wanted, self._shop.reader)
         return self._pipeline
 
-    def _describe_user_id(self, user_id: int) -> dict[str, Any]:
-        catalogue = self._shop.published.catalogue
-        names = {number: name for name, number in catalogue.user_names.items()}
-        return {"user": names.get(user_id, user_id), "known": self._shop.knows_user(user_id)}
+    def _describe_user_id(self, user: str, user_id: int) -> dict[str, Any]:
+        names = {number: name for name, number in self._shop.published.catalogue.user_names.items()}
+        return {"user": names.get(user_id, user if names else user_id), "known": self._shop.knows_user(user_id)}
 
-    def _build_explanation(self, pipeline: Pipeline, trace: Arrays, user_id: int, item_id: int) -> dict[str, Any]:
+    def _build_explanation(self, pipeline: Pipeline, trace: Arrays, item_id: int) -> dict[str, Any]:
         places, rules = follow_item(pipeline, trace, item_id)
         position = int(pipeline.stages["retrieve"].items.find_positions(np.array([item_id]))[0])
         [(source, contributors)] = find_sources(pipeline, trace, [position])
-        return self._describe_user_id(user_id) | {
-            "item": self._shop.describe_item(item_id),
+        return {
             "shown": places[-1].rank is not None,
             "why": explain_place(pipeline, trace, item_id, position, places, rules),
             "generation": pipeline.info.generation,
@@ -232,7 +236,7 @@ def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, positi
     """Return a sentence that explains why `retrieve` did not propose an item."""
     retrieve = pipeline.stages["retrieve"]
     if position >= retrieve.items.n_items:
-        return f"Generation {pipeline.info.generation} does not know the item; the next export will."
+        return f"Generation {pipeline.info.generation} does not know the item; an upsert, or the next export, adds it."
     if not retrieve.search.servable[position]:
         return "It is unavailable."
     if item_id in trace["exclude"][0]:

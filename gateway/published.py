@@ -18,7 +18,8 @@ import numpy as np
 
 from serving.contract.artifacts import MANIFEST_FILE, StageInfo, find_stage_folder, open_array, read_json, read_stage
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
+from serving.contract.ids import NAME, is_text_of
+from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES, UPSERT
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
 from triton_recommender import Catalogue
@@ -41,6 +42,7 @@ class Published:
     """One generation.
 
     popular: item ids, best first; popular_by_context: column -> value -> item ids; user_ids: int64 [U] ascending
+    takes_names: whether `upsert` takes the text of an item's id
     """
 
     info: StageInfo
@@ -51,6 +53,7 @@ class Published:
     item_ids: np.ndarray
     retrieve_folder: Path
     manifest: Mapping[str, Any]
+    takes_names: bool
 
     @classmethod
     def load(cls, repo: Path, generation: int) -> Published:
@@ -71,7 +74,10 @@ class Published:
         user_ids, item_ids = open_array(preprocess / "store", "user_ids"), open_array(retrieve, "item_ids")
         item_ids = item_ids[item_ids != PAD_ID]  # without the rows kept free for new items
         manifest = read_json(path.parent, MANIFEST_FILE)
-        return cls(read_stage(preprocess), catalogue, popular, by_context, user_ids, item_ids, retrieve, manifest)
+        upsert = repo / UPSERT / str(generation)
+        takes_names = upsert.is_dir() and read_stage(upsert).settings["columns"]["item"].get(NAME) == "name"
+        arrays = (user_ids, item_ids)
+        return cls(read_stage(preprocess), catalogue, popular, by_context, *arrays, retrieve, manifest, takes_names)
 
     @property
     def generation(self) -> int:
@@ -97,6 +103,10 @@ class Published:
         """Return whether the exported log has events of a user."""
         place = int(np.searchsorted(self.user_ids, user_id))
         return place < len(self.user_ids) and int(self.user_ids[place]) == user_id
+
+    def lacks_name(self, item_id: int) -> bool:
+        """Return whether an item's id is a text that the generation does not know, and that `upsert` takes."""
+        return self.takes_names and self.catalogue.item_name(item_id) is None
 
     def find_position(self, item_id: int) -> int | None:
         """Return the position of an item in the catalogue, None for an unknown one."""
@@ -140,10 +150,11 @@ class Published:
 
 
 class LiveItems:
-    """Items that `upsert` changed: their titles, and which are unavailable. Reads only what is new since the last call."""
+    """Items that `upsert` changed: titles, text ids, and which are unavailable. Reads only what is new since the last call."""
 
     def __init__(self, reader: Reader) -> None:
         self.titles: dict[int, str] = {}
+        self.names: dict[int, str] = {}
         self.unavailable: set[int] = set()
         self._reader, self._sequence = reader, 0
 
@@ -161,6 +172,8 @@ class LiveItems:
                 continue
             if isinstance(title := change.columns.get("title"), str):
                 self.titles[change.id] = title
+            if is_text_of(name := change.columns.get(NAME), change.id):
+                self.names[change.id] = name
             if change.columns.get("available") in (False, 0):
                 self.unavailable.add(change.id)
             else:

@@ -89,17 +89,22 @@ class Shop:
     def list_items(self, item_ids: Sequence[int], scores: Sequence[float | None]) -> list[dict[str, Any]]:
         """Return items with their scores as answers list them."""
         titles, live_titles = self.published.catalogue.titles, self.live_items.titles
-        name = self.published.catalogue.item_name
+        name, live_names = self.published.catalogue.item_name, self.live_items.names
         return [
-            {"id": name(item_id) or item_id, "title": live_titles.get(item_id) or titles.get(item_id), "score": score}
+            {
+                "id": name(item_id) or live_names.get(item_id, item_id),
+                "title": live_titles.get(item_id) or titles.get(item_id),
+                "score": score,
+            }
             for item_id, score in zip(item_ids, scores, strict=True)
         ]
 
-    def describe_item(self, item_id: int) -> dict[str, Any]:
-        """Return an item as answers name it: the shop's own id, and the title."""
+    def describe_item(self, item_id: int, written: str | None = None) -> dict[str, Any]:
+        """Return an item as answers name it: the shop's own id, and the title. written: the id as the caller wrote it"""
         catalogue = self.published.catalogue
         title = self.live_items.titles.get(item_id) or catalogue.title(item_id)
-        return {"id": catalogue.item_name(item_id) or item_id, "title": title}
+        name = catalogue.item_name(item_id) or self.live_items.names.get(item_id) or (written if catalogue.item_names else None)
+        return {"id": name or item_id, "title": title}
 
     def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
         """Return the popular items that may be shown in a context, best first."""

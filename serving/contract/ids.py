@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import TypeGuard
 
+NAME = "item_id"  # the column by which `upsert` gives the text of an item's id, where ids are text
+MOST_ATTEMPTS = 8  # that `is_text_of` makes; the second one is rarely needed
 ID_BITS = 53  # JSON readers parse integers as doubles, which hold 53 bits exactly
 
 
@@ -11,3 +14,8 @@ def stable_id(text: str, attempt: int = 0) -> int:
     """Return the int id in [0, 2**53) of a text id. attempt > 0 gives further ids, for the rare collision."""
     salt = attempt.to_bytes(8, "little") if attempt else b""
     return int.from_bytes(blake2b(text.encode(), digest_size=8, salt=salt).digest(), "big") >> (64 - ID_BITS)
+
+
+def is_text_of(text: object, number: int) -> TypeGuard[str]:
+    """Return whether `number` is one of the ids that a text id may get."""
+    return isinstance(text, str) and number in (stable_id(text, attempt) for attempt in range(MOST_ATTEMPTS))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from serving.contract.ids import is_text_of
 from serving.contract.tensors import MISSING_INT, ContextColumn
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKinds
 from serving.live.layout import LATEST_SECOND
@@ -69,7 +70,12 @@ class EventAdmission:
         known = ", ".join(self.kinds.names)
         for row, code in enumerate(codes):
             if code is None:
-                faults.setdefault(row, f"event is {names[row][:40]!r}; expected one of {known}, or none")
+                shown = names[row][:40].decode(errors="replace")
+                faults.setdefault(
+                    row,
+                    f"event is {shown!r}; expected one of {known}, or none. Another kind is declared as [events.NAME] in "
+                    "dataset.toml, before the next export.",
+                )
         for name in ("event_id", "request_id"):
             refuse_long(faults, name, inputs[name][:, 0], MAX_TEXT_BYTES)
         for column in self.context:
@@ -145,6 +151,8 @@ class ChangeAdmission:
                 return f"there is no {kind.decode()} column {name[:40]!r}; this data set has {', '.join(known) or 'none'}"
             if not fits(value, known[name]):
                 return f"{name} is {value!r:.40}; expected {EXPECTED[known[name]]}, or null for a missing one"
+            if known[name] == "name" and value is not None and not is_text_of(value, changed_id):
+                return f"{name} is {value[:40]!r}, which is not the text of the id {changed_id}"
         return ""
 
     def make_events(self, inputs: Arrays, now_ms: int) -> EventBatch:
@@ -174,6 +182,7 @@ class ChangeAdmission:
 
 EXPECTED = {
     "text": "a text of valid Unicode",
+    "name": "the text of the item's id",
     "texts": "a list of texts of valid Unicode",
     "number": "a finite number",
     "flag": "true or false",
@@ -184,7 +193,7 @@ def fits(value: object, kind: str) -> bool:
     """Return whether a JSON value is of a column's kind, or null."""
     if value is None:
         return True
-    if kind == "text":
+    if kind in ("text", "name"):
         return is_unicode(value)
     if kind == "texts":
         return isinstance(value, list) and all(map(is_unicode, value))

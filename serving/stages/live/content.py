@@ -18,12 +18,13 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, check_range, open_checked_array
 from serving.contract.errors import ArtifactError
+from serving.contract.ids import NAME
 from serving.stages.features.encode import load_strings, save_strings
 
 FOLDER = "content"
 GROUPS = ("category", "provider")
 TITLE = "title"
-NOT_OF_CONTENT = ("available", "price")  # columns that do not say what an item is
+NOT_OF_CONTENT = ("available", "price", NAME)  # columns that do not say what an item is
 WORD = re.compile(r"\w{3,}")
 NO_GROUP = -1
 

@@ -1,0 +1,93 @@
+"""A shop whose ids are text: answers name its items and users as it does, also those that came after the export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.continued import continue_log
+from serving.contract.ids import stable_id
+from serving.contract.tensors import UPSERT
+from serving.live.store import find_live_folder
+from serving.stages.live.models import Upsert
+from tests.unit.gateway.conftest import Gateway
+from tests.unit.small_shops import export
+from training.dataset import Dataset, load_dataset
+
+TOML = """
+name = "texts"
+[interactions]
+path = "events.csv"
+user_id = "customer"
+item_id = "sku"
+timestamp = "time"
+"""
+NEW = "SKU-NEW"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    folder = tmp_path_factory.mktemp("texts")
+    rng = np.random.default_rng(0)
+    bought = zip(rng.integers(1, 9, 60), rng.integers(1, 21, 60), strict=True)
+    rows = [f"cust-{user},SKU-{item},{1_600_000_000 + 3_600 * hour}" for hour, (user, item) in enumerate(bought)]
+    (folder / "events.csv").write_text("\n".join(["customer,sku,time", *rows, ""]))
+    (folder / "dataset.toml").write_text(TOML)
+    return load_dataset(folder)
+
+
+@pytest.fixture(scope="module")
+def repo(dataset, tmp_path_factory) -> Path:
+    return export(tmp_path_factory.mktemp("exported"), dataset)
+
+
+@pytest.fixture
+def door(repo) -> Gateway:
+    """A gateway whose server recommends the new item, and takes changes as the model `upsert` does."""
+    return Gateway(repo, lambda query: [stable_id(NEW)])
+
+
+def take_changes(door: Gateway) -> None:
+    """Write the changes that reached the fake server as the model `upsert` does."""
+    stage = Upsert.load(door.repo / UPSERT / "1")
+    for kind, identifier, columns in door.shop.upserts:
+        texts = np.array([[kind.encode()]], object), np.array([[json.dumps(columns).encode()]], object)
+        inputs = {"kind": texts[0], "id": np.array([[identifier]]), "columns": texts[1]}
+        assert stage.find_faults(inputs) == {}
+        stage(inputs)
+    stage.close()
+
+
+def test_an_item_added_over_rest_is_recommended_by_its_own_id(door, dataset):
+    assert door.ask("PUT", f"/v1/items/{NEW}", json={"title": "Tea pot"}).status_code == 200
+    assert door.ask("PUT", "/v1/items/SKU-1", json={"available": True}).status_code == 200
+    assert [columns for _, _, columns in door.shop.upserts] == [{"item_id": NEW, "title": "Tea pot"}, {"available": True}]
+    take_changes(door)
+    (item,) = door.recommend(user="cust-1")["items"]
+    assert (item["id"], item["title"]) == (NEW, "Tea pot")
+    assert door.ask("POST", "/v1/events", json={"user": "cust-1", "item": item["id"]}).status_code == 200
+    assert door.shop.events[-1].item_id == stable_id(NEW)
+
+    continued = continue_log(dataset, find_live_folder(door.repo))
+    names = dict(zip(continued.item_names["name"], continued.item_names["id"], strict=True))
+    assert names == dict(zip(dataset.item_names["name"], dataset.item_names["id"], strict=True)) | {NEW: stable_id(NEW)}
+    assert continued.item_names["id"].tolist() == continued.items["item_id"].tolist()
+
+
+def test_a_name_that_does_not_give_the_id_is_refused(repo):
+    stage = Upsert.load(repo / UPSERT / "1")
+    kind, columns = np.array([[b"item"]], object), np.array([[b'{"item_id": "SKU-OTHER"}']], object)
+    faults = stage.find_faults({"kind": kind, "id": np.array([[stable_id(NEW)]]), "columns": columns})
+    stage.close()
+    assert "item_id is 'SKU-OTHER', which is not the text of the id" in faults[0]
+
+
+def test_ids_that_nobody_knows_come_back_as_they_were_written(door):
+    told = door.ask("GET", "/v1/explain", params={"user": "stranger", "item": "SKU-?"}).json()
+    assert (told["user"], told["item"]["id"], told["known"]) == ("stranger", "SKU-?", False)
+    assert door.ask("GET", "/v1/items/SKU-?/similar".replace("?", "%3F")).json()["item"]["id"] == "SKU-?"
+    assert door.ask("GET", "/v1/users/stranger").json()["user"] == "stranger"
+    assert door.ask("GET", "/v1/users/cust-1").json()["user"] == "cust-1"
