@@ -33,8 +33,11 @@ def handle_errors(app: FastAPI) -> None:
         return error_response(400, "INVALID_ARGUMENT", f"{fault['loc'][-1]}: {fault['msg']}")
 
     @app.exception_handler(HTTPException)
-    async def answer_http_error(_: Request, error: HTTPException) -> JsonResponse:
-        response = error_response(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
+    async def answer_http_error(request: Request, error: HTTPException) -> JsonResponse:
+        if error.status_code == 404:
+            path = request.url.path
+            return error_response(404, "NOT_FOUND", f"There is nothing at {path}. /openapi.json lists the paths.")
+        response = error_response(error.status_code, "HTTP", str(error.detail))
         response.headers.update(error.headers or {})  # such as the methods that a path allows
         return response
 

@@ -73,6 +73,9 @@ def check_layout(repository: Path) -> Iterator[Finding]:
         yield Finding("error", str(repository), "There is no such folder", remedy)
         return
     models = list_models_in(repository)
+    if not any((repository / name / CONFIG_FILE).is_file() for name in models):
+        yield Finding("error", str(repository), "It holds no model", f"Fill it: make export REPO={repository}")
+        return
     for name in models:
         if not (repository / name / CONFIG_FILE).is_file():
             yield Finding("error", f"{name}/{CONFIG_FILE}", "The file is missing", "Export the repository again.")

@@ -66,7 +66,11 @@ def start(
     ] = 0,
     gateway_config: Annotated[Path | None, typer.Option(help="settings of the gateway (docs/gateway.md)")] = None,
     gateway_optional: Annotated[
-        bool, typer.Option("--gateway-optional", help="serve without the gateway, with a note, when it cannot start")
+        bool,
+        typer.Option(
+            "--gateway-optional",
+            help="nobody chose the port: a gateway that runs keeps its own; without one that can start, serve with a note",
+        ),
     ] = False,
     unsupervised: Annotated[
         bool,
@@ -97,14 +101,18 @@ def start(
 
 
 def _start_gateway(state: ServerState, port: int, config: Path | None, optional: bool) -> ServerState:
+    before = state.settings.get("gateway_url") if gateway.list_gateways(state.tag) else None
     try:
-        state = gateway.follow(state, port, str(config.resolve()) if config else "", RUN_DIR)
+        state = gateway.follow(state, port, str(config.resolve()) if config else "", RUN_DIR, keep_port=optional)
     except ServerError as error:
         if not optional:
             raise
         typer.echo(f"note: {error}", err=True)
         return state
-    typer.echo(f"gateway: {state.settings['gateway_url']}")
+    url = state.settings["gateway_url"]
+    typer.echo(
+        f"gateway: {url}" + (f" (until now {before}, where nothing answers any more)" if before not in (None, url) else "")
+    )
     return state
 
 
@@ -199,7 +207,9 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
     """Move a running server to another published generation, without a failed request."""
     states = [state for state in find_running_servers(RUN_DIR) if state.ports.grpc == grpc_port]
     if not states:
-        raise ServerError(f"No server started here runs on gRPC port {grpc_port}. See `python -m server status`.")
+        raise ServerError(
+            f"No server started here runs on gRPC port {grpc_port}. `python -m server status` lists them for --grpc-port."
+        )
     before = control.activate(states[0], generation, RUN_DIR)
     typer.echo(f"generation {generation} answers at {states[0].grpc_url} (before: {before})")
 

@@ -25,21 +25,29 @@ POLL_S = 0.05
 LISTENS = "listens at "  # the gateway prints this and its address when it is ready
 
 
-def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerState:
+def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port: bool = False) -> ServerState:
     """Start a gateway at `port` unless it runs already. Return the server's state, as saved, with the gateway's address.
 
     Raises ServerError. config: path of the gateway's own settings, a TOML file; "" for the defaults
+    keep_port: whether a gateway that runs stays at its own port, where callers expect it
     """
+    runs = "gateway_url" in state.settings and bool(list_gateways(state.tag))
+    if keep_port and runs:
+        port = int(state.settings["gateway_port"])
     settings: dict[str, int | bool | str] = {"gateway_port": port, "gateway_config": config}
     is_same = all(state.settings.get(name) == value for name, value in settings.items())
-    if is_same and "gateway_url" in state.settings and list_gateways(state.tag):
+    if is_same and runs:
         return state
-    stop(state.tag)
+    moves = runs and port != state.settings["gateway_port"]
+    if not moves:
+        stop(state.tag)
     if not is_free(port):
+        kept = f"its gateway stays at {state.settings['gateway_url']}" if moves else "has no gateway"
         raise ServerError(
-            f"The server answers, but has no gateway: port {port} is taken. Stop what listens there, or choose another port: "
+            f"The server answers, but {kept}: port {port} is taken. Stop what listens there, or choose another port: "
             "make serve GATEWAY_PORT=…"
         )
+    stop(state.tag)
     process, log_path = _start(state, port, config, run_dir)
     deadline = time.monotonic() + START_TIMEOUT_S
     while LISTENS not in (printed := log_path.read_text(errors="replace")):

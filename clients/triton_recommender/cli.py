@@ -242,10 +242,12 @@ def connect(url: str, timeout_s: float, root_certificates: Path | None, headers:
 
 
 def find_catalogue(source: str, generation: int | None = None) -> Catalogue | None:
-    """Return names and titles; None where none are published. Raises CatalogueError where they are broken."""
+    """Return names and titles; None where none are published. Raises CatalogueError where they are broken or not there."""
     try:
         return Catalogue.load(source, generation)
     except CatalogueMissing:
+        if source != DEFAULT_SOURCE and not Path(source).exists():
+            raise
         return None
 
 

@@ -142,7 +142,7 @@ def validate_id(value: object, name: str, at_least: int) -> int:
     if isinstance(value, str):
         raise InvalidRequest(
             f"{name} is {value!r}, a name; ids on the wire are whole numbers. "
-            "Send the number, or give the client the catalogue of a repository whose ids are names."
+            "Send the number, or give the client the catalogue of a repository whose ids are names (--repo of the commands)."
         )
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InvalidRequest(f"{name} is {value!r}; expected a whole number.")

@@ -161,6 +161,11 @@ def test_no_repository(tmp_path):
     assert "There is no such folder. Create the repository: make export" in message
 
 
+def test_a_folder_without_models_has_one_finding(tmp_path):
+    (message,) = errors(tmp_path)
+    assert f"{tmp_path}: It holds no model. Fill it: make export REPO={tmp_path}" in message
+
+
 def test_another_library_is_a_warning(repository):
     own = repository / ENSEMBLE / "1"
     facts = {key: value for key, value in read_json(own, MANIFEST_FILE).items() if key not in ("schema", "files")}

@@ -12,7 +12,7 @@ from export.settings import Settings
 from repository.config import WARMUP_ROWS, name_warmup_file
 from repository.generations import pin
 from serving.contract.artifacts import read_json
-from serving.contract.errors import ConfigError, RequestError
+from serving.contract.errors import ConfigError, ExportError, RequestError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, Degraded, unpack_records
 from serving.pipeline import Pipeline
 from tests.unit.small_shops import CONTEXT, PRICE, SETTINGS, export, shop
@@ -76,6 +76,14 @@ def test_a_catalogue_smaller_than_a_list(tmp_path, items):
         assert set(listed(row)) == set(range(1, items + 1)) - seen_by(dataset, user_id)
     assert set(answer["degraded"].ravel().tolist()) == {Degraded.RETRIEVE}  # short lists say so
     assert check_repository(repository) == []
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path):
+    (tmp_path / "file").write_text("")
+    dataset, said = shop(tmp_path / "data", users=1, items=2, events=3), StringIO()
+    with pytest.raises(ExportError, match=r"No repository can be written at .*file/repository"):
+        build_repository(dataset, tmp_path / "file" / "repository", Settings(), Console(file=said))
+    assert "features" not in said.getvalue()
 
 
 def test_a_price_rule_speaks_of_the_column_that_is_named(tmp_path):

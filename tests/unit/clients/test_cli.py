@@ -117,6 +117,12 @@ def test_a_wrong_call_ends_with_2(server, tmp_path, arguments, message):
     assert result.stdout == ""
 
 
+def test_a_repository_that_was_chosen_and_is_not_there_is_an_error(server, tmp_path):
+    result = run("recommend", "--user-id", 17850, "--url", server.url, "--repo", tmp_path / "nowhere")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "nowhere/recommend/config.pbtxt cannot be read" in result.stderr
+
+
 def test_users_are_named_one_a_line(repo, tmp_path):
     write_store(repo / "preprocess" / "10", [3, 5, 7, 8, 9], [10, 2, 50, 1, 4])
     assert run("users", "--repo", repo).stdout == "ann\n9\n8\n"

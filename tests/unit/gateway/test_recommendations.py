@@ -215,7 +215,10 @@ def test_openapi_describes_every_route(gateway):
 def test_an_unknown_path_is_told_as_json(gateway):
     response = gateway().ask("GET", "/v1/nothing")
     assert response.status_code == 404
-    assert response.json()["error"]["code"] == "NOT_FOUND"
+    assert response.json()["error"] == {
+        "code": "NOT_FOUND",
+        "message": "There is nothing at /v1/nothing. /openapi.json lists the paths.",
+    }
 
 
 def test_a_method_that_a_path_does_not_have_is_told_with_those_that_it_has(gateway):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import subprocess
 import uuid
@@ -14,6 +15,7 @@ import pytest
 from server import gateway
 from server.ports import find_free_port, find_free_ports
 from server.state import ServerState
+from serving.contract.errors import ServerError
 from tests.repositories import small_repository
 
 
@@ -50,4 +52,16 @@ def test_a_gateway_that_runs_is_kept(state, tmp_path):
     assert followed.settings["gateway_url"] == f"http://127.0.0.1:{port}"
     running = {process.pid for process in gateway.list_gateways(state.tag)}
     assert gateway.follow(followed, port, "", tmp_path) == followed
+    assert gateway.follow(followed, find_free_port(), "", tmp_path, keep_port=True) == followed
     assert {process.pid for process in gateway.list_gateways(state.tag)} == running
+
+
+def test_a_gateway_that_cannot_move_stays_where_it_is(state, tmp_path):
+    followed = gateway.follow(state, find_free_port(), "", tmp_path)
+    url = followed.settings["gateway_url"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ServerError, match=f"its gateway stays at {url}: port .* is taken. Stop what listens there"):
+            gateway.follow(followed, taken.getsockname()[1], "", tmp_path)
+    assert httpx.get(f"{url}/healthz").status_code == 200
