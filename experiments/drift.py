@@ -38,8 +38,8 @@ EVIDENTLY_PACKAGES = ("evidently==0.7.23", "pandas==2.3.3")  # it cannot import 
 STATIONARY_REPLAYS = 50  # of WINDOW_ROWS requests each
 SHIFTS = 20
 MOST_DIFFERENCE = 1e-6
-MOVED_SHARE = 0.15  # of a categorical feature's requests that a shift gives another value
-MOVED_DEVIATIONS = 0.3  # by which a shift moves a number
+MOVED_SHARE = 0.15  # of the requests: a shift of a categorical feature gives them another value
+MOVED_DEVIATIONS = 0.3  # standard deviations by which a shift moves a number
 REQUESTS_AT_ONCE = 10  # of a batch
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -80,7 +80,7 @@ class Watched:
 
 
 def read_ratios(window: DriftWindow) -> dict[str, float]:
-    """Return each feature's PSI over what chance explains, at the last comparison: above 1, it alarms."""
+    """Return each feature's PSI at the last comparison, divided by the most that chance explains: above 1, it alarms."""
     read = {(own.name, own.labels.get("feature", "")): own.value for own in window.list_measurements()}
     return {
         name: value / read["recommender_drift_psi_bound", name]
@@ -108,7 +108,7 @@ def open_watched(repo: Path, dataset: Dataset) -> Iterator[Watched]:
 
 
 def shift_feature(window: Columns, reference: Reference, generator: np.random.Generator) -> Columns:
-    """Return the window with one feature moved: another category for some requests, or a number that is larger for all."""
+    """Return the window with one feature moved: some requests get another category, or all get a larger number."""
     values = window[reference.name].copy()
     if reference.categories:
         listed = [kind for kind in reference.categories if kind != OTHER]

@@ -46,7 +46,7 @@ def open_store(address: str, project: str, folder: Path) -> FeatureStore:
 
 
 def define(store: FeatureStore, views: dict, folder: Path) -> None:
-    """Register the feature views as a shop would: views: name -> {"join_key", "features": {name: type}}"""
+    """Register the feature views, as a shop would. views: name -> {"join_key", "features": {name: type}}"""
     for name, view in views.items():
         source = FileSource(path=str(folder / f"{name}.parquet"), timestamp_field="event_timestamp")
         columns = {view["join_key"]: [0], "event_timestamp": [datetime.now(UTC)]}
@@ -83,7 +83,7 @@ def write(store: FeatureStore, name: str, view: dict, rows: list[dict]) -> None:
 
 
 def make_vectors(project: str, views: dict, samples: dict) -> dict:
-    """Return Feast's own bytes: of keys, fields and values."""
+    """Return the bytes that Feast itself writes for keys, fields and values."""
     key = EntityKey(join_keys=["user_id"], entity_values=[Value(int64_val=-17850)])
     (name, view), *_ = views.items()
     values = {}

@@ -38,7 +38,7 @@ from serving.contract.errors import RecommenderError
 
 USERS, RECOVERS_S = 200, 60.0
 FEWEST_FAULTS = 2  # a fault and a move, however slow the machine is
-PAUSE_S = 2.0  # of a paused process
+PAUSE_S = 2.0  # for which a process is paused
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

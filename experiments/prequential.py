@@ -49,7 +49,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class Measured(NamedTuple):
-    """An answerer. gains: float64 [Q], NDCG@10 of each question"""
+    """The quality of one answerer. gains: float64 [Q], NDCG@10 of each question"""
 
     quality: Quality
     gains: np.ndarray
@@ -106,7 +106,10 @@ def make_figures(measured: dict[str, Measured]) -> list[Figure]:
 
 
 def resample_ratio(gains: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
-    """Return the ratio of two means between the ends of its 95 % interval. gains, other: float64 [Q] of the same questions"""
+    """Return the ratio of two means as (low, ratio, high), with the ends of its 95 % interval.
+
+    gains, other: float64 [Q], of the same questions
+    """
     rows = np.random.default_rng(0).integers(0, len(gains), (RESAMPLES, len(gains)))
     low, high = np.percentile(gains[rows].mean(axis=1) / np.maximum(other[rows].mean(axis=1), 1e-12), (2.5, 97.5)).tolist()
     return low, float(gains.mean() / other.mean()), high

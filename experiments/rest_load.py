@@ -1,6 +1,6 @@
 """Open-loop and closed-loop load over HTTP/1.1: requests leave when they are due, on connections that stay open.
 
-A protocol of asyncio, because a client library, or a stream, would cost more than the gateway that is measured.
+It is written as an asyncio protocol, because a client library or a stream would cost more than the gateway that is measured.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         self._transport, self.is_open = cast(asyncio.Transport, transport), True
 
     def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
-        """Send a request. Return what will hold (status, body), or ConnectionError."""
+        """Send a request. Return a future of (status, body); it raises ConnectionError if the connection ends before."""
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._answer

@@ -51,7 +51,8 @@ Repo = Annotated[Path, typer.Option(help="the large repository")]
 class ProcessTree:
     """Samples a process and its descendants in the background: `with ProcessTree(pid) as tree: …`.
 
-    peak_gb: of all of them together; processor_s: that they used; peaks_gb: of each, by name and number
+    peak_gb: the most memory of all together; processor_s: the processor time of all; peaks_gb: the most memory of each, by
+    name and number
     """
 
     pid: int
@@ -179,7 +180,7 @@ class Served:
 
 
 def make_figures(values: dict[str, list[float]], memory_mib: dict[str, dict[str, float]]) -> list[Figure]:
-    """values: latencies by name, one of each round; memory_mib: by repository and process"""
+    """Return the figures. values: latencies in ms by name, one per round; memory_mib: by repository and process"""
     figures = [Figure(name=name, values=each, unit="ms") for name, each in values.items()]
     ratios = np.divide(values["large: p50"], values["small: p50"]).tolist()
     figures.append(Figure(name="large over small: p50", values=ratios, unit="x", at_most=MOST_OVER_SMALL))

@@ -5,7 +5,7 @@
     x ─▶ the two rows of every pair, multiplied and weighed at once ──────────────────▶ products among its own rows
 
 A weighted dot product is a weighted sum over D elements, so products of two rows need not be computed separately. A trace of
-dlrm.py has 200 small products per request, and half of its nodes compute shapes: 1.6 times the time with rows of 4.
+dlrm.py has 200 small products per request, and half of its nodes compute shapes: with rows of 4 it takes 1.6 times as long.
 
 A quantised network (quantised_network.py) becomes the same graph with Q/DQ pairs around its products. ONNX Runtime runs them in
 int8.
@@ -34,7 +34,7 @@ DYNAMIC: Dynamic = {
     "item_rows": CANDIDATES,
     "logits": CANDIDATES,
 }
-MOST_DIFFERENT = 1e-4  # over 1 + the logit
+MOST_DIFFERENT = 1e-4  # of two logits, relative to 1 + the logit
 SHARE_INT8 = 0.95  # of the logits are within it; in others a value halfway between two steps was rounded the other way
 
 
@@ -104,7 +104,7 @@ def _add_bottom(graph: Graph, network: Network, layers: dict[str, np.ndarray]) -
 
 
 def _add_standardisation(graph: Graph, network: Network, source: str, columns: slice) -> str:
-    """Add the standardisation of a network that is not folded."""
+    """Add the standardisation of numbers, where it is not folded into the first layer. Return the name of its output."""
     mean, scale = (values[columns].numpy() for values in (network.mean, network.scale))
     centred = graph.add("Sub", (source, graph.add_constant(f"{source}_mean", mean)), f"{source}_centred")
     return graph.add("Mul", (centred, graph.add_constant(f"{source}_scale", scale)), f"{source}_standardised")

@@ -26,9 +26,10 @@ STANDARDISATION = ("mean", "scale")  # of the network's numbers; a generation ha
 
 
 def write_ranker(folder: Path, features: Features, ranker: Ranker, generations: int) -> None:
-    """Write the weights of a ranker whose standardisation is not folded yet, and of the DLRM that it imitates, if it does.
+    """Write the weights of a ranker, and of the DLRM that it imitates, if there is one; before its standardisation is folded.
 
-    Nothing is written of tables with narrow rows, which are not matched. generations: how many learned from one another so far
+    A network whose rare rows are narrow is not kept, because its rows are not matched.
+    generations: how many in a row have started from the weights of the one before
     """
     models = {RANKER: ranker.teacher or ranker.model, STUDENT: ranker.model if ranker.teacher else None}
     for file_name, model in models.items():
