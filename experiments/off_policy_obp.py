@@ -8,6 +8,9 @@ from obp.ope import (
     DoublyRobust,
     InverseProbabilityWeighting,
     SelfNormalizedInverseProbabilityWeighting,
+    SelfNormalizedSlateIndependentIPS,
+    SelfNormalizedSlateRewardInteractionIPS,
+    SelfNormalizedSlateStandardIPS,
     SlateIndependentIPS,
     SlateRewardInteractionIPS,
     SlateStandardIPS,
@@ -39,9 +42,24 @@ slate = {
 whole = {f"{policy}pscore": np.repeat(chances.prod(axis=1), positions) for policy, chances in policies.items()}
 alone = {f"{policy}pscore_item_position": chances.ravel() for policy, chances in policies.items()}
 so_far = {f"{policy}pscore_cascade": chances.cumprod(axis=1).ravel() for policy, chances in policies.items()}
-values |= {
-    "slates, standard": SlateStandardIPS(len_list=positions).estimate_policy_value(**slate, **whole),
-    "slates, independent": SlateIndependentIPS(len_list=positions).estimate_policy_value(**slate, **alone),
-    "slates, cascade": SlateRewardInteractionIPS(len_list=positions).estimate_policy_value(**slate, **so_far),
+ways = {
+    "standard": (SlateStandardIPS, SelfNormalizedSlateStandardIPS, whole),
+    "independent": (SlateIndependentIPS, SelfNormalizedSlateIndependentIPS, alone),
+    "cascade": (SlateRewardInteractionIPS, SelfNormalizedSlateRewardInteractionIPS, so_far),
 }
+for kind, (ips, snips, chances) in ways.items():
+    values[f"slates, {kind}"] = ips(len_list=positions).estimate_policy_value(**slate, **chances)
+    values[f"slates, {kind} SNIPS"] = snips(len_list=positions).estimate_policy_value(**slate, **chances)
+# obp has no DR of slates whose positions are independent of each other: they are as many decisions, whose values are added.
+values["slates, independent DR"] = sum(
+    DoublyRobust().estimate_policy_value(
+        reward=rewards[:, place],
+        action=log["slate_items"][:, place],
+        pscore=log["slate_propensities"][:, place],
+        action_dist=np.repeat(log["slate_policy"][None, place, :, None], slates, axis=0),
+        position=np.zeros(slates, int),
+        estimated_rewards_by_reg_model=log["slate_expected_rewards"][:, place, :, None],
+    )
+    for place in range(positions)
+)
 print(json.dumps({name: float(value) for name, value in values.items()}))

@@ -1,20 +1,27 @@
-"""Break generations of the simulated shop in the ways in which feeds and settings of real shops break.
-
-Faults of a model alone are none of them, because live events and good candidates heal them: with the ids of items mixed up, or
-lists drawn at random from the hundred best candidates, only a few percent fewer lists are clicked.
-"""
+"""Break generations of the simulated shop: by the feeds of its catalogue, or by the code of a stage."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments import stage_faults
+from experiments.stage_faults import Arrays, Serve
+from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, load_manifest, write_manifest
 from training.dataset import Dataset
 
 SOLD_OUT = 0.8  # of the items, those that sell most
 KINDS_LEFT, ITEMS_LEFT = 1, 20
+BROKEN_MODEL = """
+from stage_faults import {fault}
+
+published_call = {stage}.__call__
+{stage}.__call__ = lambda self, inputs: {fault}(lambda given: published_call(self, given), inputs)
+"""
 
 Broken = dict[str, Any]  # the rules of a broken generation
 
@@ -36,11 +43,34 @@ def cut_catalogue_off(dataset: Dataset) -> Broken:
     return block(dataset.items["item_id"].to_numpy()[ITEMS_LEFT:])
 
 
-FAULTS: Mapping[str, Callable[[Dataset], Broken]] = {
+STAGE_FAULTS: Mapping[str, tuple[str, Callable[[Serve, Arrays], Arrays]]] = {
+    "ranking takes 10 times as long": ("rank", stage_faults.answer_slowly),
+    "retrieval takes 10 times as long": ("retrieve", stage_faults.answer_slowly),
+    "ranking fails": ("rank", stage_faults.fail),
+    "retrieval fails for a quarter of the requests": ("retrieve", stage_faults.fail_sometimes),
+    "the same items for everybody": ("rerank", stage_faults.show_same_items),
+    "empty lists": ("rerank", stage_faults.show_nothing),
+    "ranks reversed": ("rank", stage_faults.reverse_ranks),
+    "users mixed up": ("preprocess", stage_faults.confuse_users),
+}
+CATALOGUE_FAULTS: Mapping[str, Callable[[Dataset], Broken]] = {
     "best sellers reported as sold out": sell_out,
     "all kinds of items but one missing": lose_kinds,
     "a catalogue that was cut off": cut_catalogue_off,
 }
+FAULTS = (*STAGE_FAULTS, *CATALOGUE_FAULTS)
+
+
+def break_stage(repo: Path, generation: int, fault: str) -> None:
+    """Break a published generation of the ensemble layout, which no server may have loaded. fault: of STAGE_FAULTS"""
+    stage, answer = STAGE_FAULTS[fault]
+    folder = find_stage_folder(repo, stage, generation)
+    shutil.copyfile(Path(stage_faults.__file__), folder / "stage_faults.py")
+    with (folder / "model.py").open("a") as model:
+        model.write(BROKEN_MODEL.format(stage=stage.capitalize(), fault=answer.__name__))
+    facts = {key: value for key, value in load_manifest(folder).items() if key not in ("schema", "files")}
+    (folder / MANIFEST_FILE).unlink()
+    write_manifest(folder, **facts)
 
 
 def block(item_ids: np.ndarray) -> dict[str, Any]:

@@ -28,7 +28,8 @@ FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion 
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # from so many answers on, a larger share of failures is harm
 MORE_DEGRADED = 0.02  # share of the answers that may be degraded in addition to the champion's
 FEWER_CLICKS = 0.1  # share of the champion's click rate, or of the answers that its items win, that may be lost
-SLOWER, SLOWER_MS, SLOW_SHARE = 1.5, 20.0, 0.01  # slow: so far above the p99 as a factor and in ms; share allowed
+SLOWER = 1.5  # times a quantile of the champion: slower answers are slow, if also by so many ms:
+SLOWER_P99_MS, SLOWER_P50_MS = 20.0, 3.0
 ENOUGH_FOR_P99 = 1_000  # answers of the champion; with fewer, the p99 is uncertain and the slowest one replaces it
 HARM_SOON = 500  # independent answers at which harm is found soonest; after 10,000, intervals are a tenth wider for it
 REMOVED = "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
@@ -123,20 +124,25 @@ def find_failures(challenger: pa.Table) -> str:
 
 
 def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
-    """Return a sentence with both p99; "" unless the challenger is significantly slower.
+    """Return a sentence with both p99 or both p50; "" unless the challenger's is significantly slower.
 
-    It is if significantly more than 1 % of its answers take far longer than the champion's p99.
+    It is if significantly more answers than the quantile allows, 1 % or half, take far longer than the champion's quantile.
     """
-    times_ms = [arm["latency_ms"].drop_null().to_numpy() for arm in (champion, challenger)]
-    if min(map(len, times_ms)) < LEAST_OBSERVATIONS:
+    champions_ms, own_ms = (arm["latency_ms"].drop_null().to_numpy() for arm in (champion, challenger))
+    if min(len(champions_ms), len(own_ms)) < LEAST_OBSERVATIONS:
         return ""
-    champions_ms, own_ms = (float(np.percentile(times, 99)) for times in times_ms)
-    compared_ms = champions_ms if len(times_ms[0]) >= ENOUGH_FOR_P99 else float(times_ms[0].max())
-    slow = int((times_ms[1] > max(SLOWER * compared_ms, compared_ms + SLOWER_MS)).sum())
-    counts = slow, len(times_ms[1]) - slow
-    if slow > SLOW_SHARE * sum(counts) and has_wrong_split(counts, (SLOW_SHARE, 1 - SLOW_SHARE), ALPHA):
-        return f"its p99 is {own_ms:.0f} ms, the champion's {champions_ms:.0f} ms"
+    p99_ms = float(np.percentile(champions_ms, 99) if len(champions_ms) >= ENOUGH_FOR_P99 else champions_ms.max())
+    for percent, compared_ms, slower_ms in ((99, p99_ms, SLOWER_P99_MS), (50, float(np.median(champions_ms)), SLOWER_P50_MS)):
+        slow = int((own_ms > max(SLOWER * compared_ms, compared_ms + slower_ms)).sum())
+        if is_significantly_more(slow, len(own_ms), 1 - percent / 100):
+            usual_ms, found_ms = (np.percentile(times, percent) for times in (champions_ms, own_ms))
+            return f"its p{percent} is {found_ms:.0f} ms, the champion's {usual_ms:.0f} ms"
     return ""
+
+
+def is_significantly_more(count: int, of: int, share: float) -> bool:
+    """Return whether more than a share of the answers are `count`, at any look by chance in 5 % of the experiments at most."""
+    return count > share * of and has_wrong_split((count, of - count), (share, 1 - share), ALPHA)
 
 
 def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:

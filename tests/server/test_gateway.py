@@ -9,22 +9,29 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 
+from export.relayout import relayout
 from gateway import schema
 from live.exposures import SOURCE_NAMES, read_exposures
 from repository.applied_rules import apply_rules, revert_rules
-from repository.experiments import find_experiment_folder
+from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from server import gateway
+from server.challenger import load_challenger, unload_challenger
 from server.health import open_local_client
+from serving.live.experiment import Experiment
+from serving.stages.rules.config import RulesConfig
 from tests.monitoring import GPU_METRICS, metric_names, named_metrics
-from tests.server.gateways import USER, Served, served_gateway
+from tests.repositories import small_repository
+from tests.server.gateways import USER, Served, Visitors, served_gateway
 from tests.server.otlp import Collector, collecting
 from tests.server.requests import tensor
+from tests.server.test_publication import with_rules
 from tests.waiting import until
 
 STAGE_NAMES = {"preprocess", "retrieve", "rank", "rerank"}
@@ -202,6 +209,42 @@ def raw(port: int, *parts: bytes) -> bytes:
             while block := sock.recv(65_536):
                 answer += block
         return answer
+
+
+def test_the_share_of_a_challenger_changes_under_load_without_a_failed_or_mixed_answer(served, tmp_path):
+    repo, grpc_url, users, shares = served.server.repo, served.server.grpc_url, range(1, 61), (0.0, 0.1, 0.5, 0.0)
+    half = RulesConfig(blocked_items=tuple(range(1, 16)))  # so that the two never answer alike
+    relayout(with_rules(small_repository(), tmp_path / "other", half), repo, "ensemble")
+    load_challenger(grpc_url, repo, 2)
+    alone = [list_answers(served, users)]
+    assert all(alone[0][user, 1] != alone[0][user, 2] for user in users)
+    experiment = start_experiment(repo, Experiment("shares", 1, 2, shares[0]))
+    with Visitors(served, users, clients=8) as visitors:
+        for share in shares:
+            visitors.share = None
+            change_share(repo, share)
+            visitors.share = share
+            visitors.wait_for_answers(5 * len(users))
+    end_experiment(repo, "the test is over")
+    alone.append(list_answers(served, users))
+    assert unload_challenger(grpc_url, repo) == 2
+    assert visitors.errors == []
+    enrolled: dict[float, set[int]] = {share: set() for share in shares}
+    for visit in visitors.visits:
+        generation = visit.answer["generation"]
+        assert visit.answer["degraded"] == []
+        assert [item["id"] for item in visit.answer["items"]] in [answers[visit.user, generation] for answers in alone]
+        if visit.share is not None:
+            assert generation == (2 if replace(experiment, share=visit.share).enrols(visit.user) else 1)
+            enrolled[visit.share] |= {visit.user} if generation == 2 else set()
+    assert enrolled[0.0] < enrolled[0.1] < enrolled[0.5] < set(users)
+
+
+def list_answers(served: Served, users: range) -> dict[tuple[int, int], list[int]]:
+    """Return the items of each user by each of both generations alone, by (user, generation)."""
+    pairs = [(user, generation) for user in users for generation in (1, 2)]
+    answers = {(user, generation): served.recommend(user=user, generation=generation) for user, generation in pairs}
+    return {pair: [item["id"] for item in answer["items"]] for pair, answer in answers.items()}
 
 
 def test_what_ends_tritonserver_does_not_get_past_the_gateway(served):

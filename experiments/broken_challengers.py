@@ -1,0 +1,202 @@
+"""Let broken challengers meet users of the simulated shop: how soon does the guard roll each back, and why?
+
+    python -m experiments.broken_challengers [--challengers 20]
+
+The champion is an export of what users took. Each challenger has one fault of experiments/shop_faults.py, in the code of a
+stage or in the feeds of the catalogue. Users visit through the gateway, and the guard looks after every LOOK_EVERY answers of
+the challenger.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import numpy as np
+import pyarrow.compute as pc
+import typer
+from rich.console import Console
+
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.served import Served, serve_with_gateway
+from experiments.shop_faults import CATALOGUE_FAULTS, FAULTS, break_stage
+from experiments.shop_world import World
+from export.build import build_repository
+from export.relayout import relayout
+from export.settings import Settings
+from live.exposures import read_exposures
+from perf.command import run
+from repository.experiments import end_experiment, find_experiment_folder
+from server.challenger import unload_challenger
+from server.environment import RUN_DIR
+from server.experiment import begin_experiment
+from serving.live.experiment import CHALLENGER_ARM, Experiment
+from training.dataset import Dataset
+from trials.guard import guard_once
+
+SETTINGS = {
+    "pipeline": {"recorded_requests": 64},
+    "ranker": {"compression": "none"},
+    "training": {"teachers": "one", "minutes": 1.5},
+}
+LENGTH = 10  # items of a list
+EVENTS_PER_USER, LOG_DAYS = 30, 60  # of the log that the first generation learns from
+VISITS_PER_DAY = 1.0  # of each user
+SHARE = 0.5  # of the users, who meet a challenger
+LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
+MOST_SEEN = 0.01  # share of its answers that a broken challenger may give
+FLUSHED_S = 30.0  # the gateway writes its exposures every ten
+GATEWAY_SETTINGS = "deadline_ms = 2_000\n"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+console = Console(stderr=True, width=130, soft_wrap=True)
+say = console.print
+
+
+@dataclass
+class Storefront:
+    """Visitors of the gateway, whose clicks carry the request they belong to."""
+
+    world: World
+    served: Served
+    http: httpx.Client
+
+    def visit(self, count: int, rng: np.random.Generator) -> None:
+        """Let users come through the gateway, one after the other, and post what they take."""
+        clicks = []
+        for user in rng.choice(self.world.user_ids, count):
+            answer = self.http.get("/v1/recommendations", params={"user": int(user), "k": LENGTH}).raise_for_status().json()
+            items = np.array([int(item["id"]) for item in answer["items"]], np.int64)  # a broken challenger may show none
+            took = items[self.world.react(int(user), items)]
+            clicks += [{"user": int(user), "item": int(item), "request_id": answer["request_id"]} for item in took]
+        if clicks:
+            self.http.post("/v1/events", json=clicks).raise_for_status()
+
+    def try_out(self, experiment: Experiment, most: int, rng: np.random.Generator) -> tuple[Experiment | None, int]:
+        """Run an experiment until its guard ends it, or the challenger has given `most` answers.
+
+        Return the experiment as it was ended, None where it was not, and the answers of the challenger.
+        """
+        running = begin_experiment([self.served.state], self.served.repo, experiment)
+        visited, ended, answers = 0, None, 0
+        while ended is None and answers < most:
+            count = int(LOOK_EVERY / running.share)
+            self.visit(count, rng)
+            visited += count
+            answers = wait_for_answers(self.served, running, visited)
+            ended = guard_once(self.served.repo)
+        if ended is None:
+            end_experiment(self.served.repo, "tried long enough")
+        unload_challenger(self.served.grpc_url, self.served.repo)
+        return ended, answers
+
+
+def wait_for_answers(served: Served, experiment: Experiment, count: int) -> int:
+    """Return how many answers the challenger gave, once all `count` answers of an experiment are logged."""
+    deadline_s = time.monotonic() + FLUSHED_S
+    while True:
+        logged = read_exposures(find_experiment_folder(served.repo), experiment.started_ms)
+        own = logged.filter(pc.equal(logged["experiment"], experiment.name))
+        if len(own) >= count or time.monotonic() > deadline_s:
+            return int(pc.sum(pc.equal(own["arm"], CHALLENGER_ARM)).as_py() or 0)
+        time.sleep(0.5)
+
+
+def try_broken(
+    front: Storefront, publish_broken: Callable[[str], int], count: int, planned: int, rng: np.random.Generator
+) -> list[Figure]:
+    """Meet `count` broken challengers, each fault about as often as the others.
+
+    publish_broken: takes the name of a fault, returns the generation. It is published just before it is tried, because a
+    repository keeps few generations. planned: answers that a challenger gives if nobody stops it
+    """
+    figures, seen = [], []
+    for name, numbers in zip(FAULTS, np.array_split(np.arange(count), len(FAULTS)), strict=True):
+        if not len(numbers):
+            continue
+        say(f"a broken generation: {name}")
+        broken, answered = publish_broken(name), []
+        for number in numbers:
+            ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), planned, rng)
+            say(f"broken challenger {number + 1} ({name}) {describe(ended)} after {answers} answers")
+            answered.append(answers)
+            seen.append(answers / planned if ended and ended.state == "rolled back" else 1.0)
+        figures.append(Figure(name=f"{name}: answers until rolled back", values=answered))
+    return [
+        *figures,
+        Figure(name="kinds of faults of broken challengers", values=[len(figures)]),
+        Figure(name="broken challengers: share of their answers until rolled back", values=[max(seen)], at_most=MOST_SEEN),
+        Figure(name="broken challengers that were rolled back", values=[sum(share < 1 for share in seen)], at_least=count),
+    ]
+
+
+def count_planned(world: World, days: int) -> int:
+    """Return how many answers a challenger gives in some days if nobody stops it."""
+    return int(days * VISITS_PER_DAY * len(world.user_ids) * SHARE)
+
+
+def describe(ended: Experiment | None) -> str:
+    return f"is {ended.state}, because {ended.reason}," if ended else "goes on"
+
+
+def publish(dataset: Dataset, scratch: Path, repo: Path, name: str, rules: dict[str, Any] | None = None) -> int:
+    """Export a data set and publish it in a repository that another generation stays pinned in. Return the generation."""
+    settings = SETTINGS | {"rules": rules or {}}
+    build_repository(dataset, scratch / name, Settings.model_validate(settings), console)
+    return relayout(scratch / name, repo, "ensemble")
+
+
+def publish_broken(dataset: Dataset, scratch: Path, repo: Path, fault: str) -> int:
+    """Publish a broken generation in a served repository. Return it. scratch: for exports and a copy of the repository"""
+    if fault in CATALOGUE_FAULTS:
+        return publish(dataset, scratch, repo, fault.replace(" ", "-"), CATALOGUE_FAULTS[fault](dataset))
+    if not (copy := scratch / "whole").exists():
+        shutil.copytree(repo, copy, symlinks=True)
+    generation = relayout(copy, repo, "ensemble")
+    break_stage(repo, generation, fault)
+    return generation
+
+
+def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int = 0) -> list[Figure]:
+    rng = np.random.default_rng(seed)
+    world = World(n_users, n_items, rng)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        dataset = world.write_log(scratch / "data", EVENTS_PER_USER * n_users, LOG_DAYS, int(time.time()))
+        repo = scratch / "repository"
+        build_repository(dataset, repo, Settings.model_validate(SETTINGS), console)
+        with (
+            serve_with_gateway(repo, GATEWAY_SETTINGS, run_dir=RUN_DIR) as served,
+            httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http,
+        ):
+            front = Storefront(world, served, http)
+            planned = count_planned(world, days)
+            return try_broken(front, lambda fault: publish_broken(dataset, scratch, repo, fault), challengers, planned, rng)
+
+
+@app.command()
+def main(
+    users: Annotated[int, typer.Option(min=100)] = 1_500,
+    items: Annotated[int, typer.Option(min=100)] = 1_000,
+    days: Annotated[int, typer.Option(min=1, help="that a challenger would answer if nobody stopped it")] = 30,
+    challengers: Annotated[int, typer.Option(min=1)] = 20,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Exit code 1 when a broken challenger is rolled back too late. Takes about half an hour."""
+    machine, figures = read_machine(), measure(users, items, days, challengers)
+    conditions = (
+        f"{users:,} users, {items:,} items; challengers meet {SHARE:.0%} of the users, and would give {days} days' answers of "
+        f"{VISITS_PER_DAY:g} visit a user if nobody stopped them; the guard looks after every {LOOK_EVERY} of them"
+    )
+    command = "python -m experiments.broken_challengers"
+    finish("broken-challengers", "Broken challengers", command, conditions, figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.broken_challengers")
