@@ -124,6 +124,43 @@ def test_the_exposure_log_has_the_sources_of_the_items_that_were_shown(served):
     assert any("bought_together" in names for names in sources)
 
 
+def test_the_share_of_a_challenger_changes_under_load_without_a_failed_or_mixed_answer(served, tmp_path):
+    """Before rules are applied, which replace those of both generations."""
+    repo, grpc_url, users, shares = served.server.repo, served.server.grpc_url, range(1, 41), (0.0, 0.1, 0.5, 0.0)
+    half = RulesConfig(blocked_items=tuple(range(1, 16)))  # so that the two never answer alike
+    relayout(with_rules(small_repository(), tmp_path / "other", half), repo, "ensemble")
+    load_challenger(grpc_url, repo, 2)
+    alone = [list_answers(served, users)]
+    assert all(alone[0][user, 1] != alone[0][user, 2] for user in users)
+    experiment = start_experiment(repo, Experiment("shares", 1, 2, shares[0]))
+    with Visitors(served, users, clients=8) as visitors:
+        for share in shares:
+            visitors.share = None
+            change_share(repo, share)
+            visitors.share = share
+            visitors.wait_for_answers(4 * len(users))
+    end_experiment(repo, "the test is over")
+    alone.append(list_answers(served, users))
+    assert unload_challenger(grpc_url, repo) == 2
+    assert visitors.errors == []
+    enrolled: dict[float, set[int]] = {share: set() for share in shares}
+    for visit in visitors.visits:
+        generation = visit.answer["generation"]
+        assert visit.answer["degraded"] == []
+        assert [item["id"] for item in visit.answer["items"]] in [answers[visit.user, generation] for answers in alone]
+        if visit.share is not None:
+            assert generation == (2 if replace(experiment, share=visit.share).enrols(visit.user) else 1)
+            enrolled[visit.share] |= {visit.user} if generation == 2 else set()
+    assert enrolled[0.0] < enrolled[0.1] < enrolled[0.5] < set(users)
+
+
+def list_answers(served: Served, users: range) -> dict[tuple[int, int], list[int]]:
+    """Return the items of each user by each of both generations alone, by (user, generation)."""
+    pairs = [(user, generation) for user in users for generation in (1, 2)]
+    answers = {(user, generation): served.recommend(user=user, generation=generation) for user, generation in pairs}
+    return {pair: [item["id"] for item in answer["items"]] for pair, answer in answers.items()}
+
+
 def test_unknown_propensities_are_numbers_that_json_knows(served):
     """Exploration below a cap moves items up, depending on what was drawn."""
     apply_rules(served.server.repo, {"exploration": {"slots": 2, "pool": 5}, "max_per_category": 15})
@@ -209,42 +246,6 @@ def raw(port: int, *parts: bytes) -> bytes:
             while block := sock.recv(65_536):
                 answer += block
         return answer
-
-
-def test_the_share_of_a_challenger_changes_under_load_without_a_failed_or_mixed_answer(served, tmp_path):
-    repo, grpc_url, users, shares = served.server.repo, served.server.grpc_url, range(1, 61), (0.0, 0.1, 0.5, 0.0)
-    half = RulesConfig(blocked_items=tuple(range(1, 16)))  # so that the two never answer alike
-    relayout(with_rules(small_repository(), tmp_path / "other", half), repo, "ensemble")
-    load_challenger(grpc_url, repo, 2)
-    alone = [list_answers(served, users)]
-    assert all(alone[0][user, 1] != alone[0][user, 2] for user in users)
-    experiment = start_experiment(repo, Experiment("shares", 1, 2, shares[0]))
-    with Visitors(served, users, clients=8) as visitors:
-        for share in shares:
-            visitors.share = None
-            change_share(repo, share)
-            visitors.share = share
-            visitors.wait_for_answers(5 * len(users))
-    end_experiment(repo, "the test is over")
-    alone.append(list_answers(served, users))
-    assert unload_challenger(grpc_url, repo) == 2
-    assert visitors.errors == []
-    enrolled: dict[float, set[int]] = {share: set() for share in shares}
-    for visit in visitors.visits:
-        generation = visit.answer["generation"]
-        assert visit.answer["degraded"] == []
-        assert [item["id"] for item in visit.answer["items"]] in [answers[visit.user, generation] for answers in alone]
-        if visit.share is not None:
-            assert generation == (2 if replace(experiment, share=visit.share).enrols(visit.user) else 1)
-            enrolled[visit.share] |= {visit.user} if generation == 2 else set()
-    assert enrolled[0.0] < enrolled[0.1] < enrolled[0.5] < set(users)
-
-
-def list_answers(served: Served, users: range) -> dict[tuple[int, int], list[int]]:
-    """Return the items of each user by each of both generations alone, by (user, generation)."""
-    pairs = [(user, generation) for user in users for generation in (1, 2)]
-    answers = {(user, generation): served.recommend(user=user, generation=generation) for user, generation in pairs}
-    return {pair: [item["id"] for item in answer["items"]] for pair, answer in answers.items()}
 
 
 def test_what_ends_tritonserver_does_not_get_past_the_gateway(served):
