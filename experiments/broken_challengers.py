@@ -25,7 +25,7 @@ from rich.console import Console
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.served import Served, serve_with_gateway
-from experiments.shop_faults import CATALOGUE_FAULTS, FAULTS, break_stage
+from experiments.shop_faults import CATALOGUE_FAULTS, FAULTS, begin_fault, break_stage
 from experiments.shop_world import World
 from export.build import build_repository
 from export.relayout import relayout
@@ -85,12 +85,13 @@ class Storefront:
         """
         running = begin_experiment([self.served.state], self.served.repo, experiment)
         visited, ended, answers = 0, None, 0
-        while ended is None and answers < most:
-            count = int(LOOK_EVERY / running.share)
-            self.visit(count, rng)
-            visited += count
-            answers = wait_for_answers(self.served, running, visited)
-            ended = guard_once(self.served.repo)
+        with begin_fault(self.served.repo, experiment.challenger):
+            while ended is None and answers < most:
+                count = int(LOOK_EVERY / running.share)
+                self.visit(count, rng)
+                visited += count
+                answers = wait_for_answers(self.served, running, visited)
+                ended = guard_once(self.served.repo)
         if ended is None:
             end_experiment(self.served.repo, "tried long enough")
         unload_challenger(self.served.grpc_url, self.served.repo)

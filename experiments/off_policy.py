@@ -114,7 +114,7 @@ def estimate_slates(frame: pd.DataFrame, policy: np.ndarray) -> tuple[dict[str, 
     """
     slates = list_slates(frame)
     rewards, propensities, targets = read_slates(frame, slates, policy)
-    weights, ways = compute_importance_weights(targets, propensities), {}
+    weights, ways = compute_importance_weights(targets, propensities), dict[str, Callable[[], Estimate]]()
     for kind in get_args(SlateKind):
         ways[f"slates, {kind}"] = partial(estimate_slate, rewards, weights, kind)
     return keep_supported(ways), {"slate_rewards": rewards, "slate_propensities": propensities, "slate_targets": targets}

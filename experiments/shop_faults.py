@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments import stage_faults
-from experiments.stage_faults import Arrays, Serve
+from experiments.stage_faults import BEGUN, Arrays, Serve
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, load_manifest, write_manifest
 from training.dataset import Dataset
 
 SOLD_OUT = 0.8  # of the items, those that sell most
 KINDS_LEFT, ITEMS_LEFT = 1, 20
 BROKEN_MODEL = """
-from stage_faults import {fault}
+from stage_faults import {fault}, has_begun
 
 published_call = {stage}.__call__
-{stage}.__call__ = lambda self, inputs: {fault}(lambda given: published_call(self, given), inputs)
+
+
+def answer(self, inputs):
+    return {fault}(lambda given: published_call(self, given), inputs) if has_begun() else published_call(self, inputs)
+
+
+{stage}.__call__ = answer
 """
 
 Broken = dict[str, Any]  # the rules of a broken generation
@@ -62,7 +69,10 @@ FAULTS = (*STAGE_FAULTS, *CATALOGUE_FAULTS)
 
 
 def break_stage(repo: Path, generation: int, fault: str) -> None:
-    """Break a published generation of the ensemble layout, which no server may have loaded. fault: of STAGE_FAULTS"""
+    """Let a published generation of the ensemble layout break once it serves (`begin_fault`). No server may have loaded it yet.
+
+    fault: of STAGE_FAULTS
+    """
     stage, answer = STAGE_FAULTS[fault]
     folder = find_stage_folder(repo, stage, generation)
     shutil.copyfile(Path(stage_faults.__file__), folder / "stage_faults.py")
@@ -71,6 +81,19 @@ def break_stage(repo: Path, generation: int, fault: str) -> None:
     facts = {key: value for key, value in load_manifest(folder).items() if key not in ("schema", "files")}
     (folder / MANIFEST_FILE).unlink()
     write_manifest(folder, **facts)
+
+
+@contextmanager
+def begin_fault(repo: Path, generation: int) -> Iterator[None]:
+    """Let a loaded generation be broken until the block ends, if `break_stage` prepared it."""
+    begun = [path.with_name(BEGUN) for path in repo.glob(f"*/{generation}/stage_faults.py")]
+    for path in begun:
+        path.touch()
+    try:
+        yield
+    finally:
+        for path in begun:
+            path.unlink()
 
 
 def block(item_ids: np.ndarray) -> dict[str, Any]:

@@ -15,18 +15,32 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import httpx
 import numpy as np
-import pyarrow.compute as pc
 import typer
-from rich.console import Console
 
 import clients  # noqa: F401  so that triton_recommender is found
+from experiments.broken_challengers import (
+    EVENTS_PER_USER,
+    GATEWAY_SETTINGS,
+    LENGTH,
+    LOG_DAYS,
+    SETTINGS,
+    SHARE,
+    VISITS_PER_DAY,
+    Storefront,
+    console,
+    count_planned,
+    describe,
+    publish,
+    publish_broken,
+    say,
+    try_broken,
+)
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.served import Served, serve_with_gateway
 from experiments.shop_decisions import LEAST_SAVED, RUNS, compare_ways, compute_clicked, count_false_alarms
@@ -34,38 +48,21 @@ from experiments.shop_faults import FAULTS
 from experiments.shop_world import DAY_S, TASTE_DAYS, World
 from export.build import build_repository
 from export.follow import STARTED, Round, follow_once
-from export.relayout import relayout
 from export.settings import Settings
-from live.exposures import read_exposures
 from perf.command import run
-from repository.experiments import end_experiment, find_experiment_folder
 from server import control
-from server.challenger import unload_challenger
 from server.environment import RUN_DIR
-from server.experiment import begin_experiment
-from serving.live.experiment import CHALLENGER_ARM, Experiment
+from serving.live.experiment import Experiment
 from training.dataset import Dataset
-from trials.guard import guard_once
 from triton_recommender import Event, Query, Recommender
 
-SETTINGS = {
-    "pipeline": {"recorded_requests": 64},
-    "ranker": {"compression": "none"},
-    "training": {"teachers": "one", "minutes": 1.5},
-}
-LENGTH, BATCH = 10, 64  # items of a list; visits that are asked at once
-EVENTS_PER_USER, LOG_DAYS = 30, 60  # of the log that the first generation learns from
-VISITS_PER_DAY, VISITS_IN_SALE = 1.0, 20.0  # of each user; a sale lasts the two hours after the change of taste
+BATCH = 64  # visits that are asked at once
+VISITS_IN_SALE = 20.0  # of each user; a sale lasts the two hours after the change of taste
 FOUND = 0.3  # visits in which a user finds an item without the list, and takes it
 TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generations; share of the users whose taste changes
-SHARE = 0.5  # of the users, who meet a challenger
-LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
 FAULTY_SHARE = 0.05  # of the users, who have the lists of a weak generation where a fault concerns some of them
-FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-console = Console(stderr=True, width=130, soft_wrap=True)
-say = console.print
 
 
 @dataclass
@@ -149,84 +146,11 @@ def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Gener
     ]
 
 
-@dataclass
-class Storefront:
-    """Visitors of the gateway, whose clicks carry the request they belong to."""
-
-    shop: Shop
-    http: httpx.Client
-
-    def visit(self, count: int, rng: np.random.Generator) -> None:
-        """Let users come through the gateway, one after the other, and post what they take."""
-        clicks = []
-        for user in rng.choice(self.shop.world.user_ids, count):
-            answer = self.http.get("/v1/recommendations", params={"user": int(user), "k": LENGTH}).raise_for_status().json()
-            items = np.array([int(item["id"]) for item in answer["items"]], np.int64)  # a broken challenger may show none
-            took = items[self.shop.world.react(int(user), items)]
-            clicks += [{"user": int(user), "item": int(item), "request_id": answer["request_id"]} for item in took]
-        if clicks:
-            self.http.post("/v1/events", json=clicks).raise_for_status()
-
-    def try_out(self, experiment: Experiment, most: int, rng: np.random.Generator) -> tuple[Experiment | None, int]:
-        """Run an experiment until its guard ends it, or the challenger has given `most` answers.
-
-        Return the experiment as it was ended, None where it was not, and the answers of the challenger.
-        """
-        served = self.shop.served
-        running = begin_experiment([served.state], served.repo, experiment)
-        visited, ended, answers = 0, None, 0
-        while ended is None and answers < most:
-            count = int(LOOK_EVERY / running.share)
-            self.visit(count, rng)
-            visited += count
-            answers = wait_for_answers(served, running, visited)
-            ended = guard_once(served.repo)
-        if ended is None:
-            end_experiment(served.repo, "tried long enough")
-        unload_challenger(served.grpc_url, served.repo)
-        return ended, answers
-
-
-def wait_for_answers(served: Served, experiment: Experiment, count: int) -> int:
-    """Return how many answers the challenger gave, once all `count` answers of an experiment are logged."""
-    deadline_s = time.monotonic() + FLUSHED_S
-    while True:
-        logged = read_exposures(find_experiment_folder(served.repo), experiment.started_ms)
-        own = logged.filter(pc.equal(logged["experiment"], experiment.name))
-        if len(own) >= count or time.monotonic() > deadline_s:
-            return int(pc.sum(pc.equal(own["arm"], CHALLENGER_ARM)).as_py() or 0)
-        time.sleep(0.5)
-
-
-def try_broken(
-    front: Storefront, publish_broken: Callable[[str], int], count: int, days: int, rng: np.random.Generator
-) -> list[Figure]:
-    """Meet `count` broken challengers, each fault about as often as the others.
-
-    publish_broken: takes the name of a fault, returns the generation. It is published just before it is tried, because a
-    repository keeps few generations.
-    """
-    planned, seen = count_planned(front.shop, days), []
-    for name, numbers in zip(FAULTS, np.array_split(np.arange(count), len(FAULTS)), strict=True):
-        if not len(numbers):
-            continue
-        broken = publish_broken(name)
-        for number in numbers:
-            ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), planned, rng)
-            say(f"broken challenger {number + 1} ({name}) {describe(ended)} after {answers} answers")
-            seen.append(answers / planned if ended and ended.state == "rolled back" else 1.0)
-    return [
-        Figure(name="kinds of faults of broken challengers", values=[min(count, len(FAULTS))]),
-        Figure(name="broken challengers: share of their answers until rolled back", values=[max(seen)], unit="", at_most=0.01),
-        Figure(name="broken challengers that were rolled back", values=[sum(share < 1 for share in seen)], at_least=count),
-    ]
-
-
 def try_better(front: Storefront, weak: int, days: int, rng: np.random.Generator) -> list[Figure]:
     """Let the generation that serves challenge a weak one. weak: a generation"""
-    served, good = front.shop.served, front.shop.served.state.generation
+    served, good = front.served, front.served.state.generation
     control.activate(served.state, weak, served.run_dir)
-    ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), count_planned(front.shop, days), rng)
+    ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), count_planned(front.world, days), rng)
     say(f"better challenger {describe(ended)} after {answers} answers")
     control.activate(served.state, good, served.run_dir)
     return [
@@ -235,25 +159,9 @@ def try_better(front: Storefront, weak: int, days: int, rng: np.random.Generator
     ]
 
 
-def count_planned(shop: Shop, days: int) -> int:
-    """Return how many answers a challenger gives if nobody stops it."""
-    return int(days * VISITS_PER_DAY * len(shop.world.user_ids) * SHARE)
-
-
-def describe(ended: Experiment | None) -> str:
-    return f"is {ended.state}, because {ended.reason}," if ended else "goes on"
-
-
 def thin_log(dataset: Dataset, part: int) -> Dataset:
     """Return the data set with one event in `part`."""
     return replace(dataset, interactions=dataset.interactions.iloc[::part].reset_index(drop=True))
-
-
-def publish(dataset: Dataset, scratch: Path, repo: Path, name: str, rules: dict[str, Any] | None = None) -> int:
-    """Export a data set and publish it in a repository that another generation stays pinned in. Return the generation."""
-    settings = SETTINGS | {"rules": rules or {}}
-    build_repository(dataset, scratch / name, Settings.model_validate(settings), console)
-    return relayout(scratch / name, repo, "ensemble")
 
 
 def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int = 0) -> list[Figure]:
@@ -266,9 +174,8 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
         repo = scratch / "repository"
         say("the first generation")
         build_repository(dataset, repo, Settings.model_validate(SETTINGS), console)
-        settings = "deadline_ms = 2_000\n"
         with (
-            serve_with_gateway(repo, settings, run_dir=RUN_DIR) as served,
+            serve_with_gateway(repo, GATEWAY_SETTINGS, run_dir=RUN_DIR) as served,
             Recommender(served.grpc_url, timeouts=60.0) as asked,
         ):
             had = np.zeros((n_users, n_items), bool)
@@ -277,13 +184,12 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             shop = Shop(world, served, asked, had, begins_s)
             figures = trade_for_days(shop, dataset, days, rng)
 
-            def publish_broken(fault: str) -> int:
-                say(f"a broken generation: {fault}")
-                return publish(dataset, scratch, repo, fault.replace(" ", "-"), FAULTS[fault](dataset))
-
+            planned = count_planned(world, days)
             with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http:
-                front = Storefront(shop, http)
-                figures += try_broken(front, publish_broken, challengers, days, rng)
+                front = Storefront(world, served, http)
+                figures += try_broken(
+                    front, lambda fault: publish_broken(dataset, scratch, repo, fault), challengers, planned, rng
+                )
                 say("a weak generation")
                 weak = publish(thin_log(dataset, 10), scratch, repo, "weak")
                 figures += try_better(front, weak, days, rng)

@@ -2,12 +2,16 @@
 
 Each function answers in place of a stage. serve: the stage as it was published; inputs, and what is returned: arrays by name,
 each [B, *dims], as serving/contract/tensors.py states them for the stage.
+
+The stage works until the file BEGUN is next to this one: tritonserver loads no model that fails while it warms up, and may die
+of one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -17,8 +21,14 @@ Serve = Callable[[Arrays], Arrays]
 TIMES_AS_LONG = 10
 FAILING_SHARE = 0.25  # of the requests
 NO_ITEM = -1
+BEGUN = "begun"
 
 _same_items: list[np.ndarray] = []  # int64 [K], of the first answer
+
+
+def has_begun() -> bool:
+    """Return whether the stage is broken by now."""
+    return Path(__file__).with_name(BEGUN).exists()
 
 
 def answer_slowly(serve: Serve, inputs: Arrays) -> Arrays:

@@ -55,7 +55,7 @@ from experiments import (
 )
 from experiments.harness import Figure, Result, run_in_turns
 from experiments.merlin_once import OnceExecutor
-from experiments.shop_faults import FAULTS
+from experiments.shop_faults import CATALOGUE_FAULTS
 from experiments.shop_world import World
 from experiments.tables_feed import Published, run_broker, run_publisher
 from perf.load.open_loop import Outcome
@@ -297,7 +297,7 @@ def smoke_simulated_shop(context: Context) -> list[Figure]:
     world = World(60, 50, context.rng)
     dataset = world.write_log(context.folder / "simulated", 500, 10, 1_700_000_000)
     assert (len(dataset.interactions), len(dataset.items)) == (500, 50)
-    rules = [RulesConfig.from_dict(fault(dataset)) for fault in FAULTS.values()]
+    rules = [RulesConfig.from_dict(fault(dataset)) for fault in CATALOGUE_FAULTS.values()]
     assert len(set(map(str, rules))) == len(rules) >= 3
     assert all(25 <= len(own.blocked_items) < 50 for own in rules)
     best = np.argsort(-world.takes, axis=1)[:, :10] + 1
