@@ -50,7 +50,7 @@ EVENTS_PER_USER, LOG_DAYS = 30, 60  # of the log that the first generation learn
 VISITS_PER_DAY = 1.0  # of each user
 SHARE = 0.5  # of the users, who meet a challenger
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
-MOST_SEEN = 0.01  # share of its answers that a broken challenger may give
+MOST_SEEN = 0.01  # share of its answers that a broken challenger may give; a harmless one is tried for twice as many
 FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 GATEWAY_SETTINGS = "deadline_ms = 2_000\n"
 
@@ -137,6 +137,16 @@ def try_broken(
     ]
 
 
+def try_harmless(front: Storefront, same: int, planned: int, rng: np.random.Generator) -> list[Figure]:
+    """Meet a challenger that has the champion's own models. same: a generation; planned: as of `try_broken`"""
+    ended, answers = front.try_out(Experiment("harmless", 0, same, SHARE, promotes=True), int(2 * MOST_SEEN * planned), rng)
+    say(f"a harmless challenger {describe(ended)} after {answers} answers")
+    return [
+        Figure(name="answers of a harmless challenger", values=[answers]),
+        Figure(name="harmless challengers that were ended", values=[ended is not None], at_most=0),
+    ]
+
+
 def count_planned(world: World, days: int) -> int:
     """Return how many answers a challenger gives in some days if nobody stops it."""
     return int(days * VISITS_PER_DAY * len(world.user_ids) * SHARE)
@@ -157,11 +167,16 @@ def publish_broken(dataset: Dataset, scratch: Path, repo: Path, fault: str) -> i
     """Publish a broken generation in a served repository. Return it. scratch: for exports and a copy of the repository"""
     if fault in CATALOGUE_FAULTS:
         return publish(dataset, scratch, repo, fault.replace(" ", "-"), CATALOGUE_FAULTS[fault](dataset))
-    if not (copy := scratch / "whole").exists():
-        shutil.copytree(repo, copy, symlinks=True)
-    generation = relayout(copy, repo, "ensemble")
+    generation = publish_again(scratch, repo)
     break_stage(repo, generation, fault)
     return generation
+
+
+def publish_again(scratch: Path, repo: Path) -> int:
+    """Publish the models of a served repository again. Return the generation."""
+    if not (copy := scratch / "whole").exists():
+        shutil.copytree(repo, copy, symlinks=True)
+    return relayout(copy, repo, "ensemble")
 
 
 def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int = 0) -> list[Figure]:
@@ -178,7 +193,10 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
         ):
             front = Storefront(world, served, http)
             planned = count_planned(world, days)
-            return try_broken(front, lambda fault: publish_broken(dataset, scratch, repo, fault), challengers, planned, rng)
+            figures = try_harmless(front, publish_again(scratch, repo), planned, rng)
+            return figures + try_broken(
+                front, lambda fault: publish_broken(dataset, scratch, repo, fault), challengers, planned, rng
+            )
 
 
 @app.command()

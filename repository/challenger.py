@@ -40,8 +40,8 @@ def write_challenger(repo: Path, generation: int) -> None:
     config.version_policy.specific.versions.append(generation)
     for step in config.ensemble_scheduling.step:
         step.model_version = generation
-    repo = repo.resolve()
-    built = repo.parent / f".{repo.name}.{CHALLENGER}"
+    # In the repository, which may be a mount of its own, but where tritonserver sees no model.
+    built = repo / ENSEMBLE / f".{CHALLENGER}"
     shutil.rmtree(built, ignore_errors=True)
     built.mkdir()
     if config.platform == "ensemble":

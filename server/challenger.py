@@ -18,7 +18,7 @@ from repository.generations import order_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import Model, read_repository
 from server.generations import LOAD_TIMEOUT_S, find_served_generation, load_models, wait_drained
-from server.health import open_local_client, read_model_states
+from server.health import open_local_client
 from server.memory import check_memory
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS
@@ -85,10 +85,16 @@ def unload_challenger(grpc_url: str, repo: Path, until_ms: int | None = None) ->
 def find_loaded_challengers(grpc_url: str) -> list[int]:
     """Return the generation of a server's challenger, as a list of at most one, as the server itself reports it.
 
-    The repository names no challenger once another server on it has unloaded its own.
+    The repository names no challenger once another server on it has unloaded its own, and tritonserver's index lists no model
+    without a folder. Raises ServerError when the server does not say.
     """
-    states = read_model_states(grpc_url) or {}
-    return [version for (name, version), (state, _) in states.items() if name == CHALLENGER and state == "READY"]
+    with open_local_client(grpc_url) as client:
+        try:
+            return [int(version) for version in client.get_model_metadata(CHALLENGER, client_timeout=5).versions]
+        except InferenceServerException as error:
+            if error.status() == "StatusCode.NOT_FOUND":
+                return []
+            raise ServerError(f"The server at {grpc_url} does not say which challenger it holds: {error.message()}") from error
 
 
 def list_step_names(repo: Path) -> list[str]:

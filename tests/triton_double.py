@@ -70,8 +70,15 @@ class TritonDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         _refuse(context, self.before_index(""))
         response = service_pb2.RepositoryIndexResponse()
         for (name, version), state in self.states.items():
-            response.models.add(name=name, version=str(version), state=state)
+            if (self.repo / name).exists():  # tritonserver lists no model without a folder
+                response.models.add(name=name, version=str(version), state=state)
         return response
+
+    def ModelMetadata(self, request, context):
+        loaded = [str(version) for (name, version), state in self.states.items() if (name, state) == (request.name, "READY")]
+        if not loaded:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' has no available versions")
+        return service_pb2.ModelMetadataResponse(name=request.name, versions=loaded)
 
     def RepositoryModelLoad(self, request, context):
         name = request.model_name

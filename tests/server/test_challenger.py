@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import tritonclient.grpc as grpcclient
 
-from repository.challenger import read_challengers
+from repository.challenger import read_challengers, remove_challenger
 from repository.generations import pin
 from server.challenger import load_challenger, unload_challenger
 from server.generations import activate, find_served_generation
@@ -102,7 +102,8 @@ def test_a_move_waits_for_the_end_of_the_experiment(repo, launch):
     toys.publish(repo, 3)
     with pytest.raises(ServerError, match="Generation 2 is served as challenger"):
         load_challenger(server.grpc_url, repo, 3)
-    unload_challenger(server.grpc_url, repo)
+    remove_challenger(repo)  # as another server on it does
+    assert unload_challenger(server.grpc_url, repo) == 2
     assert activate(server.grpc_url, repo, 2) == 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from repository.challenger import read_challengers
+from repository.challenger import read_challengers, remove_challenger
 from repository.experiments import end_experiment, start_experiment
 from repository.generations import pin
 from server.challenger import load_challenger
@@ -55,6 +55,15 @@ def test_the_challenger_is_unloaded_once_its_experiment_is_over(served, ended):
     load_challenger(state.grpc_url, state.repo, 2)  # of another experiment, which begins next
     assert release.look() == Release(state).look() == ""  # also that of a supervisor that has just been started
     assert is_loaded(double)
+
+
+def test_it_is_unloaded_too_after_another_server_on_the_repository_has_unloaded_its_own(served):
+    state, double = served
+    end_experiment(state.repo, "harmful", "rolled back")
+    remove_challenger(state.repo)
+    pin(state.repo, 1)
+    assert Release(state).look() == "experiment spring is over: generation 2 is unloaded"
+    assert not is_loaded(double)
 
 
 def test_a_promoted_challenger_and_one_of_another_experiment_stay(served):
