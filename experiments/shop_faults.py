@@ -76,8 +76,10 @@ def break_stage(repo: Path, generation: int, fault: str) -> None:
     stage, answer = STAGE_FAULTS[fault]
     folder = find_stage_folder(repo, stage, generation)
     shutil.copyfile(Path(stage_faults.__file__), folder / "stage_faults.py")
-    with (folder / "model.py").open("a") as model:
-        model.write(BROKEN_MODEL.format(stage=stage.capitalize(), fault=answer.__name__))
+    model = folder / "model.py"
+    published = model.read_text()
+    model.unlink()  # published files are read-only
+    model.write_text(published + BROKEN_MODEL.format(stage=stage.capitalize(), fault=answer.__name__))
     facts = {key: value for key, value in load_manifest(folder).items() if key not in ("schema", "files")}
     (folder / MANIFEST_FILE).unlink()
     write_manifest(folder, **facts)

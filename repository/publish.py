@@ -14,7 +14,6 @@ them. `python -m server activate` moves a running server to the new generation.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import shutil
 from collections.abc import Callable
@@ -42,6 +41,7 @@ from repository.generations import list_published_generations, write_pins
 from repository.lock import publication_lock
 from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
 from repository.models import read_config, refuse_unservable_path, write_config
+from repository.same_file_system import can_rename, refuse_other_file_system
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_stage, verify_manifest, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
 from serving.contract.generations import read_pinned_generation
@@ -57,6 +57,7 @@ from serving.contract.tensors import (
 )
 
 PIPELINE = "serving.pipeline"
+STAGING = ".staging"
 
 FindHeld = Callable[[Path], set[int] | None]
 
@@ -68,6 +69,8 @@ def hold_nothing(repository: Path) -> set[int]:
 
 class Staging:
     """A folder like the repository, on the same file system, in which the next generation is built; one at a time.
+
+    It is beside the repository, or in `recommend` of one that is a mount of its own: tritonserver sees no model there.
 
     layout: "ensemble", or "fused" (only `recommend`, with the stages in subfolders of its version)
     find_held: returns the generations that running servers have loaded, which a publication keeps; None when a server does not
@@ -109,9 +112,16 @@ class Staging:
     def _prepare(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
         self.generation = 1 + max(list_versions(self.repository), default=0)
+        self.root.mkdir()
+        inside = self.repository / ENSEMBLE / STAGING
+        shutil.rmtree(inside, ignore_errors=True)  # of an interrupted publication
+        if inside.parent.is_dir() and not can_rename(self.root, self.repository):
+            self.root.rmdir()
+            self.root = inside
+            self.root.mkdir()
+        refuse_other_file_system(self.root, self.repository)
         for name in (ENSEMBLE, *STAGES, *LIVE_MODELS):
             self.folder(name).mkdir(parents=True)
-        refuse_other_file_system(self.root, self.repository)
 
     def _clear(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
@@ -224,28 +234,6 @@ def derive_live_specs(stages: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
     """Return the specs of the live models. They have the context columns of the first stage."""
     fixed = {tensor.name for tensor in make_stage_specs(Axes())[STAGES[0]].inputs}
     return make_live_specs(tuple(tensor for tensor in stages[STAGES[0]].inputs if tensor.name not in fixed))
-
-
-def refuse_other_file_system(staging: Path, repository: Path) -> None:
-    """Raise ExportError when no file can be renamed from one folder into the other, as publication must.
-
-    This is checked before training, which may take hours.
-    """
-    staged, placed = staging / ".probe", repository / f".{repository.name}.probe"
-    staged.touch()
-    try:
-        staged.rename(placed)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise ExportError(
-                f"Nothing can be written into {repository}: {error.strerror}. "
-                "Make it writable for this user, or choose another REPO."
-            ) from error
-        raise ExportError(
-            f"Nothing can be renamed from {staging.parent} into {repository}, which is another file system or a mount of its "
-            f"own. A generation is built beside its repository: choose a REPO inside of the mount, {repository / 'repository'}."
-        ) from error
-    placed.unlink()
 
 
 def find_served_generation(repository: Path) -> int | None:

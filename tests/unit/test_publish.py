@@ -12,6 +12,7 @@ from typing import IO
 import numpy as np
 import pytest
 
+from repository.challenger import read_challengers, write_challenger
 from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
 from repository.generations import pin
 from repository.lock import publication_lock
@@ -178,8 +179,9 @@ def test_a_link_is_followed_and_what_is_staged_lies_beside_where_it_leads(tmp_pa
     assert (tmp_path / "link").is_symlink()
 
 
-def test_a_repository_on_another_file_system_is_refused_before_training(tmp_path, monkeypatch):
-    repository, rename = tmp_path / "repo", Path.rename
+def make_mount(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be renamed from elsewhere into the repository."""
+    rename = Path.rename
 
     def across(path, target):
         if repository in target.parents and repository not in path.parents:
@@ -187,12 +189,29 @@ def test_a_repository_on_another_file_system_is_refused_before_training(tmp_path
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", across)
+
+
+def test_a_new_repository_on_another_file_system_is_refused_before_training(tmp_path, monkeypatch):
+    repository = tmp_path / "repo"
+    make_mount(repository, monkeypatch)
     with pytest.raises(ExportError, match=rf"into {repository}, which is another file system.*choose a REPO inside"):
         Staging(repository).__enter__()
     monkeypatch.undo()
     assert not (tmp_path / ".repo.staging").exists()
     assert publish_once(repository) == 1  # nothing is left locked
     assert [path.name for path in repository.glob("*probe*")] == []
+
+
+def test_a_repository_that_is_a_mount_gets_further_generations_and_a_challenger(tmp_path, monkeypatch):
+    repository = tmp_path / "repo"
+    assert publish_once(repository) == 1
+    make_mount(repository, monkeypatch)
+    (repository / ENSEMBLE / ".staging" / "rank").mkdir(parents=True)  # of an interrupted publication
+    assert publish_once(repository) == 2
+    write_challenger(repository, 1)
+    assert read_challengers(repository) == (1,)
+    assert sorted(path.name for path in (repository / ENSEMBLE).iterdir()) == ["1", "2", CONFIG_FILE]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["repo"]
 
 
 def test_a_repository_that_cannot_be_written_is_refused_before_training(tmp_path, monkeypatch):
