@@ -76,7 +76,7 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
         return "stopped", strangers
     harm = find_failures(challenger)
     if min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS:
-        harm = harm or find_slowness(champion, challenger) or find_narrowness(champion, challenger)
+        harm = harm or find_slowness(champion, challenger, experiment) or find_narrowness(champion, challenger)
     if harm := harm or find_wrong_split(experiment, exposures):
         return "rolled back", harm
     if len(challenger) < LEAST_OBSERVATIONS:
@@ -123,16 +123,20 @@ def find_failures(challenger: pa.Table) -> str:
     return ""
 
 
-def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
+def find_slowness(champion: pa.Table, challenger: pa.Table, experiment: Experiment) -> str:
     """Return a sentence with both p99 or both p50; "" unless the challenger's is significantly slower.
 
-    It is if significantly more answers than the quantile allows, 1 % or half, take far longer than the champion's quantile.
+    It is if significantly more answers than the quantile allows, 1 % or half, take far longer than the champion's quantile. Only
+    A/B tests compare the p50: in other modes the challenger answers at the same time as the champion, which slows both.
     """
     champions_ms, own_ms = (arm["latency_ms"].drop_null().to_numpy() for arm in (champion, challenger))
     if min(len(champions_ms), len(own_ms)) < LEAST_OBSERVATIONS:
         return ""
     p99_ms = float(np.percentile(champions_ms, 99) if len(champions_ms) >= ENOUGH_FOR_P99 else champions_ms.max())
-    for percent, compared_ms, slower_ms in ((99, p99_ms, SLOWER_P99_MS), (50, float(np.median(champions_ms)), SLOWER_P50_MS)):
+    bounds = [(99, p99_ms, SLOWER_P99_MS)]
+    if experiment.mode == "ab":
+        bounds.append((50, float(np.median(champions_ms)), SLOWER_P50_MS))
+    for percent, compared_ms, slower_ms in bounds:
         slow = int((own_ms > max(SLOWER * compared_ms, compared_ms + slower_ms)).sum())
         if is_significantly_more(slow, len(own_ms), 1 - percent / 100):
             usual_ms, found_ms = (np.percentile(times, percent) for times in (champions_ms, own_ms))

@@ -78,7 +78,9 @@ def click(repo: Path, arm: str, share: float) -> None:
         ("ab", {"latency_ms": lambda number: 200.0 if number % 20 == 0 else 10.0}, "its p99 is 200 ms"),
         ("ab", {"latency_ms": lambda number: 200.0 if number % 80 == 0 else 10.0}, ""),  # so few may be chance
         ("ab", {"latency_ms": lambda number: 20.0 + number % 5}, "its p50 is 22 ms, the champion's 12 ms"),
-        ("interleave", {"latency_ms": lambda number: 20.0 if number % 5 else 10.0}, "its p50 is 20 ms, the champion's 12 ms"),
+        ("ab", {"latency_ms": lambda number: 20.0 if number % 5 else 10.0}, "its p50 is 20 ms, the champion's 12 ms"),
+        ("interleave", {"latency_ms": lambda number: 20.0 + number % 5}, ""),  # both generations answer it
+        ("shadow", {"latency_ms": lambda number: 20.0 + number % 5}, ""),
         ("ab", {"latency_ms": lambda number: 20.0 if number % 2 else 10.0}, ""),  # half may be chance
         ("ab", {"latency_ms": lambda number: 17.0 + number % 2}, ""),  # at most 1.5 times as long
         ("ab", {"item_ids": [1, 2, 3]}, "show 3 items, as many of the champion's 30"),
