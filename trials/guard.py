@@ -126,8 +126,8 @@ def find_failures(challenger: pa.Table) -> str:
 def find_slowness(champion: pa.Table, challenger: pa.Table, experiment: Experiment) -> str:
     """Return a sentence with both p99 or both p50; "" unless the challenger's is significantly slower.
 
-    It is if significantly more answers than the quantile allows, 1 % or half, take far longer than the champion's quantile. Only
-    A/B tests compare the p50: in other modes the challenger answers at the same time as the champion, which slows both.
+    It is if significantly more answers than the quantile allows, 1 % or half, take far longer than the champion's quantile.
+    Only A/B tests compare the p50: in other modes the challenger answers at the same time as the champion, which slows both.
     """
     champions_ms, own_ms = (arm["latency_ms"].drop_null().to_numpy() for arm in (champion, challenger))
     if min(len(champions_ms), len(own_ms)) < LEAST_OBSERVATIONS:
