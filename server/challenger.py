@@ -67,6 +67,8 @@ def unload_challenger(grpc_url: str, repo: Path, until_ms: int | None = None) ->
         champion, loaded = find_served_generation(grpc_url), read_challengers(repo) or find_loaded_challengers(grpc_url)
         if not loaded or (until_ms is not None and read_added_ms(repo) > until_ms):
             return None
+        if not read_challengers(repo):  # tritonserver does not say when a model without a folder has drained
+            write_challenger(repo, loaded[0])
         with open_local_client(grpc_url) as client:
             try:
                 client.unload_model(CHALLENGER, client_timeout=LOAD_TIMEOUT_S)
