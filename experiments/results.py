@@ -28,7 +28,15 @@ SECTIONS = {  # title -> prefixes of the names of its results
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tables-", "cache-policy", "soak"),
     "Live events": ("live-",),
-    "Which generation is better": ("simulated-shop", "guard", "interleaving", "two-generations", "off-policy", "drift"),
+    "Which generation is better": (
+        "simulated-shop",
+        "broken-challengers",
+        "guard",
+        "interleaving",
+        "two-generations",
+        "off-policy",
+        "drift",
+    ),
     "Caches of answers": ("cache",),
     "Under load, under attack, and with faults": ("overload", "malformed", "rest", "service-soak", "recovery"),
 }
