@@ -1,117 +1,188 @@
-"""Kill and pause processes of a supervised server, and measure when readiness fails and when the server answers again.
+"""Cause every fault of experiments/faults.py on a real server, and measure what callers see and how long it lasts.
 
-    python -m experiments.recovery --repo model_repository [--rounds 2]
+    python -m experiments.recovery --repo model_repository [--rounds 3] [--only "rank killed"]
 
-A client asks the gateway without pause; another reads `/readyz` as a load balancer does. A server that was started again
-answers when its models are loaded; meanwhile the gateway answers with popular items.
+The server runs behind its gateway, with its supervisor, a Redis node that shares its users, and a Kafka broker that it reads
+events from. Callers ask, post events and read `/readyz` without pause (experiments/fault_load.py). Each fault meets a
+supervisor that has just been started, because one that restarts a server again and again waits longer each time.
 """
 
 from __future__ import annotations
 
-import os
-import signal
+import shutil
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import numpy as np
 import typer
 
-from experiments.gateway_soak import find_stub
+from experiments.fault_backends import Broker, RedisNode, depend_on
+from experiments.fault_load import ACCEPTED, FULL, WRONG, Load, Seen, select
+from experiments.faults import FAULTS, GATEWAY, SERVER, Fault, Site
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
-from experiments.served import Served, serve_with_gateway
-from export.relayout import relayout
+from experiments.served import publish_twice, serve_with_gateway
+from live.archive import read_log
 from perf.command import run
-from server.supervisor import STEADY_S
-from serving.contract.errors import ServerError
+from server import processes, watch
+from serving.contract.errors import ConfigError, ServerError
+from serving.live.reader import Reader
 
+USERS = 20
 LIMIT_S = 60.0
-POLL_S = 0.02
-QUIET_S = STEADY_S + 1.0  # before a fault: the supervisor waits longer and longer to restart a process that keeps dying
+POLL_S = 0.01
+SETTLED_S = 2.0  # until a supervisor that was just started has looked at every process
+UNREADY, REVIVED, RECOVERED = "readiness fails after", "started again after", "answers in full after"
+UNEXPECTED = "readiness fails, and should not"
+WRONG_ANSWERS, LOST, DOUBLED = "wrong answers", "acknowledged events lost", "events counted twice"
+ALLOWED = {UNREADY: 2.0, REVIVED: 5.0, UNEXPECTED: 0.0, WRONG_ANSWERS: 0.0, LOST: 0.0, DOUBLED: 0.0}
+ARRIVED = "messages of Kafka are in the log after"
+SECONDS = {UNREADY, ARRIVED, REVIVED, RECOVERED, "slowest answer", "slowest event"}
+SHARES = "% "  # begins the names of shares
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-FAULTS: dict[str, Callable[[Served], None]] = {
-    "rank killed": lambda served: os.kill(find_stub(served, "rank"), signal.SIGKILL),
-    "tritonserver killed": lambda served: os.kill(served.state.pid, signal.SIGKILL),
-    "retrieve paused": lambda served: os.kill(find_stub(served, "retrieve"), signal.SIGSTOP),
-}
+
+def measure_fault(site: Site, load: Load, fault: Fault) -> dict[str, float]:
+    """Cause a fault, and return what callers saw of it, by name."""
+    renew_supervisor(site)
+    load.wait_until_full(LIMIT_S)
+    first_sequence = read_last_sequence(site)
+    load.acknowledged.clear()
+    before, begun_s = read_pids(site), time.monotonic()
+    values: dict[str, float] = {}
+    with fault.cause(site):
+        messages = load.send_messages(site.broker.address) if fault.delays_messages else set()
+        if fault.revived:
+            wait(partial(is_revived, site, fault.revived, before), f"nothing started the {fault.revived} again")
+            values[REVIVED] = time.monotonic() - begun_s
+            load.wait_until_full(LIMIT_S)
+        else:
+            time.sleep(fault.lasts_s)
+    mended_s = begun_s if fault.revived else time.monotonic()
+    if messages:
+        wait(lambda: messages <= list_event_ids(site, first_sequence), "messages of Kafka are not in the log")
+        values[ARRIVED] = time.monotonic() - mended_s
+    load.wait_until_full(LIMIT_S)
+    ended_s = time.monotonic()
+    load.send_again()
+    values |= describe_answers(select(load.answers, begun_s, ended_s), mended_s)
+    values |= describe_events(select(load.events, begun_s, ended_s))
+    values |= describe_readiness(select(load.probes, begun_s, ended_s), begun_s, fault)
+    values[LOST], values[DOUBLED] = load.count_lost(site.live_folder, first_sequence)
+    return values
 
 
-class Shopper:
-    """Asks one gateway. user: whose recommendations it asks for."""
-
-    def __init__(self, http: httpx.Client, user: int) -> None:
-        self._http, self._user = http, user
-
-    def is_answered(self) -> bool:
-        """Return whether the server, and not popular items, answers. Raises ServerError for any status but 200."""
-        response = self._http.get("/v1/recommendations", params={"user": self._user, "k": 5})
-        if response.status_code != 200:
-            raise ServerError(f"The gateway answers {response.status_code}: {response.text[:200]}. See its log.")
-        return response.json()["degraded"] == []
-
-    def is_ready(self) -> bool:
-        return self._http.get("/readyz").status_code == 200
-
-    def wait(self, condition: Callable[[], bool], failure: str) -> float:
-        """Return the seconds until the condition holds. Raises ServerError with `failure` after LIMIT_S."""
-        begun_s = time.monotonic()
-        while not condition():
-            if time.monotonic() - begun_s > LIMIT_S:
-                raise ServerError(f"After {LIMIT_S:g} s {failure}. See the supervisor's log.")
-            time.sleep(POLL_S)
-        return time.monotonic() - begun_s
+def describe_answers(answers: list[Seen], mended_s: float) -> dict[str, float]:
+    """Return shares of the answers by outcome, the slowest, and when the last one came that was not in full."""
+    outcomes = Counter(seen.outcome for seen in answers)
+    values = {f"{SHARES}{name}": 100 * count / len(answers) for name, count in outcomes.items() if name != WRONG}
+    values[WRONG_ANSWERS] = outcomes[WRONG]
+    values["slowest answer"] = max(seen.end_s - seen.at_s for seen in answers)
+    values[RECOVERED] = max([seen.end_s - mended_s for seen in answers if seen.outcome != FULL], default=0.0)
+    return values
 
 
-def measure_fault(served: Served, name: str, shopper: Shopper) -> dict[str, float]:
-    """Cause a fault, and return the seconds until each of its effects, by name."""
-    shopper.wait(lambda: shopper.is_ready() and shopper.is_answered(), "the server does not answer")
-    time.sleep(QUIET_S)
-    pid, begun_s = served.state.pid, time.monotonic()
-    FAULTS[name](served)
-    shopper.wait(lambda: not shopper.is_ready(), "readiness still holds")
-    unready_s = time.monotonic() - begun_s
-    shopper.wait(lambda: served.state.pid != pid, "nothing started the server again")
-    started_s = time.monotonic() - begun_s
-    shopper.wait(shopper.is_answered, "the server does not answer again")
-    answered_s = time.monotonic() - begun_s
-    shopper.wait(shopper.is_ready, "readiness does not hold again")
-    return {
-        f"{name}: readiness fails after": unready_s,
-        f"{name}: started again after": started_s,
-        f"{name}: answers again after": answered_s,
-    }
+def describe_events(events: list[Seen]) -> dict[str, float]:
+    refused = Counter(seen.outcome for seen in events if seen.outcome != ACCEPTED)
+    shares = {f"{SHARES}events: {name}": 100 * count / len(events) for name, count in refused.items()}
+    return shares | {"slowest event": max(seen.end_s - seen.at_s for seen in events)}
+
+
+def describe_readiness(probes: list[Seen], begun_s: float, fault: Fault) -> dict[str, float]:
+    """Return when `/readyz` first failed, or that it did, where it should not."""
+    failed_s = [seen.end_s - begun_s for seen in probes if seen.outcome != FULL and seen.at_s >= begun_s]
+    if fault.fails_readiness is False:
+        return {UNEXPECTED: float(len(failed_s))}
+    if fault.fails_readiness and not failed_s:
+        raise ServerError("`/readyz` did not fail. Expected it to, because the server could not answer.")
+    return {UNREADY: min(failed_s)} if failed_s else {}
+
+
+def read_pids(site: Site) -> dict[str, int | None]:
+    """Return the processes of server and gateway; None for one that does not run."""
+    state = site.served.state
+    gateways = [process.pid for process in site.served.find_gateway_processes()]
+    return {SERVER: state.pid if processes.is_running(state.pid, state.tag) else None, GATEWAY: max(gateways, default=None)}
+
+
+def is_revived(site: Site, name: str, before: dict[str, int | None]) -> bool:
+    return read_pids(site)[name] not in (before[name], None)
+
+
+def read_last_sequence(site: Site) -> int:
+    with closing(Reader(site.live_folder)) as reader, reader.snapshot() as snapshot:
+        return snapshot.read_progress().last_sequence
+
+
+def list_event_ids(site: Site, after: int) -> set[str]:
+    """Return the ids of the events in the log after a sequence."""
+    return {event_id.decode() for _, batch in read_log(site.live_folder, after) for event_id in batch.event_ids}
+
+
+def renew_supervisor(site: Site) -> None:
+    processes.terminate([site.supervisor])
+    watch.start_supervisor(site.served.state, site.served.run_dir)
+    time.sleep(SETTLED_S)
+
+
+def wait(condition: Callable[[], bool], failure: str) -> None:
+    """Wait until the condition holds. Raises ServerError with `failure` after LIMIT_S."""
+    begun_s = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun_s > LIMIT_S:
+            raise ServerError(f"After {LIMIT_S:g} s {failure}. See the supervisor's log.")
+        time.sleep(POLL_S)
+
+
+def make_figures(values: dict[str, list[float]]) -> list[Figure]:
+    """Return a figure per value. Where a fault had an outcome in some rounds only, it had a share of 0 in the others."""
+    figures = []
+    for name, measured in values.items():
+        fault, _, kind = name.partition(": ")
+        unit = "s" if kind in SECONDS else "%" if kind.startswith(SHARES) else ""
+        figures.append(
+            Figure(name=f"{fault}: {kind.removeprefix(SHARES)}", values=measured, unit=unit, at_most=ALLOWED.get(kind))
+        )
+    return sorted(figures, key=lambda figure: list(FAULTS).index(figure.name.partition(": ")[0]))
 
 
 @app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository whose models are served")] = Path("model_repository"),
-    rounds: Annotated[int, typer.Option(help="of four minutes", min=1)] = 2,
+    rounds: Annotated[int, typer.Option(help="of five minutes", min=1)] = 3,
+    only: Annotated[list[str] | None, typer.Option(help="name of a fault, instead of all; may be given again")] = None,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 when readiness fails later than after 2 s, or the server is started again later than after 5 s."""
+    """Exit code 1 for a wrong answer, a lost event, readiness that fails later than after 2 s, or a restart later than 5 s."""
+    if unknown := set(only or ()) - FAULTS.keys():
+        raise ConfigError(f"There is no fault {min(unknown)!r}; expected some of {', '.join(FAULTS)}.")
     machine = read_machine()
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "repository"
-        relayout(repo, copy, "ensemble")
+    with tempfile.TemporaryDirectory() as name, RedisNode(Path(name)) as node, Broker() as broker:
+        source, copy = Path(name) / "source", Path(name) / "repository"
+        shutil.copytree(repo, source)
+        depend_on(source, node, broker)
+        publish_twice(source, copy)
         with serve_with_gateway(copy, supervised=True) as served:
-            (user,) = served.draw_user_ids(1, np.random.default_rng(0))
-            with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=30) as http:
-                shopper = Shopper(http, user)
-                tasks = {name: partial(measure_fault, served, name, shopper) for name in FAULTS}
-                values = run_in_turns(tasks, rounds)
-    limits = {"readiness fails after": 2.0, "started again after": 5.0}
-    figures = [
-        Figure(name=name, values=values_s, unit="s", at_most=limits.get(name.rpartition(": ")[2]))
-        for name, values_s in values.items()
-    ]
+            site = Site(served, node, broker)
+            users = served.draw_user_ids(USERS, np.random.default_rng(0))
+            with Load(served.port, users) as load:
+                tasks = {fault: partial(measure_named, site, load, fault) for fault in only or FAULTS}
+                values = run_in_turns(tasks, rounds, lambda line: print(line, file=sys.stderr, flush=True))
     command = f"python -m experiments.recovery --repo {repo} --rounds {rounds}"
-    finish("recovery", "What dies is started again", command, f"{rounds} rounds", figures, results, machine)
+    finish("recovery", "What dies is started again", command, f"{rounds} rounds", make_figures(values), results, machine)
+
+
+def measure_named(site: Site, load: Load, name: str) -> dict[str, float]:
+    values = measure_fault(site, load, FAULTS[name])
+    print({kind: round(value, 2) for kind, value in values.items()}, file=sys.stderr, flush=True)
+    return {f"{name}: {kind}": value for kind, value in values.items()}
 
 
 if __name__ == "__main__":

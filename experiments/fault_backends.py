@@ -1,0 +1,155 @@
+"""Run the Redis node and the Kafka broker that a measured server depends on, and kill, pause and restart them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import redis
+
+from experiments.tables_feed import serve_broker, spawn
+from server.ports import find_free_port
+from serving.contract.artifacts import STAGE_FILE, find_stage_folder, load_manifest, write_manifest
+from serving.contract.errors import ServerError
+from serving.contract.generations import read_pinned_generation
+from serving.contract.tensors import LIVE_MODELS, STAGES
+
+TOPIC = "shop-events"
+LAST_SLOT = 16_383
+STARTED_S = 20.0
+CHUNK_BYTES = 1 << 16
+
+
+class RedisNode:
+    """One Redis node that is a whole cluster, without persistence: killed, it loses everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = find_free_port()  # the bus takes the port 10,000 above
+        self.address = f"127.0.0.1:{self.port}"
+        self._command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        self.start()
+
+    def start(self) -> None:
+        """Start the node and wait until it answers as a cluster. Raises ServerError when it does not."""
+        self._process = subprocess.Popen([*self._command, "--cluster-enabled", "yes"], stdout=subprocess.DEVNULL)
+        self.pid, deadline_s = self._process.pid, time.monotonic() + STARTED_S
+        with redis.Redis(port=self.port) as client:
+            while not is_ready(client):
+                if time.monotonic() > deadline_s:
+                    raise ServerError(f"redis-server did not start at port {self.port} in {STARTED_S:g} s. Is the port free?")
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> RedisNode:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def is_ready(client: redis.Redis) -> bool:
+    """Return whether the node answers as a cluster; give it all slots when it has none."""
+    try:
+        if b"cluster_slots_assigned:0" in client.execute_command("CLUSTER", "INFO"):
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, LAST_SLOT)
+        return b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO")
+    except redis.ConnectionError:
+        return False
+
+
+class Broker:
+    """librdkafka's mock broker in a process of its own, behind one address that outlives it.
+
+    A mock chooses its port by itself, so clients find it through a forwarder, as through a load balancer. It keeps messages in
+    memory only: killed, it loses those that nobody has read yet. A real broker keeps them on disk.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.start()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def start(self) -> None:
+        receiver, sender = spawn.Pipe()
+        self._stop = spawn.Event()  # kept, because the process opens it by its name
+        self._process = spawn.Process(target=serve_broker, args=(sender, self._stop), daemon=True)
+        self._process.start()
+        sender.close()
+        host, _, port = receiver.recv().rpartition(":")
+        self._target = host, int(port)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None  # it was started
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self.kill()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # the listener was closed
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    server = socket.create_connection(self._target, timeout=1)
+                except OSError:  # the broker is dead
+                    client.close()
+                    continue
+                server.settimeout(None)
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=forward, args=(source, target), daemon=True).start()
+
+
+def forward(source: socket.socket, target: socket.socket) -> None:
+    """Copy bytes until either side ends, then end both."""
+    with suppress(OSError):
+        while data := source.recv(CHUNK_BYTES):
+            target.sendall(data)
+    for side in (source, target):
+        with suppress(OSError):
+            side.shutdown(socket.SHUT_RDWR)
+
+
+def depend_on(repo: Path, node: RedisNode, broker: Broker) -> None:
+    """Make a repository read its users from Redis and events from the broker, as `[live] redis` and `brokers` do."""
+    generation = read_pinned_generation(repo)
+    for name in (*STAGES, *LIVE_MODELS):
+        folder = find_stage_folder(repo, name, generation)
+        path = folder / STAGE_FILE
+        stage = json.loads(path.read_text()) | {"live_redis": node.address}
+        if name in LIVE_MODELS:
+            stage["settings"] |= {"brokers": broker.address, "topic": TOPIC}
+        path.unlink()  # it may be read-only
+        path.write_text(json.dumps(stage))
+        facts = {key: value for key, value in load_manifest(folder).items() if key not in ("schema", "files")}
+        (folder / "manifest.json").unlink()
+        write_manifest(folder, **facts)
+
+
+def pause(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+def resume(pid: int) -> None:
+    """Let a paused process go on, unless somebody ended it meanwhile."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

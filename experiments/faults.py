@@ -1,0 +1,276 @@
+"""Faults of a served repository by name: each one causes it, and mends it where nobody else does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from experiments.fault_backends import Broker, RedisNode, pause, resume
+from experiments.gateway_soak import find_stub
+from experiments.served import Served
+from server import live_helpers
+from server.control import list_supervisors
+from server.processes import SHM_DIR, find_server_members
+from serving.contract.tensors import LIVE_MODELS, STAGES
+from serving.live.store import DATA_FILE, find_live_folder
+
+CGROUP = Path("/sys/fs/cgroup")
+PERIOD_US = 100_000
+SHARE = 0.1  # of one core, that is left of the processor
+MAPPED = ("retrieve", "item_vectors.npy")  # a file that a stage maps and reads for every answer
+READ_BY_GATEWAY = ("preprocess", "store/user_ids.npy")
+HALF_GENERATION = 99
+SERVER, GATEWAY = "server", "gateway"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server with its gateway and supervisor, and what they depend on."""
+
+    served: Served
+    node: RedisNode
+    broker: Broker
+
+    @property
+    def supervisor(self) -> psutil.Process:
+        (process,) = list_supervisors(self.served.state.tag)
+        return process
+
+    @property
+    def live_folder(self) -> Path:
+        return find_live_folder(self.served.repo)
+
+    def find_artifact(self, model: str, name: str) -> Path:
+        """Return a file of the generation that answers."""
+        return self.served.repo / model / str(self.served.state.generation) / name
+
+
+@dataclass(frozen=True)
+class Fault:
+    """cause: mends at its end, if anybody must
+
+    revived: what must be started again by itself, the server or the gateway; "": the fault is mended after `lasts_s`
+    fails_readiness: whether `/readyz` must fail; None if both are right
+    delays_messages: whether messages of Kafka wait until it is over
+    """
+
+    cause: Callable[[Site], AbstractContextManager[None]]
+    revived: str = SERVER
+    lasts_s: float = 0.0
+    fails_readiness: bool | None = True
+    delays_messages: bool = False
+
+
+@contextmanager
+def kill_stub(model: str, site: Site) -> Iterator[None]:
+    os.kill(find_stub(site.served, model), signal.SIGKILL)
+    yield
+
+
+@contextmanager
+def pause_stub(model: str, site: Site) -> Iterator[None]:
+    with paused(find_stub(site.served, model)):
+        yield
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    pause(pid)
+    try:
+        yield
+    finally:
+        resume(pid)
+
+
+@contextmanager
+def kill_server(site: Site) -> Iterator[None]:
+    os.kill(site.served.state.pid, signal.SIGKILL)
+    yield
+
+
+def pause_server(site: Site) -> AbstractContextManager[None]:
+    return paused(site.served.state.pid)
+
+
+@contextmanager
+def kill_gateway(site: Site) -> Iterator[None]:
+    site.served.find_gateway_processes()[-1].kill()
+    yield
+
+
+def pause_gateway(site: Site) -> AbstractContextManager[None]:
+    return paused(site.served.find_gateway_processes()[-1].pid)
+
+
+@contextmanager
+def kill_consumer(site: Site) -> Iterator[None]:
+    for process in live_helpers.find_helpers(site.served.state.tag):
+        if "consume" in process.cmdline() and "server.supervisor" not in process.cmdline():
+            process.kill()
+    yield
+
+
+@contextmanager
+def killed(backend: RedisNode | Broker) -> Iterator[None]:
+    backend.kill()
+    try:
+        yield
+    finally:
+        backend.start()
+
+
+@contextmanager
+def fill_disk(site: Site) -> Iterator[None]:
+    """Let the live store's file grow no further: a limit of all processes that write to it stands for a full disk."""
+    limit_files(site, (site.live_folder / DATA_FILE).stat().st_size)
+    try:
+        yield
+    finally:
+        limit_files(site, psutil.RLIM_INFINITY)
+
+
+def limit_files(site: Site, size: int) -> None:
+    """Let no file of the processes that write to the live store grow beyond `size`. They are found anew: some end meanwhile."""
+    stubs = [psutil.Process(find_stub(site.served, model)) for model in LIVE_MODELS]
+    for process in stubs + live_helpers.find_helpers(site.served.state.tag):
+        with suppress(psutil.NoSuchProcess):
+            process.rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))
+
+
+@contextmanager
+def changed(path: Path, change: Callable[[Path], None]) -> Iterator[None]:
+    """Change a published file, and put it back as it was."""
+    content, mode = path.read_bytes(), path.stat().st_mode
+    path.chmod(0o644)
+    change(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+        path.chmod(mode)
+
+
+def overwrite(path: Path) -> None:
+    """Turn the second half of a file around, in place."""
+    content = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(len(content) // 2)
+        file.write(content[: len(content) // 2 - 1 : -1])
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def damage(artifact: tuple[str, str], change: Callable[[Path], None], site: Site) -> AbstractContextManager[None]:
+    return changed(site.find_artifact(*artifact), change)
+
+
+@contextmanager
+def damage_and_kill(site: Site) -> Iterator[None]:
+    """Damage a file and kill the server before the supervisor looks: the restart finds the damage."""
+    supervisor, path = site.supervisor, site.find_artifact(*MAPPED)
+    supervisor.suspend()
+    with changed(path, overwrite):
+        os.kill(site.served.state.pid, signal.SIGKILL)
+        supervisor.resume()
+        yield
+
+
+@contextmanager
+def leave_half_a_generation(site: Site) -> Iterator[None]:
+    """Leave what a killed publication leaves, and restart the server."""
+    repo = site.served.repo
+    halves = [repo / model / str(HALF_GENERATION) for model in STAGES[:2]]
+    for half in halves:
+        shutil.copytree(half.with_name(str(site.served.state.generation)), half)
+    (halves[-1] / "stage.json").unlink()
+    os.kill(site.served.state.pid, signal.SIGKILL)
+    try:
+        yield
+    finally:
+        for half in halves:
+            shutil.rmtree(half)
+
+
+@contextmanager
+def take_port(site: Site) -> Iterator[None]:
+    """Kill the server, and listen at its port before the supervisor starts it again."""
+    supervisor, state = site.supervisor, site.served.state
+    supervisor.suspend()
+    os.kill(state.pid, signal.SIGKILL)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        while taken.connect_ex(("127.0.0.1", state.ports.grpc)) == 0:
+            time.sleep(0.01)
+    with socket.create_server(("127.0.0.1", state.ports.grpc)):
+        supervisor.resume()
+        yield
+
+
+@contextmanager
+def remove_shared_memory(site: Site) -> Iterator[None]:
+    for path in SHM_DIR.glob(f"{site.served.state.tag}*"):
+        path.unlink()
+    yield
+
+
+@contextmanager
+def throttle(site: Site) -> Iterator[None]:
+    """Limit tritonserver and its stubs together to SHARE of a core, by a control group. Raises OSError where this user may not."""
+    parent = CGROUP / "cpu" if (CGROUP / "cpu").is_dir() else CGROUP
+    group = parent / f"throttled-{os.getpid()}"
+    group.mkdir()
+    try:
+        if (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{int(SHARE * PERIOD_US)} {PERIOD_US}")
+        else:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(int(SHARE * PERIOD_US)))
+        for process in find_server_members(site.served.state.tag):
+            (group / "cgroup.procs").write_text(str(process.pid))
+        yield
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            (parent / "cgroup.procs").write_text(pid)
+        group.rmdir()
+
+
+STAYS: dict[str, Any] = {"revived": "", "lasts_s": 4.0, "fails_readiness": False}
+FAULTS: dict[str, Fault] = {
+    **{f"{model} killed": Fault(partial(kill_stub, model)) for model in STAGES},
+    **{f"{model} paused": Fault(partial(pause_stub, model)) for model in STAGES},
+    **{f"{model} killed": Fault(partial(kill_stub, model)) for model in LIVE_MODELS},
+    **{f"{model} paused": Fault(partial(pause_stub, model)) for model in LIVE_MODELS},
+    "tritonserver killed": Fault(kill_server),
+    "tritonserver paused": Fault(pause_server),
+    "gateway killed": Fault(kill_gateway, GATEWAY),
+    "gateway paused": Fault(pause_gateway, GATEWAY),
+    "Redis killed": Fault(lambda site: killed(site.node), **STAYS),
+    "Redis paused": Fault(lambda site: paused(site.node.pid), **STAYS),
+    "broker killed": Fault(lambda site: killed(site.broker), delays_messages=True, **STAYS),
+    "broker paused": Fault(lambda site: paused(site.broker.pid), delays_messages=True, **STAYS),
+    "consumer of the broker killed": Fault(kill_consumer, delays_messages=True, **STAYS),
+    "disk of the live store full": Fault(fill_disk, **STAYS),
+    "artifact overwritten": Fault(partial(damage, MAPPED, overwrite)),
+    "artifact cut short": Fault(partial(damage, MAPPED, truncate)),
+    "artifact missing": Fault(partial(damage, MAPPED, Path.unlink)),
+    "artifact of the gateway cut short": Fault(partial(damage, READ_BY_GATEWAY, truncate)),
+    "artifact damaged at a restart": Fault(damage_and_kill),
+    "half-written generation at a restart": Fault(leave_half_a_generation),
+    "port taken at a restart": Fault(take_port, "", lasts_s=4.0),
+    "shared memory removed": Fault(remove_shared_memory, **STAYS),
+    "a tenth of a core": Fault(throttle, "", lasts_s=8.0, fails_readiness=None),
+}
