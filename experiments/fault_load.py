@@ -106,10 +106,10 @@ class Load:
             sent.add(event_id)
         return sent
 
-    def count_lost(self, folder: Path, after: int) -> tuple[int, int]:
-        """Return how many acknowledged events the log lacks, and how many it has twice. after: sequence before all of them"""
+    def count_lost(self, folder: Path) -> tuple[int, int]:
+        """Return how many acknowledged events the log lacks, and how many it has twice."""
         acknowledged = set(self.acknowledged)  # first, because more come meanwhile
-        found = Counter(event_id.decode() for _, batch in read_log(folder, after) for event_id in batch.event_ids)
+        found = Counter(event_id.decode() for _, batch in read_log(folder) for event_id in batch.event_ids)
         return len(acknowledged - found.keys()), sum(found[event_id] > 1 for event_id in acknowledged)
 
     def _connect(self) -> httpx.Client:

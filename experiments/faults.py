@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from experiments.fault_backends import Broker, RedisNode, pause, resume
@@ -163,11 +164,10 @@ def changed(path: Path, change: Callable[[Path], None]) -> Iterator[None]:
 
 
 def overwrite(path: Path) -> None:
-    """Turn the second half of a file around, in place."""
-    content = path.read_bytes()
-    with path.open("r+b") as file:
-        file.seek(len(content) // 2)
-        file.write(content[: len(content) // 2 - 1 : -1])
+    """Swap the halves of a file's data, in place: other vectors, each of them plausible."""
+    array = np.load(path, mmap_mode="r+")
+    array[:] = np.roll(array, len(array) // 2, axis=0)
+    array.flush()
 
 
 def truncate(path: Path) -> None:
@@ -252,8 +252,8 @@ STAYS: dict[str, Any] = {"revived": "", "lasts_s": 4.0, "fails_readiness": False
 FAULTS: dict[str, Fault] = {
     **{f"{model} killed": Fault(partial(kill_stub, model)) for model in STAGES},
     **{f"{model} paused": Fault(partial(pause_stub, model)) for model in STAGES},
-    **{f"{model} killed": Fault(partial(kill_stub, model)) for model in LIVE_MODELS},
-    **{f"{model} paused": Fault(partial(pause_stub, model)) for model in LIVE_MODELS},
+    **{f"{model} killed": Fault(partial(kill_stub, model), fails_readiness=None) for model in LIVE_MODELS},
+    **{f"{model} paused": Fault(partial(pause_stub, model), fails_readiness=None) for model in LIVE_MODELS},
     "tritonserver killed": Fault(kill_server),
     "tritonserver paused": Fault(pause_server),
     "gateway killed": Fault(kill_gateway, GATEWAY),

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +31,6 @@ from live.archive import read_log
 from perf.command import run
 from server import processes, watch
 from serving.contract.errors import ConfigError, ServerError
-from serving.live.reader import Reader
 
 USERS = 20
 LIMIT_S = 60.0
@@ -53,7 +51,6 @@ def measure_fault(site: Site, load: Load, fault: Fault) -> dict[str, float]:
     """Cause a fault, and return what callers saw of it, by name."""
     renew_supervisor(site)
     load.wait_until_full(LIMIT_S)
-    first_sequence = read_last_sequence(site)
     load.acknowledged.clear()
     before, begun_s = read_pids(site), time.monotonic()
     values: dict[str, float] = {}
@@ -67,7 +64,7 @@ def measure_fault(site: Site, load: Load, fault: Fault) -> dict[str, float]:
             time.sleep(fault.lasts_s)
     mended_s = begun_s if fault.revived else time.monotonic()
     if messages:
-        wait(lambda: messages <= list_event_ids(site, first_sequence), "messages of Kafka are not in the log")
+        wait(lambda: messages <= list_event_ids(site), "messages of Kafka are not in the log")
         values[ARRIVED] = time.monotonic() - mended_s
     load.wait_until_full(LIMIT_S)
     ended_s = time.monotonic()
@@ -75,7 +72,7 @@ def measure_fault(site: Site, load: Load, fault: Fault) -> dict[str, float]:
     values |= describe_answers(select(load.answers, begun_s, ended_s), mended_s)
     values |= describe_events(select(load.events, begun_s, ended_s))
     values |= describe_readiness(select(load.probes, begun_s, ended_s), begun_s, fault)
-    values[LOST], values[DOUBLED] = load.count_lost(site.live_folder, first_sequence)
+    values[LOST], values[DOUBLED] = load.count_lost(site.live_folder)
     return values
 
 
@@ -85,7 +82,7 @@ def describe_answers(answers: list[Seen], mended_s: float) -> dict[str, float]:
     values = {f"{SHARES}{name}": 100 * count / len(answers) for name, count in outcomes.items() if name != WRONG}
     values[WRONG_ANSWERS] = outcomes[WRONG]
     values["slowest answer"] = max(seen.end_s - seen.at_s for seen in answers)
-    values[RECOVERED] = max([seen.end_s - mended_s for seen in answers if seen.outcome != FULL], default=0.0)
+    values[RECOVERED] = max([0.0, *(seen.end_s - mended_s for seen in answers if seen.outcome != FULL)])
     return values
 
 
@@ -116,14 +113,9 @@ def is_revived(site: Site, name: str, before: dict[str, int | None]) -> bool:
     return read_pids(site)[name] not in (before[name], None)
 
 
-def read_last_sequence(site: Site) -> int:
-    with closing(Reader(site.live_folder)) as reader, reader.snapshot() as snapshot:
-        return snapshot.read_progress().last_sequence
-
-
-def list_event_ids(site: Site, after: int) -> set[str]:
-    """Return the ids of the events in the log after a sequence."""
-    return {event_id.decode() for _, batch in read_log(site.live_folder, after) for event_id in batch.event_ids}
+def list_event_ids(site: Site) -> set[str]:
+    """Return the ids of the events in the log."""
+    return {event_id.decode() for _, batch in read_log(site.live_folder) for event_id in batch.event_ids}
 
 
 def renew_supervisor(site: Site) -> None:
