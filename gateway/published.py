@@ -71,7 +71,8 @@ class Published:
                 "Export the repository again (`make export`)."
             ) from error
         catalogue = Catalogue.load(repo, generation)
-        user_ids, item_ids = open_array(preprocess / "store", "user_ids"), open_array(retrieve, "item_ids")
+        # Copies, because a mapped file that somebody cuts short ends the process that reads it.
+        user_ids, item_ids = np.array(open_array(preprocess / "store", "user_ids")), open_array(retrieve, "item_ids")
         item_ids = item_ids[item_ids != PAD_ID]  # without the rows kept free for new items
         manifest = read_json(path.parent, MANIFEST_FILE)
         upsert = repo / UPSERT / str(generation)

@@ -37,6 +37,11 @@ class ArtifactCheck:
         self._stamps = {file.path: _read_stamp(file.path) for file in self._files}
         self._reading = self._read_in_turn()
 
+    @property
+    def mapped(self) -> list[Path]:
+        """The files that stages map: their arrays."""
+        return [file.path for file in self._files if file.path.suffix == ".npy"]
+
     def look(self) -> str:
         """Return the first fault found: a file that is not as it was published, and why; "" without one."""
         if self._unreadable:

@@ -1,9 +1,11 @@
 """`python -m server.watch`: supervise one server that was started here, until it is stopped.
 
     every 0.5 s  tritonserver or a stub gone, or paused for a second ─▶ restart, with the generation that was active
-                 an artifact changed on disk ─▶ restart with another intact generation, or take `recommend` out of service
+    at once      a mapped artifact is opened for writing ─▶ end the server, let the writer go on, then as after a change
+    every 0.5 s  an artifact changed on disk ─▶ restart with another intact generation, or take `recommend` out of service
     every 2 s    no real request answered for ten seconds ─▶ restart
-    every 5 s    its gateway gone or paused    ─▶ restart the gateway
+                 its gateway paused ─▶ end it: its own supervisor restarts it
+    every 5 s    its gateway gone with its supervisor ─▶ restart the gateway
                  an experiment without a guard ─▶ start the guard, which rolls back a harmful challenger
                  a challenger promoted         ─▶ activate it
                  an experiment ended otherwise ─▶ unload its challenger
@@ -20,6 +22,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from dataclasses import replace
@@ -39,6 +42,7 @@ from server.guard import ExperimentGuard
 from server.health import open_local_client
 from server.integrity import ArtifactCheck, is_intact
 from server.launcher import TritonServer
+from server.leases import Leases, wait_until_closed
 from server.lock import hold_start_lock
 from server.observer import SCAN_EVERY_S, Observer, read_status
 from server.promotion import Promotion
@@ -51,6 +55,7 @@ from serving.contract.tensors import ENSEMBLE
 
 TICK_S = 0.5
 RESTART_TIMEOUT_S = 300.0
+WRITTEN_S = 10.0  # within it, whoever opened an artifact for writing is waited for
 
 
 class Watch:
@@ -62,8 +67,10 @@ class Watch:
         self._observer: Observer | None = None
         self._check: ArtifactCheck | None = None
         self._observed: ServerState | None = None
+        self._leases, self._opened = Leases(()), threading.Event()
+        self._gateways: list[psutil.Process] = []
         self._process: subprocess.Popen | None = None
-        self._helpers_checked_s = float("-inf")
+        self._scanned_s = float("-inf")
 
     def run(self) -> None:
         """Supervise until the server is stopped."""
@@ -73,29 +80,48 @@ class Watch:
                     self._look(state)
                 except Exception:  # of any kind: without its supervisor, a server that dies stays down
                     say(traceback.format_exc())
-            time.sleep(TICK_S)
+            self._opened.wait(TICK_S)
+            self._opened.clear()
+
+    def look_at_once(self) -> None:
+        """End the pause between two looks. For signal handlers: may be called at any moment."""
+        self._opened.set()
 
     def _look(self, state: ServerState) -> None:
         if self._observed is None or (state.pid, state.generation) != (self._observed.pid, self._observed.generation):
             self._observer, self._check = Observer(state), ArtifactCheck(state.repo, state.generation)
+            self._leases.release()
+            self._leases = Leases(self._check.mapped)
             self._followers = ExperimentGuard(state, self._run_dir), Promotion(state, self._run_dir), Release(state)
         self._observed = state
+        is_scan = time.monotonic() - self._scanned_s > SCAN_EVERY_S
+        if is_scan:
+            self._scanned_s = time.monotonic()
+            self._keep_gateway(state)
+        self._end_paused_gateway()
         if state.fault:
             self._return_to_service(state)
             return
         assert self._observer is not None
         assert self._check is not None
+        if path := self._leases.find_opened():
+            self._end_before_change(state, path)
         # First, because a server must not be restarted with damaged files; all are read once they may have failed a restart.
         if damage := self._check.read_all() if self._restart_failed else self._check.look():
             self._leave_generation(state, damage)
         elif fault := self._observer.find_fault():
             self._restart(state, self._describe_end(state, fault))
-        if time.monotonic() - self._helpers_checked_s > SCAN_EVERY_S:
-            self._helpers_checked_s = time.monotonic()
-            self._keep_gateway(state)
+        if is_scan:
             for follower in self._followers:
                 if done := follower.look():
                     say(done)
+
+    def _end_before_change(self, state: ServerState, path: Path) -> None:
+        """End the server before a file that it maps changes, and wait until the file is written."""
+        say(f"{path} is being opened for writing: the server is ended before it can answer from changed bytes")
+        end_server(state)
+        self._leases.release()
+        wait_until_closed(path, WRITTEN_S)
 
     def _describe_end(self, state: ServerState, fault: str) -> str:
         """Return why the server ended: the signal if it is a child of this process and a signal ended it, otherwise `fault`."""
@@ -136,6 +162,7 @@ class Watch:
     def _leave_generation(self, state: ServerState, fault: str) -> None:
         """Restart with the newest other generation whose files are intact; without one, take the model out of service."""
         say(fault)
+        self._leases.release()  # whoever mends the files must not wait
         others = [generation for generation in list_published_generations(state.repo) if generation != state.generation]
         for generation in sorted(others, reverse=True):
             if is_intact(state.repo, generation):
@@ -160,17 +187,21 @@ class Watch:
         if is_intact(state.repo, state.generation):
             self._restart(replace(state, fault=""), "its files are as published again")
 
-    def _keep_gateway(self, state: ServerState) -> None:
-        """Start the server's gateway again if it is gone or paused."""
-        port = state.settings.get("gateway_port")
-        if not port:
-            return
-        running = gateway.list_gateways(state.tag)
-        for process in running:
+    def _end_paused_gateway(self) -> None:
+        """End a gateway that is paused: callers wait for it. Its own supervisor starts it again."""
+        for process in self._gateways:
             if read_status(process) == psutil.STATUS_STOPPED:
                 say("its gateway was paused (SIGSTOP): ended, to be started again")
                 process.kill()
-        if not running:
+                self._scanned_s = float("-inf")  # find the new one
+
+    def _keep_gateway(self, state: ServerState) -> None:
+        """Start the server's gateway again if it is gone with its own supervisor."""
+        port = state.settings.get("gateway_port")
+        if not port:
+            return
+        self._gateways = gateway.list_gateways(state.tag)
+        if not self._gateways:
             say("its gateway is gone: starting it again")
             with contextlib.suppress(ServerError):  # the next call tries again; the gateway's log has the reason
                 gateway.follow(state, int(port), str(state.settings.get("gateway_config", "")), self._run_dir)
@@ -233,8 +264,10 @@ def main() -> None:
     options = parser.parse_args()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _exit_on_signal)
+    supervising = Watch(options.run_dir, options.grpc_port)
+    signal.signal(signal.SIGIO, lambda *_: supervising.look_at_once())  # of a lease, see leases.py
     try:
-        Watch(options.run_dir, options.grpc_port).run()
+        supervising.run()
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, signal.SIG_IGN)  # a second signal must not interrupt the stop

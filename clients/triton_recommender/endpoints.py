@@ -32,19 +32,28 @@ from triton_recommender.errors import (
     Unavailable,
 )
 from triton_recommender.models import Call, ModelDescription
+from triton_recommender.tensors import RECOMMEND
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
+LONGEST_OPEN_S = 1.0  # between trials of a server: a call that is refused costs little, and callers wait for its return
 MAX_RETRIES = 10
 HEDGE_THREADS = 256
 
 
 @dataclass
 class Endpoint:
-    """One server: its transport, its circuit breaker, and its last failure, which error messages quote."""
+    """One server: its transport, a circuit breaker per model, and each model's last failure, which error messages quote.
+
+    A model that fails leaves the others asked: on a full disk, `observe` refuses every event, and `recommend` answers.
+    """
 
     transport: Any  # Transport or AsyncTransport
-    breaker: Breaker = field(default_factory=Breaker)
-    last_error: RecommenderError | None = None
+    breakers: dict[str, Breaker] = field(default_factory=dict)
+    last_errors: dict[str, RecommenderError] = field(default_factory=dict)
+
+    def find_breaker(self, model: str) -> Breaker:
+        """Return the breaker of a model, closed at its first call."""
+        return self.breakers.setdefault(model, Breaker(longest_pause_s=LONGEST_OPEN_S))
 
 
 class RetryBudget:
@@ -89,12 +98,18 @@ class Policy:
 
 
 class _Attempts:
-    """The attempts of one call: decides which endpoint is next, and whether there is a next attempt at all."""
+    """The attempts of one call of a model: decides which endpoint is next, and whether there is a next attempt at all."""
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], policy: Policy, budget: RetryBudget, timeout_s: float | None, safe: bool
+        self,
+        model: str,
+        endpoints: Sequence[Endpoint],
+        policy: Policy,
+        budget: RetryBudget,
+        timeout_s: float | None,
+        safe: bool,
     ) -> None:
-        self._endpoints, self._policy, self._budget = endpoints, policy, budget
+        self._model, self._endpoints, self._policy, self._budget = model, endpoints, policy, budget
         self._timeout_s, self._safe = timeout_s, safe
         self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._turn, self._failures = 0, 0
@@ -106,28 +121,29 @@ class _Attempts:
             raise DeadlineExceeded(f"No answer within {self._timeout_s:.3g} s. Allow more with Timeouts(request=…).")
         for step in range(len(self._endpoints)):
             endpoint = self._endpoints[(self._turn + step) % len(self._endpoints)]
-            if endpoint.breaker.admit():
+            if endpoint.find_breaker(self._model).admit():
                 self._turn += step
                 limits_s = [limit_s for limit_s in (left_s, self._policy.attempt_s) if limit_s is not None]
                 return endpoint, min(limits_s, default=None)
-        last_error = self._endpoints[0].last_error
+        last_error = self._endpoints[0].last_errors.get(self._model)
         urls = ", ".join(endpoint.transport.url for endpoint in self._endpoints)
         raise CircuitOpen(
-            f"Not asked: {urls} failed several times in a row, and the next trial is due within 5 s. "
+            f"Not asked: `{self._model}` at {urls} failed several times in a row; the next trial is due within "
+            f"{LONGEST_OPEN_S:g} s. "
             f"The last failure: {last_error}"
         )
 
     def record_success(self, endpoint: Endpoint) -> None:
-        endpoint.breaker.record_success()
+        endpoint.find_breaker(self._model).record_success()
         self._budget.record_success()
 
     def plan_retry(self, endpoint: Endpoint, error: RecommenderError) -> float:
         """Return the seconds to pause before the next attempt. Raises `error` if there is none."""
         if not isinstance(error, Unavailable | StageDied | DeadlineExceeded):
-            endpoint.breaker.record_success()  # an error, but the server answered
+            endpoint.find_breaker(self._model).record_success()  # an error, but the server answered
         else:
-            endpoint.breaker.record_failure()
-            endpoint.last_error = error
+            endpoint.find_breaker(self._model).record_failure()
+            endpoint.last_errors[self._model] = error
         others = len(self._endpoints) > 1
         worth_it = isinstance(error, Unavailable | DeadlineExceeded) or (others and isinstance(error, StageDied | Overloaded))
         if not (self._safe and worth_it and self._failures < self._policy.retries and self._budget.spend()):
@@ -149,9 +165,9 @@ class _Endpoints:
         self.endpoints, self._policy, self._budget = list(endpoints), policy, RetryBudget()
         self.url = ", ".join(endpoint.transport.url for endpoint in endpoints)
 
-    def _attempts(self, timeout_s: float | None, safe: bool = True, first: int = 0) -> _Attempts:
+    def _attempts(self, model: str, timeout_s: float | None, safe: bool = True, first: int = 0) -> _Attempts:
         rotated = self.endpoints[first:] + self.endpoints[:first]
-        return _Attempts(rotated, self._policy, self._budget, timeout_s, safe)
+        return _Attempts(model, rotated, self._policy, self._budget, timeout_s, safe)
 
     def _is_hedged(self, call: Call) -> bool:
         return self._policy.hedge_after_s is not None and call.is_read and len(self.endpoints) > 1
@@ -167,10 +183,10 @@ class Endpoints(_Endpoints):
             self._threads = ThreadPoolExecutor(HEDGE_THREADS, thread_name_prefix="hedge")
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        return self._run(self._attempts(timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
+        return self._run(self._attempts(model, timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
 
     def generation(self, timeout_s: float | None) -> int | None:
-        return self._run(self._attempts(timeout_s), lambda transport, limit_s: transport.generation(limit_s))
+        return self._run(self._attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s))
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
         return self._hedge(call) if self._is_hedged(call) else self._infer(call)
@@ -182,7 +198,7 @@ class Endpoints(_Endpoints):
             self._threads.shutdown(wait=False)
 
     def _infer(self, call: Call, first: int = 0) -> dict[str, np.ndarray]:
-        attempts = self._attempts(call.timeout_s, call.safe_to_repeat, first)
+        attempts = self._attempts(call.model, call.timeout_s, call.safe_to_repeat, first)
         return self._run(attempts, lambda transport, limit_s: transport.infer(replace(call, timeout_s=limit_s)))
 
     def _run(self, attempts: _Attempts, ask: Callable) -> Any:
@@ -215,10 +231,10 @@ class AsyncEndpoints(_Endpoints):
     """Endpoints for asyncio, which belong to one event loop. The slower of two hedged attempts is cancelled."""
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        return await self._run(self._attempts(timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
+        return await self._run(self._attempts(model, timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
 
     async def generation(self, timeout_s: float | None) -> int | None:
-        return await self._run(self._attempts(timeout_s), lambda transport, limit_s: transport.generation(limit_s))
+        return await self._run(self._attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s))
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
         return await (self._hedge(call) if self._is_hedged(call) else self._infer(call))
@@ -228,7 +244,7 @@ class AsyncEndpoints(_Endpoints):
             await endpoint.transport.close()
 
     async def _infer(self, call: Call, first: int = 0) -> dict[str, np.ndarray]:
-        attempts = self._attempts(call.timeout_s, call.safe_to_repeat, first)
+        attempts = self._attempts(call.model, call.timeout_s, call.safe_to_repeat, first)
         return await self._run(attempts, lambda transport, limit_s: transport.infer(replace(call, timeout_s=limit_s)))
 
     async def _run(self, attempts: _Attempts, ask: Callable) -> Any:

@@ -205,6 +205,17 @@ def test_who_fails_again_and_again_is_left_alone(server):
         assert len(server.parameters) == 5
 
 
+def test_a_model_that_refuses_again_and_again_leaves_the_others_asked(server):
+    server.failures = [UNAVAILABLE] * 5
+    with Recommender(server.url, retries=0) as shop:
+        for _ in range(5):
+            with pytest.raises(Unavailable, match="GOAWAY"):
+                shop.observe(1, 2)
+        with pytest.raises(CircuitOpen, match=r"`observe` at .* failed several times in a row.*GOAWAY"):
+            shop.observe(1, 2)
+        assert shop.recommend(1).item_ids
+
+
 def test_a_breaker_opens_tries_and_closes():
     now_s = [0.0]
     breaker = Breaker(threshold=2, first_pause_s=1.0, longest_pause_s=3.0, clock_s=lambda: now_s[0])
