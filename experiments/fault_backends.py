@@ -16,7 +16,7 @@ import redis
 
 from experiments.tables_feed import serve_broker, spawn
 from server.ports import find_free_port
-from serving.contract.artifacts import STAGE_FILE, find_stage_folder, load_manifest, write_manifest
+from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, find_stage_folder, load_manifest, write_manifest
 from serving.contract.errors import ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import LIVE_MODELS, STAGES
@@ -129,19 +129,19 @@ def forward(source: socket.socket, target: socket.socket) -> None:
             side.shutdown(socket.SHUT_RDWR)
 
 
-def depend_on(repo: Path, node: RedisNode, broker: Broker) -> None:
-    """Make a repository read its users from Redis and events from the broker, as `[live] redis` and `brokers` do."""
+def depend_on(repo: Path, brokers: str, nodes: str = "") -> None:
+    """Make a repository read events from brokers and users from Redis, as an export with `[live] brokers` and `redis` does."""
     generation = read_pinned_generation(repo)
     for name in (*STAGES, *LIVE_MODELS):
         folder = find_stage_folder(repo, name, generation)
         path = folder / STAGE_FILE
-        stage = json.loads(path.read_text()) | {"live_redis": node.address}
+        stage = json.loads(path.read_text()) | {"live_redis": nodes}
         if name in LIVE_MODELS:
-            stage["settings"] |= {"brokers": broker.address, "topic": TOPIC}
-        path.unlink()  # it may be read-only
-        path.write_text(json.dumps(stage))
+            stage["settings"] |= {"brokers": brokers, "topic": TOPIC}
         facts = {key: value for key, value in load_manifest(folder).items() if key not in ("schema", "files")}
-        (folder / "manifest.json").unlink()
+        for file in (STAGE_FILE, MANIFEST_FILE):
+            (folder / file).unlink()  # it is read-only
+        path.write_text(json.dumps(stage))
         write_manifest(folder, **facts)
 
 

@@ -29,7 +29,7 @@ PATIENCE_S = 10.0  # of callers
 STREAK = 30  # answers in full, one after the other, that count as recovered
 ITEM, FIRST_USER = 999_999_999, 1_000_000_000
 POLL_S = 0.02
-MESSAGES = 10
+PARTITIONS = 4  # of the mock's topics
 SEEN_S = 2.0  # until every stage has seen an event
 
 
@@ -54,8 +54,11 @@ class Load:
         self._expected: dict[int, tuple[list, np.ndarray]] = {}
         self._stopping, self._count, self._time_ms = threading.Event(), 0, time.time_ns() // 1_000_000
         self._producer: Producer | None = None
-        calls = ((self._ask, self.answers, ASK_EVERY_S), (self._post, self.events, POST_EVERY_S))
-        calls += ((self._probe, self.probes, PROBE_EVERY_S),)
+        calls = (
+            (self._ask, self.answers, ASK_EVERY_S),
+            (self._post, self.events, POST_EVERY_S),
+            (self._probe, self.probes, PROBE_EVERY_S),
+        )
         self._threads = [threading.Thread(target=self._repeat, args=call, daemon=True) for call in calls]
 
     def __enter__(self) -> Load:
@@ -93,16 +96,16 @@ class Load:
                 while self._send(http, event_id, user) != ACCEPTED:
                     time.sleep(POST_EVERY_S)
 
-    def send_messages(self, brokers: str) -> set[str]:
+    def send_messages(self, brokers: str, count: int) -> set[str]:
         """Send events to Kafka, which go on to be sent while it is away. Return their ids."""
         if self._producer is None:
             self._producer = Producer({"bootstrap.servers": brokers, "reconnect.backoff.max.ms": 500, "log_level": 0})
         sent = set()
-        for _ in range(MESSAGES):
+        for number in range(count):
             self._count += 1
             event_id, user = f"{self._time_ms}-kafka-{self._count}", FIRST_USER + self._count
             event = {"user_id": user, "item_id": ITEM, "event_id": event_id, "timestamp_ms": self._time_ms}
-            self._producer.produce(TOPIC, json.dumps(event).encode())
+            self._producer.produce(TOPIC, json.dumps(event).encode(), partition=number % PARTITIONS)
             sent.add(event_id)
         return sent
 

@@ -27,6 +27,8 @@ from serving.contract.tensors import LIVE_MODELS, STAGES
 from serving.live.store import DATA_FILE, find_live_folder
 
 CGROUP = Path("/sys/fs/cgroup")
+CPU_GROUPS = CGROUP / "cpu" if (CGROUP / "cpu").is_dir() else CGROUP  # of version 1 or 2
+THROTTLED = "a tenth of a core"
 PERIOD_US = 100_000
 SHARE = 0.1  # of one core, that is left of the processor
 MAPPED = ("retrieve", "item_vectors.npy")  # a file that a stage maps and reads for every answer
@@ -132,19 +134,18 @@ def killed(backend: RedisNode | Broker) -> Iterator[None]:
 
 
 @contextmanager
-def fill_disk(site: Site) -> Iterator[None]:
+def fill_disk(tag: str, live_folder: Path) -> Iterator[None]:
     """Let the live store's file grow no further: a limit of all processes that write to it stands for a full disk."""
-    limit_files(site, (site.live_folder / DATA_FILE).stat().st_size)
+    limit_files(tag, (live_folder / DATA_FILE).stat().st_size)
     try:
         yield
     finally:
-        limit_files(site, psutil.RLIM_INFINITY)
+        limit_files(tag, psutil.RLIM_INFINITY)
 
 
-def limit_files(site: Site, size: int) -> None:
-    """Let no file of the processes that write to the live store grow beyond `size`. They are found anew: some end meanwhile."""
-    stubs = [psutil.Process(find_stub(site.served, model)) for model in LIVE_MODELS]
-    for process in stubs + live_helpers.find_helpers(site.served.state.tag):
+def limit_files(tag: str, size: int) -> None:
+    """Let no file of a server's processes grow beyond `size`. They are found anew: some end meanwhile."""
+    for process in find_server_members(tag) + live_helpers.find_helpers(tag):
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))
 
@@ -228,10 +229,9 @@ def remove_shared_memory(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def throttle(site: Site) -> Iterator[None]:
-    """Limit tritonserver and its stubs together to SHARE of a core, by a control group. Raises OSError where this user may not."""
-    parent = CGROUP / "cpu" if (CGROUP / "cpu").is_dir() else CGROUP
-    group = parent / f"throttled-{os.getpid()}"
+def throttle(tag: str) -> Iterator[None]:
+    """Limit a tritonserver with its stubs to SHARE of a core. Raises OSError where this user may make no control group."""
+    group = CPU_GROUPS / f"throttled-{os.getpid()}"
     group.mkdir()
     try:
         if (group / "cpu.max").exists():
@@ -239,12 +239,12 @@ def throttle(site: Site) -> Iterator[None]:
         else:
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(int(SHARE * PERIOD_US)))
-        for process in find_server_members(site.served.state.tag):
+        for process in find_server_members(tag):
             (group / "cgroup.procs").write_text(str(process.pid))
         yield
     finally:
         for pid in (group / "cgroup.procs").read_text().split():
-            (parent / "cgroup.procs").write_text(pid)
+            (CPU_GROUPS / "cgroup.procs").write_text(pid)
         group.rmdir()
 
 
@@ -263,7 +263,7 @@ FAULTS: dict[str, Fault] = {
     "broker killed": Fault(lambda site: killed(site.broker), delays_messages=True, **STAYS),
     "broker paused": Fault(lambda site: paused(site.broker.pid), delays_messages=True, **STAYS),
     "consumer of the broker killed": Fault(kill_consumer, delays_messages=True, **STAYS),
-    "disk of the live store full": Fault(fill_disk, **STAYS),
+    "disk of the live store full": Fault(lambda site: fill_disk(site.served.state.tag, site.live_folder), **STAYS),
     "artifact overwritten": Fault(partial(damage, MAPPED, overwrite)),
     "artifact cut short": Fault(partial(damage, MAPPED, truncate)),
     "artifact missing": Fault(partial(damage, MAPPED, Path.unlink)),
@@ -272,5 +272,5 @@ FAULTS: dict[str, Fault] = {
     "half-written generation at a restart": Fault(leave_half_a_generation),
     "port taken at a restart": Fault(take_port, "", lasts_s=4.0),
     "shared memory removed": Fault(remove_shared_memory, **STAYS),
-    "a tenth of a core": Fault(throttle, "", lasts_s=8.0, fails_readiness=None),
+    THROTTLED: Fault(lambda site: throttle(site.served.state.tag), "", lasts_s=8.0, fails_readiness=None),
 }

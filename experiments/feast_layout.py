@@ -12,18 +12,15 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import redis
 import typer
 
+from experiments.fault_backends import RedisNode
 from repository.code import PROJECT
-from server.ports import find_free_port
 from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View, list_item_features, list_user_features
 from serving.live.layout import Layout
 from serving.live.redis_state import Entity, RedisState
@@ -55,34 +52,6 @@ def make_environment() -> Path:
         subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(ENVIRONMENT)], check=True)
     subprocess.run([uv, "pip", "install", "--quiet", "--python", str(python), FEAST], check=True)
     return python
-
-
-@contextmanager
-def run_redis_cluster(folder: Path) -> Iterator[str]:
-    """Run one Redis node that is a whole cluster; yield its address."""
-    port = find_free_port()  # the bus takes the port 10,000 above
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-    process = subprocess.Popen([*command, "--cluster-enabled", "yes"], stdout=subprocess.DEVNULL)
-    try:
-        client, deadline_s = redis.Redis(port=port), time.monotonic() + 20.0
-        while not is_ready(client):
-            if time.monotonic() > deadline_s:
-                raise typer.BadParameter(f"redis-server did not start on port {port}")
-            time.sleep(0.05)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def is_ready(client: redis.Redis) -> bool:
-    """Return whether the node answers as a cluster; give it all slots when it has none."""
-    try:
-        if b"cluster_slots_assigned:0" in client.execute_command("CLUSTER", "INFO"):
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
-        return b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO")
-    except redis.ConnectionError:
-        return False
 
 
 def draw_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict], list[dict]]:
@@ -165,8 +134,8 @@ def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
 def main(vectors: Annotated[bool, typer.Option("--vectors", help="write Feast's bytes for the unit test")] = False) -> None:
     """Check the layout against Feast. Exit code 1 when anything differs."""
     python = make_environment()
-    with tempfile.TemporaryDirectory() as name, run_redis_cluster(Path(name)) as address:
-        faults, theirs = check(Path(name), address, python)
+    with tempfile.TemporaryDirectory() as name, RedisNode(Path(name)) as node:
+        faults, theirs = check(Path(name), node.address, python)
     for fault in faults[:20]:
         typer.echo(fault)
     typer.echo(f"{2 * N_ENTITIES} entities written by us and read by Feast, as many the other way: {len(faults)} differences")

@@ -1,33 +1,44 @@
-"""Remove or fill shared memory, and take processor time away: shoppers get answers meanwhile, and the server recovers."""
+"""Faults around a server: shared memory, processor and disk taken away, the live writer and the broker killed and paused.
+
+Shoppers get right answers or popular items meanwhile, no acknowledged event is lost, and the server recovers. More faults, and
+how long each lasts: experiments/faults.py.
+"""
 
 from __future__ import annotations
 
-import os
+import json
+import resource
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
+from experiments.fault_backends import TOPIC, Broker, depend_on
+from experiments.fault_load import ITEM
+from experiments.faults import fill_disk, paused, throttle
+from live.archive import list_segments, read_log
+from perf.observe import read_samples
 from server import watch
 from server.environment import PROJECT
 from server.ports import find_free_port
 from server.processes import SHM_DIR, find_members, find_server_members
 from server.state import ServerState, read_known_servers
+from serving.live.store import find_live_folder
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import copy_small_repository
 from tests.server.gateways import USER
 from tests.server.supervised import Supervised, stopped_after
 
-CGROUP = Path("/sys/fs/cgroup")
-PERIOD_US = 100_000
-SHARE = 0.1  # of one core
 THROTTLED_S = 8.0
 SHM_MIB = 256
+EVENT_MS = 1_600_000_000_000  # within the exported log: the live clock stays where it is
 
 
 STARTS = """
@@ -42,10 +53,17 @@ watch.start_supervisor(state, run_dir)
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory) -> Iterator[Supervised]:
+def broker() -> Iterator[Broker]:
+    with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory, broker) -> Iterator[Supervised]:
     """Yield a running shop. If this user may make a mount namespace, the shop runs in its own, whose /dev/shm has SHM_MIB."""
     folder = tmp_path_factory.mktemp("faults")
     repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", find_free_port()
+    depend_on(repo, broker.address)
     command = [sys.executable, "-c", STARTS, str(repo), str(run_dir), str(port)]
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0:
         mount = f"mount -t tmpfs -o size={SHM_MIB}m tmpfs {SHM_DIR} && exec"
@@ -69,26 +87,12 @@ def lists_of(shop: Supervised, users: range = range(1, 9)) -> dict[int, list]:
 
 @contextmanager
 def throttled(state: ServerState) -> Iterator[None]:
-    """Limit all processes of tritonserver together to SHARE of one core, with a control group of version 1 or 2."""
-    parent = CGROUP / "cpu" if (CGROUP / "cpu").is_dir() else CGROUP
-    group = parent / f"throttled-{os.getpid()}"
-    try:
-        group.mkdir()
-        if (group / "cpu.max").exists():
-            (group / "cpu.max").write_text(f"{int(SHARE * PERIOD_US)} {PERIOD_US}")
-        else:
-            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(int(SHARE * PERIOD_US)))
-    except OSError as error:
-        pytest.skip(f"this user may make no control group that limits processors: {error}")
-    try:
-        for process in find_server_members(state.tag):
-            (group / "cgroup.procs").write_text(str(process.pid))
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(throttle(state.tag))
+        except OSError as error:
+            pytest.skip(f"this user may make no control group that limits processors: {error}")
         yield
-    finally:
-        for pid in (group / "cgroup.procs").read_text().split():
-            (parent / "cgroup.procs").write_text(pid)
-        group.rmdir()
 
 
 def test_a_server_with_a_tenth_of_a_core_is_slow_but_never_wrong_and_is_left_alone(shop):
@@ -105,6 +109,113 @@ def test_a_server_with_a_tenth_of_a_core_is_slow_but_never_wrong_and_is_left_alo
     shop.recover()
     assert shop.state.pid == state.pid, watch.read_last_lines(shop.run_dir, shop.grpc_port, 20)
     assert lists_of(shop) == before
+
+
+class Events:
+    """Posts events of users and an item that nobody asks about, so that they change no answer."""
+
+    def __init__(self, shop: Supervised, prefix: str) -> None:
+        self.statuses, self._shop, self._prefix, self._count = Counter[int](), shop, prefix, 0
+        self.refused: list[str] = []  # ids
+        self.acknowledged: list[str] = []
+
+    def post(self) -> int:
+        self._count += 1
+        return self._send(f"{self._prefix}-{self._count}")
+
+    def post_until(self, stop: threading.Event) -> None:
+        while not stop.wait(0.01):
+            self.post()
+
+    def send_again(self) -> None:
+        while self.refused:
+            self._send(self.refused.pop())
+
+    def check(self) -> None:
+        """Fail unless the log has every acknowledged event once."""
+        found = Counter(event_id for _, batch in read_log(find_live_folder(self._shop.repo)) for event_id in batch.event_ids)
+        assert {found[event_id.encode()] for event_id in self.acknowledged} == {1}
+
+    def _send(self, event_id: str) -> int:
+        event = {"user": 10**9 + self._count, "item": ITEM, "id": event_id, "timestamp": EVENT_MS}
+        status = self._shop.http.post("/v1/events", json=event).status_code
+        self.statuses[status] += 1
+        (self.acknowledged if status == 200 else self.refused).append(event_id)
+        return status
+
+
+def test_a_paused_live_writer_loses_no_event_and_is_replaced(shop):
+    state, events, stop = shop.state, Events(shop, "writer"), threading.Event()
+    assert events.post() == 200
+    posting = threading.Thread(target=events.post_until, args=(stop,))
+    posting.start()
+    with paused(shop.stub("observe").pid):
+        shop.wait(lambda: shop.state.pid != state.pid)
+    shop.recover()
+    stop.set()
+    posting.join()
+    assert events.statuses.keys() <= {200, 502, 503}
+    assert events.refused  # those in flight, and those that came while the server was down
+    events.send_again()
+    events.check()
+
+
+def test_a_full_disk_refuses_events_and_nothing_else(shop):
+    """Events alone do not make the gateway give up on the server, and the archive keeps what it cannot move."""
+    before, events, live = lists_of(shop), Events(shop, "disk"), find_live_folder(shop.repo)
+    with fill_disk(shop.state.tag, live):
+        while len(events.refused) < 20:  # more than open a circuit breaker
+            events.post()
+        assert lists_of(shop) == before
+        assert shop.is_ready()
+        command = [sys.executable, "-m", "live", "compact", "--repo", str(shop.repo), "--keep-days", "0"]
+        full = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))}
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, **full)
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+        assert list_segments(live) == []
+    assert events.statuses.keys() <= {200, 503}
+    events.send_again()
+    assert not events.refused
+    subprocess.run(command, cwd=PROJECT, check=True)
+    assert list_segments(live)
+    events.check()
+    assert lists_of(shop) == before
+
+
+def test_messages_wait_for_a_broker_that_is_paused_or_killed(shop, broker):
+    """Its clients find it again behind the same address. Without it the server answers, and takes events by itself."""
+    before, events = lists_of(shop), Events(shop, "rest")
+    producer = Producer({"bootstrap.servers": broker.address, "reconnect.backoff.max.ms": 200, "log_level": 0})
+
+    def send(event_id: str) -> None:
+        event = {"user_id": 2 * 10**9, "item_id": ITEM, "event_id": event_id, "timestamp_ms": EVENT_MS}
+        # To one partition: after the kill it has fewer messages than were read, which shows that the topic began anew.
+        producer.produce(TOPIC, json.dumps(event).encode(), partition=0)
+
+    def is_logged(event_id: str) -> bool:
+        ids = [found for _, batch in read_log(find_live_folder(shop.repo)) for found in batch.event_ids]
+        return ids.count(event_id.encode()) == 1
+
+    def is_reported_down() -> bool:
+        url = f"http://127.0.0.1:{shop.state.ports.metrics}/metrics"
+        return any(name.endswith("kafka_broker_down") and value == 1 for (name, _), value in read_samples(url).items())
+
+    send("kafka-before")
+    shop.wait(lambda: is_logged("kafka-before"))
+    with paused(broker.pid):
+        send("kafka-paused")
+        shop.wait(is_reported_down)
+        assert events.post() == 200
+        assert lists_of(shop) == before
+    shop.wait(lambda: is_logged("kafka-paused"))
+    broker.kill()
+    send("kafka-killed")
+    assert events.post() == 200
+    assert lists_of(shop) == before
+    assert shop.is_ready()
+    broker.start()
+    shop.wait(lambda: is_logged("kafka-killed"))
+    events.check()
 
 
 def fill(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Redis as L2 of a real server: a cluster of real nodes, which die and come back while it serves."""
+"""Redis as L2 of a real server: a cluster of real nodes, which die, are paused and come back while it serves."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def from_redis(server: TritonServer) -> float:
     return table_metrics(server).get(("rows_total", "l2", "item_0"), 0.0)
 
 
-def test_answers_are_the_same_while_nodes_die_and_come_back(over_redis, launch, client, cluster):
+def test_answers_are_the_same_while_nodes_die_are_paused_and_come_back(over_redis, launch, client, cluster):
     server, expected = launch(over_redis), infer(client, user_id=USERS)
     with grpcclient.InferenceServerClient(server.grpc_url) as own:
         watched = Watched(own, expected)
@@ -79,6 +79,11 @@ def test_answers_are_the_same_while_nodes_die_and_come_back(over_redis, launch, 
         until(lambda: table_metrics(server).get(("level_down", "redis")) == 1)  # told once a second, the first time now
         cluster.nodes[1].launch()
         cluster.wait_ready()
+        until(watched.sound)
+
+        cluster.nodes[0].freeze()
+        until(watched.degraded)
+        cluster.nodes[0].thaw()
         until(watched.sound)
 
         cluster.kill()

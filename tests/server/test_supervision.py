@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 
@@ -91,6 +93,34 @@ def test_a_changed_artifact_is_not_served(shop):
     path.write_bytes(published)
     shop.recover()
     control.activate(shop.state, shop.state.generation, shop.run_dir)
+
+
+def test_no_answer_comes_from_a_mapped_file_that_is_being_written(shop):
+    """The writer waits until the server has ended. Out of service no writer waits, and a file that is cut short is noticed."""
+    answer, path = shop.ask(), find_stage_folder(shop.repo, "retrieve", shop.state.generation) / "item_vectors.npy"
+    published = path.read_bytes()
+    path.chmod(0o644)
+    stop, answers = threading.Event(), list[dict]()
+
+    def ask_until_stopped() -> None:
+        while not stop.is_set():
+            answers.append(shop.ask())
+
+    asking = threading.Thread(target=ask_until_stopped)
+    asking.start()
+    vectors = np.load(path, mmap_mode="r+")
+    vectors[:] = np.roll(vectors, 7, axis=0)  # other vectors, each of them plausible
+    del vectors
+    shop.wait(lambda: not shop.is_ready())
+    stop.set()
+    asking.join()
+    assert {tuple(item["id"] for item in one["items"]) for one in answers if one["degraded"] == []} <= {
+        tuple(item["id"] for item in answer["items"])
+    }
+    path.write_bytes(published[:-1])
+    shop.wait(lambda: "is not the file that was published" in examine(shop.state.grpc_url, shop.state).fault)
+    path.write_bytes(published)
+    shop.recover()
 
 
 def test_a_challenger_that_is_promoted_answers_everybody(shop, tmp_path):
