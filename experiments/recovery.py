@@ -170,7 +170,7 @@ def make_figures(values: dict[str, list[float]], rounds: int) -> list[Figure]:
 @app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository whose models are served")] = Path("model_repository"),
-    rounds: Annotated[int, typer.Option(help="of five minutes", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="of six minutes", min=1)] = 3,
     only: Annotated[list[str] | None, typer.Option(help="name of a fault, instead of all; may be given again")] = None,
     results: ResultsFolder = RESULTS,
 ) -> None:

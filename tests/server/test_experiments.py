@@ -1,6 +1,6 @@
 """The experiments that need a server and a gateway measure what they say. Whether bounds are met is for quiet machines.
 
-`experiments.recovery` is not here: a round takes four minutes, and test_supervision.py causes the same faults.
+`experiments.recovery` is not here: a round takes six minutes, and test_supervision.py and test_faults.py cause the same faults.
 """
 
 from __future__ import annotations

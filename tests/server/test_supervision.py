@@ -117,6 +117,7 @@ def test_no_answer_comes_from_a_mapped_file_that_is_being_written(shop):
     assert {tuple(item["id"] for item in one["items"]) for one in answers if one["degraded"] == []} <= {
         tuple(item["id"] for item in answer["items"])
     }
+    assert any("opened for writing" in line for line in watch.read_last_lines(shop.run_dir, shop.grpc_port, 20))
     path.write_bytes(published[:-1])
     shop.wait(lambda: "is not the file that was published" in examine(shop.state.grpc_url, shop.state).fault)
     path.write_bytes(published)
