@@ -192,7 +192,7 @@ def main(
     command = f"python -m experiments.recovery --repo {repo} --rounds {rounds}"
     finish(
         "recovery",
-        "What callers see of faults, and for how long",
+        "What dies is started again",
         command,
         f"{rounds} rounds",
         make_figures(values, rounds),

@@ -101,10 +101,12 @@ class EventConsumer:
                 self._writer.count(txn, {}, kafka_broker_down=1, kafka_seen_ms=self._writer.now_ms())
             return
         with self._writer.transaction() as txn:
+            before = read_offsets(txn, self._writer.store, self._topic)
             offsets = self._choose_starts(txn, bounds)
             lag = sum(high - offsets[number] for number, (_, high) in bounds.items())
             self._writer.count(txn, {}, kafka_broker_down=0, kafka_lag=lag, kafka_seen_ms=self._writer.now_ms())
-        if set(bounds) != self._assigned:
+        began_anew = any(offsets[number] < before.get(number, 0) for number in bounds)  # else it would wait at its old place
+        if set(bounds) != self._assigned or began_anew:
             consumer.assign([TopicPartition(self._topic, number, offsets[number]) for number in bounds])
             self._assigned = set(bounds)
 

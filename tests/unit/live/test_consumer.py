@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from confluent_kafka import Producer
 
+from experiments.fault_backends import Broker
 from live.archive import read_log
 from live.consumer import EventConsumer
 from live.messages import MessageDecoder
@@ -175,6 +177,29 @@ def consuming(folder: Path, brokers: str) -> Iterator[None]:
         finally:
             stop.set()
             running.result()  # whatever it raised
+
+
+def test_a_topic_that_is_made_again_before_the_consumer_looks_is_read_from_its_beginning(folder):
+    """A broker that begins anew behind the same address has fewer messages than were read."""
+    with Broker() as broker, consuming(folder, broker.address), closing(Reader(folder)) as reader:
+        producer = Producer({"bootstrap.servers": broker.address, "reconnect.backoff.max.ms": 100, "log_level": 0})
+
+        def produce(items: range) -> None:
+            for item in items:
+                producer.produce(TOPIC, json.dumps({"user_id": 1, "item_id": item}).encode(), partition=0)
+            assert producer.flush(30) == 0
+
+        produce(range(20))
+        until(lambda: count_events(reader) == 20)
+        broker.kill()
+        broker.start()
+        produce(range(20, 23))
+        until(lambda: count_events(reader) == 23)
+
+
+def count_events(reader: Reader) -> int:
+    with reader.snapshot() as snapshot:
+        return snapshot.read_progress().last_sequence
 
 
 def send(broker: MockBroker, numbers: range) -> None:
