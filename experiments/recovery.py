@@ -190,6 +190,7 @@ def main(
                 tasks = {fault: partial(measure_named, site, load, fault) for fault in only or list_possible()}
                 values = run_in_turns(tasks, rounds, lambda line: print(line, file=sys.stderr, flush=True))
     command = f"python -m experiments.recovery --repo {repo} --rounds {rounds}"
+    command += "".join(f' --only "{name}"' for name in only or ())
     finish(
         "recovery",
         "What dies is started again",
