@@ -125,7 +125,7 @@ REFUSED = {
     b'{"user_id": 1.5, "item_id": 2}': "user_id is a float; expected a whole number",
     b'{"user_id": 9223372036854775808, "item_id": 2}': "expected a whole number of 64 bits",
     b'{"user_id": 1, "item_id": -2}': "item_id is negative",
-    b'{"user_id": 1, "item_id": 2, "event": "sneeze"}': "event is b'sneeze'",
+    b'{"user_id": 1, "item_id": 2, "event": "sneeze"}': "event is 'sneeze'",
     b'{"user_id": 1, "item_id": 2, "event": 3}': "event is 3; expected a text",
     b'{"user_id": 1, "item_id": 2, "value": 1e39}': "expected a finite number",
     b'{"user_id": 1, "item_id": 2, "value": Infinity}': "expected a finite number",
