@@ -51,7 +51,7 @@ class TritonServer:
     host: the address to listen at, by default loopback; "0.0.0.0" opens it to the network
     http: whether to serve HTTP in addition to gRPC; tls: for gRPC; None: no TLS
     run_dir: folder of logs, state files and backends
-    tag: that of the server to restart, so that its gateway and supervisor still belong to it; "": a new server
+    former: the server to restart. The new one keeps its tag, its owner, and the settings of its gateway; None: a new server
     stalled_after_s: time without progress after which a start is repeated, once
     """
 
@@ -69,7 +69,7 @@ class TritonServer:
         ready_timeout_s: float = READY_TIMEOUT_S,
         stalled_after_s: float = STALLED_AFTER_S,
         run_dir: Path = RUN_DIR,
-        tag: str = "",
+        former: ServerState | None = None,
     ) -> None:
         self.repo = Path(repo).resolve()
         self.ports = ports or find_free_ports()
@@ -84,7 +84,7 @@ class TritonServer:
         self.log_path = self.run_dir / "logs" / f"tritonserver-{self.ports.grpc}.log"
         self._state: ServerState | None = None
         self.process: subprocess.Popen | None = None
-        self._owner, self._former_tag = "", tag
+        self._owner, self._former = former.owner if former else "", former
 
     @classmethod
     def with_settings(cls, repo: Path, ports: Ports, settings: Mapping[str, Any], **options: Any) -> Self:
@@ -136,8 +136,8 @@ class TritonServer:
         check_host(self.host)
         check_free(self.ports)
         check_memory(models)
-        settings: dict[str, int | bool | str] = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20}
-        settings["fixed"] = self.model_control == "none"
+        settings: dict[str, int | bool | str] = dict(self._former.settings) if self._former else {}
+        settings |= {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder}
         facts: dict[str, Any] = {"settings": settings, "content": hash_manifest(self.repo), "owner": self._owner}
         facts["generation"] = generations.find_pinned_generation(self.repo)
@@ -158,7 +158,7 @@ class TritonServer:
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop the server and all its processes. Does nothing when it was never started."""
-        if self._state is not None and self._former_tag:
+        if self._state is not None and self._former:
             end_server(self._state, timeout_s)
         elif self._state is not None:
             stop_server(self._state, self.run_dir, timeout_s)
@@ -177,7 +177,7 @@ class TritonServer:
 
     def _launch(self, models: list[Model], facts: Mapping[str, Any]) -> None:
         wheel = find_wheel()
-        tag = self._former_tag or f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
+        tag = self._former.tag if self._former else f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
         command = [
             str(wheel.server),
             f"--model-repository={self.repo}",

@@ -143,7 +143,7 @@ class Watch:
             if (now := read_state(make_state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
                 return  # stopped, or restarted by another process
             end_server(state)
-            options = {"run_dir": self._run_dir, "tag": state.tag, "ready_timeout_s": RESTART_TIMEOUT_S}
+            options = {"run_dir": self._run_dir, "former": now, "ready_timeout_s": RESTART_TIMEOUT_S}
             server = TritonServer.with_settings(state.repo, state.ports, state.settings, **options)
             try:
                 with pinned_to(state.repo, generation):
@@ -156,7 +156,6 @@ class Watch:
                     return
                 say(str(error))  # only a helper failed to start: the server answers
         self._process, self._restart_failed = server.process, False
-        replace(server.state, settings=state.settings, owner=state.owner).save(self._run_dir)
         say(f"answers again after {time.monotonic() - begun_s:.1f} s")
 
     def _leave_generation(self, state: ServerState, fault: str) -> None:

@@ -44,7 +44,7 @@ os.waitid(os.P_PID, stub.pid, os.WEXITED | os.WNOWAIT)
 print("killed", flush=True)
 time.sleep(600)
 """
-SETTINGS = {"threads": 1, "fixed": False, "cache_mib": 0, "host": "127.0.0.1", "no_http": False}
+SETTINGS = {"threads": 1, "fixed": False, "cache_mib": 0, "host": "127.0.0.1", "no_http": False, "tls": ""}
 
 
 @pytest.fixture
@@ -114,8 +114,9 @@ def watched(state: ServerState, run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        state.forget(run_dir)
-        supervisor.join()
+        while supervisor.is_alive():
+            state.forget(run_dir)  # again and again: a restart saves the state anew
+            supervisor.join(0.1)
         stop_server(state, run_dir)
 
 
@@ -129,7 +130,7 @@ def installed_double(tmp_path, monkeypatch) -> None:
 @pytest.mark.usefixtures("installed_double")
 def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(state, tmp_path, capsys):
     repo = copy_small_repository(tmp_path / "shop")
-    state = replace(state, repo=repo, generation=1, settings=SETTINGS)
+    state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"gateway_url": "http://127.0.0.1:8080"})
     tables = find_tables_settings(repo, 1)
     tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
     state.save(tmp_path)
@@ -140,11 +141,14 @@ def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(s
         printed.append(capsys.readouterr().out)
         return "".join(printed)
 
+    path = make_state_path(tmp_path, state.ports.grpc)
     with watched(state, tmp_path):
-        until(lambda: "answers again" in said())
-        restarted = read_state(make_state_path(tmp_path, state.ports.grpc))
-        assert is_running(restarted.pid, state.tag)
+        until(lambda: (now := read_state(path)) is not None and now.pid != state.pid)
+        restarted = read_state(path)  # at once: another supervisor may have to go on from it
         assert restarted == replace(state, pid=restarted.pid, log=restarted.log, content=restarted.content)
+        until(lambda: "answers again" in said())
+        assert read_state(path) == restarted
+        assert is_running(restarted.pid, state.tag)
     assert "The updater of generation 1 did not start" in said()
     assert said().count("answers again") == 1
 
