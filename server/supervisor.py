@@ -4,9 +4,9 @@
       ▲  └─▶ is killed, crashes or cannot be started: log it, and restart it after a pause
       └──────────────┘
 
-The pause doubles with every crash, from 0.2 s to 4 s, and starts anew after a minute without a crash. With --every, a process
-that exits with 0 is started again after SECONDS; between the runs it takes no memory. Its first run waits until a server that
-is just starting has the processor no longer.
+The pause doubles with every crash, from 0.2 s to 30 s, and starts anew after ten seconds without a crash. With --every, a
+process that exits with 0 is started again after SECONDS; between the runs it takes no memory. Its first run waits until a
+server that is just starting has the processor no longer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import time
 
 from server.signals import name_signal
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 4.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 FIRST_ROUND_AFTER_S = 8.0  # with --every, at most
-STEADY_S = 60.0  # a process that ran this long is restarted after the first pause again
+STEADY_S = 10.0  # a process that ran this long is restarted after the first pause again
 NOT_STARTED = 127  # exit code, as shells state it
 LOG_PREFIX = "supervisor:"  # prefix of the supervisor's lines in the shared log
 

@@ -133,7 +133,7 @@ class Watch:
         """Restart the server with the generation that it served, or with `generation`."""
         generation = generation or state.generation
         say(f"{reason}; restarting with generation {generation}")
-        if time.monotonic() - self._restarted_s > STEADY_S:
+        if time.monotonic() - self._restarted_s > STEADY_S and not self._restart_failed:
             self._pause_s = FIRST_PAUSE_S
         else:
             time.sleep(self._pause_s)
