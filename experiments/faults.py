@@ -171,6 +171,14 @@ def overwrite(path: Path) -> None:
     array.flush()
 
 
+def replace_overwritten(path: Path) -> None:
+    """Replace a file by an overwritten copy: unlike a write in place, this waits for no lease."""
+    copy = path.with_name(f"{path.name}.copy")
+    shutil.copy(path, copy)
+    overwrite(copy)
+    copy.replace(path)
+
+
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -184,7 +192,7 @@ def damage_and_kill(site: Site) -> Iterator[None]:
     """Damage a file and kill the server before the supervisor looks: the restart finds the damage."""
     supervisor, path = site.supervisor, site.find_artifact(*MAPPED)
     supervisor.suspend()
-    with changed(path, overwrite):
+    with changed(path, replace_overwritten):
         os.kill(site.served.state.pid, signal.SIGKILL)
         supervisor.resume()
         yield
