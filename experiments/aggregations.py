@@ -18,12 +18,11 @@ import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
-from experiments.prequential import find_split_row, resample_ratio, take_exported_part
+from experiments.prequential import answer_frozen_and_live, find_split_row, resample_ratio, take_exported_part
 from export.build import build_repository
-from export.prequential import answer_frozen, answer_live, choose_questions, compute_gains, find_ranks
+from export.prequential import choose_questions, compute_gains, find_ranks
 from export.settings import Settings
 from perf.command import run
-from serving.live.store import find_live_folder
 from training.dataset import Dataset, load_dataset
 from training.features.aggregates import DEFAULTS
 
@@ -50,12 +49,9 @@ def declare(dataset: Dataset, learned: set[str]) -> Dataset:
 
 def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, np.ndarray]:
     """Return the NDCG@10 of each question, float64 [Q], frozen and live. repository: exported from the first 80 % of the log"""
-    events, first = dataset.interactions, find_split_row(dataset)
-    rows = choose_questions(events, first, len(events), most)
-    lists = {
-        "frozen": answer_frozen(repository, dataset, rows).items,
-        "live": answer_live(repository, dataset, rows, first, find_live_folder(repository)).items,
-    }
+    events = dataset.interactions
+    rows = choose_questions(events, find_split_row(dataset), len(events), most)
+    lists = answer_frozen_and_live(dataset, repository, rows)
     targets = events["item_id"].to_numpy()[rows]
     return {name: compute_gains(find_ranks(answer, targets)) for name, answer in lists.items()}
 

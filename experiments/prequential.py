@@ -70,14 +70,19 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Measured
     events, first = dataset.interactions, find_split_row(dataset)
     rows = choose_questions(events, first, len(events), most)
     tuned_rows = choose_questions(events, int(first * (1 - TUNED_SHARE)), first, most)
-    answers = {
-        FROZEN: answer_frozen(repository, dataset, rows).items,
-        LIVE: answer_live(repository, dataset, rows, first, find_live_folder(repository)).items,
-        KNN: answer_by_knn(dataset, rows, tuned_rows),
-    }
+    answers = answer_frozen_and_live(dataset, repository, rows) | {KNN: answer_by_knn(dataset, rows, tuned_rows)}
     targets = events["item_id"].to_numpy()[rows]
     return {
         name: Measured(Quality.of(lists, targets), compute_gains(find_ranks(lists, targets))) for name, lists in answers.items()
+    }
+
+
+def answer_frozen_and_live(dataset: Dataset, repository: Path, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the lists, int64 [Q, 20] each, by FROZEN and LIVE. rows: int64 [Q] of the questions, ascending"""
+    live_folder = find_live_folder(repository)
+    return {
+        FROZEN: answer_frozen(repository, dataset, rows).items,
+        LIVE: answer_live(repository, dataset, rows, find_split_row(dataset), live_folder).items,
     }
 
 

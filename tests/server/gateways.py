@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Self
 
 import httpx
 
@@ -19,6 +17,7 @@ from server.ports import find_free_port, is_free
 from server.processes import find_members
 from server.tls import ServerTls
 from tests.repositories import copy_small_repository
+from tests.server.load import Clients
 from tests.waiting import until
 
 USER = 7
@@ -64,27 +63,26 @@ class Visit:
     answer: dict
 
 
-class Visitors:
-    """Clients that ask a gateway for users in turn, without a pause, while the `with` block runs. errors: what calls raised.
+class Visitors(Clients):
+    """Clients that ask a gateway for users in turn, without a pause.
 
     share: what a test says that the challenger's share is, None while it changes
     """
 
     def __init__(self, served: Served, users: Sequence[int], clients: int) -> None:
+        super().__init__(clients)
         self.share: float | None = None
         self.visits: list[Visit] = []
-        self.errors: list[Exception] = []
-        self._served, self._users, self._stop = served, users, threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(number, clients)) for number in range(clients)]
+        self._served, self._users = served, users
 
     def wait_for_answers(self, number: int) -> None:
         """Wait until so many more answers, or an error, have come."""
         before = len(self.visits)
         until(lambda: self.errors or len(self.visits) >= before + number)
 
-    def _run(self, first: int, clients: int) -> None:
+    def _run(self, number: int) -> None:
         with httpx.Client(base_url=self._served.http.base_url, timeout=30) as http:
-            for turn in count(first, clients):
+            for turn in count(number, self._clients):
                 if self._stop.is_set():
                     return
                 share, user = self.share, self._users[turn % len(self._users)]
@@ -94,13 +92,3 @@ class Visitors:
                     self.errors.append(error)
                 else:
                     self.visits.append(Visit(user, share if share == self.share else None, answer))
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()

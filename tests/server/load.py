@@ -9,13 +9,35 @@ from typing import Self
 import tritonclient.grpc as grpcclient
 
 
-class Load:
-    """Threads that call `ask` while the `with` block runs, each with its own client. errors: what the calls raised"""
+class Clients:
+    """Threads that run while the `with` block does. errors: what calls raised"""
+
+    def __init__(self, clients: int) -> None:
+        self.errors: list[Exception] = []
+        self._clients, self._stop = clients, threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(clients)]
+
+    def _run(self, number: int) -> None:
+        """Be one client until `_stop` is set. number: of the client, from 0"""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+class Load(Clients):
+    """Clients that call `ask`, each over a connection of its own."""
 
     def __init__(self, grpc_url: str, clients: int) -> None:
-        self.errors: list[Exception] = []
-        self._grpc_url, self._clients, self._stop = grpc_url, clients, threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(clients)]
+        super().__init__(clients)
+        self._grpc_url = grpc_url
 
     def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
         """Send one request. turn: its number, counted over all clients from 0, so that no two calls share one"""
@@ -30,13 +52,3 @@ class Load:
                     self.ask(client, turn)
                 except Exception as error:
                     self.errors.append(error)
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
