@@ -219,7 +219,7 @@ def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        """Return whether a server answers a real request for recommendations, which is sent once a second at most."""
+        """Return whether a server answers a real request for recommendations, which is sent every 0.8 s at most."""
         servers = [
             {
                 "server": health.url,
