@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 import time
 from contextlib import closing
 from dataclasses import fields
@@ -33,6 +31,7 @@ from serving.contract.artifacts import find_stage_folder, make_stage_settings, r
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.logs import configure_logging
+from serving.contract.signals import stop_on_signals
 from serving.contract.tensors import OBSERVE, PAD_ID, STAGES
 from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
@@ -224,14 +223,6 @@ def find_store(repo: Path) -> Path:
     if not Reader(folder).exists():
         raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
     return folder
-
-
-def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set."""
-    stop = threading.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stop.set())
-    return stop
 
 
 def read_published_settings(repo: Path) -> LiveSettings:

@@ -11,10 +11,11 @@ server that is just starting has the processor no longer.
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 from server.signals import name_signal
@@ -31,28 +32,29 @@ class Supervisor:
 
     def __init__(self, folder: str, command: list[str], every_s: float | None = None) -> None:
         self._folder, self._command, self._every_s = folder, command, every_s
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # an Event's lock must not be taken in a signal handler
         self._process: subprocess.Popen | None = None
 
     def run(self) -> int:
         """Run until `stop` is called or, without `every_s`, the process exits with 0. Return its last exit code."""
         pause_s = FIRST_PAUSE_S
-        if self._every_s is not None and self._stopping.wait(min(FIRST_ROUND_AFTER_S, self._every_s)):
+        if self._every_s is not None and self._wait_for_stop(min(FIRST_ROUND_AFTER_S, self._every_s)):
             return 0
         while True:
             started_s = time.monotonic()
             code, ending = self._run_once()
-            if self._stopping.is_set() or (code == 0 and self._every_s is None):
+            if self._stopping or (code == 0 and self._every_s is None):
                 return code
-            if code == 0:
+            if code == 0 and self._every_s is not None:
                 pause_s = FIRST_PAUSE_S
-                if self._stopping.wait(self._every_s):
+                if self._wait_for_stop(self._every_s):
                     return code
                 continue
             if time.monotonic() - started_s > STEADY_S:
                 pause_s = FIRST_PAUSE_S
             print(f"{LOG_PREFIX} {ending}; started again in {pause_s:g} s", flush=True)
-            if self._stopping.wait(pause_s):
+            if self._wait_for_stop(pause_s):
                 return code
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -62,14 +64,21 @@ class Supervisor:
             self._process = subprocess.Popen(self._command, cwd=self._folder)
         except OSError as error:  # for instance for lack of memory, which passes
             return NOT_STARTED, f"not started, {error}"
-        if self._stopping.is_set():  # stopped while the process was being started
+        if self._stopping:  # stopped while the process was being started
             self._process.terminate()
         code = self._process.wait()
         return code, f"ended, {_describe_exit(code)}"
 
+    def _wait_for_stop(self, timeout_s: float) -> bool:
+        """Wait until `stop` is called, at most `timeout_s`. Return whether it was."""
+        with contextlib.suppress(queue.Empty):
+            self._wake.get(timeout=timeout_s)
+        return self._stopping
+
     def stop(self) -> None:
         """Terminate the process, and let `run` return."""
-        self._stopping.set()
+        self._stopping = True
+        self._wake.put(None)
         if self._process is not None:
             self._process.terminate()
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from dataclasses import replace
@@ -67,7 +67,8 @@ class Watch:
         self._observer: Observer | None = None
         self._check: ArtifactCheck | None = None
         self._observed: ServerState | None = None
-        self._leases, self._opened = Leases(()), threading.Event()
+        self._leases = Leases(())
+        self._opened: queue.SimpleQueue[None] = queue.SimpleQueue()  # an Event's lock must not be taken in a signal handler
         self._gateways: list[psutil.Process] = []
         self._process: subprocess.Popen | None = None
         self._scanned_s = float("-inf")
@@ -80,12 +81,12 @@ class Watch:
                     self._look(state)
                 except Exception:  # of any kind: without its supervisor, a server that dies stays down
                     say(traceback.format_exc())
-            self._opened.wait(TICK_S)
-            self._opened.clear()
+            with contextlib.suppress(queue.Empty):
+                self._opened.get(timeout=TICK_S)
 
     def look_at_once(self) -> None:
         """End the pause between two looks. For signal handlers: may be called at any moment."""
-        self._opened.set()
+        self._opened.put(None)
 
     def _look(self, state: ServerState) -> None:
         if self._observed is None or (state.pid, state.generation) != (self._observed.pid, self._observed.generation):

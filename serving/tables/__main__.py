@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
-import threading
 from pathlib import Path
 
 from serving.contract.errors import ConfigError, run_program
 from serving.contract.logs import configure_logging
+from serving.contract.signals import stop_on_signals
 from serving.tables.config import read_config
 from serving.tables.updates.updater import Updater
 
@@ -23,9 +22,7 @@ def main() -> None:
         remedy = "Set brokers in [tables] of the export's settings, and export again."
         raise ConfigError(f"model {config.model} names no update source. Expected `updates` with brokers. {remedy}")
     configure_logging(logging.INFO)
-    stop = threading.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stop.set())
+    stop = stop_on_signals()
     updater = Updater(config)
     try:
         updater.run(stop)

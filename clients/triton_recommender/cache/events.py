@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Thread
 
 from triton_recommender.cache.base import Cache
 from triton_recommender.catalogue import Catalogue
@@ -212,6 +213,14 @@ def run_until_interrupted(follow: Callable[[Event], None]) -> None:
     import signal
 
     stop = Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    received: SimpleQueue[int] = SimpleQueue()
+
+    def set_stop() -> None:
+        received.get()
+        stop.set()
+
+    # Not set by the handler, which may interrupt `stop.wait` while it holds the event's lock. A SimpleQueue has no such lock.
+    Thread(target=set_stop, daemon=True).start()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda number, _: received.put(number))
     follow(stop)
