@@ -43,14 +43,18 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     batches = [batch for _, batch in read_log(folder)]
     if before_s is not None:
         batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
-    events = pd.concat([make_frame(batch, dataset) for batch in batches] or [dataset.interactions.iloc[:0]])
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         changes = snapshot.read_changes(after=0)
+    item_changes = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
+    user_changes = {change.id: change.columns for change in changes if change.type != ITEM_CHANGED}
+    notes = list(dataset.report.notes)
+    if dataset.item_names is not None:
+        batches, note = drop_unnamed(batches, np.union1d(dataset.items["item_id"], np.fromiter(item_changes, np.int64)))
+        notes += note
+    events = pd.concat([make_frame(batch, dataset) for batch in batches] or [dataset.interactions.iloc[:0]])
     known = pd.MultiIndex.from_frame(dataset.interactions[KEY])
     new = events[~pd.MultiIndex.from_frame(events[KEY]).isin(known)]
     log = pd.concat([dataset.interactions, new]).sort_values("timestamp", kind="stable", ignore_index=True)
-    item_changes = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
-    user_changes = {change.id: change.columns for change in changes if change.type != ITEM_CHANGED}
     items = add_rows(dataset.items, "item_id", [*new["item_id"].unique(), *item_changes])
     item_names = add_names(dataset.item_names, item_changes)
     if item_names is not None:
@@ -58,7 +62,7 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     items["title"] = items["title"].fillna(items["item_id"].astype(str))
     items["available"] = items["available"].fillna(True).astype(bool)
     users = add_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
-    report = replace(dataset.report, notes=[*dataset.report.notes, f"{len(new):,} live events continue the log"])
+    report = replace(dataset.report, notes=[*notes, f"{len(new):,} live events continue the log"])
     return replace(
         dataset,
         interactions=log,
@@ -68,6 +72,23 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
         report=report,
         learned_sales=count_sales(batches),
     )
+
+
+def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[list[EventBatch], list[str]]:
+    """Return the events without those of other items, and a note if there are any. item_ids: int64 [N]
+
+    A live event holds the hash of a text id. Without its text, no answer could name the item, and a mistyped id would become one.
+    """
+    logged = [batch.take(find_log_rows(batch.headers)) for batch in batches]
+    is_named = [np.isin(batch.headers["item_id"], item_ids) for batch in logged]
+    left_out = np.concatenate([np.empty(0, np.int64), *(b.headers["item_id"][~n] for b, n in zip(logged, is_named, strict=True))])
+    named = [batch.take(np.flatnonzero(rows)) for batch, rows in zip(logged, is_named, strict=True)]
+    if not len(left_out):
+        return named, []
+    return named, [
+        f"{len(left_out):,} live events of {len(np.unique(left_out)):,} items are left out: their ids are in neither the data set "
+        "nor an upsert. If they are not mistyped, add the items by PUT /v1/items/{id}"
+    ]
 
 
 def find_prompted(interactions: pd.DataFrame, folder: Path) -> np.ndarray:

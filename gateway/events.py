@@ -16,6 +16,10 @@ from triton_recommender import AsyncRecommender, Event, InvalidRequest, Recommen
 
 MOST_EVENTS = 1_000
 CHUNK = 32  # events sent in one request
+UNKNOWN_ITEM = (
+    "Item {item!r} is not in the catalogue. Correct the id, or add the item by PUT /v1/items/{{id}}: until then it is not "
+    "recommended."
+)
 
 Result = dict[str, Any]
 
@@ -30,10 +34,11 @@ class Recorder:
         """Return one result per event, in their order: its sequence and id, or its error and id.
 
         An event without an id gets one, so that the client can retry it and it still counts once. An event that cannot be
-        read gets none.
+        read gets none. An accepted event of an item that nobody has added carries a warning: the id may be mistyped.
         """
         results: list[Result] = [{} for _ in bodies]
         events: dict[int, Event] = {}
+        items: dict[int, str | int] = {}  # as the shop writes them
         for row, body in enumerate(bodies):
             try:
                 event = read_event(body)
@@ -44,7 +49,7 @@ class Recorder:
                 continue
             event_id = event.id or uuid.uuid4().hex
             try:
-                events[row] = self._make_event(event, event_id)
+                events[row], items[row] = self._make_event(event, event_id), event.item
             except InvalidRequest as error:
                 results[row] = make_failure(error.status, str(error), event_id)
         rows = list(events)
@@ -52,6 +57,10 @@ class Recorder:
             chunk = rows[start : start + CHUNK]
             for row, result in zip(chunk, await self._send([events[row] for row in chunk]), strict=True):
                 results[row] = result
+        for row, event in events.items():
+            if "error" not in results[row] and not self._shop.knows_item(event.item_id):
+                results[row]["warning"] = UNKNOWN_ITEM.format(item=items[row])
+                self._metrics.unknown_items.inc()
         for result in results:
             self._metrics.events.labels(result["error"]["code"] if "error" in result else "accepted").inc()
         return results

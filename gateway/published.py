@@ -154,6 +154,7 @@ class LiveItems:
     """Items that `upsert` changed: titles, text ids, and which are unavailable. Reads only what is new since the last call."""
 
     def __init__(self, reader: Reader) -> None:
+        self.ids: set[int] = set()
         self.titles: dict[int, str] = {}
         self.names: dict[int, str] = {}
         self.unavailable: set[int] = set()
@@ -171,6 +172,7 @@ class LiveItems:
         for change in changes:
             if change.type != ITEM_CHANGED:
                 continue
+            self.ids.add(change.id)
             if isinstance(title := change.columns.get("title"), str):
                 self.titles[change.id] = title
             if is_text_of(name := change.columns.get(NAME), change.id):

@@ -85,10 +85,11 @@ class Failed(Strict):
 
 
 class Accepted(Strict):
-    """The event is durable: its place in the log, and its id."""
+    """The event is durable: its place in the log, and its id. It has a warning if its item is not in the catalogue."""
 
     sequence: int
     id: str
+    warning: str | None = None
 
 
 class Results(Strict):

@@ -10,9 +10,9 @@ import pytest
 
 from export.continued import continue_log
 from serving.contract.ids import stable_id
-from serving.contract.tensors import UPSERT
+from serving.contract.tensors import OBSERVE, UPSERT
 from serving.live.store import find_live_folder
-from serving.stages.live.models import Upsert
+from serving.stages.live.models import Observe, Upsert
 from tests.unit.gateway.conftest import Gateway
 from tests.unit.small_shops import export
 from training.dataset import Dataset, load_dataset
@@ -61,6 +61,18 @@ def take_changes(door: Gateway) -> None:
     stage.close()
 
 
+def take_events(door: Gateway) -> None:
+    """Write the events that reached the fake server as the model `observe` does."""
+    stage = Observe.load(door.repo / OBSERVE / "1")
+    rows = [(event.user_id, event.item_id, event.timestamp_ms) for event in door.shop.events]
+    inputs = dict(zip(("user_id", "item_id", "timestamp_ms"), np.array(rows).T[..., np.newaxis], strict=True))
+    texts = dict.fromkeys(("event", "event_id", "request_id"), np.full((len(rows), 1), b"", object))
+    inputs |= texts | {"value": np.full((len(rows), 1), np.nan, np.float32)}
+    assert stage.find_faults(inputs) == {}
+    stage(inputs)
+    stage.close()
+
+
 def test_an_item_added_over_rest_is_recommended_by_its_own_id(door, dataset):
     assert door.ask("PUT", f"/v1/items/{NEW}", json={"title": "Tea pot"}).status_code == 200
     assert door.ask("PUT", "/v1/items/SKU-1", json={"available": True}).status_code == 200
@@ -75,6 +87,27 @@ def test_an_item_added_over_rest_is_recommended_by_its_own_id(door, dataset):
     names = dict(zip(continued.item_names["name"], continued.item_names["id"], strict=True))
     assert names == dict(zip(dataset.item_names["name"], dataset.item_names["id"], strict=True)) | {NEW: stable_id(NEW)}
     assert continued.item_names["id"].tolist() == continued.items["item_id"].tolist()
+
+
+def test_an_event_of_an_item_that_nobody_added_is_kept_for_an_export_after_it_was_added(door, dataset):
+    events = [{"user": "cust-1", "item": item, "timestamp": "2021-01-01"} for item in ("SKU-1", "SKU-LATE", "SKU-TYPO")]
+    results = door.ask("POST", "/v1/events", json=events).json()["results"]
+    assert "warning" not in results[0]
+    assert results[1]["warning"].startswith("Item 'SKU-LATE' is not in the catalogue. Correct the id, or add the item by PUT")
+    assert "gateway_unknown_item_events_total 2.0" in door.ask("GET", "/metrics").text
+    take_events(door)
+    continued = continue_log(dataset, find_live_folder(door.repo))
+    assert len(continued.interactions) == len(dataset.interactions) + 1
+    assert continued.item_names["id"].tolist() == continued.items["item_id"].tolist()
+    assert continued.report.notes[-2].startswith("2 live events of 2 items are left out")
+    assert continued.learned_sales["item_id"].tolist() == [stable_id("SKU-1")]
+
+    assert door.ask("PUT", "/v1/items/SKU-LATE", json={"title": "Tea cosy"}).status_code == 200
+    take_changes(door)
+    assert "warning" not in door.ask("POST", "/v1/events", json=events[1]).json()
+    continued = continue_log(dataset, find_live_folder(door.repo))
+    assert continued.interactions["item_id"].tolist()[-2:] == [stable_id("SKU-1"), stable_id("SKU-LATE")]
+    assert continued.report.notes[-2].startswith("1 live events of 1 items are left out")
 
 
 def test_a_name_that_does_not_give_the_id_is_refused(repo):
