@@ -16,7 +16,7 @@ class MerlinSettings(BaseModel):
     repository (workflow.pkl), which runs code when it is loaded: serve such a repository only if you trust whoever wrote it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     triton: Literal["24.03", "modern"] = "24.03"  # that of merlin-hugectr:24.06, the last with HPS; or any current image
     mount: Annotated[str, Field(pattern="^/.*[^/]$")] = "/models"  # where the container sees the repository

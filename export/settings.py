@@ -52,7 +52,7 @@ RowFormat = Literal["fp32", "fp16", "int8", "int4"]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class PipelineSettings(_Section):

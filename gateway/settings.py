@@ -25,14 +25,14 @@ FILES = {  # settings that name files; paths are relative to the settings file
 class GatewaySettings(BaseModel):
     """Settings of a gateway, with their defaults. Names end in the unit."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     host: str = LOOPBACK
     certificate: Path | None = None  # PEM, with `key`: TLS
     key: Path | None = None
     client_authorities: Path | None = None  # PEM: callers must show a certificate that one of these signed
     tokens: Path | None = None  # a file of `python -m gateway token`; None: no token is required
-    servers: tuple[str, ...] = ()  # further host:port of gRPC, asked when the first fails
+    servers: tuple[str, ...] = Field(default=(), strict=False)  # further host:port of gRPC, asked when the first fails
     server_authorities: Path | None = None  # PEM: who signed the servers' certificates; TLS to the servers
     server_certificate: Path | None = None  # PEM, with `server_key`: shown to servers that require a client certificate
     server_key: Path | None = None
@@ -111,4 +111,5 @@ def _read_file(path: Path | None) -> GatewaySettings:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"])) or "the settings"
         known = ", ".join(GatewaySettings.model_fields)
-        raise ConfigError(f"{path}: {key}: {fault['msg']}. The keys are {known}.") from error
+        got = "" if fault["type"] in ("value_error", "extra_forbidden") else f", got {fault['input']!r:.60}"
+        raise ConfigError(f"{path}: {key}: {fault['msg']}{got}. The keys are {known}.") from error

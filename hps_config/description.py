@@ -33,7 +33,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class BudgetSection(_Section):

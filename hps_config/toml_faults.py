@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from serving.contract.errors import ConfigError
 
@@ -31,8 +32,16 @@ def toml_faults(path: Path, reference: str) -> Iterator[None]:
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"])
         raise ConfigError(
-            f"{path}: {where}: {fault['msg'].removeprefix('Value error, ')}. {reference[0].upper()}{reference[1:]}."
+            f"{path}: {where}: {describe_fault(fault)}. {reference[0].upper()}{reference[1:]}."
         ) from error
+
+
+def describe_fault(fault: ErrorDetails) -> str:
+    """Return what was expected of a key, and the value if it is at fault; messages of our own name it themselves."""
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] in ("value_error", "extra_forbidden", "missing"):
+        return message
+    return f"{message}, got {fault['input']!r:.60}"
 
 
 def refuse_unknown_keys(document: Mapping[str, object], model: type[BaseModel], section: str = "") -> None:

@@ -50,7 +50,7 @@ STAGE_OF = {"ranker": "rank", "reranker": "rerank"}  # by the first word of a mo
 class Bound(BaseModel):
     """The largest medians of a model, in microseconds: of one request, and of a call with BATCH requests."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     one_us: float
     batch_us: float

@@ -22,7 +22,7 @@ OBJECTIVES = (  # what may be bounded: keys of the last line of a run
 class Bound(BaseModel):
     """A lower or an upper bound of a number. fused: the bound for the fused layout, where it differs"""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     at_most: float | None = None
     at_least: float | None = None

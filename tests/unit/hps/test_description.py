@@ -68,6 +68,7 @@ def test_human_bytes():
         ('l1 = "64 MiB"', 'l1 = "64 MB"', "budget.l1: is '64 MB'"),
         ('l1 = "64 MiB" ', 'l9 = "64 MiB" ', "budget.l1: Field required"),
         ("instances = 2", "instances = 0", "serving.instances: Input should be greater than or equal to 1"),
+        ("instances = 2", 'instances = "2"', "serving.instances: Input should be a valid integer, got '2'"),
         ("instances = 2", "instance = 2", "serving.instance: Extra inputs are not permitted"),
         ("devices = [0]", "devices = []", "serving.devices: "),
         ("rows = 1_000_000", "rows = 0", "table item_id: rows = 0"),

@@ -83,6 +83,12 @@ def test_the_table_bounds_every_model():
     assert bounds["sequence"].one_us == 1_000
 
 
+def test_a_bound_in_quotes_is_refused(tmp_path):
+    (tmp_path / "bounds.toml").write_text("[search]\none_us = '1'\nbatch_us = 1\n")
+    with pytest.raises(ConfigError, match=r"search\.one_us: Input should be a valid number, got '1'"):
+        read_bounds(tmp_path / "bounds.toml")
+
+
 def test_a_table_with_another_key_is_refused(tmp_path):
     (tmp_path / "bounds.toml").write_text("[search]\none_us = 1\nbatch_us = 1\np99_us = 1\n")
     with pytest.raises(ConfigError, match=r"bounds\.toml: search\.p99_us: .* An example is .*models\.toml"):

@@ -58,6 +58,7 @@ def test_a_bound_of_no_layout_of_its_own_holds_for_all(layout):
         ("[p99_ms]\n", "p99_ms: .*either at_most or at_least"),
         ("[p99_ms]\nat_most = 1\nat_least = 2\n", "p99_ms: .*either at_most or at_least"),
         ("[p99_ms]\nat_most = 'x'\n", "p99_ms.at_most: .*valid number"),
+        ("[p99_ms]\nat_most = '1'\n", "p99_ms.at_most: .*valid number, got '1'"),
         ("[p99_ms]\nbelow = 1\n", "p99_ms.below: "),
         ("not toml", "not valid TOML"),
         ("p99_ms = 3", "p99_ms: "),
