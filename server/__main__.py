@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +36,9 @@ Settings = dict[str, int | bool | str | None]
 
 GrpcPort = Annotated[int, typer.Option(help="gRPC port of the server")]
 OneServer = Annotated[int | None, typer.Option("--grpc-port", help="only the server with this gRPC port")]
+ChosenServer = Annotated[
+    int | None, typer.Option("--grpc-port", help="gRPC port of the server (default: that of the only one started here)")
+]
 Timeout = Annotated[float, typer.Option("--timeout-s", min=1, help="seconds until every model must be ready")]
 
 
@@ -183,9 +187,10 @@ def wait(
 
 
 @app.command()
-def diagnose(grpc_port: GrpcPort = 8001) -> None:
+def diagnose(grpc_port: ChosenServer = None) -> None:
     """Report why a server ended or does not answer, then the faults in its log; exit code 1 unless it answers."""
-    state = next((state for state in read_known_servers(RUN_DIR) if state.ports.grpc == grpc_port), None)
+    state = _choose_server(read_known_servers(RUN_DIR), grpc_port)
+    grpc_port = state.ports.grpc if state else grpc_port or Ports.grpc
     log_path = state.log if state else RUN_DIR / "logs" / f"tritonserver-{grpc_port}.log"
     url = state.grpc_url if state else f"localhost:{grpc_port}"
     condition = examine(url, state)
@@ -203,15 +208,25 @@ def diagnose(grpc_port: GrpcPort = 8001) -> None:
 
 
 @app.command()
-def activate(generation: Annotated[int, typer.Option(help="generation to serve")], grpc_port: GrpcPort = 8001) -> None:
+def activate(
+    generation: Annotated[int, typer.Option(help="generation to serve")], grpc_port: ChosenServer = None
+) -> None:
     """Move a running server to another published generation, without a failed request."""
-    states = [state for state in find_running_servers(RUN_DIR) if state.ports.grpc == grpc_port]
-    if not states:
-        raise ServerError(
-            f"No server started here runs on gRPC port {grpc_port}. `python -m server status` lists them for --grpc-port."
-        )
-    before = control.activate(states[0], generation, RUN_DIR)
-    typer.echo(f"generation {generation} answers at {states[0].grpc_url} (before: {before})")
+    state = _choose_server(find_running_servers(RUN_DIR), grpc_port)
+    if state is None:
+        where = f" on gRPC port {grpc_port}" if grpc_port else ""
+        raise ServerError(f"No server started here runs{where}. `python -m server status` lists them for --grpc-port.")
+    before = control.activate(state, generation, RUN_DIR)
+    typer.echo(f"generation {generation} answers at {state.grpc_url} (before: {before})")
+
+
+def _choose_server(states: Sequence[ServerState], grpc_port: int | None) -> ServerState | None:
+    """Return the server with a gRPC port, or without a port the only one; None without any. Raises ServerError for several."""
+    chosen = [state for state in states if grpc_port in (None, state.ports.grpc)]
+    if len(chosen) > 1:
+        ports = ", ".join(str(state.ports.grpc) for state in chosen)
+        raise ServerError(f"{len(chosen)} servers were started here, on the gRPC ports {ports}. Choose one by --grpc-port.")
+    return chosen[0] if chosen else None
 
 
 def _describe_lost(stubs: int) -> str:

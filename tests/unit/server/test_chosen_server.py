@@ -1,0 +1,57 @@
+"""`diagnose` and `activate` find the server that was started here, whatever its ports are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from server import __main__ as commands
+from server.ports import Ports, find_free_ports
+from server.state import ServerState
+from serving.contract.errors import RecommenderError, ServerError
+from tests.tags import draw_tag, run_tagged
+
+COMMANDS = (["diagnose"], ["activate", "--generation", "2"])
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    return tmp_path
+
+
+def call(*arguments: str) -> str:
+    return CliRunner().invoke(commands.app, arguments, catch_exceptions=False).stdout
+
+
+def test_the_only_server_is_diagnosed(run_dir):
+    ports = find_free_ports()
+    ServerState(2**22 + 1, draw_tag(), run_dir, run_dir / "log", ports).save(run_dir)
+    told = call("diagnose")
+    assert told.startswith(f"server at localhost:{ports.grpc}: its process is gone. Start it again: make serve")
+    assert call("diagnose", "--grpc-port", "1").startswith("server at localhost:1: ")
+
+
+def test_the_only_running_server_is_moved(run_dir):
+    ended, running = find_free_ports(), find_free_ports()
+    with run_tagged(tag := draw_tag()) as server:
+        ServerState(2**22 + 1, draw_tag(), run_dir, run_dir / "log", ended).save(run_dir)
+        ServerState(server.pid, tag, run_dir / "shop", run_dir / "log", running).save(run_dir)
+        with pytest.raises(RecommenderError, match=f"{run_dir / 'shop'}"):  # which holds no generation to move to
+            call(*COMMANDS[1])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["diagnose", "activate"])
+def test_of_several_servers_one_must_be_chosen(run_dir, command):
+    with run_tagged(one := draw_tag()) as first, run_tagged(other := draw_tag()) as second:
+        ServerState(first.pid, one, run_dir, run_dir / "log", Ports(9, 8, 7)).save(run_dir)
+        ServerState(second.pid, other, run_dir, run_dir / "log", Ports(5, 4, 3)).save(run_dir)
+        with pytest.raises(ServerError, match=r"2 servers were started here, on the gRPC ports 5, 9\. Choose one by --grpc-port"):
+            call(*command)
+
+
+def test_without_a_server_nothing_is_moved(run_dir):
+    with pytest.raises(ServerError, match=r"No server started here runs\. `python -m server status` lists them"):
+        call(*COMMANDS[1])
