@@ -112,7 +112,7 @@ def test_changes_become_events_of_their_kind():
     [
         {"price": 1},
         {"price": None},
-        {"price": -1.5, "title": "\U0001f600"},
+        {"price": 0.0, "title": "\U0001f600"},
         {"tags": ["a", "b"]},
         {"tags": []},
         {"available": False},
@@ -149,6 +149,18 @@ def test_sound_changes_are_taken(columns):
 def test_a_malformed_change_is_refused_with_what_was_expected(kind, columns, message):
     faults = CHANGES.find_faults(changed(kind, 7, columns))
     assert message in faults[0]
+
+
+def test_a_negative_price_is_refused_alone_by_either_of_its_names():
+    kinds = {"price": "number", "unit_price": "number", "discount": "number"}
+    admission = ChangeAdmission({"item": kinds, "user": kinds}, {"price": "unit_price"})
+    changes = [{"price": 2}, {"price": -1}, {"unit_price": -0.01}, {"unit_price": None, "discount": -3}]
+    rows = [changed(b"item", 7, columns) for columns in changes] + [changed(b"user", 7, {"price": -1})]
+    faults = admission.find_faults({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+    assert faults == {
+        1: "price is -1; expected a price of 0 or more, or null for a missing one",
+        2: "unit_price is -0.01; expected a price of 0 or more, or null for a missing one",
+    }
 
 
 def test_a_negative_item_id_is_refused():
