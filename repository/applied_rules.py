@@ -44,6 +44,7 @@ class Version:
 
     values: the rules as they were written; shop: name of the data set; generation: the pinned one, whose catalogue they fit
     applied_s: unix seconds; misfits: why they were not compiled for another generation, by its number
+    repeats: the version that it applies again, 0 for new rules
     """
 
     number: int
@@ -53,6 +54,12 @@ class Version:
     generation: int
     applied_s: float
     misfits: dict[str, str] = field(default_factory=dict)
+    repeats: int = 0
+
+    @property
+    def original(self) -> int:
+        """The number under which these rules were first applied."""
+        return self.repeats or self.number
 
     @classmethod
     def read(cls, folder: Path) -> Version:
@@ -80,11 +87,13 @@ def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
     return findings
 
 
-def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> Version:
+def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "", repeats: int = 0) -> Version:
     """Compile rules against the published generations and put them into effect. Return their version.
 
     The first time, the rules that the generation was exported with become version 1. Raises ConfigError for rules that do not
-    fit the pinned generation; another one that they do not fit keeps the version before. values: the keys of [rules]
+    fit the pinned generation; another one that they do not fit keeps the version before.
+
+    values: the keys of [rules]; repeats: the version that they are taken from, 0 for new ones
     """
     generation, folder = read_pinned_generation(repository), find_rules_folder(repository)
     if not folder.parent.exists():
@@ -98,22 +107,31 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> 
         if not list_versions(folder):
             known = json.loads((exported / CONFIG_FILE).read_text(encoding="utf-8"))
             add_version(repository, folder, generation, known, "as exported")
-        version = add_version(repository, folder, generation, values, note)
+        version = add_version(repository, folder, generation, values, note, repeats)
         switch_to(folder, version.number)
     return version
 
 
 def revert_rules(repository: Path, number: int | None = None) -> Version:
-    """Apply an earlier version again, by default the one before the current one. Raises ConfigError if there is none."""
+    """Apply an earlier version again. Raises ConfigError if there is none.
+
+    number: the version; by default the one that was in effect before the current rules were first applied, so that each further
+        call goes one step further back
+    """
     folder = find_rules_folder(repository)
     versions = {version.number: version for version in list_versions(folder)}
     if number is None and not versions:
         raise ConfigError(f"No rules were applied to {repository}. Apply some first: python -m server rules apply FILE")
-    number = read_current_version(folder) - 1 if number is None else number
+    if number is None:
+        current = versions.get(read_current_version(folder))
+        original = current.original if current else 0
+        if original - 1 not in versions:
+            raise ConfigError(f"No rules were in effect before version {original}. Name one of `python -m server rules list`.")
+        number = versions[original - 1].original
     if number not in versions:
         known = ", ".join(map(str, versions)) or "none"
         raise ConfigError(f"There is no version {number} of the rules; there are {known}. See `python -m server rules list`.")
-    return apply_rules(repository, versions[number].values, f"version {number} again")
+    return apply_rules(repository, versions[number].values, f"version {number} again", versions[number].original)
 
 
 def list_versions(folder: Path) -> list[Version]:
@@ -129,7 +147,9 @@ def read_current_values(folder: Path, shop: str) -> dict[str, Any] | None:
     return version.values if version and version.shop == shop else None
 
 
-def add_version(repository: Path, folder: Path, generation: int, values: Mapping[str, Any], note: str) -> Version:
+def add_version(
+    repository: Path, folder: Path, generation: int, values: Mapping[str, Any], note: str, repeats: int = 0
+) -> Version:
     """Write the next version, complete or not at all. Return it when it is durable."""
     number = 1 + max((version.number for version in list_versions(folder)), default=0)
     shop = read_stage(find_stage_folder(repository, "rerank", generation)).shop
@@ -144,7 +164,7 @@ def add_version(repository: Path, folder: Path, generation: int, values: Mapping
             except (ConfigError, ArtifactError) as error:
                 misfits[str(other)] = str(error).removeprefix("rules: ")
                 shutil.rmtree(staging / str(other), ignore_errors=True)
-    version = Version(number, dict(values), note, shop, generation, time.time(), misfits)
+    version = Version(number, dict(values), note, shop, generation, time.time(), misfits, repeats)
     (staging / VERSION_FILE).write_text(json.dumps(vars(version), ensure_ascii=False, indent=1) + "\n")
     make_durable(staging / VERSION_FILE)
     make_durable(staging)

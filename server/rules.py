@@ -50,10 +50,10 @@ def list_all(repo: Repo = DEFAULT) -> None:
 
 @app.command()
 def revert(
-    version: Annotated[int | None, typer.Argument(help="version to apply again (default: the one before)")] = None,
+    version: Annotated[int | None, typer.Argument(help="version to apply again (default: the one in effect before)")] = None,
     repo: Repo = DEFAULT,
 ) -> None:
-    """Apply an earlier version again."""
+    """Apply an earlier version again. Without a version, each further call goes one step further back."""
     print_applied(revert_rules(repo, version))
 
 

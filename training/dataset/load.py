@@ -7,6 +7,7 @@ Bad input raises one DataError with file, column, row (line of the file, 1-based
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
@@ -33,9 +34,10 @@ def load_dataset(source: str | Path) -> Dataset:
         return generate(parse_spec(text.removeprefix("synthetic:")))
     folder = PROJECT / "data" / text if text in BUNDLED else Path(source)  # write "./movielens" for a folder of that name
     if not folder.is_dir():
+        alike = difflib.get_close_matches(text.lower(), BUNDLED, n=1)
         raise DataError(
             f"There is no data set {text!r}. Expected a folder with a dataset.toml, one of {', '.join(BUNDLED)}, "
-            "or synthetic:small. Check the path."
+            f"or synthetic:small. {f'Did you mean {alike[0]!r}?' if alike else 'Check the path.'}"
         )
     return _load(folder, read_description(folder))
 

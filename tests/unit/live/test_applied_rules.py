@@ -64,6 +64,24 @@ def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(r
     assert read_current_values(find_rules_folder(repository), "another shop") is None
 
 
+def test_each_further_revert_goes_one_step_further_back(repository):
+    for cap in (3, 4, 5):
+        apply_rules(repository, {"max_per_category": cap})
+    folder = find_rules_folder(repository)
+
+    def revert() -> str:
+        return revert_rules(repository).note
+
+    assert [revert(), revert()] == ["version 3 again", "version 2 again"]
+    apply_rules(repository, {"max_per_category": 6})  # in place of version 2
+    assert [revert(), revert()] == ["version 2 again", "version 1 again"]
+    with pytest.raises(ConfigError, match=r"No rules were in effect before version 1\. Name one"):
+        revert_rules(repository)
+    assert revert_rules(repository, 5).values == {"max_per_category": 4}
+    assert revert() == "version 2 again"  # version 5 repeats version 3
+    assert read_current_values(folder, "small") == {"max_per_category": 3}
+
+
 def test_rules_hold_for_whichever_generation_answers(repository, reader):
     """The pinned one, the one before that still serves, and one that was published after the rules were applied."""
     top = int(answer(Pipeline.load(repository, live=reader), USERS)["item_ids"][0, 0])

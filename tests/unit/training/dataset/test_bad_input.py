@@ -243,6 +243,14 @@ def test_no_such_data_set():
     text = message("no-such-shop")
     assert "no data set 'no-such-shop'" in text
     assert "online-retail" in text
+    assert text.endswith("Check the path.")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("onlin-retail", "online-retail"), ("MovieLens", "movielens"), ("data/amazon-sport", "amazon-sports")]
+)
+def test_a_mistyped_name_of_a_bundled_data_set_is_recognised(written, meant):
+    assert message(written).endswith(f"or synthetic:small. Did you mean {meant!r}?")
 
 
 def test_folder_without_description(tmp_path):
