@@ -81,7 +81,9 @@ def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[l
     """
     logged = [batch.take(find_log_rows(batch.headers)) for batch in batches]
     is_named = [np.isin(batch.headers["item_id"], item_ids) for batch in logged]
-    left_out = np.concatenate([np.empty(0, np.int64), *(b.headers["item_id"][~n] for b, n in zip(logged, is_named, strict=True))])
+    left_out = np.concatenate(
+        [np.empty(0, np.int64), *(b.headers["item_id"][~n] for b, n in zip(logged, is_named, strict=True))]
+    )
     named = [batch.take(np.flatnonzero(rows)) for batch, rows in zip(logged, is_named, strict=True)]
     if not len(left_out):
         return named, []

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import numpy as np
 from gateway.rules_trace import trace_rules
 from gateway.shop import Shop
 from live.exposures import SOURCE_NAMES
-from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, make_ensemble_spec
+from serving.contract.artifacts import find_stage_folder
+from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, STAGES, make_ensemble_spec
 from serving.pipeline import Pipeline, pad_rows
 from serving.stages.live.users import SeenSince
 from serving.stages.search.search import compute_recency_weights
@@ -37,12 +39,25 @@ class Place:
     score: float | None
 
 
+Stamp = tuple[int, int, int]  # inode, bytes, time of the last change of content
+
+
+def read_stamp(path: Path) -> Stamp | None:
+    """Return a stamp that changes when a file is written or replaced; None when it is gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 class Explainer:
     """Explains by the pipeline of the generation that answers, which it loads on demand."""
 
     def __init__(self, shop: Shop) -> None:
         self._shop, self._lock = shop, threading.Lock()
         self._pipeline: Pipeline | None = None
+        self._stamps: dict[Path, Stamp | None] = {}  # of the files that the pipeline maps
 
     def explain(self, user: str, item: str, exclude: Sequence[int], context: Mapping[str, str]) -> dict[str, Any]:
         """Return the explanation as a JSON object. Raises InvalidRequest, ArtifactError or RequestError.
@@ -93,11 +108,17 @@ class Explainer:
             self._pipeline.close()
 
     def _load_pipeline(self) -> Pipeline:
-        """Return the pipeline of the generation that answers; load it if it is another one than before."""
+        """Return the pipeline of the generation that answers; load it if it is another one than before, or its files changed.
+
+        A process that reads a mapped page beyond the end of its file is ended by the kernel.
+        """
         wanted = self._shop.published.generation
-        if self._pipeline is None or self._pipeline.info.generation != wanted:
+        has_changed = any(read_stamp(path) != stamp for path, stamp in self._stamps.items())
+        if self._pipeline is None or self._pipeline.info.generation != wanted or has_changed:
             self.close()
             self._pipeline = None
+            folders = [find_stage_folder(self._shop.repo, stage, wanted) for stage in STAGES]
+            self._stamps = {path: read_stamp(path) for folder in folders for path in folder.rglob("*.npy")}
             self._pipeline = Pipeline.load(self._shop.repo, wanted, self._shop.reader)
         return self._pipeline
 

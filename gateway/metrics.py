@@ -31,7 +31,9 @@ class Metrics:
         self._labelled: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.fallbacks = Counter("gateway_fallbacks", "Answers with popular items", ["reason"], registry=registry)
         self.events = Counter("gateway_events", "Events by outcome", ["outcome"], registry=registry)
-        self.unknown_items = Counter("gateway_unknown_item_events", "Accepted events of items that nobody added", registry=registry)
+        self.unknown_items = Counter(
+            "gateway_unknown_item_events", "Accepted events of items that nobody added", registry=registry
+        )
         self.in_flight = Gauge("gateway_recommendations_in_flight", "Recommendations that wait for a server", registry=registry)
         self.limit = Gauge("gateway_recommendations_limit", "Adaptive limit of recommendations in flight", registry=registry)
         self.shed = Counter("gateway_shed", "Recommendations shed because of the limit", ["priority"], registry=registry)

@@ -31,9 +31,7 @@ def toml_faults(path: Path, reference: str) -> Iterator[None]:
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"])
-        raise ConfigError(
-            f"{path}: {where}: {describe_fault(fault)}. {reference[0].upper()}{reference[1:]}."
-        ) from error
+        raise ConfigError(f"{path}: {where}: {describe_fault(fault)}. {reference[0].upper()}{reference[1:]}.") from error
 
 
 def describe_fault(fault: ErrorDetails) -> str:

@@ -208,9 +208,7 @@ def diagnose(grpc_port: ChosenServer = None) -> None:
 
 
 @app.command()
-def activate(
-    generation: Annotated[int, typer.Option(help="generation to serve")], grpc_port: ChosenServer = None
-) -> None:
+def activate(generation: Annotated[int, typer.Option(help="generation to serve")], grpc_port: ChosenServer = None) -> None:
     """Move a running server to another published generation, without a failed request."""
     state = _choose_server(find_running_servers(RUN_DIR), grpc_port)
     if state is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -9,8 +11,10 @@ import pytest
 
 from gateway import schema
 from gateway.rules_trace import trace_rules
+from server.environment import PROJECT
 from serving.stages.rules.config import ITEM_RULES, Pin, RulesConfig
 from serving.stages.rules.rules import Rules
+from tests.repositories import copy_to_change
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import Unavailable
 
@@ -134,3 +138,30 @@ def test_each_rule_says_how_it_moved_an_item():
     assert moves(1) == [("blocked_items", 2, None), ("pinned", None, None)]
     assert moves(3) == [("blocked_items", 4, 3), ("pinned", 3, 1)]
     assert moves(0) == [("blocked_items", 1, 1), ("pinned", 1, 2)]
+
+
+# In a process of its own, which reading a mapped page beyond the end of its file would end (SIGBUS).
+CUT_SHORT = """
+import os, sys
+from pathlib import Path
+from tests.unit.gateway.conftest import Gateway
+
+door = Gateway(Path(sys.argv[1]))
+asked = [("/v1/explain", {"user": 7, "item": 3}), ("/v1/users/7", {}), ("/v1/items/3/similar", {})]
+def ask():
+    return [door.ask("GET", path, params=params).status_code for path, params in asked]
+print(ask())
+for path in door.repo.rglob("*.npy"):
+    path.chmod(0o644)
+    os.truncate(path, 200)
+print(ask())
+print(door.ask("GET", "/v1/recommendations", params={"user": 7}).status_code)
+"""
+
+
+def test_arrays_that_are_cut_short_while_they_are_mapped_do_not_end_the_gateway(repo, tmp_path):
+    copy = copy_to_change(repo, tmp_path / "repository")
+    done = subprocess.run(
+        [sys.executable, "-c", CUT_SHORT, str(copy)], cwd=PROJECT, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.splitlines() == ["[200, 200, 200]", "[503, 503, 503]", "200"], (done.returncode, done.stderr)

@@ -48,7 +48,9 @@ def test_of_several_servers_one_must_be_chosen(run_dir, command):
     with run_tagged(one := draw_tag()) as first, run_tagged(other := draw_tag()) as second:
         ServerState(first.pid, one, run_dir, run_dir / "log", Ports(9, 8, 7)).save(run_dir)
         ServerState(second.pid, other, run_dir, run_dir / "log", Ports(5, 4, 3)).save(run_dir)
-        with pytest.raises(ServerError, match=r"2 servers were started here, on the gRPC ports 5, 9\. Choose one by --grpc-port"):
+        with pytest.raises(
+            ServerError, match=r"2 servers were started here, on the gRPC ports 5, 9\. Choose one by --grpc-port"
+        ):
             call(*command)
 
 

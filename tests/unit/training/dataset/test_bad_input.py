@@ -247,7 +247,8 @@ def test_no_such_data_set():
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"), [("onlin-retail", "online-retail"), ("MovieLens", "movielens"), ("data/amazon-sport", "amazon-sports")]
+    ("written", "meant"),
+    [("onlin-retail", "online-retail"), ("MovieLens", "movielens"), ("data/amazon-sport", "amazon-sports")],
 )
 def test_a_mistyped_name_of_a_bundled_data_set_is_recognised(written, meant):
     assert message(written).endswith(f"or synthetic:small. Did you mean {meant!r}?")
