@@ -77,7 +77,7 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
 def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[list[EventBatch], list[str]]:
     """Return the events without those of other items, and a note if there are any. item_ids: int64 [N]
 
-    A live event holds the hash of a text id. Without its text, no answer could name the item, and a mistyped id would become one.
+    A live event holds the hash of a text id. Without its text no answer could name the item, and a mistyped id would be one.
     """
     logged = [batch.take(find_log_rows(batch.headers)) for batch in batches]
     is_named = [np.isin(batch.headers["item_id"], item_ids) for batch in logged]
@@ -88,8 +88,8 @@ def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[l
     if not len(left_out):
         return named, []
     return named, [
-        f"{len(left_out):,} live events of {len(np.unique(left_out)):,} items are left out: their ids are in neither the data set "
-        "nor an upsert. If they are not mistyped, add the items by PUT /v1/items/{id}"
+        f"{len(left_out):,} live events of {len(np.unique(left_out)):,} items are left out: their ids are in neither the data "
+        "set nor an upsert. If they are not mistyped, add the items by PUT /v1/items/{id}"
     ]
 
 
