@@ -34,7 +34,7 @@ SHARE = 0.1  # of one core, that is left of the processor
 MAPPED = ("retrieve", "item_vectors.npy")  # a file that a stage maps and reads for every answer
 READ_BY_GATEWAY = ("preprocess", "store/user_ids.npy")
 HALF_GENERATION = 99
-SERVER, GATEWAY = "server", "gateway"
+SERVER, GATEWAY, SUPERVISOR = "server", "gateway", "supervisor"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,13 @@ class Site:
 
     @property
     def supervisor(self) -> psutil.Process:
-        (process,) = list_supervisors(self.served.state.tag)
+        (process,) = self.find_supervisors()
         return process
+
+    def find_supervisors(self) -> list[psutil.Process]:
+        """Return the supervisor, without the process that starts it again; empty while it does not run."""
+        found = list_supervisors(self.served.state.tag)
+        return [process for process in found if "server.supervisor" not in read_command(process)]
 
     @property
     def live_folder(self) -> Path:
@@ -59,11 +64,20 @@ class Site:
         return self.served.repo / model / str(self.served.state.generation) / name
 
 
+def read_command(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; empty when it is gone."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 @dataclass(frozen=True)
 class Fault:
     """cause: mends at its end, if anybody must
 
-    revived: what must be started again by itself, the server or the gateway; "": the fault is mended after `lasts_s`
+    revived: what must be started again by itself, the server, the gateway or the supervisor; "": the fault is mended after
+        `lasts_s`
     fails_readiness: whether `/readyz` must fail; None if both are right
     delays_messages: whether messages of Kafka wait until it is over
     """
@@ -114,6 +128,12 @@ def kill_gateway(site: Site) -> Iterator[None]:
 
 def pause_gateway(site: Site) -> AbstractContextManager[None]:
     return paused(site.served.find_gateway_processes()[-1].pid)
+
+
+@contextmanager
+def kill_supervisor(site: Site) -> Iterator[None]:
+    site.supervisor.kill()
+    yield
 
 
 @contextmanager
@@ -266,6 +286,7 @@ FAULTS: dict[str, Fault] = {
     "tritonserver paused": Fault(pause_server),
     "gateway killed": Fault(kill_gateway, GATEWAY),
     "gateway paused": Fault(pause_gateway, GATEWAY),
+    "supervisor killed": Fault(kill_supervisor, SUPERVISOR, fails_readiness=False),
     "Redis killed": Fault(lambda site: killed(site.node), **STAYS),
     "Redis paused": Fault(lambda site: paused(site.node.pid), **STAYS),
     "broker killed": Fault(lambda site: killed(site.broker), delays_messages=True, **STAYS),

@@ -25,12 +25,13 @@ import typer
 
 from experiments.fault_backends import Broker, RedisNode, depend_on
 from experiments.fault_load import ACCEPTED, FULL, WRONG, Load, Seen, select
-from experiments.faults import CPU_GROUPS, FAULTS, GATEWAY, SERVER, THROTTLED, Fault, Site
+from experiments.faults import CPU_GROUPS, FAULTS, GATEWAY, SERVER, SUPERVISOR, THROTTLED, Fault, Site
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.served import publish_twice, serve_with_gateway
 from live.archive import read_log
 from perf.command import run
 from server import processes, watch
+from server.control import list_supervisors
 from serving.contract.errors import ConfigError, ServerError
 
 USERS = 20
@@ -119,10 +120,15 @@ def describe_readiness(probes: list[Seen], begun_s: float, fault: Fault) -> dict
 
 
 def read_pids(site: Site) -> dict[str, int | None]:
-    """Return the processes of server and gateway; None for one that does not run."""
+    """Return the processes of server, gateway and supervisor; None for one that does not run."""
     state = site.served.state
     gateways = [process.pid for process in site.served.find_gateway_processes()]
-    return {SERVER: state.pid if processes.is_running(state.pid, state.tag) else None, GATEWAY: max(gateways, default=None)}
+    supervisors = [process.pid for process in site.find_supervisors()]
+    return {
+        SERVER: state.pid if processes.is_running(state.pid, state.tag) else None,
+        GATEWAY: max(gateways, default=None),
+        SUPERVISOR: max(supervisors, default=None),
+    }
 
 
 def is_revived(site: Site, name: str, before: dict[str, int | None]) -> bool:
@@ -135,7 +141,7 @@ def list_event_ids(site: Site) -> set[str]:
 
 
 def renew_supervisor(site: Site) -> None:
-    processes.terminate([site.supervisor])
+    processes.terminate(list_supervisors(site.served.state.tag))
     watch.start_supervisor(site.served.state, site.served.run_dir)
     time.sleep(SETTLED_S)
 

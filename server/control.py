@@ -33,7 +33,7 @@ def end_server(state: ServerState, timeout_s: float = 0.0) -> None:
 
 
 def list_supervisors(tag: str) -> list[psutil.Process]:
-    """Return the supervisor of a server (server/watch.py), if it has one."""
+    """Return the processes of a server's supervisor (server/watch.py), if it has one: itself and what starts it again."""
     return [process for process in processes.find_members(tag) if processes.runs_module(process, WATCH_MODULE)]
 
 

@@ -34,7 +34,7 @@ import psutil
 
 from repository.generations import list_published_generations, pin
 from repository.registry import record_act
-from server import control, gateway, log, processes
+from server import control, gateway, log, processes, supervisor
 from server.control import end_server, stop_server
 from server.environment import PROJECT
 from server.generations import LOAD_TIMEOUT_S, pinned_to
@@ -208,7 +208,7 @@ class Watch:
 
 
 def start_supervisor(state: ServerState, run_dir: Path) -> None:
-    """Start the supervisor of a running server, unless it has one."""
+    """Start the supervisor of a running server, unless it has one. When it is killed, it is started again as its helpers are."""
     if control.list_supervisors(state.tag):
         return
     path = log_path(run_dir, state.ports.grpc)
@@ -216,7 +216,7 @@ def start_supervisor(state: ServerState, run_dir: Path) -> None:
     log.rotate(path)
     with path.open("wb") as log_file:
         subprocess.Popen(
-            build_command(state, run_dir),
+            [sys.executable, "-m", supervisor.__name__, str(PROJECT), *build_command(state, run_dir)],
             cwd=PROJECT,
             stdin=subprocess.DEVNULL,
             stdout=log_file,
@@ -264,10 +264,10 @@ def main() -> None:
     options = parser.parse_args()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _exit_on_signal)
-    supervising = Watch(options.run_dir, options.grpc_port)
-    signal.signal(signal.SIGIO, lambda *_: supervising.look_at_once())  # of a lease, see leases.py
+    watching = Watch(options.run_dir, options.grpc_port)
+    signal.signal(signal.SIGIO, lambda *_: watching.look_at_once())  # of a lease, see leases.py
     try:
-        supervising.run()
+        watching.run()
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, signal.SIG_IGN)  # a second signal must not interrupt the stop

@@ -135,10 +135,24 @@ def test_a_challenger_that_is_promoted_answers_everybody(shop, tmp_path):
     shop.recover()
 
 
+def find_watch(shop: Supervised) -> psutil.Process:
+    """Return the process that looks at the server, without the one that starts it again."""
+    found = control.list_supervisors(shop.state.tag)
+    (process,) = [process for process in found if "server.supervisor" not in process.cmdline()]
+    return process
+
+
+def test_a_supervisor_that_is_killed_is_started_again_and_restarts_the_server(shop):
+    find_watch(shop).kill()
+    psutil.Process(shop.state.pid).kill()
+    shop.recover()
+    assert find_watch(shop).is_running()
+
+
 def test_a_server_that_dies_on_damaged_files_comes_back_with_another_generation(shop):
     """Both happen before the supervisor looks. The generation that it leaves stays as it is, for somebody to find out why."""
     damaged = shop.state.generation
-    (supervisor,) = control.list_supervisors(shop.state.tag)
+    supervisor = find_watch(shop)
     supervisor.suspend()
     path = find_stage_folder(shop.repo, "rank", damaged) / "stage.json"
     path.chmod(0o644)
