@@ -80,6 +80,7 @@ class Fault:
         `lasts_s`
     fails_readiness: whether `/readyz` must fail; None if both are right
     delays_messages: whether messages of Kafka wait until it is over
+    is_shown: whether the metrics pages must show it; not if callers notice nothing, and nobody must mend it
     """
 
     cause: Callable[[Site], AbstractContextManager[None]]
@@ -87,6 +88,7 @@ class Fault:
     lasts_s: float = 0.0
     fails_readiness: bool | None = True
     delays_messages: bool = False
+    is_shown: bool = True
 
 
 @contextmanager
@@ -286,12 +288,12 @@ FAULTS: dict[str, Fault] = {
     "tritonserver paused": Fault(pause_server),
     "gateway killed": Fault(kill_gateway, GATEWAY),
     "gateway paused": Fault(pause_gateway, GATEWAY),
-    "supervisor killed": Fault(kill_supervisor, SUPERVISOR, fails_readiness=False),
+    "supervisor killed": Fault(kill_supervisor, SUPERVISOR, fails_readiness=False, is_shown=False),
     "Redis killed": Fault(lambda site: killed(site.node), **STAYS),
     "Redis paused": Fault(lambda site: paused(site.node.pid), **STAYS),
     "broker killed": Fault(lambda site: killed(site.broker), delays_messages=True, **STAYS),
     "broker paused": Fault(lambda site: paused(site.broker.pid), delays_messages=True, **STAYS),
-    "consumer of the broker killed": Fault(kill_consumer, delays_messages=True, **STAYS),
+    "consumer of the broker killed": Fault(kill_consumer, delays_messages=True, is_shown=False, **STAYS),
     "disk of the live store full": Fault(lambda site: fill_disk(site.served.state.tag, site.live_folder), **STAYS),
     "artifact overwritten": Fault(partial(damage, MAPPED, overwrite)),
     "artifact cut short": Fault(partial(damage, MAPPED, truncate)),
@@ -300,6 +302,6 @@ FAULTS: dict[str, Fault] = {
     "artifact damaged at a restart": Fault(damage_and_kill),
     "half-written generation at a restart": Fault(leave_half_a_generation),
     "port taken at a restart": Fault(take_port, "", lasts_s=4.0),
-    "shared memory removed": Fault(remove_shared_memory, **STAYS),
+    "shared memory removed": Fault(remove_shared_memory, is_shown=False, **STAYS),
     THROTTLED: Fault(lambda site: throttle(site.served.state.tag), "", lasts_s=8.0, fails_readiness=None),
 }

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +25,7 @@ import typer
 
 from experiments.fault_backends import Broker, RedisNode, depend_on
 from experiments.fault_load import ACCEPTED, FULL, WRONG, Load, Seen, select
+from experiments.fault_metrics import MetricsPage
 from experiments.faults import CPU_GROUPS, FAULTS, GATEWAY, SERVER, SUPERVISOR, THROTTLED, Fault, Site
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.served import publish_twice, serve_with_gateway
@@ -45,15 +46,17 @@ ERROR_PAGES = "recommendations answered with an error"
 WRONG_ANSWERS, LOST, DOUBLED = "wrong answers", "acknowledged events lost", "events counted twice"
 NEVER = (WRONG_ANSWERS, LOST, DOUBLED, UNEXPECTED, ERROR_PAGES)
 ALLOWED = {UNREADY: 2.0, REVIVED: 5.0} | dict.fromkeys(NEVER, 0.0)
+SHOWN, SHOWN_AFTER = "metrics said so", "metrics said so after"
 ARRIVED = "messages of Kafka are in the log after"
-SECONDS = {UNREADY, ARRIVED, REVIVED, RECOVERED, "slowest answer", "slowest event"}
+SECONDS = {UNREADY, ARRIVED, REVIVED, RECOVERED, "slowest answer", "slowest event", SHOWN_AFTER}
 SHARES = "% "  # begins the names of shares
+QUIET_S = 15.0  # in which the metrics pages are read without a fault
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def measure_fault(site: Site, load: Load, fault: Fault) -> dict[str, float]:
-    """Cause a fault, and return what callers saw of it, by name."""
+def measure_fault(site: Site, load: Load, pages: Sequence[MetricsPage], fault: Fault) -> dict[str, float]:
+    """Cause a fault, and return what callers and the metrics pages saw of it, by name."""
     renew_supervisor(site)
     load.wait_until_full(LIMIT_S)
     if fault.delays_messages:
@@ -80,7 +83,7 @@ def measure_fault(site: Site, load: Load, fault: Fault) -> dict[str, float]:
     values |= describe_events(select(load.events, begun_s, ended_s))
     values |= describe_readiness(select(load.probes, begun_s, ended_s), begun_s, fault)
     values[LOST], values[DOUBLED] = load.count_lost(site.live_folder)
-    return values
+    return values | describe_signals([page.find_signals(begun_s, ended_s) for page in pages])
 
 
 def send_before(site: Site, load: Load) -> None:
@@ -117,6 +120,14 @@ def describe_readiness(probes: list[Seen], begun_s: float, fault: Fault) -> dict
     if fault.fails_readiness and not failed_s:
         raise ServerError("`/readyz` did not fail. Expected it to, because the server could not answer.")
     return {UNREADY: min(failed_s)} if failed_s else {}
+
+
+def describe_signals(signals: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return whether a metrics page showed the fault, and after how many seconds. signals: of each page, seconds by metric"""
+    for shown in signals:
+        print({name: round(after_s, 1) for name, after_s in shown.items()}, file=sys.stderr, flush=True)
+    after_s = [seconds for shown in signals for seconds in shown.values()]
+    return {SHOWN: float(bool(after_s))} | ({SHOWN_AFTER: min(after_s)} if after_s else {})
 
 
 def read_pids(site: Site) -> dict[str, int | None]:
@@ -157,20 +168,25 @@ def wait(condition: Callable[[], bool], failure: str) -> None:
 
 def make_figures(values: dict[str, list[float]], rounds: int) -> list[Figure]:
     """Return the figures of each fault, and the totals of NEVER. A share that a round did not have was 0 in it."""
-    figures, totals = [], {kind: np.zeros(rounds) for kind in NEVER}
+    figures, totals, shown = [], {kind: np.zeros(rounds) for kind in NEVER}, np.zeros(rounds)
     for name, measured in sorted(values.items(), key=lambda pair: list(FAULTS).index(pair[0].partition(": ")[0])):
         fault, _, kind = name.partition(": ")
         if kind in NEVER:
             totals[kind] += measured
             if not any(measured):
                 continue
+        if kind == SHOWN:
+            shown += measured
+            continue
         unit = "s" if kind in SECONDS else "%" if kind.startswith(SHARES) else ""
         padded = measured + [0.0] * (rounds - len(measured)) if unit == "%" else measured
         figures.append(
             Figure(name=f"{fault}: {kind.removeprefix(SHARES)}", values=padded, unit=unit, at_most=ALLOWED.get(kind))
         )
     sums = [Figure(name=f"all faults: {kind}", values=total.tolist(), at_most=0) for kind, total in totals.items()]
-    return sums + figures
+    faults = [FAULTS[fault] for fault, _, kind in (name.partition(": ") for name in values) if kind == SHOWN]
+    least = sum(fault.is_shown for fault in faults)
+    return [*sums, Figure(name=f"all faults: {SHOWN}, of {len(faults)}", values=shown.tolist(), at_least=least), *figures]
 
 
 @app.command()
@@ -180,7 +196,10 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="name of a fault, instead of all; may be given again")] = None,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 for a wrong answer, a lost event, readiness that fails later than after 2 s, or a restart later than 5 s."""
+    """Exit code 1 for a wrong answer, a lost event, readiness that fails later than after 2 s, or a restart later than 5 s.
+
+    Also for a fault that callers notice and that no metrics page shows.
+    """
     if unknown := set(only or ()) - FAULTS.keys():
         raise ConfigError(f"There is no fault {min(unknown)!r}; expected some of {', '.join(FAULTS)}.")
     machine = read_machine()
@@ -192,8 +211,15 @@ def main(
         with serve_with_gateway(copy, supervised=True) as served:
             site = Site(served, node, broker)
             users = served.draw_user_ids(USERS, np.random.default_rng(0))
-            with Load(served.port, users) as load:
-                tasks = {fault: partial(measure_named, site, load, fault) for fault in only or list_possible()}
+            urls = f"http://localhost:{served.state.ports.metrics}/metrics", f"http://localhost:{served.port}/metrics"
+            with Load(served.port, users) as load, MetricsPage(urls[0]) as server, MetricsPage(urls[1]) as gateway:
+                load.wait_until_full(LIMIT_S)
+                begun_s = time.monotonic()
+                time.sleep(QUIET_S)
+                server.learn(begun_s)
+                gateway.learn(begun_s)
+                measure = partial(measure_named, site, load, (server, gateway))
+                tasks = {fault: partial(measure, fault) for fault in only or list_possible()}
                 values = run_in_turns(tasks, rounds, lambda line: print(line, file=sys.stderr, flush=True))
     command = f"python -m experiments.recovery --repo {repo} --rounds {rounds}"
     command += "".join(f' --only "{name}"' for name in only or ())
@@ -213,8 +239,8 @@ def list_possible() -> list[str]:
     return [name for name in FAULTS if name != THROTTLED or os.access(CPU_GROUPS, os.W_OK)]
 
 
-def measure_named(site: Site, load: Load, name: str) -> dict[str, float]:
-    values = measure_fault(site, load, FAULTS[name])
+def measure_named(site: Site, load: Load, pages: Sequence[MetricsPage], name: str) -> dict[str, float]:
+    values = measure_fault(site, load, pages, FAULTS[name])
     print({kind: round(value, 2) for kind, value in values.items()}, file=sys.stderr, flush=True)
     return {f"{name}: {kind}": value for kind, value in values.items()}
 

@@ -38,7 +38,7 @@ class Recorder:
         """
         results: list[Result] = [{} for _ in bodies]
         events: dict[int, Event] = {}
-        items: dict[int, str | int] = {}  # as the shop writes them
+        items: dict[int, tuple[int, str | int]] = {}  # id on the wire, and as the shop writes it
         for row, body in enumerate(bodies):
             try:
                 event = read_event(body)
@@ -49,7 +49,8 @@ class Recorder:
                 continue
             event_id = event.id or uuid.uuid4().hex
             try:
-                events[row], items[row] = self._make_event(event, event_id), event.item
+                item_id = self._shop.parse_item_id(str(event.item))
+                events[row], items[row] = self._make_event(event, item_id, event_id), (item_id, event.item)
             except InvalidRequest as error:
                 results[row] = make_failure(error.status, str(error), event_id)
         rows = list(events)
@@ -57,9 +58,11 @@ class Recorder:
             chunk = rows[start : start + CHUNK]
             for row, result in zip(chunk, await self._send([events[row] for row in chunk]), strict=True):
                 results[row] = result
-        for row, event in events.items():
-            if "error" not in results[row] and not self._shop.knows_item(event.item_id):
-                results[row]["warning"] = UNKNOWN_ITEM.format(item=items[row])
+        accepted = {row: item for row, item in items.items() if "error" not in results[row]}
+        unknown = self._shop.find_unknown_items({item_id for item_id, _ in accepted.values()})
+        for row, (item_id, written) in accepted.items():
+            if item_id in unknown:
+                results[row]["warning"] = UNKNOWN_ITEM.format(item=written)
                 self._metrics.unknown_items.inc()
         for result in results:
             self._metrics.events.labels(result["error"]["code"] if "error" in result else "accepted").inc()
@@ -75,10 +78,10 @@ class Recorder:
             columns = {NAME: shop_id} | columns
         return await self._recommender.upsert(kind, record_id, columns)
 
-    def _make_event(self, body: EventBody, event_id: str) -> Event:
+    def _make_event(self, body: EventBody, item_id: int, event_id: str) -> Event:
         return Event(
             None if body.user is None else self._shop.parse_user_id(str(body.user)),
-            self._shop.parse_item_id(str(body.item)),
+            item_id,
             body.event,
             timestamp_ms=body.timestamp,
             value=body.value,

@@ -86,12 +86,12 @@ class Shop:
         except RecommenderError:
             return False
 
-    def knows_item(self, item_id: int) -> bool:
-        """Return whether an item is in the exported catalogue, or was added since."""
-        if self.published.find_position(item_id) is not None or item_id in self.live_items.ids:
-            return True
-        self.refresh()
-        return item_id in self.live_items.ids
+    def find_unknown_items(self, item_ids: set[int]) -> set[int]:
+        """Return the items that are not in the exported catalogue, and were not added since."""
+        unknown = {item_id for item_id in item_ids if self.published.find_position(item_id) is None}
+        if unknown:
+            self.refresh()
+        return unknown - self.live_items.ids
 
     def list_items(self, item_ids: Sequence[int], scores: Sequence[float | None]) -> list[dict[str, Any]]:
         """Return items with their scores as answers list them."""

@@ -208,7 +208,7 @@ class Watch:
 
 
 def start_supervisor(state: ServerState, run_dir: Path) -> None:
-    """Start the supervisor of a running server, unless it has one. When it is killed, it is started again as its helpers are."""
+    """Start the supervisor of a running server, unless it has one. If it is killed, it is started again, as helpers are."""
     if control.list_supervisors(state.tag):
         return
     path = log_path(run_dir, state.ports.grpc)

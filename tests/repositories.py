@@ -123,7 +123,7 @@ def small_merlin_repository(triton: str) -> Path:
         from export.settings import Settings
 
         source = Source.open({name: small_repository() / name / "1" for name in (*STAGES, ENSEMBLE)})
-        publish_merlin(source, folder / "repository", Settings(merlin={"triton": triton}))
+        publish_merlin(source, folder / "repository", Settings.model_validate({"merlin": {"triton": triton}}))
 
     return shared_folder(f"small-merlin-{triton}", build) / "repository"
 

@@ -3,9 +3,11 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from serving.contract.measurements import COUNTER, GAUGE, Measurement
+from serving.contract.tensors import Degraded
 from tests.contract import fake_backend as pb
 from tests.contract.test_adapter import Echo, arguments, request, users_of  # noqa: F401 - a fixture
 
@@ -61,6 +63,17 @@ def test_stages_that_hold_nothing_are_let_go_as_well(loaded):
     model = loaded(Echo)
     model.finalize()
     assert not any(thread.name == "reporter" for thread in threading.enumerate())
+
+
+def test_answers_without_live_state_are_counted_apart_from_fallbacks(loaded):
+    loaded(Echo)  # which makes the module of Triton's backend known
+    from serving.stages.adapter.metrics import Metrics
+
+    metrics = Metrics("rerank")
+    metrics.count(np.array([[Degraded.LIVE], [0], [Degraded.LIVE | Degraded.RERANK], [Degraded.RANK]]), 0.01)
+    counted = {measured.name: measured.value for measured in metrics.list_measurements()}
+    assert counted["recommender_live_missing_total"] == 2
+    assert (counted["recommender_degraded_total"], counted["recommender_stage_rows_total"]) == (1, 4)
 
 
 class Broken(Measured):

@@ -41,7 +41,7 @@ def over_redis(repository, info, tmp_path, cluster) -> Path:
     """The same models, their rows in the cluster."""
     copy = tmp_path / "over_redis"
     shutil.copytree(repository, copy)
-    return with_tables(copy, info.generation, TableSettings(redis=cluster.address, l1=LITTLE))
+    return with_tables(copy, info.generation, TableSettings.model_validate({"redis": cluster.address, "l1": LITTLE}))
 
 
 class Watched:

@@ -12,7 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from serving.contract.measurements import COUNTER, Measurement
-from serving.contract.tensors import STAGES
+from serving.contract.tensors import STAGES, Degraded
 
 
 @dataclass
@@ -23,6 +23,7 @@ class Metrics:
     calls: int = 0
     rows: int = 0
     degraded: int = 0
+    without_live: int = 0
     rejected: int = 0
     late: int = 0
     seconds: float = 0.0
@@ -32,6 +33,7 @@ class Metrics:
         self.rows += len(degraded)
         if np.count_nonzero(degraded):  # rare
             self.degraded += int(np.count_nonzero(degraded & (1 << STAGES.index(self.stage))))  # its bit of Degraded
+            self.without_live += int(np.count_nonzero(degraded & Degraded.LIVE))
         self.seconds += seconds
 
     def list_measurements(self) -> Iterator[Measurement]:
@@ -41,6 +43,7 @@ class Metrics:
             ("stage_rows_total", "Rows (users) that the stage answered", self.rows),
             ("stage_seconds_total", "Time within the stage", self.seconds),
             ("degraded_total", "Rows that this stage answered by its fallback", self.degraded),
+            ("live_missing_total", "Rows without the latest live state, in this stage or one before it", self.without_live),
             ("rejected_total", "Requests refused as malformed", self.rejected),
             ("late_total", "Requests refused because their deadline could not be met", self.late),
         ):

@@ -26,7 +26,7 @@ LAST = GET.replace(b"host: a", b"host: a\r\nconnection: close")  # so that `send
 @pytest.fixture
 def address(gateway) -> Iterator[tuple[str, int]]:
     limits = {"header_bytes": HEADER_BYTES, "header_timeout_s": TIMEOUT_S}
-    with listening(gateway(**limits).app, GatewaySettings(**limits)) as address:
+    with listening(gateway(**limits).app, GatewaySettings.model_validate(limits)) as address:
         host, _, port = address.partition(":")
         yield host, int(port)
 

@@ -1,0 +1,95 @@
+"""What a metrics page shows of a fault: what an alert rule reads, and what does not happen without a fault."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from experiments.fault_metrics import MetricsPage
+from tests.waiting import until
+
+PAGE = """
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{{model="recommend",version="{generation}"}} {answered}
+# TYPE recommender_live_redis_down gauge
+recommender_live_redis_down {redis_down}
+# TYPE recommender_live_kafka_silent_seconds gauge
+recommender_live_kafka_silent_seconds {silent_s}
+# TYPE gateway_requests_total counter
+gateway_requests_total{{route="/v1/events",status="503"}} {refused}
+gateway_requests_total{{route="/readyz",status="503"}} {unready}
+# TYPE recommender_of_no_alert_total counter
+recommender_of_no_alert_total {unused}
+"""
+QUIET = {"generation": 1, "answered": 0, "redis_down": 0, "silent_s": 1.0, "refused": 0, "unready": 0, "unused": 0}
+
+
+class Source:
+    """A metrics page whose values a test sets."""
+
+    def __init__(self) -> None:
+        self.values, self.answered, source = dict(QUIET), 0, self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                source.answered += 1  # as under load
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(PAGE.format(**source.values | {"answered": source.answered}).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    source = Source()
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def page(source) -> Iterator[MetricsPage]:
+    """A page that was learned without a fault."""
+    with MetricsPage(f"http://127.0.0.1:{source.server.server_port}/metrics") as page:
+        begun_s = time.monotonic()
+        until(lambda: len(page.readings) >= 3)
+        page.learn(begun_s)
+        yield page
+
+
+def read_on(page: MetricsPage, begun_s: float) -> set[str]:
+    """Return the signals of the next two readings."""
+    until(lambda: sum(reading.at_s > begun_s for reading in page.readings) >= 2)
+    signals = page.find_signals(begun_s, time.monotonic())
+    assert all(0.0 <= after_s < 30.0 for after_s in signals.values())
+    return set(signals)
+
+
+def test_without_a_fault_a_page_shows_none(source, page):
+    source.values |= {"silent_s": 119.0, "unready": 5, "unused": 7, "generation": 2}
+    assert read_on(page, time.monotonic()) == set()
+
+
+def test_what_alerts_read_shows_a_fault(source, page):
+    source.values |= {"redis_down": 1, "silent_s": 121.0, "refused": 1}
+    expected = {"recommender_live_redis_down", "recommender_live_kafka_silent_seconds", "gateway_requests_total"}
+    assert read_on(page, time.monotonic()) == expected
+    assert read_on(page, time.monotonic()) == set()  # a further fault is not shown by what lasts since an earlier one
+
+
+def test_a_page_that_cannot_be_read_shows_a_fault(source, page):
+    begun_s = time.monotonic()
+    source.close()
+    assert read_on(page, begun_s) == {"up"}
