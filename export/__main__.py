@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from repository.rounds import record_round
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.live.store import find_live_folder
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning idle threads of torch slow a shared machine down
@@ -207,21 +207,14 @@ def settings_doc() -> None:
 
 def main() -> None:
     try:
-        app()
-    except RecommenderError as error:
-        exit_saying(type(error).__name__, str(error))
+        run_program(app)
     except shutil.Error as error:  # by copytree; its argument is a list of (source, target, reason), one per file
         _, target, reason = error.args[0][0]
-        exit_saying("NotWritten", f"{target} cannot be written: {reason}. {REMEDY}")
+        sys.exit(f"error: {target} cannot be written: {reason}. {REMEDY}")
     except OSError as error:
         if error.errno not in FULL:
             raise
-        exit_saying("NotWritten", f"{error.filename or 'A file'} cannot be written: {error.strerror}. {REMEDY}")
-
-
-def exit_saying(kind: str, message: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"[red]{kind}[/]: {escape(message)}")
-    sys.exit(1)
+        sys.exit(f"error: {error.filename or 'A file'} cannot be written: {error.strerror}. {REMEDY}")
 
 
 if __name__ == "__main__":

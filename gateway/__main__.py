@@ -16,7 +16,7 @@ from gateway.protocol import make_http_server, open_socket
 from gateway.settings import GatewaySettings, read_settings
 from gateway.tokens import new_token, read_tokens
 from gateway.tracing import start_tracing
-from serving.contract.errors import RecommenderError
+from serving.contract.errors import run_program
 from serving.contract.logs import configure_logging
 from triton_recommender import AsyncRecommender, Timeouts, Tls
 from triton_recommender import RecommenderError as ClientError
@@ -78,10 +78,9 @@ def token(
 
 def main() -> None:
     try:
-        app()
-    except (RecommenderError, ClientError) as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        run_program(app)
+    except ClientError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

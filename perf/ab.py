@@ -98,7 +98,10 @@ def repository(text: str, data: str) -> Iterator[Path]:
         return
     known = subprocess.run(["git", "rev-parse", "--verify", "-q", f"{text}^{{commit}}"], cwd=PROJECT, capture_output=True)
     if known.returncode:
-        raise ConfigError(f"{text} is neither a repository folder nor a commit of this project.")
+        raise ConfigError(
+            f"{text} is neither a repository folder nor a commit of this project. `make export REPO={text}` makes a "
+            "repository; `git log --oneline` lists commits."
+        )
     with tempfile.TemporaryDirectory(prefix="perf-ab-") as scratch:
         tree, repo = Path(scratch) / "tree", Path(scratch) / "repo"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(tree), text], cwd=PROJECT, check=True)

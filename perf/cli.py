@@ -25,7 +25,7 @@ from perf.load.open_loop import PARTS
 from perf.report import tables
 from perf.report.results import RESULTS, Run, find_latest_run, load_run, name_folder, read_machine, summarise, to_json_line
 from perf.target import serve
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, DataError
 from serving.contract.tensors import ENSEMBLE, STAGES
 
 app = typer.Typer(
@@ -221,7 +221,10 @@ def read_document(source: str) -> dict:
     try:
         return dict(json.loads(last_line))
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"The last line of {source} is not the JSON of a run, but {last_line[:80]!r}.") from error
+        raise ConfigError(
+            f"The last line of {source} is not the JSON of a run, but {last_line[:80]!r}. Pass what `python -m perf` or "
+            "`python -m perf load` printed."
+        ) from error
 
 
 def require_model(model: str, stages: tuple[str, ...]) -> None:
@@ -244,7 +247,10 @@ def choose_arrivals(arrivals: str, rate: float, duration_s: float) -> Callable[[
         return lambda rng: schedule.make_volleys(rate, duration_s)
     if arrivals == "bursts":
         return lambda rng: schedule.draw_bursts(rate, duration_s, rng)
-    times_s = schedule.read_times(arrivals)
+    try:
+        times_s = schedule.read_times(arrivals)
+    except DataError as error:
+        raise ConfigError(f"--arrivals is {arrivals}; expected poisson, bursts, volleys, a file of times or a log. {error}") from error
     return lambda rng: schedule.draw_recorded(times_s, rate, duration_s, rng)
 
 

@@ -41,7 +41,8 @@ def refuse_options_before(context: typer.Context) -> None:
     given = [option for option, source in sources if source and source.name == "COMMANDLINE"]
     if given:
         command = context.invoked_subcommand
-        raise ConfigError(f"{', '.join(given)} must follow {command}, which ignores options before it. Write {command} first.")
+        rewritten = f"{context.command_path} {command} {' … '.join(given)} …"
+        raise ConfigError(f"{', '.join(given)} must follow {command}, which ignores options before it. Write: {rewritten}")
 
 
 def parse_numbers(text: str) -> list[float]:

@@ -189,7 +189,8 @@ def wait(
 @app.command()
 def diagnose(grpc_port: ChosenServer = None) -> None:
     """Report why a server ended or does not answer, then the faults in its log; exit code 1 unless it answers."""
-    state = _choose_server(read_known_servers(RUN_DIR), grpc_port)
+    known = read_known_servers(RUN_DIR)
+    state = _choose_server(known, grpc_port)
     grpc_port = state.ports.grpc if state else grpc_port or Ports.grpc
     log_path = state.log if state else RUN_DIR / "logs" / f"tritonserver-{grpc_port}.log"
     url = state.grpc_url if state else f"localhost:{grpc_port}"
@@ -199,7 +200,9 @@ def diagnose(grpc_port: ChosenServer = None) -> None:
         return
     log = log_path.read_text(errors="replace") if log_path.exists() else ""
     ended = f"{explain_end(log)}; " if log and state is None and not listens(grpc_port) else ""
-    typer.echo(f"server at {url}: {ended}{condition}" + (f". {_describe_restart(state)}" if state else ""))
+    others = ", ".join(f"--grpc-port {other.ports.grpc}" for other in known)
+    elsewhere = f" Servers that were started here: {others}." if others and state is None else ""
+    typer.echo(f"server at {url}: {ended}{condition}" + (f". {_describe_restart(state)}" if state else elsewhere))
     if log:
         typer.echo(f"log {log_path}: {explain(log)}")
     for line in watch.read_last_lines(RUN_DIR, grpc_port):
@@ -233,10 +236,14 @@ def _describe_lost(stubs: int) -> str:
 
 
 def _describe_restart(state: ServerState) -> str:
-    """Return the command that starts a server again."""
+    """Return the command that starts a server again as it was, and whether its supervisor does so without it."""
     ports = f"GRPC_PORT={state.ports.grpc} HTTP_PORT={state.ports.http} METRICS_PORT={state.ports.metrics}"
-    host = state.settings.get("host", LOOPBACK)
-    return f"Start it again: make serve REPO={state.repo} {ports}" + (f" HOST={host}" if host != LOOPBACK else "")
+    names = {"host": "HOST", "tls": "TLS", "gateway_port": "GATEWAY_PORT", "gateway_config": "GATEWAY_CONFIG"}
+    chosen = {name: value for name in names if (value := state.settings.get(name, "")) not in ("", LOOPBACK)}
+    others = "".join(f" {names[name]}={value}" for name, value in chosen.items())
+    supervised = control.list_supervisors(state.tag) and not state.fault
+    begin = "Its supervisor starts it again within seconds. By hand" if supervised else "Start it again"
+    return f"{begin}: make serve REPO={state.repo} {ports}{others}"
 
 
 def _find_running(repo: Path, ports: Ports) -> ServerState | None:
@@ -249,7 +256,7 @@ def _refuse_other_settings(running: ServerState, requested: Settings) -> None:
     """Raise ServerError when a passed setting differs from the running server's; only a restart changes one."""
     other = {name: value for name, value in requested.items() if value is not None and value != running.settings.get(name)}
     if other:
-        has = ", ".join(f"{name} {running.settings.get(name, 'unknown')}" for name in other)
+        has = ", ".join(f"{name} {str(running.settings.get(name, 'unknown')) or 'none'}" for name in other)
         wanted = ", ".join(f"{name} {value}" for name, value in other.items())
         raise ServerError(
             f"A server already runs with {has}: {_describe(running)}. Expected {wanted}, which needs a restart: "
@@ -266,6 +273,8 @@ def _move_to_pinned(state: ServerState) -> bool:
         stop_server(state, RUN_DIR)
         return False
     control.activate(state, wanted, RUN_DIR)
+    if served != wanted:
+        typer.echo(f"moved to the pinned generation: {served} -> {wanted}")
     return True
 
 

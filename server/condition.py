@@ -42,7 +42,8 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
     except ServerError:  # not started here: only its answer shows whether it is ready
         states = {}
     if states is None:
-        return Condition(describe_unready(None))
+        starts = "its process runs, but nothing answers there: it is starting, or it hangs"
+        return Condition(starts if state is not None else describe_unready(None))
     facts = _describe_models(states)
     if state is not None and (lost := count_lost_stubs(state.pid)):
         return Condition(

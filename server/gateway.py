@@ -55,7 +55,8 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
             stop(state.tag)
             lines = [line for line in printed.splitlines() if line.strip() and not line.startswith(supervisor.LOG_PREFIX)]
             last_line = lines[-1] if lines else "it printed nothing"
-            raise ServerError(f"The server answers, but its gateway does not start: {last_line}. Whole log: {log_path}.")
+            reason = last_line.removeprefix("error: ").rstrip(".")
+            raise ServerError(f"The server answers, but its gateway does not start: {reason}. Whole log: {log_path}.")
         time.sleep(POLL_S)
     url = printed.rpartition(LISTENS)[2].split()[0]
     return state.change(run_dir, settings=state.settings | settings | {"gateway_url": url})

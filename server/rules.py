@@ -21,7 +21,7 @@ DEFAULT = Path("model_repository")
 
 @app.command()
 def apply(
-    path: Annotated[Path, typer.Argument(help="TOML file: the keys of [rules], or that section of an export's settings")],
+    path: Annotated[Path, typer.Argument(help="TOML file: the keys of `rules`, or that section of an export's settings")],
     repo: Repo = DEFAULT,
 ) -> None:
     """Apply the rules of a file from the next request on. If one of them is wrong, change nothing and end with exit code 1."""
@@ -70,7 +70,9 @@ def read_rules(path: Path) -> dict:
     """Return the rules in a TOML file: its section [rules], or without one the whole file. Raises ConfigError."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Pass the path of a TOML file with rules.") from error
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}. Correct the file.") from error
     section = document.get("rules", document)
     if not isinstance(section, dict):

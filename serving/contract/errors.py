@@ -51,8 +51,10 @@ class ServerError(RecommenderError):
 
 
 def run_program(program: Callable[[], object]) -> None:
-    """Run a command-line program. An error raised on purpose ends it with exit code 1 and its message on stderr."""
+    """Run a command-line program. It ends with exit code 1 and one message after an error raised on purpose, or a refused file."""
     try:
         program()
     except RecommenderError as error:
         sys.exit(f"error: {error}")
+    except PermissionError as error:
+        sys.exit(f"error: {error.filename}: permission denied. Run the command as the user who owns it, or give this user access.")

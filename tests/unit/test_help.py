@@ -9,6 +9,7 @@ from importlib import import_module
 import click
 import pytest
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from repository.code import PROJECT
@@ -24,8 +25,9 @@ def list_modules() -> Iterator[str]:
 
 
 def list_commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command line and all commands below it. (Typer's groups are no click.Group: it has a click of its own.)"""
     yield name, command
-    if isinstance(command, click.Group):
+    if isinstance(command, TyperGroup):
         for verb, own in command.commands.items():
             yield from list_commands(own, f"{name} {verb}")
 

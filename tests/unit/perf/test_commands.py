@@ -74,9 +74,15 @@ def test_a_report_without_its_raw_requests_says_which_file_is_missing(kept_run):
 def test_options_before_a_command_that_would_not_see_them_are_refused():
     error = invoke("--rounds", "2", "sweep", "--repo", "nowhere").exception
     assert isinstance(error, ConfigError)
-    assert str(error) == "--rounds must follow sweep, which ignores options before it. Write sweep first."
+    assert str(error) == "--rounds must follow sweep, which ignores options before it. Write: root sweep --rounds …"
     error = invoke("live", "--results", "elsewhere", "reads", "--calls", "10").exception
-    assert str(error) == "--results must follow reads, which ignores options before it. Write reads first."
+    assert str(error) == "--results must follow reads, which ignores options before it. Write: root live reads --results …"
+
+
+def test_arrivals_that_are_misspelt_are_refused_with_all_that_there_are(tmp_path):
+    error = invoke("load", "--rate", "10", "--arrivals", "brusts", "--repo", tmp_path).exception
+    assert isinstance(error, ConfigError)
+    assert "--arrivals is brusts; expected poisson, bursts, volleys," in str(error)
 
 
 @pytest.mark.parametrize("text", ["", "a,b", "0", "1,-2", "inf"])
