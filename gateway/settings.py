@@ -105,11 +105,15 @@ def _read_file(path: Path | None) -> GatewaySettings:
             if not values[name].is_file():
                 raise ConfigError(f"{path}: {name} is {values[name]}, which is no file. Correct the path.")
         return GatewaySettings.model_validate(values)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Expected TOML; docs/gateway.md lists the keys.") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Expected TOML; docs/gateway.md lists the keys.") from error
     except ValidationError as error:
         fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"])) or "the settings"
-        known = ", ".join(GatewaySettings.model_fields)
+        message = ": ".join(
+            part for part in (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) if part
+        )
         got = "" if fault["type"] in ("value_error", "extra_forbidden") else f", got {fault['input']!r:.60}"
-        raise ConfigError(f"{path}: {key}: {fault['msg']}{got}. The keys are {known}.") from error
+        known = f" The keys are {', '.join(GatewaySettings.model_fields)}." if fault["type"] == "extra_forbidden" else ""
+        raise ConfigError(f"{path}: {message.rstrip('.')}{got}.{known}") from error

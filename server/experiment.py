@@ -41,10 +41,12 @@ def start(
     refuse_everybody(share, mode)
     servers = find_servers(repo)
     champion = begin_experiment(servers, repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
-    typer.echo(f"experiment {name}: generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others")
+    seen = "is asked as well, and not shown, for" if mode == "shadow" else "meets"
+    shown = "everybody" if mode == "shadow" else "the others"
+    typer.echo(f"experiment {name}: generation {challenger} {seen} {share:.1%} of the users ({mode}), {champion} meets {shown}")
     if not any(state.settings.get("gateway_url") for state in servers):
         typer.echo(
-            "note: no gateway was started with a server of it here. Only users of a gateway meet the challenger.", err=True
+            "note: no gateway was started beside a server of this repository here. Only users of a gateway meet the challenger.", err=True
         )
 
 

@@ -216,10 +216,10 @@ def guard(
     once: Annotated[bool, typer.Option("--once", help="look once")] = False,
     tag: Annotated[str, typer.Option(hidden=True, help="names the server that this guard ends with")] = "",
 ) -> None:
-    """Watch the running experiment until it ends: roll back a harmful challenger; with --promote, promote a better one.
+    """Watch the running experiment until it ends: roll back a harmful challenger, promote a better one where that was asked for.
 
-    A server's supervisor runs this command by itself while an experiment runs. After MOST_FAILED_LOOKS failed looks in a row it
-    stops the experiment, because nobody protects the users any more. Looks that take long are rarer.
+    A server's supervisor runs this command by itself while an experiment runs. After 30 failed looks in a row it stops the
+    experiment, because nobody protects the users any more. Looks that take long are rarer.
     """
     folder, watched, failed = find_experiment_folder(repo), "", 0
     while (experiment := read_experiment(folder)) and experiment.runs:
