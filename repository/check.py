@@ -239,10 +239,14 @@ def check_batching(repository: Path) -> Iterator[Finding]:
 
 def check_response_cache(repository: Path) -> Iterator[Finding]:
     """Check that the response cache is off where answers change: its entries never expire."""
-    if not has_update_source(repository, read_pinned_generation(repository)):
-        return
-    for name in list_models_in(repository):
-        if read_config(repository / name / CONFIG_FILE).response_cache.enable:
-            fact = "The response cache keeps answers, and the ranker's rows are updated while they are served"
-            remedy = "Leave response_cache out ([serving]), or the brokers ([tables]); clients/cache keeps answers for a while."
-            yield Finding("error", f"{name}/{CONFIG_FILE}", fact, remedy)
+    models = list(list_models_in(repository))
+    cached = [f"{name}/{CONFIG_FILE}" for name in models if read_config(repository / name / CONFIG_FILE).response_cache.enable]
+    kept = "The client's cache (docs/caching.md) keeps answers for a while."
+    if has_update_source(repository, read_pinned_generation(repository)):
+        fact = "The response cache keeps answers, and the ranker's rows are updated while they are served"
+        remedy = f"Leave response_cache out ([serving]), or the brokers ([tables]). {kept}"
+        yield from (Finding("error", where, fact, remedy) for where in cached)
+    elif set(LIVE_MODELS) & set(models):
+        fact = "The response cache keeps answers, also those from before an event or a change of a rule"
+        remedy = f"Leave response_cache out ([serving]) unless nobody posts events. {kept}"
+        yield from (Finding("warning", where, fact, remedy) for where in cached)

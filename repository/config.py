@@ -72,7 +72,7 @@ class Serving:
     default_priority: int = 1  # of requests without a priority
     queue_timeout_us: int = 0  # a request that waited longer is refused (UNAVAILABLE)
     queue_length: int = 0  # requests beyond it are refused at once
-    response_cache: bool = False  # let Triton cache answers, without expiry: only for rows that are never updated
+    response_cache: bool = False  # let Triton cache answers, without expiry: only where no events come and no rows are updated
 
 
 def make_stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:

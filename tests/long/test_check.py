@@ -188,11 +188,14 @@ def test_a_ps_json_that_nvidia_would_not_read_is_an_error(repository):
     assert any("rank/1/tables/ps.json models[0].gpucacheper" in error for error in errors(repository))
 
 
-def test_kept_answers_and_updated_rows_do_not_go_together(repository):
+def test_kept_answers_go_neither_with_events_nor_with_updated_rows(repository):
     path = repository / "recommend" / "config.pbtxt"
     config = read_config(path)
     config.response_cache.enable = True
     write_config(path, config)
+    (finding,) = check_repository(repository)
+    assert finding.level == "warning"
+    assert "keeps answers, also those from before an event" in finding.fact
     update_rows(repository)
     told = "recommend/config.pbtxt: The response cache keeps answers, and the ranker's rows are updated"
     assert [error.startswith(told) for error in errors(repository)].count(True) == 1
