@@ -76,7 +76,7 @@ $(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)
 .PHONY: missing
 missing:
 
-serve: setup ## tritonserver and gateway on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=… GATEWAY_PORT=… HOST=… TLS=…
+serve: setup ## tritonserver and gateway on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=… GATEWAY_PORT=… GATEWAY_CONFIG=… HOST=… TLS=…
 	@$(PY) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT) $(HOST_OPTION) $(GATEWAY_OPTIONS) $(if $(TLS),--tls $(TLS))
 
 stop: ## stop the servers that make run or make serve started (GRPC_PORT=… stops that one)

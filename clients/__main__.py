@@ -4,4 +4,6 @@ from clients.warming import warm_cache
 from triton_recommender.cli import app, report_errors
 
 app.command("warm")(report_errors()(warm_cache))
-app(prog_name="python -m clients")
+
+if __name__ == "__main__":
+    app(prog_name="python -m clients")

@@ -250,7 +250,9 @@ def choose_arrivals(arrivals: str, rate: float, duration_s: float) -> Callable[[
     try:
         times_s = schedule.read_times(arrivals)
     except DataError as error:
-        raise ConfigError(f"--arrivals is {arrivals}; expected poisson, bursts, volleys, a file of times or a log. {error}") from error
+        raise ConfigError(
+            f"--arrivals is {arrivals}; expected poisson, bursts, volleys, a file of times or a log. {error}"
+        ) from error
     return lambda rng: schedule.draw_recorded(times_s, rate, duration_s, rng)
 
 

@@ -46,7 +46,8 @@ def start(
     typer.echo(f"experiment {name}: generation {challenger} {seen} {share:.1%} of the users ({mode}), {champion} meets {shown}")
     if not any(state.settings.get("gateway_url") for state in servers):
         typer.echo(
-            "note: no gateway was started beside a server of this repository here. Only users of a gateway meet the challenger.", err=True
+            "note: no gateway was started here beside a server of this repository. Only its users meet the challenger.",
+            err=True,
         )
 
 

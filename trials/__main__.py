@@ -216,7 +216,7 @@ def guard(
     once: Annotated[bool, typer.Option("--once", help="look once")] = False,
     tag: Annotated[str, typer.Option(hidden=True, help="names the server that this guard ends with")] = "",
 ) -> None:
-    """Watch the running experiment until it ends: roll back a harmful challenger, promote a better one where that was asked for.
+    """Watch the running experiment until it ends: roll back a harmful challenger, promote a better one if that was asked for.
 
     A server's supervisor runs this command by itself while an experiment runs. After 30 failed looks in a row it stops the
     experiment, because nobody protects the users any more. Looks that take long are rarer.

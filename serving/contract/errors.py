@@ -51,10 +51,12 @@ class ServerError(RecommenderError):
 
 
 def run_program(program: Callable[[], object]) -> None:
-    """Run a command-line program. It ends with exit code 1 and one message after an error raised on purpose, or a refused file."""
+    """Run a command-line program. An error raised on purpose, or a refused file, ends it with exit code 1 and a message."""
     try:
         program()
     except RecommenderError as error:
         sys.exit(f"error: {error}")
     except PermissionError as error:
-        sys.exit(f"error: {error.filename}: permission denied. Run the command as the user who owns it, or give this user access.")
+        sys.exit(
+            f"error: {error.filename}: permission denied. Run the command as the user who owns it, or give this user access."
+        )

@@ -62,7 +62,7 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
         call(*start, "--threads", 3, "--cache-mib", 8)
     toys.publish(repo, 2)
     pin(repo, 2)  # what publishing a new generation does
-    assert "already running" in call(*start)
+    assert call(*start).startswith("moved to the pinned generation: 1 -> 2\nalready running")
     with grpcclient.InferenceServerClient(url) as client:
         assert toys.ask(client, 1) == toys.expected(1, generation=2)
     toys.publish(repo, 3)

@@ -172,13 +172,6 @@ def test_gateway_supervisor_and_guard_do_without_what_only_trains():
     assert not {name for name in loaded if name.startswith(("scipy.", "pandas."))}
 
 
-def test_every_make_target_the_readme_names_exists():
-    targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"\bmake ([a-z]+)\b(?=[\s`]|$)", (PROJECT / "README.md").read_text()))
-    assert {"run", "test", "export", "serve", "check", "stop", "eval"} <= named
-    assert named <= targets
-
-
 def documents() -> list[str]:
     """Return the paths of the project's Markdown files."""
     folders = [path for path in PROJECT.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "shared"]
@@ -200,6 +193,16 @@ def test_every_relative_link_of_a_document_leads_somewhere(name):
         target = document.parent / path if path else document
         assert target.exists(), f"{name} links to {path}, which does not exist"
         assert not anchor or anchor in anchors_of(target), f"{name} links to {path}#{anchor}, a heading that does not exist"
+
+
+@pytest.mark.parametrize("name", [name for name in documents() if name != "CHANGELOG.md"])
+def test_every_make_target_and_variable_that_a_document_names_exists(name):
+    makefile = (PROJECT / "Makefile").read_text()
+    calls = re.findall(r"(?:^|`|&& )make ([a-z-]+)((?: +[A-Z_]+=[^\s`]+)*)", (PROJECT / name).read_text(), re.MULTILINE)
+    assert {target for target, _ in calls} <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    variables = {variable for _, given in calls for variable in re.findall(r"([A-Z_]+)=", given)}
+    assert variables <= set(re.findall(r"\$\(([A-Z_]+)\)", makefile))
+    assert name != "README.md" or {"run", "test", "export", "serve", "check", "stop", "eval"} <= {target for target, _ in calls}
 
 
 def test_the_readme_is_short():

@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 
@@ -174,6 +175,14 @@ def test_refusals_end_the_command_with_one_line(monkeypatch, tmp_path, capsys):
         run_program(app)
     assert str(caught.value).startswith("error: ")
     assert "cannot be read" in str(caught.value)
+
+
+def test_a_file_of_another_user_ends_the_command_with_one_line():
+    def refuse():
+        raise PermissionError(errno.EACCES, "Permission denied", "/srv/models/lock")
+
+    with pytest.raises(SystemExit, match="^error: /srv/models/lock: permission denied"):
+        run_program(refuse)
 
 
 def test_traces(tmp_path):

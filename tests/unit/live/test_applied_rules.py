@@ -177,6 +177,11 @@ def test_what_root_writes_belongs_to_the_owner_of_the_live_store(repository, mon
     assert not given
 
 
+def test_rules_from_a_file_that_is_not_there_are_refused_with_the_reason(repository, tmp_path):
+    done = CliRunner().invoke(app, ["apply", str(tmp_path / "absent.toml"), "--repo", str(repository)])
+    assert "absent.toml cannot be read: No such file or directory. Pass the path" in str(done.exception)
+
+
 @pytest.mark.parametrize("text", [None, "{", '{"version": "two"}'])
 def test_rules_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path, text):
     """None: a file has the folder's place, which fails as a folder does that another user closed."""

@@ -56,6 +56,13 @@ def test_a_gateway_that_runs_is_kept(state, tmp_path):
     assert {process.pid for process in gateway.list_gateways(state.tag)} == running
 
 
+def test_a_gateway_that_does_not_start_says_why_in_one_sentence(state, tmp_path):
+    absent = tmp_path / "gateway.toml"
+    told = rf"its gateway does not start: {absent} cannot be read: No such file or directory\. .* lists the keys\. Whole log: "
+    with pytest.raises(ServerError, match=told):
+        gateway.follow(state, find_free_port(), str(absent), tmp_path)
+
+
 def test_a_gateway_that_cannot_move_stays_where_it_is(state, tmp_path):
     followed = gateway.follow(state, find_free_port(), "", tmp_path)
     url = followed.settings["gateway_url"]

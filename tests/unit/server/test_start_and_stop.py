@@ -97,6 +97,25 @@ def test_a_server_started_elsewhere_that_is_too_slow_is_not_ready_yet(tmp_path):
         double.stop()
 
 
+def test_what_starts_a_server_again_keeps_its_tls_and_its_gateway(sleeping, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    chosen = {"host": "127.0.0.1", "tls": "/etc/tls", "gateway_port": 9090, "gateway_config": "", "no_http": False}
+    replace(sleeping, settings=chosen).save(tmp_path)
+    said = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False).output
+    assert (
+        "FAILS: its process runs, but nothing answers there: it is starting, or it hangs. Start it again: make serve " in said
+    )
+    assert said.endswith(f" METRICS_PORT={sleeping.ports.metrics} TLS=/etc/tls GATEWAY_PORT=9090\n")
+
+
+def test_a_server_that_is_looked_for_at_another_port_is_named(sleeping, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    sleeping.save(tmp_path)
+    elsewhere = ["diagnose", "--grpc-port", str(sleeping.ports.http)]
+    said = CliRunner().invoke(commands.app, elsewhere, catch_exceptions=False).output
+    assert f"is the port right? Servers that were started here: --grpc-port {sleeping.ports.grpc}." in said
+
+
 @pytest.mark.parametrize(("fault", "lost"), [("its files are damaged", 0), ("", 2)])
 def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sleeping, tmp_path, monkeypatch):
     repo = toys.publish(tmp_path / "repo", 1)
