@@ -110,7 +110,7 @@ def follow_alone(
     end_undecided(repo, days)
     if running := find_running(repo):
         return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")  # its champion must stay
-    refuse_follow(repo, share)
+    refuse_follow(repo, share, serving, dataset.description.name)
     settings = settings or read_served_settings(repo)
     refused = count_refused(repo, serving)
     split = split_log(dataset, repo, serving, find_live_folder(repo, settings.live.folder), least_events * 2**refused)
@@ -161,8 +161,13 @@ class Split:
     serving_first: int
 
 
-def refuse_follow(repo: Path, share: float) -> None:
-    """Raise ConfigError where no user could meet a new generation, or no live events are recorded."""
+def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
+    """Raise ConfigError where no user could meet a new generation, or no live events are recorded, or `shop` is another one."""
+    if (served := read_manifest(repo, serving)["dataset"]["name"]) != shop:
+        raise ConfigError(
+            f"Generation {serving} of {repo} learned from the data set {served!r}, and --data names {shop!r}. Expected the same "
+            "one, as the live events are of its users: correct --data, or --repo."
+        )
     if share < 1 and not find_running_servers(RUN_DIR, repo):
         raise ConfigError(f"No server started here serves {repo}, so no user can meet a new generation. Start one: make serve")
     if not (repo / OBSERVE).is_dir():

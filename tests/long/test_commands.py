@@ -11,7 +11,7 @@ from export.__main__ import app
 from repository.registry import read_acts, read_manifest
 from repository.rounds import read_round
 from serving.contract.artifacts import write_manifest
-from serving.contract.errors import ArtifactError
+from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from tests.repositories import copy_to_change, small_repository
@@ -55,6 +55,11 @@ def test_an_export_is_read_only_and_every_move_of_the_pin_is_recorded(repo, conf
         ("published", 3, f"laid out again from {small_repository()}"),
         ("pinned", 2, ""),
     ]
+
+
+def test_follow_refuses_the_data_of_another_shop(repo):
+    with pytest.raises(ConfigError, match="learned from the data set 'small', and --data names 'synthetic:tiny'"):
+        run("follow", "--once", "--data", "synthetic:tiny", "--repo", repo)
 
 
 def test_follow_without_a_config_reads_the_settings_of_what_serves(repo, config):

@@ -181,7 +181,7 @@ def test_a_file_of_another_user_ends_the_command_with_one_line():
     def refuse():
         raise PermissionError(errno.EACCES, "Permission denied", "/srv/models/lock")
 
-    with pytest.raises(SystemExit, match="^error: /srv/models/lock: permission denied"):
+    with pytest.raises(SystemExit, match=r"^error: /srv/models/lock: permission denied"):
         run_program(refuse)
 
 
