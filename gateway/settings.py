@@ -114,11 +114,6 @@ def _read_file(path: Path | None) -> GatewaySettings:
         message = ": ".join(
             part for part in (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) if part
         )
-        message = ": ".join(
-            part for part in (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) if part
-        )
         got = "" if fault["type"] in ("value_error", "extra_forbidden") else f", got {fault['input']!r:.60}"
-        known = f" The keys are {', '.join(GatewaySettings.model_fields)}." if fault["type"] == "extra_forbidden" else ""
-        raise ConfigError(f"{path}: {message.rstrip('.')}{got}.{known}") from error
         known = f" The keys are {', '.join(GatewaySettings.model_fields)}." if fault["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{path}: {message.rstrip('.')}{got}.{known}") from error
