@@ -165,8 +165,8 @@ def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
     """Raise ConfigError where no user could meet a new generation, or no live events are recorded, or `shop` is another one."""
     if (served := read_manifest(repo, serving)["dataset"]["name"]) != shop:
         raise ConfigError(
-            f"Generation {serving} of {repo} learned from the data set {served!r}, and --data names {shop!r}. Expected the same "
-            "one, as the live events are of its users: correct --data, or --repo."
+            f"Generation {serving} of {repo} learned from the data set {served!r}, and --data names {shop!r}. Expected the "
+            "same one, as the live events are of its users: correct --data, or --repo."
         )
     if share < 1 and not find_running_servers(RUN_DIR, repo):
         raise ConfigError(f"No server started here serves {repo}, so no user can meet a new generation. Start one: make serve")

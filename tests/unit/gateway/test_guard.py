@@ -141,7 +141,7 @@ def test_every_answer_forbids_scripts_from_elsewhere(gateway):
         ("host = '0.0.0.0'", "other machines can reach, but no tokens are required"),
         ("colour = 1", "colour: Extra inputs are not permitted. The keys are host, certificate,"),
         ("body_bytes = 0", "body_bytes: Input should be greater than 0"),
-        ("burst = '9'", "burst: Input should be a valid integer, got '9'. The keys are"),
+        ("burst = '9'", "burst: Input should be a valid integer, got '9'."),
         ("servers = 'shop:8001'", "servers: Input should be a valid tuple, got 'shop:8001'"),
         ("host", "cannot be read"),
         ("# für alle", "cannot be read: 'utf-8' codec can't decode"),
