@@ -24,7 +24,7 @@ MODELS = PROJECT / "docs" / "models.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SECTIONS = {  # title -> prefixes of the names of its results
     "Quality": ("quality-", "prequential-", "aggregations-", "leave-one-out-", "warm-start-"),
-    "Speed": ("overhead-", "merlin", "growth", "preprocess", "sizing-", "models-", "scale-"),
+    "Speed": ("overhead-", "merlin", "growth", "sizing-", "models-", "scale-"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tables-", "cache-policy", "soak"),
     "Live events": ("live-",),

@@ -290,7 +290,7 @@ def make_axes(features: Features, pipeline: PipelineSettings) -> Axes:
 def refuse_tables_that_do_not_fit(features: Features, axes: Axes, settings: Settings) -> None:
     """Raise ConfigError before training when the ranker's tables will not fit their budgets."""
     serving = settings.merge_serving()["rank"]
-    shapes = find_shapes(features, settings.table_width, settings.ranker.cold)
+    shapes = find_shapes(features, settings.table_width)
     plan_tables(settings.tables, shapes, serving.instances, serving.max_batch_size * axes.candidates)
 
 

@@ -38,7 +38,6 @@ from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.tables.config import RedisConfig
-from training.models.cold_rows import ColdRows
 
 # `recommend` of the fused layout runs all stages. Without a preferred size, the first free process would take the whole queue,
 # and the other one would wait for new requests
@@ -112,13 +111,6 @@ class RankerChoice(_Section):
 
     compression: Literal["none", "distilled", "pruned", "int8"] = "distilled"  # how the served network is made smaller
     width: Annotated[int, Field(ge=0)] = 0  # values per row of the embedding tables; 0: 16 with compression "none", else 4
-    cold_width: Annotated[int, Field(ge=0)] = 0  # values per cold row of a large table, projected to width; 0: width
-    hot_share: Annotated[float, Field(gt=0, lt=1)] = 0.1  # share of hot rows in a large table, the most frequent ones
-
-    @property
-    def cold(self) -> ColdRows | None:
-        """The cold rows, None when all rows have one width."""
-        return ColdRows(self.cold_width, self.hot_share) if self.cold_width else None
 
 
 class TrainingSettings(_Section):
@@ -218,30 +210,11 @@ class Settings(_Section):
     live: LiveChoices = LiveChoices()
 
     @model_validator(mode="after")
-    def _imported_rows_have_one_width(self) -> Settings:
-        if self.hugectr.model and self.ranker.cold:
-            raise ValueError(
-                f"[ranker] cold_width is {self.ranker.cold_width}, but the ranker is HugeCTR's, whose rows have one width. "
-                "Leave cold_width or [hugectr] out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _imported_network_is_served_as_it_is(self) -> Settings:
         if self.hugectr.model and self.ranker.compression in ("pruned", "int8"):
             raise ValueError(
                 f'[ranker] compression is "{self.ranker.compression}", but the ranker is HugeCTR\'s, which is served as it is. '
                 "Leave compression or [hugectr] out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _cold_rows_are_narrow(self) -> Settings:
-        if self.ranker.cold_width >= self.table_width:
-            raise ValueError(
-                f"[ranker] cold_width is {self.ranker.cold_width}, width {self.table_width}; cold rows that are as wide as "
-                "hot ones save nothing. Lower cold_width, set it to 0 for rows of one width, raise width, or set "
-                'compression = "none"'
             )
         return self
 

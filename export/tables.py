@@ -1,7 +1,7 @@
 """Plan and write the ranker's embedding tables: budgets -> plan -> ps.json -> levels.json.
 
 <rank's version folder>/tables/
-    <table>.npy   float32 [rows, D], as trained; with cold rows, the hot ones; the cold ones are in <table>-cold.npy
+    <table>.npy   float32 [rows, D], as trained
     ps.json       budgets, levels and row formats in NVIDIA's schema (hps_config/)
     levels.json   the same for serving/tables, which does not import hps_config
 
@@ -31,35 +31,25 @@ from serving.contract.artifacts import compute_sha256, open_array
 from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
-from serving.tables.store.mixed_widths import name_cold_table
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.table import make_l1_sections
 
 if TYPE_CHECKING:
     from training.features.build import Features
-    from training.models.cold_rows import ColdRows
 
 MODEL, PS_FILE = "rank", "ps.json"
 STATE_FOLDER = "recommender-tables"  # in the temporary folder of the serving machine, unless [tables] state names another
 
 
-def find_shapes(features: Features, width: int, cold: ColdRows | None = None) -> dict[str, tuple[int, int]]:
+def find_shapes(features: Features, width: int) -> dict[str, tuple[int, int]]:
     """Return table -> (rows, D) as `save_ranker` will write them, before training."""
     from training.models.ranking_data import make_served_items  # only now: `make check` needs no pandas
 
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
-    slots, pooled = make_served_items(features).rows, {}
+    slots = make_served_items(features).rows
     for slot, (n_rows, own) in enumerate(zip(features.item_rows.values(), slots, strict=True)):
-        if own.shape[1] == 1:
-            rows[f"item_{slot}"] = n_rows
-        else:
-            pooled[f"item_{slot}"] = (len(own), width)  # lists become one row per item
-    if cold is None:
-        return {name: (n_rows, width) for name, n_rows in rows.items()} | pooled
-    first_cold = {name: cold.find_first(n_rows) for name, n_rows in rows.items()}
-    hot = {name: (first, width) for name, first in first_cold.items()}
-    rest = {name_cold_table(name): (rows[name] - first, cold.width) for name, first in first_cold.items() if first < rows[name]}
-    return hot | pooled | rest
+        rows[f"item_{slot}"] = n_rows if own.shape[1] == 1 else len(own)  # lists become one row per item
+    return {name: (n_rows, width) for name, n_rows in rows.items()}
 
 
 def plan_tables(

@@ -56,10 +56,10 @@ def choose_sequence_settings(settings: Settings, n_positives: int) -> SequenceSe
 
 
 def choose_ranking_settings(settings: Settings) -> RankingSettings:
-    pipeline, choice = settings.pipeline, settings.ranker
+    pipeline = settings.pipeline
     width, compressed = settings.table_width, settings.compression != "none"
     return RankingSettings(
-        ranker=RankerSettings(width=max(width, TAUGHT_WIDTH) if compressed else width, cold=choice.cold),
+        ranker=RankerSettings(width=max(width, TAUGHT_WIDTH) if compressed else width),
         compression=settings.compression,
         student=replace(STUDENT, width=width),
         teachers=tuple(NETWORKS) if settings.training.teachers == "auto" else (),

@@ -13,7 +13,6 @@ from serving.contract.tensors import STAGES, ModelSpec, make_stage_specs
 from serving.stages.features.ranking import list_feature_names
 from serving.stages.parts.specs import Sizes
 from serving.stages.rerank import LIST_FEATURES
-from serving.tables.store.mixed_widths import MixedWidths
 from serving.tables.store.tables import EmbeddingTables
 
 Arrays = dict[str, np.ndarray]
@@ -54,12 +53,9 @@ class Source:
         return (*settings["user_tables"], *settings["item_tables"])
 
     def load_tables(self) -> Arrays:
-        """Return the ranker's tables, name -> float32 [rows, W], in slot order.
-
-        Cold rows are widened: HPS knows one width per table, and gets one table (hps.py).
-        """
-        folder, first_cold = self.folders["rank"], self.info["rank"].settings.get("first_cold", {})
-        return MixedWidths.load(folder, first_cold).read_all(EmbeddingTables.load(folder / "tables"), self.table_names)
+        """Return the ranker's tables, name -> float32 [rows, D], in slot order."""
+        tables = EmbeddingTables.load(self.folders["rank"] / "tables").tables
+        return {name: tables[name] for name in self.table_names}
 
 
 def _read_sizes(folders: Mapping[str, Path], info: Mapping[str, StageInfo]) -> Sizes:

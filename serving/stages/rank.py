@@ -46,7 +46,6 @@ from serving.stages.live.trends import ItemTrends
 from serving.tables.leveled import LeveledTables
 from serving.tables.measurements import measure_tables
 from serving.tables.opening import open_tables
-from serving.tables.store.mixed_widths import ONE_WIDTH, MixedWidths
 from serving.tables.store.tables import Rows
 
 Arrays = dict[str, np.ndarray]
@@ -66,7 +65,6 @@ class RankSettings:
 
     user_tables, item_tables: a table name per categorical column; blend: weight of the retrieval score that is added to logits
     threads: of the network's runs
-    first_cold: table -> its first cold key, where rows have two widths (serving/tables/store/mixed_widths.py)
     as_of_s: clock of the item statistics, unix seconds; live sales after it are added; 0: no live sales
     """
 
@@ -74,7 +72,6 @@ class RankSettings:
     item_tables: tuple[str, ...]
     blend: float
     threads: int = 1
-    first_cold: dict[str, int] = field(default_factory=dict)
     as_of_s: int = 0
 
     def __post_init__(self) -> None:
@@ -154,7 +151,6 @@ class EmbeddingRows:
 
     settings: RankSettings
     tables: LeveledTables
-    widths: MixedWidths = ONE_WIDTH
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, inputs: RankInputs, as_exported: bool = False) -> EmbeddingRows:
@@ -163,8 +159,7 @@ class EmbeddingRows:
         Raises ArtifactError when they do not fit the keys of `inputs`.
         """
         settings = inputs.settings
-        widths = MixedWidths.load(folder, settings.first_cold)
-        names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
+        names = (*settings.user_tables, *settings.item_tables)
         tables = open_tables(folder / TABLES_FOLDER, info.stage, names, as_exported)
         try:
             named = len(settings.user_tables), len(settings.item_tables)
@@ -174,10 +169,10 @@ class EmbeddingRows:
                     f"{folder} names {named[0]} user and {named[1]} item tables; expected {expected[0]} and {expected[1]}, one "
                     f"per categorical column. {REMEDY}"
                 )
-            n_rows = widths.count_keys({table.name: table.rows for table in tables.config.tables})
+            n_rows = {table.name: table.rows for table in tables.config.tables}
             for name, column in zip(settings.item_tables, inputs.item_rows.T, strict=True):
                 check_range(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
-            return cls(settings, tables, widths)
+            return cls(settings, tables)
         except BaseException:  # also an interrupt: nobody else could close the tables
             tables.close()
             raise
@@ -187,8 +182,8 @@ class EmbeddingRows:
 
         user_keys: int64 [B, Fu]; item_keys: int [B, C, Si]. Raises DependencyError when the rows cannot be read.
         """
-        (user_rows, item_rows), degraded = self.widths.gather(
-            self.tables, (self.settings.user_tables, user_keys), (self.settings.item_tables, item_keys)
+        (user_rows, item_rows), degraded = self.tables.gather(
+            (self.settings.user_tables, user_keys), (self.settings.item_tables, item_keys)
         )
         return Rows({"user_rows": user_rows, "item_rows": item_rows}, degraded)
 

@@ -24,7 +24,6 @@ import experiments
 from experiments import (
     aggregations,
     cache,
-    cache_policy,
     compression,
     drift,
     growth,
@@ -38,11 +37,9 @@ from experiments import (
     overhead,
     overhead_figures,
     precision,
-    preprocess,
     prequential,
     quality,
     row_formats,
-    row_widths,
     scale,
     shop_decisions,
     tables_large,
@@ -74,7 +71,6 @@ from training.evaluation.problem import TEST_SHARE, make_problem
 from training.features.aggregates import list_ranker_aggregations
 from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
-from training.models.train_ranker import Ranker, RankerSettings, compute_rank_scores, train_ranker
 from training.models.train_sequence import SequenceSettings
 
 DATA = "synthetic:tiny"
@@ -93,12 +89,6 @@ class Context:
     @cached_property
     def work(self) -> compression.Workload:
         return compression.make_workload(self.dataset, lambda _: None)
-
-    @cached_property
-    def ranker(self) -> Ranker:
-        """A ranker taught for one epoch."""
-        work = self.work
-        return train_ranker(work.teaching, work.validation, work.tables, RankerSettings(epochs=1), report=lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +152,6 @@ def smoke_compression(context: Context) -> list[Figure]:
     rows = [compression.measure_quality(variant, work, us) for variant, us in zip(variants, measure_latencies_us, strict=True)]
     assert rows[0].n_bytes > rows[1].n_bytes > rows[2].n_bytes
     return compression.make_figures(rows)
-
-
-def smoke_row_widths(context: Context) -> list[Figure]:
-    """One way to store the rows, against itself."""
-    qualities = compression.measure_qualities(compute_rank_scores(context.ranker, context.work.test), context.work)
-    n_bytes = row_widths.count_bytes(context.ranker, context.work)
-    taught = row_widths.Taught("all rows of 16", n_bytes, [qualities, qualities])
-    return row_widths.make_figures(taught, taught)
 
 
 def smoke_prequential(context: Context) -> list[Figure]:
@@ -314,7 +296,6 @@ def smoke_simulated_shop(context: Context) -> list[Figure]:
 
 SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "cache": smoke_cache,
-    "cache_policy": lambda context: cache_policy.measure(1_000, 4_000, [DATA], context.rng),
     "compression": smoke_compression,
     "drift": smoke_drift,
     "growth": smoke_growth,
@@ -323,13 +304,11 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "merlin": smoke_merlin,
     "overhead": smoke_overhead,
     "precision": lambda context: precision.measure(context.dataset, context.repo, QUIET),
-    "preprocess": lambda context: preprocess.measure(DATA, (1,)),
     "leave_one_out": smoke_leave_one_out,
     "aggregations": smoke_aggregations,
     "prequential": smoke_prequential,
     "quality": smoke_quality,
     "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),
-    "row_widths": smoke_row_widths,
     "scale": smoke_scale,
     "interleaving": lambda context: interleaving.measure(World(100, 100, context.rng), (1.0,), 1, context.rng, lambda _: None),
     "off_policy": smoke_off_policy,

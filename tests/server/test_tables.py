@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from export.settings import RankerChoice, TableSettings
+from export.settings import TableSettings
 from export.tables import write_tables
 from server import supervisor, updaters
 from server.health import is_ready
@@ -29,7 +29,6 @@ from tests.server.requests import infer
 from tests.unit.small_shops import export, shop
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.waiting import until
-from training.models.cold_rows import ColdRows
 
 USERS = list(range(8))
 REPORT_EVERY_S = 1.0  # of serving/stages/adapter/triton.py, which only a server can import
@@ -116,9 +115,7 @@ class Live:
 def live(tmp_path_factory) -> Iterator[Live]:
     broker, folder = MockBroker(), tmp_path_factory.mktemp("live")
     tables = {"brokers": broker.address, "state": str(folder / "state")}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankerChoice, "cold", ColdRows(3, 0.4, least_rows=10))
-        repo = export(folder, shop(folder / "data", users=12, items=30, events=61), tables=tables)
+    repo = export(folder, shop(folder / "data", users=12, items=30, events=61), tables=tables)
     config = settings_of(repo, 1)
     publisher = Publisher(broker.address, config.model, {table.name: table.width for table in config.tables})
     with (
@@ -144,21 +141,6 @@ def test_a_published_row_changes_what_is_served(live):
     pipeline = Pipeline.load(live.repo)  # another process of the machine sees the same rows
     np.testing.assert_allclose(pipeline.recommend(USERS)["scores"], after["scores"], atol=1e-5)
     pipeline.close()
-
-
-def test_narrow_rows_are_served_and_updated(live):
-    """The server answers as a pipeline in process, also after an update of these rows."""
-    cold, pipeline = live.table("item_0-cold"), Pipeline.load(live.repo)
-    assert cold.width == 3
-    before, applied = infer(live.client, user_id=USERS), live.applied(cold.name)
-    np.testing.assert_allclose(before["scores"], pipeline.recommend(USERS)["scores"], atol=1e-5)
-    live.publish(cold.name, np.arange(cold.rows), np.full((cold.rows, 3), 5, np.float32))
-    until(lambda: live.applied(cold.name) == applied + cold.rows)
-    after = infer(live.client, user_id=USERS)
-    np.testing.assert_allclose(after["scores"], pipeline.recommend(USERS)["scores"], atol=1e-5)
-    pipeline.close()
-    assert not np.array_equal(after["scores"], before["scores"])
-    assert (after["degraded"] == 0).all()
 
 
 def test_a_killed_updater_is_started_again_and_loses_nothing(live):

@@ -6,11 +6,10 @@ import pytest
 
 from export.settings import Settings, read_exported_settings, read_settings
 from export.settings_doc import DOCUMENT, compose_settings_doc
-from export.training_settings import choose_ranking_settings, choose_sequence_settings, find_cluster
+from export.training_settings import choose_sequence_settings, find_cluster
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.features.cluster import Cluster
-from training.models.cold_rows import ColdRows
 
 
 def read(tmp_path, text):
@@ -49,12 +48,6 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
     assert {found[name].preferred_batch_sizes for name in STAGES} == {tuple(serving.get("preferred_batch_sizes", ()))}
 
 
-def test_cold_rows_are_off_by_default(tmp_path):
-    assert read_settings(None).ranker.cold is None
-    settings = read(tmp_path, "[ranker]\nwidth = 16\ncold_width = 4\nhot_share = 0.2")
-    assert choose_ranking_settings(settings).ranker.cold == ColdRows(4, 0.2)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -82,13 +75,9 @@ def test_cold_rows_are_off_by_default(tmp_path):
         ("[live]\ncontinue_log = 'no'", r"live\.continue_log: Input should be a valid boolean, got 'no'"),
         ("[merlin]\ngpu = '1'", r"merlin\.gpu: Input should be a valid integer, got '1'"),
         ("[pipeline", "not valid TOML"),
-        ("[ranker]\ncompression = 'none'\ncold_width = 16", "cold_width is 16, width 16.*Lower cold_width"),
-        ("[ranker]\ncold_width = 4", 'cold_width is 4, width 4.*set compression = "none"'),
         ("[ranker]\ncompression = 'tiny'", "ranker.compression: .*'none', 'distilled', 'pruned' or 'int8'"),
         ("[ranker]\ndistilled = true", r"\[ranker\] has the unknown key 'distilled'.*Allowed: compression, width"),
         ("[ranker]\ncompression = 'int8'\n[hugectr]\nmodel = 'dlrm'", "HugeCTR's, which is served as it is"),
-        ("[ranker]\ncold_width = 4\nhot_share = 1.0", "hot_share"),
-        ("[ranker]\ncold_width = 4\n[hugectr]\nmodel = 'dlrm'", "the ranker is HugeCTR's, whose rows have one width"),
         ("[dask]\nscheduler = 'host:8786'\nfolder = '/shared'", "scheduler is 'host:8786'. Expected an address like tcp:"),
         ("[dask]\nscheduler = 'tcp://host:8786'", "folder is '', but scheduler is set. Name a folder"),
         ("[dask]\nscheduler = 'tcp://host:8786'\nfolder = 'shared'", "folder is 'shared', but scheduler is set"),

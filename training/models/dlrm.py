@@ -22,8 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training.models.cold_rows import ColdRows
-from training.models.embedding import MixedTable, Table
+from training.models.embedding import Table
 from training.models.modules import Modules
 
 
@@ -38,13 +37,10 @@ class Shape:
     width: int = 16  # D
     bottom: tuple[int, ...] = (64,)  # hidden layers; a layer of `width` follows
     top: tuple[int, ...] = (128, 64)  # hidden layers; one logit follows
-    cold: ColdRows | None = None  # None: every row is `width` wide
 
     def make_table(self, rows: int) -> Table:
         """Return a new table of that many rows."""
-        if self.cold is None or (first_cold := self.cold.find_first(rows)) == rows:
-            return Table(rows, self.width)
-        return MixedTable(rows, self.width, first_cold, self.cold.width)
+        return Table(rows, self.width)
 
     @property
     def n_rows(self) -> int:
@@ -175,12 +171,7 @@ class RankingModel(nn.Module):
 
     def list_table_rows(self) -> Iterator[torch.Tensor]:
         """Yield the parameters that are rows of tables."""
-        for table in self.tables:
-            yield from (part.weight for part in table.children() if isinstance(part, nn.Embedding))
-
-    def list_projections(self) -> Iterator[nn.Parameter]:
-        """Yield the projections of narrow rows."""
-        return (table.projection for table in self.tables if isinstance(table, MixedTable))
+        return (table.vectors.weight for table in self.tables)
 
     def read_like(self, other: RankingModel) -> None:
         """Copy the standardisation and the rows that share OOV's vector from another model with these tables."""

@@ -11,10 +11,9 @@ import torch
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.rank import NETWORK, TABLES_FOLDER, RankSettings
-from serving.tables.store.mixed_widths import PROJECTIONS_FILE, name_cold_table
 from training.models.dlrm import DLRM
 from training.models.dlrm_graph import export_dlrm
-from training.models.embedding import MixedTable, Table
+from training.models.embedding import Table
 from training.models.parity import Parity
 from training.models.ranking_data import ItemSlots, Requests
 from training.models.train_ranker import Ranker
@@ -43,14 +42,10 @@ def save_ranker(
     rows, tables = collect_served_tables(ranker.model, items)
     np.save(folder / "item_rows.npy", rows)
     (folder / TABLES_FOLDER).mkdir(exist_ok=True)
-    mixed = find_mixed_tables(ranker.model, items)
-    cold = {name_cold_table(name): table.cold_array() for name, table in mixed.items()}
-    for name, table in (tables | cold).items():
+    for name, table in tables.items():
         np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
-    if mixed:
-        np.savez(folder / PROJECTIONS_FILE, **{name: table.projection.detach().numpy() for name, table in mixed.items()})
-    n_users, first_cold = len(ranker.model.user_tables), {name: table.first_cold for name, table in mixed.items()}
-    settings = RankSettings(tuple(tables)[:n_users], tuple(tables)[n_users:], ranker.blend, first_cold=first_cold)
+    n_users = len(ranker.model.user_tables)
+    settings = RankSettings(tuple(tables)[:n_users], tuple(tables)[n_users:], ranker.blend)
 
     network = ranker.model.network
     network.fold()
@@ -64,8 +59,7 @@ def collect_served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, di
     """Return (int32 [n_items + 1, Si] row of each item in each item table; tables float32 [rows, D], users' first, in slot
     order).
 
-    A list feature becomes a table with one row per item, the mean of its list: pooled once, not with every request. Tables with
-    cold rows end before these (`find_mixed_tables`).
+    A list feature becomes a table with one row per item, the mean of its list: pooled once, not with every request.
     """
     tables = {f"user_{slot}": table.array() for slot, table in enumerate(model.user_tables)}
     item_rows = []
@@ -76,13 +70,6 @@ def collect_served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, di
             tables[f"item_{slot}"], own_rows = take_vectors(table, rows), np.arange(len(rows))
         item_rows.append(own_rows)
     return np.stack(item_rows, axis=1).astype(np.int32), tables
-
-
-def find_mixed_tables(model: DLRM, items: ItemSlots) -> dict[str, MixedTable]:
-    """Return the tables with cold rows by name. Pooled tables have none, even if their rows were trained narrow."""
-    tables = {f"user_{slot}": table for slot, table in enumerate(model.user_tables)}
-    tables |= {f"item_{slot}": table for slot, table in enumerate(model.item_tables) if items.rows[slot].shape[1] == 1}
-    return {name: table for name, table in tables.items() if isinstance(table, MixedTable)}
 
 
 def join_item_vectors(model: DLRM, items: ItemSlots) -> np.ndarray:

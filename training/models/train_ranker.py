@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from serving.stages.features.ranking import N_FEATURES, SCORE
-from training.models.cold_rows import ColdRows
 from training.models.dlrm import DLRM, RankingModel, Shape
 from training.models.ranking_data import Requests
 from training.models.schedule import rise_and_fall
@@ -31,7 +30,6 @@ class RankerSettings:
     width: int = 16  # D
     bottom: tuple[int, ...] = (64,)
     top: tuple[int, ...] = (128, 64)
-    cold: ColdRows | None = None  # narrow rows of large tables
     epochs: int = 10  # the best one on validation requests is kept
     warm_epochs: int = 5  # where training starts from the weights of an earlier model
     requests_per_batch: int = 32
@@ -90,7 +88,7 @@ def train_ranker(
     rng = np.random.default_rng(seed)
     n_pair_numbers = validation.items.numbers.shape[1] + validation.cross.shape[2]
     n_user_numbers = validation.users.user_continuous.shape[1]
-    shape = Shape(*tables, n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top, settings.cold)
+    shape = Shape(*tables, n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top)
     model = DLRM(shape)
     counted, uncounted = ([p.take(np.flatnonzero(p.taken.any(axis=1))) for p in parts] for parts in (teaching, without_events))
     teaching = [*counted, *uncounted]
@@ -131,7 +129,7 @@ def fit(
     """
     measure = measure or measure_ranking_quality
     groups = [
-        {"params": [*model.network.parameters(), *model.list_projections()], "weight_decay": settings.network_decay},
+        {"params": list(model.network.parameters()), "weight_decay": settings.network_decay},
         {"params": list(model.list_table_rows()), "weight_decay": settings.table_decay},
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)

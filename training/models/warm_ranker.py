@@ -28,12 +28,11 @@ STANDARDISATION = ("mean", "scale")  # of the network's numbers; a generation ha
 def write_ranker(folder: Path, features: Features, ranker: Ranker, generations: int) -> None:
     """Write the weights of a ranker, and of the DLRM that it imitates, if there is one; before its standardisation is folded.
 
-    A network whose rare rows are narrow is not kept, because its rows are not matched.
     generations: how many in a row have started from the weights of the one before
     """
     models = {RANKER: ranker.teacher or ranker.model, STUDENT: ranker.model if ranker.teacher else None}
     for file_name, model in models.items():
-        if model is None or model.shape.cold:
+        if model is None:
             continue
         arrays = {name: value.numpy() for name, value in _list_weights(model).items()} | {
             NUMBERS: np.array(features.ranker_numbers)
@@ -50,7 +49,7 @@ def start_ranker(folder: Path, features: Features, model: DLRM) -> bool:
     features: those that the model is trained on. Raises ArtifactError for a file that cannot be read.
     """
     paths = (folder / f"{name}.npz" for name in (RANKER, STUDENT))
-    return any(_start(model, features, read_weights(path)) for path in paths if path.exists() and not model.shape.cold)
+    return any(_start(model, features, read_weights(path)) for path in paths if path.exists())
 
 
 @torch.no_grad()

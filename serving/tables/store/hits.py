@@ -43,7 +43,7 @@ WAYS = LANES  # slots of a set
 NO_KEY = -1  # reserved by HPS, so no row has it
 MOST_USES = 255
 # LFU counts: COUNTED_AFTER_MISS reads count after one that missed a row, then one in COUNTED_EVERY.
-# experiments/cache_policy.py: up to 7 points of hit rate above LRU on Zipf traces and real logs; below it when all
+# Up to 7 points of hit rate above LRU on Zipf traces and real logs; below it when all
 # popularity changes at once.
 COUNTED_AFTER_MISS = 8
 COUNTED_EVERY = 8

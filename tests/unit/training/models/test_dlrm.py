@@ -1,7 +1,5 @@
 """DLRM, arranged per request, against a plain one over one flat row per pair in HugeCTR's layer order."""
 
-from dataclasses import replace
-
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -9,10 +7,9 @@ import torch
 
 from serving.contract.errors import ExportError
 from serving.contract.tensors import OOV_ROW, PAD_ROW
-from training.models.cold_rows import ColdRows
 from training.models.dlrm import DLRM, Shape
 from training.models.dlrm_graph import export_dlrm
-from training.models.embedding import MixedTable, Table
+from training.models.embedding import Table
 from training.models.parity import compare
 
 SHAPE = Shape({"a": 6, "b": 9}, {"c": 5, "d": 7, "e": 8}, user_numbers=3, pair_numbers=4, width=8, bottom=(10,), top=(12, 6))
@@ -155,61 +152,3 @@ def test_rows_that_few_examples_teach_share_the_vector_of_unseen_values():
     expected = own[[PAD_ROW, OOV_ROW, OOV_ROW, 3, OOV_ROW, 5]]
     np.testing.assert_array_equal(table.array(), expected)
     np.testing.assert_array_equal(table(torch.arange(6)[:, None]).detach().numpy(), expected)
-
-
-# --- cold rows ----------------------------------------------------------------------------------------------------------------
-ROWS, FIRST_COLD = 40, 10
-
-
-def whole(table: MixedTable) -> np.ndarray:
-    """float32 [rows, D], from what is served."""
-    return np.concatenate([table.array(), table.cold_array() @ table.projection.detach().numpy()])
-
-
-def test_cold_rows_are_narrow_and_widened_by_the_projection():
-    torch.manual_seed(0)
-    table = MixedTable(ROWS, 8, FIRST_COLD, 3)
-    assert (table.array().shape, table.cold_array().shape) == ((FIRST_COLD, 8), (ROWS - FIRST_COLD, 3))
-    got = table(torch.arange(ROWS)[:, None]).detach().numpy()
-    np.testing.assert_allclose(got, whole(table), atol=1e-6)
-    np.testing.assert_array_equal(got[PAD_ROW], 0.0)
-    lists = torch.tensor([[3, 20, PAD_ROW], [39, PAD_ROW, PAD_ROW]])
-    rows = whole(table)
-    np.testing.assert_allclose(table(lists).detach().numpy(), [(rows[3] + rows[20]) / 2, rows[39]], atol=1e-6)
-
-
-def test_rare_cold_rows_share_a_narrow_row_and_rare_hot_rows_that_of_unseen_values():
-    torch.manual_seed(0)
-    table = MixedTable(ROWS, 8, FIRST_COLD, 3)
-    own, own_cold = table.array().copy(), table.cold_array().copy()
-    seen = np.full(ROWS, 9)
-    seen[[4, 15, 16]] = 1
-    table.share_rare(seen, at_least=5)
-    hot, cold = table.array(), table.cold_array()
-    np.testing.assert_array_equal(hot[4], own[OOV_ROW])
-    np.testing.assert_array_equal(np.delete(hot, 4, axis=0), np.delete(own, 4, axis=0))
-    np.testing.assert_array_equal(cold[5], cold[6])
-    assert not (own_cold == cold[5]).all(axis=1).any()
-    np.testing.assert_array_equal(np.delete(cold, [5, 6], axis=0), np.delete(own_cold, [5, 6], axis=0))
-    np.testing.assert_allclose(table(torch.arange(ROWS)[:, None]).detach().numpy(), whole(table), atol=1e-6)
-
-
-def test_gradients_reach_the_rows_asked_for_and_the_projection():
-    table = MixedTable(ROWS, 8, FIRST_COLD, 3)
-    table(torch.tensor([[3], [20]])).pow(2).sum().backward()
-    assert table.vectors.weight.grad.abs().sum(dim=1).nonzero().ravel().tolist() == [3]
-    assert table.narrow.weight.grad.abs().sum(dim=1).nonzero().ravel().tolist() == [20 - FIRST_COLD]
-    assert (table.projection.grad != 0).all()
-
-
-def test_large_tables_have_cold_rows():
-    shape = replace(SHAPE, user_tables={"a": 6, "b": ROWS}, cold=ColdRows(3, 0.25, least_rows=ROWS))
-    model = DLRM(shape)
-    assert [isinstance(table, MixedTable) for table in model.tables] == [False, True, False, False, False]
-    assert model.user_tables[1].first_cold == FIRST_COLD
-    assert len(list(model.list_projections())) == 1
-    every = {id(p) for p in model.parameters()}
-    assert every == {
-        id(p) for part in (model.network.parameters(), model.list_table_rows(), model.list_projections()) for p in part
-    }
-    assert ColdRows(3, 0.001, least_rows=0).find_first(100) == OOV_ROW + 1  # what speaks for many values stays wide

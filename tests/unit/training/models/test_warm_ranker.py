@@ -20,7 +20,6 @@ from training.dataset import Dataset, load_dataset
 from training.features.aggregates import DEFAULTS
 from training.features.build import Features, build_features
 from training.features.schema import FeatureSettings
-from training.models.cold_rows import ColdRows
 from training.models.distill import STUDENT, distil
 from training.models.dlrm import DLRM
 from training.models.ranking import RankingSettings, make_requests_by_moment
@@ -122,7 +121,7 @@ def read_loss(line: str) -> float:
     return float(line.split("loss ")[1].split(",")[0])
 
 
-@pytest.mark.parametrize("other", [{"width": 8}, {"top": (32,)}, {"cold": ColdRows(4, 0.5)}], ids=["width", "layers", "cold"])
+@pytest.mark.parametrize("other", [{"width": 8}, {"top": (32,)}], ids=["width", "layers"])
 def test_a_ranker_of_another_shape_is_learned_from_scratch(generations, kept, other):
     _, now = generations
     settings = replace(SETTINGS, epochs=1, **other)

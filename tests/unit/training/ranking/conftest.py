@@ -1,6 +1,5 @@
 """Fixtures: a data set whose ranker and re-ranker are trained and saved once, and the stages that load them."""
 
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,7 +15,6 @@ from serving.stages.rules.config import RulesConfig
 from training.dataset import load_dataset, split_by_time
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.cold_rows import ColdRows
 from training.models.item_statistics import StatisticsSettings
 from training.models.ranking import (
     Ranking,
@@ -38,7 +36,6 @@ SETTINGS = RankingSettings(
     RankerSettings(epochs=2, min_examples_per_row=3),
     RerankerSettings(list_length=M, epochs=2, trusts=(0.0, 1.0)),
 )
-COLD = ColdRows(3, 0.2, least_rows=50)
 
 
 def popularity_retrieve(features, events):
@@ -64,13 +61,6 @@ def popularity_retrieve(features, events):
 def trained(tmp_path_factory):
     """A data set, its ranking and both stages, saved and loaded."""
     return train(tmp_path_factory.mktemp("repository"), SETTINGS)
-
-
-@pytest.fixture(scope="session")
-def mixed(tmp_path_factory):
-    """The same as `trained`, with embedding tables of two widths."""
-    settings = replace(SETTINGS, ranker=replace(SETTINGS.ranker, cold=COLD))
-    return train(tmp_path_factory.mktemp("mixed"), settings)
 
 
 def fit_ranking(dataset, log, features, fit_retriever, settings):

@@ -9,11 +9,10 @@ import pytest
 
 from serving.contract.errors import ArtifactError
 from serving.stages.live.sales import LEARNED_SALES
-from serving.stages.rank import Rank
+from serving.stages.rank import EmbeddingRows, Rank
 from serving.stages.rerank import Rerank
 from serving.stages.rules.config import ITEMS_FILE
 from serving.tables.store import table as table_module
-from serving.tables.store.mixed_widths import MixedWidths, name_cold_table
 from serving.tables.store.tables import EmbeddingTables
 from tests.interrupting import called_on_return
 
@@ -35,7 +34,6 @@ def rewritten(folder, name, tmp_path, **changes):
         ({"blend": None}, "has other settings than rank expects"),
         ({"user_tables": ["user_0", "user_99"]}, r"lacks the tables \['user_99'\]"),
         ({"user_tables": ["user_0"]}, "names 1 user and"),
-        ({"first_cold": {"user_0": 20}}, r"projections\.npz does not widen the cold rows of user_0"),
     ],
 )
 def test_a_rank_folder_that_disagrees_with_itself_is_refused(trained, tmp_path, changes, message):
@@ -65,15 +63,12 @@ def test_rules_of_another_catalogue_are_refused(trained, tmp_path):
 
 
 @pytest.mark.parametrize("beyond", [-1, 10**6])
-@pytest.mark.parametrize("shop", ["trained", "mixed"])
-def test_rows_that_no_table_has_are_refused(request, tmp_path, shop, beyond):
-    """Of a table of two widths all rows count, and one more is one too many."""
-    folder = request.getfixturevalue(shop).folder
-    rank = rewritten(folder, "rank", tmp_path)
+def test_rows_that_no_table_has_are_refused(trained, tmp_path, beyond):
+    """One more than the last row is one too many."""
+    rank = rewritten(trained.folder, "rank", tmp_path)
     rows = np.load(rank / "item_rows.npy")
-    shape, tables = request.getfixturevalue(shop).rank, EmbeddingTables.load(rank / "tables").tables
-    name = shape.inputs.settings.item_tables[-1]
-    n_rows = len(tables[name]) + len(tables.get(name_cold_table(name), ()))
+    name = trained.rank.inputs.settings.item_tables[-1]
+    n_rows = len(EmbeddingTables.load(rank / "tables").tables[name])
     rows[-2, -1] = n_rows - 1
     np.save(rank / "item_rows.npy", rows)
     Rank.load(rank).close()
@@ -96,7 +91,7 @@ def test_whatever_stops_a_load_the_tables_are_closed(trained, tmp_path, shared):
         raise MemoryError
 
     folder, before = rewritten(trained.folder, "rank", tmp_path), set(threading.enumerate())
-    with called_on_return(fail, MixedWidths.count_keys), pytest.raises(MemoryError):
+    with called_on_return(fail, EmbeddingRows.__init__), pytest.raises(MemoryError):
         Rank.load(folder)
     assert set(threading.enumerate()) <= before
     assert list(shared.iterdir()) == []
