@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from export.build import build_repository
-from export.follow import choose_judged, follow_once
+from export.follow import Round, choose_judged, follow_once, publish_candidate
 from export.prequential import make_event_inputs, split_blocks
 from export.relayout import relayout
 from export.settings import Settings
-from export.verdict import LEAST_QUESTIONS
+from export.verdict import LEAST_QUESTIONS, Verdict
 from repository.experiments import find_experiment_folder, start_experiment
 from repository.generations import list_published_generations, pin
 from repository.registry import read_acts, read_manifest, record_act
@@ -34,7 +34,11 @@ from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
 
 DATA = "synthetic:users=150,items=150,events=4500"
-SETTINGS = {"pipeline": {"recorded_requests": 64}, "ranker": {"compression": "none"}}  # as fast as an export can be
+SETTINGS = {  # as fast as an export can be
+    "pipeline": {"recorded_requests": 8, "candidates": 64},
+    "ranker": {"compression": "none"},
+    "training": {"graph": "never"},
+}
 EARLY, EVERYTHING = 3_000, 4_500  # events: of the log, and with the live ones
 QUIET = Console(quiet=True)
 
@@ -75,23 +79,40 @@ def repo(exported, tmp_path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "model_repository"))
 
 
+@pytest.fixture(scope="module")
+def round_done(exported, whole, past, tmp_path_factory) -> tuple[Path, Round, str]:
+    """Return a repository whose live events a round has learned, what the round did, and the report of one beside it."""
+    repo, others = Path(shutil.copytree(exported, tmp_path_factory.mktemp("round") / "model_repository")), []
+    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    said = Meddling(lambda: others.append(follow_once(past, repo, None, 1_000, QUIET).report))
+    done = follow_once(past, repo, None, 1_000, Console(file=said))
+    return repo, done, *others
+
+
+@pytest.fixture
+def followed(round_done, tmp_path) -> Path:
+    """A copy of the repository of `round_done` with its live store."""
+    repo = round_done[0]
+    return shutil.copytree(repo.parent, tmp_path / "followed") / repo.name
+
+
 def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
     with closing(Observe.load(repo / OBSERVE / str(read_pinned_generation(repo)))) as model:
         for part in split_blocks(rows, 500):
             model(make_event_inputs(dataset, part))
 
 
-def test_a_generation_with_the_live_events_is_published(repo, whole, past):
-    assert (
-        "waits: 0 events are newer than generation 1, of 1,000"
-        in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
-    )
-    observe(repo, whole, np.arange(EARLY, EVERYTHING))
-    others = []
-    said = Meddling(lambda: others.append(follow_once(past, repo, None, 1_000, QUIET).report))
-    done = follow_once(past, repo, None, 1_000, Console(file=said))
-    assert others == ["waits: another round trains for this repository"]
+def test_without_live_events_a_round_waits(repo, past):
+    done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET)
+    assert "waits: 0 events are newer than generation 1, of 1,000" in done.report
+
+
+def test_a_generation_with_the_live_events_is_published(round_done, followed, past):
+    _, done, beside = round_done
+    repo = followed
+    assert beside == "waits: another round trains for this repository"
     assert done.verdict is not None
+    assert re.fullmatch("generation 2. .*: published. All models from scratch", done.report)
     assert done.generation == 2, done.report
     assert list_published_generations(repo) == (1, 2)
     assert read_pinned_generation(repo) == 2
@@ -116,18 +137,14 @@ def test_a_generation_with_the_live_events_is_published(repo, whole, past):
         assert "waits: experiment spring runs" in done.report
 
 
-def test_a_round_starts_from_the_weights_of_the_round_before(repo, whole, past):
+def test_a_round_starts_from_the_weights_of_the_round_before(followed, whole, past):
     rows, log = np.arange(EARLY, EVERYTHING), whole.interactions.copy()
     log.loc[rows, "user_id"] = np.roll(log.loc[rows, "user_id"], 100)
     log.loc[rows, "timestamp"] += int(log["timestamp"].max() - log.loc[EARLY, "timestamp"]) + 1
-    for events, report in (
-        (whole, "generation 2. .*: published. All models from scratch"),
-        (replace(whole, interactions=log), "generation (3|2 stays). .*. Started from the weights of generation 2: the ranker"),
-    ):
-        observe(repo, events, rows)
-        done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET)
-        assert re.fullmatch(report, done.report)
-    assert {path.name for path in (find_live_folder(repo) / LEARNED / "2").iterdir()} == {"ranker.npz"}
+    observe(followed, replace(whole, interactions=log), rows)
+    done = follow_once(past, followed, Settings.model_validate(SETTINGS), 1_000, QUIET)
+    assert re.fullmatch("generation (3|2 stays). .*. Started from the weights of generation 2: the ranker", done.report)
+    assert {path.name for path in (find_live_folder(followed) / LEARNED / "2").iterdir()} == {"ranker.npz"}
 
 
 @pytest.mark.parametrize(
@@ -200,13 +217,11 @@ def test_a_worse_generation_is_not_published_and_the_reason_is_printed(repo, who
     assert read_acts(repo)[-1].action == "not published"
 
 
-def test_a_round_publishes_nothing_where_a_person_moves_to_another_generation_meanwhile(repo, exported, whole, past):
-    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+def test_a_candidate_is_not_published_where_a_person_moved_to_another_generation_meanwhile(repo, exported):
     assert relayout(exported, repo, "ensemble", beside=1) == 2
-    assert read_pinned_generation(repo) == 1
-    said = Meddling(lambda: pin(repo, 2))
+    pin(repo, 2)
     with pytest.raises(ExportError, match=r"Generation 2 is pinned in .* now, and the new one was made beside 1"):
-        follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, Console(file=said))
+        publish_candidate(exported, repo, "ensemble", 1, 1.0, Verdict(0, ""))
     assert (list_published_generations(repo), read_pinned_generation(repo)) == ((1, 2), 2)
 
 
