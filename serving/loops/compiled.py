@@ -59,7 +59,7 @@ def find_entry_point(function: Any, *arguments: Any) -> Callable:
 
 
 class ContentLocator(_CacheLocator):
-    """Locates the machine code of a function of this package."""
+    """Locates the machine code of a function of this package, or of another one of the same checkout."""
 
     def __init__(self, source: Path, line: int) -> None:
         self._module = source.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".")

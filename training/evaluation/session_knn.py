@@ -13,7 +13,8 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from serving.loops.compiled import compiled
 
 
 class KnnSettings(NamedTuple):
@@ -107,7 +108,7 @@ def _group(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> Grouped:
     return Grouped(order, np.searchsorted(keys[order], np.arange(n_keys + 1)))
 
 
-@njit(error_model="numpy")
+@compiled
 def _answer(log, queries, by_item, by_visit, by_user, popular, settings, answers):
     """Fill `answers`, going through the log once. log: Visits; by_item, by_visit, by_user: Grouped"""
     n_items, n_visits = len(by_item.starts) - 1, len(by_visit.starts) - 1
@@ -137,7 +138,7 @@ def _answer(log, queries, by_item, by_visit, by_user, popular, settings, answers
             n_of_item[log.items[event]] += 1
 
 
-@njit(error_model="numpy")
+@compiled
 def _take_latest(log, query, user, n_known, by_user, work):
     """Put the user's newest items into the workspace, and mark all as seen. Return how many are used."""
     n_latest = 0
@@ -151,7 +152,7 @@ def _take_latest(log, query, user, n_known, by_user, work):
     return n_latest
 
 
-@njit(error_model="numpy")
+@compiled
 def _find_neighbours(log, event, n_latest, n_of_item, by_item, settings, work):
     """Return the visits that share items with the user, and add up their similarity; newer items weigh more."""
     neighbours = [np.int64(0) for _ in range(0)]
@@ -169,7 +170,7 @@ def _find_neighbours(log, event, n_latest, n_of_item, by_item, settings, work):
     return neighbours
 
 
-@njit(error_model="numpy")
+@compiled
 def _score_items(log, query, event, neighbours, n_of_item, by_visit, settings, work):
     """Return the unseen items of the most similar visits, and add up their scores."""
     strengths = np.empty(len(neighbours))
@@ -193,7 +194,7 @@ def _score_items(log, query, event, neighbours, n_of_item, by_visit, settings, w
     return candidates
 
 
-@njit(error_model="numpy")
+@compiled
 def _write_answer(answer, query, candidates, popular, work):
     """Fill one answer with the best candidates, then with popular items that the user has not seen."""
     totals = np.empty(len(candidates))

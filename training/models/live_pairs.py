@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numba import njit
 
+from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.pairs import VISIT_S, LivePairs, is_among
 from serving.stages.search.search import Blocked
@@ -61,7 +61,7 @@ def find_pairs(items: ItemIndex, train: pd.DataFrame, later: pd.DataFrame, longe
     return found_rows[by_row], found[by_row, 1:]
 
 
-@njit
+@compiled
 def _find_pairs(users, times_s, positions, is_new, longest):
     """Return int64 [P, 3]: the newer event, its item and the other item. Arguments: [E], sorted by user and time."""
     found = np.empty((64, 3), np.int64)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit
 
+from serving.loops.compiled import compiled
 from serving.loops.ordering import compute_sort_key
 from serving.stages.search.loops import ITEM_BITS, select_smallest
 
@@ -37,7 +37,7 @@ def select_strongest(matrix: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.
     return columns, values
 
 
-@njit
+@compiled
 def _select(starts, columns, values, keys, kept_columns, kept_values):
     for row in range(len(kept_columns)):
         start = starts[row]
