@@ -82,11 +82,11 @@ def repo(exported, tmp_path) -> Path:
 @pytest.fixture(scope="module")
 def round_done(exported, whole, past, tmp_path_factory) -> tuple[Path, Round, str]:
     """Return a repository whose live events a round has learned, what the round did, and the report of one beside it."""
-    repo, others = Path(shutil.copytree(exported, tmp_path_factory.mktemp("round") / "model_repository")), []
+    repo, beside = Path(shutil.copytree(exported, tmp_path_factory.mktemp("round") / "model_repository")), list[str]()
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
-    said = Meddling(lambda: others.append(follow_once(past, repo, None, 1_000, QUIET).report))
+    said = Meddling(lambda: beside.append(follow_once(past, repo, None, 1_000, QUIET).report))
     done = follow_once(past, repo, None, 1_000, Console(file=said))
-    return repo, done, *others
+    return repo, done, beside[0]
 
 
 @pytest.fixture
