@@ -17,7 +17,6 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_make"}  # of every NamedTuple
 # Tests may replace the edges of a process. All other faults happen for real, or by tests/interrupting.py.
 EDGES = {*sys.stdlib_module_names, "psutil", "faiss"}  # clock, files, sockets, environment; processes; GPUs
 OUR_EDGES = {"time", "Producer"}  # in our modules: the clock, and the client of Kafka, whose class is immutable
-OUR_LIMITS = {"cold"}  # a limit of settings, which tests make small as they do constants
 
 
 def is_private(name: str) -> bool:
@@ -70,7 +69,7 @@ def find_replaced(tree: ast.Module) -> Iterator[str]:
                 root = origins[module]
             case _:
                 continue
-        if root not in EDGES and name not in OUR_EDGES | OUR_LIMITS and not name.isupper():
+        if root not in EDGES and name not in OUR_EDGES and not name.isupper():
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
