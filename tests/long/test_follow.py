@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from export.build import build_repository
 from export.follow import Round, choose_judged, follow_once, publish_candidate
 from export.prequential import make_event_inputs, split_blocks
 from export.relayout import relayout
@@ -31,15 +30,11 @@ from serving.live.reader import Reader
 from serving.live.store import LEARNED, find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
+from tests.repositories import FOLLOWED_DATA, FOLLOWED_EVENTS, FOLLOWED_SETTINGS, followed_shop
 from training.dataset import Dataset, load_dataset
 
-DATA = "synthetic:users=150,items=150,events=4500"
-SETTINGS = {  # as fast as an export can be
-    "pipeline": {"recorded_requests": 8, "candidates": 64},
-    "ranker": {"compression": "none"},
-    "training": {"graph": "never"},
-}
-EARLY, EVERYTHING = 3_000, 4_500  # events: of the log, and with the live ones
+EARLY, EVERYTHING = FOLLOWED_EVENTS, 4_500  # events: of the log, and with the live ones
+SETTINGS = Settings.model_validate(FOLLOWED_SETTINGS)
 QUIET = Console(quiet=True)
 
 
@@ -57,21 +52,19 @@ class Meddling(io.StringIO):
 
 
 @pytest.fixture(scope="module")
-def whole() -> Dataset:
-    return load_dataset(DATA)
+def past() -> Dataset:
+    return load_dataset(followed_shop() / "data")
 
 
 @pytest.fixture(scope="module")
-def past(whole) -> Dataset:
-    """Return the data set without its last third, which the tests send as live events."""
-    return replace(whole, interactions=whole.interactions.iloc[:EARLY].reset_index(drop=True))
+def whole(past) -> Dataset:
+    """Return the data set with the last third of the log, which the tests send as live events."""
+    return replace(past, interactions=load_dataset(FOLLOWED_DATA).interactions[past.interactions.columns])
 
 
 @pytest.fixture(scope="module")
-def exported(past, tmp_path_factory) -> Path:
-    repository = tmp_path_factory.mktemp("follow") / "model_repository"
-    build_repository(past, repository, Settings.model_validate(SETTINGS), QUIET)
-    return repository
+def exported() -> Path:
+    return followed_shop() / "repository"
 
 
 @pytest.fixture
@@ -103,7 +96,7 @@ def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
 
 
 def test_without_live_events_a_round_waits(repo, past):
-    done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET)
+    done = follow_once(past, repo, SETTINGS, 1_000, QUIET)
     assert "waits: 0 events are newer than generation 1, of 1,000" in done.report
 
 
@@ -120,7 +113,7 @@ def test_a_generation_with_the_live_events_is_published(round_done, followed, pa
     assert (last.action, last.generation, last.reason) == ("published", 2, str(done.verdict))
     manifest = read_manifest(repo, 2)
     assert EARLY + 1_000 < manifest["log"]["events"] < EVERYTHING  # the newest events judged it
-    assert Settings.model_validate(manifest["settings"]) == Settings.model_validate(SETTINGS)  # the serving generation's
+    assert Settings.model_validate(manifest["settings"]) == SETTINGS  # the serving generation's
     assert not list(repo.parent.glob("*follow*"))
     with closing(Reader(find_live_folder(repo))) as reader, reader.snapshot() as snapshot:
         assert (
@@ -128,12 +121,12 @@ def test_a_generation_with_the_live_events_is_published(round_done, followed, pa
         )  # the measurement added nothing to the shop's own log
     with closing(Reader(find_live_folder(repo))) as reader, closing(Pipeline.load(repo, live=reader)) as pipeline:
         assert set(pipeline.recommend([1, 2, 3])["generation"].ravel().tolist()) == {2}
-    assert "waits" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
+    assert "waits" in follow_once(past, repo, SETTINGS, 1_000, QUIET).report
     with pytest.raises(ConfigError, match="No server started here serves"):
-        follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET, 0.1)
+        follow_once(past, repo, SETTINGS, 1, QUIET, 0.1)
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     for share in (0.1, 1.0):  # the champion of an experiment is not replaced either
-        done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET, share)
+        done = follow_once(past, repo, SETTINGS, 1, QUIET, share)
         assert "waits: experiment spring runs" in done.report
 
 
@@ -142,7 +135,7 @@ def test_a_round_starts_from_the_weights_of_the_round_before(followed, whole, pa
     log.loc[rows, "user_id"] = np.roll(log.loc[rows, "user_id"], 100)
     log.loc[rows, "timestamp"] += int(log["timestamp"].max() - log.loc[EARLY, "timestamp"]) + 1
     observe(followed, replace(whole, interactions=log), rows)
-    done = follow_once(past, followed, Settings.model_validate(SETTINGS), 1_000, QUIET)
+    done = follow_once(past, followed, SETTINGS, 1_000, QUIET)
     assert re.fullmatch("generation (3|2 stays). .*. Started from the weights of generation 2: the ranker", done.report)
     assert {path.name for path in (find_live_folder(followed) / LEARNED / "2").iterdir()} == {"ranker.npz"}
 
@@ -182,7 +175,7 @@ def test_with_too_few_questions_nothing_is_trained(repo, whole, past, repeated):
         pair = ["user_id", "item_id"]
         log.loc[rows, pair] = log.loc[: len(rows) - 1, pair].to_numpy()
     observe(repo, replace(whole, interactions=log), rows)
-    done = follow_once(past, repo, Settings.model_validate(SETTINGS), 10, QUIET)
+    done = follow_once(past, repo, SETTINGS, 10, QUIET)
     assert done.report.startswith("waits: the newest events hold ")
     assert list_published_generations(repo) == (1,)
 
@@ -197,18 +190,18 @@ def test_events_within_one_second_are_not_split(repo, whole, past, seconds, said
     log.loc[rows, "timestamp"] = log.loc[EARLY, "timestamp"] + 3_600 + rows % seconds
     log = log.sort_values("timestamp", kind="stable", ignore_index=True)
     observe(repo, replace(whole, interactions=log), np.flatnonzero(log["timestamp"].isin(log.loc[rows, "timestamp"])))
-    assert re.match(said, follow_once(past, repo, Settings.model_validate(SETTINGS), 10, QUIET).report)
+    assert re.match(said, follow_once(past, repo, SETTINGS, 10, QUIET).report)
 
 
 def test_a_log_that_is_newer_than_its_live_events_judges_nothing(repo, whole, past):
     observe(repo, whole, np.arange(EARLY, EARLY + 500))
-    done = follow_once(whole, repo, Settings.model_validate(SETTINGS), 100, QUIET)
+    done = follow_once(whole, repo, SETTINGS, 100, QUIET)
     assert done.report.startswith("waits: no live event is newer than the data set's own log")
 
 
 def test_a_worse_generation_is_not_published_and_the_reason_is_printed(repo, whole, past):
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
-    untaught = Settings.model_validate(SETTINGS | {"rules": {"blocked_items": whole.items["item_id"].tolist()[:50]}})
+    untaught = Settings.model_validate(FOLLOWED_SETTINGS | {"rules": {"blocked_items": whole.items["item_id"].tolist()[:100]}})
     done = follow_once(past, repo, untaught, 1_000, QUIET)
     assert done.generation == 0
     assert "generation 1 stays" in done.report
@@ -228,7 +221,7 @@ def test_a_candidate_is_not_published_where_a_person_moved_to_another_generation
 def test_a_round_publishes_nothing_where_an_experiment_is_started_meanwhile(repo, whole, past):
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
     said = Meddling(lambda: start_experiment(repo, Experiment("spring", 1, 2, 0.5)))
-    done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, Console(file=said))
+    done = follow_once(past, repo, SETTINGS, 1_000, Console(file=said))
     assert done.report == "not published: experiment spring was started meanwhile, and its verdict comes first"
     assert list_published_generations(repo) == (1,)
 
@@ -242,4 +235,4 @@ def test_after_a_candidate_that_is_not_as_good_the_next_one_waits_for_twice_the_
 def test_a_repository_without_live_events_is_refused(repo, past):
     shutil.rmtree(repo / OBSERVE)
     with pytest.raises(ConfigError, match="no model `observe`"):
-        follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET)
+        follow_once(past, repo, SETTINGS, 1, QUIET)
