@@ -27,7 +27,7 @@ SERVED_DATA = "synthetic:users=300,items=300,events=5000,context=1"
 # A student takes as long to teach as everything else together, and each publication answers the recorded requests twice.
 SERVED_SETTINGS = {"ranker": {"compression": "none"}, "pipeline": {"recorded_requests": 200}}
 FOLLOWED_DATA, FOLLOWED_EVENTS = "synthetic:users=150,items=150,events=4500", 3_000  # of the log; the others are live
-FOLLOWED_SETTINGS = {  # as fast as an export can be
+FOLLOWED_SETTINGS: dict[str, dict] = {  # as fast as an export can be
     "pipeline": {"recorded_requests": 8, "candidates": 64},
     "ranker": {"compression": "none"},
     "training": {"graph": "never"},
