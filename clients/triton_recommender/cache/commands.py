@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import tomllib
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from triton_recommender.cache.events import FollowCounts, Names, follow_log, follow_topic, run_until_interrupted
+from triton_recommender.cache.events import FollowCounts, Names, follow_topic, run_until_interrupted
 from triton_recommender.cache.redis_cache import RedisCache
 from triton_recommender.errors import InvalidRequest
 
@@ -40,37 +38,17 @@ def forget(
 
 
 def follow(
+    brokers: Annotated[str, typer.Option(help="Kafka: host:port, comma-separated")],
+    topic: Annotated[str, typer.Option(help="whose messages are JSON objects, one event each")],
     cache: CacheUrl = "redis://localhost:6379",
     namespace: Namespace = "recommend",
     ttl_s: TtlS = 300.0,
-    brokers: Annotated[str, typer.Option(help="Kafka: host:port, comma-separated; with --topic")] = "",
-    topic: Annotated[str, typer.Option(help="whose messages are JSON objects, one event each")] = "",
-    data: Annotated[
-        Path | None, typer.Option(help="instead: the folder of a dataset.toml, whose log grows (csv or tsv)")
-    ] = None,
     field: Annotated[str, typer.Option(help="what names the user in a message")] = "user_id",
     repo: Source = "model_repository",
 ) -> None:
-    """Invalidate users' cached answers as their events arrive in a topic or a log, until Ctrl-C."""
+    """Invalidate users' cached answers as their events arrive in a topic, until Ctrl-C."""
     logging.basicConfig(format="%(message)s")
     store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
     names, counts = Names(repo), FollowCounts()
-    if (bool(brokers), bool(topic), bool(data)) not in ((True, True, False), (False, False, True)):
-        raise InvalidRequest("It is not clear which events to follow; expected --brokers and --topic, or --data, not both.")
-    if data:
-        path, column = find_log(data)
-        run_until_interrupted(lambda stop: follow_log(store, path, column, names, stop, counts))
-    else:
-        run_until_interrupted(lambda stop: follow_topic(store, brokers, topic, field, names, stop, counts))
+    run_until_interrupted(lambda stop: follow_topic(store, brokers, topic, field, names, stop, counts))
     typer.echo(f"{counts.events} events, {counts.users} users forgotten, {counts.unusable} events named nobody")
-
-
-def find_log(folder: Path) -> tuple[Path, str]:
-    """Return the path of a data set's log, and the name of its user id column. Raises InvalidRequest."""
-    path = folder / "dataset.toml"
-    try:
-        interactions = tomllib.loads(path.read_text(encoding="utf-8"))["interactions"]
-        return folder / interactions["path"], interactions["user_id"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        expected = "Expected [interactions] with path and user_id"
-        raise InvalidRequest(f"{path} does not describe a log ({error!r}). {expected}.") from error

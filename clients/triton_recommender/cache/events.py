@@ -1,6 +1,6 @@
-"""Forget users as events about them arrive, from a Kafka topic or from a growing log.
+"""Forget users as events about them arrive in a Kafka topic.
 
-    message or line ─▶ user id ─▶ cache.forget         again and again until the store has done it
+    message ─▶ user id ─▶ cache.forget         again and again until the store has done it
 
 No offset is stored: no answer is kept longer than its ttl, so a follower starts with the events of the last ttl. Forgetting a
 user twice does no harm.
@@ -8,12 +8,11 @@ user twice does no harm.
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,7 +24,7 @@ from triton_recommender.errors import CacheUnavailable, CatalogueMissing, Invali
 from triton_recommender.tensors import ANONYMOUS
 
 BATCH = 1_000  # events whose users are forgotten together
-POLL_S = 0.2  # longest wait for messages or lines
+POLL_S = 0.2  # longest wait for messages
 RETRY_S = 0.5  # after the store failed, and while the topic is not there
 REFRESH_S = 5.0  # between looks for new partitions and for new names; also the timeout of such a look
 WHOLE_FLOAT = re.compile(r"-?\d+\.0")  # how a column of integers is written that was read with missing values
@@ -133,62 +132,6 @@ def _read_user_id(body: bytes | None, field: str, names: Names) -> int | None:
         return names.find_id(json.loads(body or b"")[field])
     except (TypeError, ValueError, KeyError, IndexError, RecursionError, InvalidRequest):
         return None
-
-
-def follow_log(cache: Cache, path: Path, column: str, names: Names, stop: Event, counts: FollowCounts | None = None) -> None:
-    """Forget the users that the lines of a CSV or TSV log name in `column`: present lines, and new ones until `stop`.
-
-    Raises InvalidRequest when the file or the column is not there.
-    """
-    users: list[int | None] = []
-    for value in _read_values(path, column, stop):
-        if value is None or len(users) == BATCH:
-            _forget(cache, users, stop, counts)
-            users = []
-        if value is not None:
-            users.append(names.find_id(value))
-    _forget(cache, users, stop, counts)
-
-
-def _read_values(path: Path, column: str, stop: Event) -> Iterator[str | None]:
-    """Yield the column's value of each complete line; None while there is no further line.
-
-    Only complete lines are decoded: the last bytes of a growing file may be a part of a character.
-    """
-    if path.suffix not in (".csv", ".tsv"):
-        raise InvalidRequest(
-            f"{path} is not a .csv or .tsv file; only a log of plain lines can be followed. Write one, or use a topic."
-        )
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise InvalidRequest(
-            f"{path} cannot be read: {error.strerror}. Correct the path in dataset.toml, or name another folder with --data."
-        ) from error
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    with file:
-        header = _split_line(file.readline(), delimiter)
-        if column not in header:
-            raise InvalidRequest(f"{path} has no column {column!r}; it has {', '.join(header)}. Name one with --field.")
-        column_index, part = header.index(column), b""
-        while True:
-            part += file.readline()
-            if part.endswith(b"\n"):
-                values = _split_line(part, delimiter)
-                yield values[column_index] if column_index < len(values) else ""
-                part = b""
-                continue
-            yield None
-            if stop.wait(POLL_S):
-                return
-
-
-def _split_line(line: bytes, delimiter: str) -> list[str]:
-    """Return the values of a line; none for a line that is not CSV, because a broken title must not end the follower."""
-    try:
-        return next(csv.reader([line.decode(errors="replace")], delimiter=delimiter), [])
-    except csv.Error:  # a lone carriage return, or a value of more than 128 KiB
-        return []
 
 
 def _forget(cache: Cache, user_ids: Iterable[int | None], stop: Event, counts: FollowCounts | None) -> None:

@@ -1,4 +1,4 @@
-"""Users of a topic (Kafka's own protocol) and of a log that grows are forgotten."""
+"""Users of a topic (Kafka's own protocol) are forgotten."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
 
 from tests.waiting import until
-from triton_recommender import CacheUnavailable, InvalidRequest, MemoryCache
-from triton_recommender.cache.events import FollowCounts, Names, assign_new, follow_log, follow_topic
+from triton_recommender import CacheUnavailable, MemoryCache
+from triton_recommender.cache.events import FollowCounts, Names, assign_new, follow_topic
 from triton_recommender.ids import stable_id
 
 
@@ -129,38 +129,6 @@ def test_a_partition_whose_offset_is_unknown_is_not_taken_for_one_without_events
     assert (consumer.assigned, assigned) == ([], set())
 
 
-def test_users_of_a_log_that_grows_are_forgotten(cache, tmp_path, running):
-    path = tmp_path / "events.csv"
-    path.write_text('item,customer\n"a, b",5\nc,6\n')
-    counts = running(follow_log, cache, path, "customer", Names())
-    until(lambda: cache.users == [5, 6])
-    with path.open("a") as log:
-        log.write("d,7\ne,1")  # the last line is half written
-    until(lambda: cache.users == [5, 6, 7])
-    with path.open("a") as log:
-        log.write("8\nf\n")
-    until(lambda: cache.users == [5, 6, 7, 18])
-    until(lambda: counts == FollowCounts(events=5, users=4, unusable=1))
-
-
-def test_a_log_is_followed_through_half_written_characters_and_text_that_is_not_utf8(cache, tmp_path, running):
-    path = tmp_path / "events.csv"
-    path.write_bytes(b"item,customer\nx,5\ng\xc3")  # ends inside of a character
-    running(follow_log, cache, path, "customer", Names())
-    until(lambda: cache.users == [5])
-    with path.open("ab") as log:
-        log.write(b"\xbc,9\n\xff,10\n")
-    until(lambda: cache.users == [5, 9, 10])
-
-
-def test_a_line_that_is_no_csv_does_not_end_the_follower(cache, tmp_path, running):
-    path = tmp_path / "events.csv"
-    path.write_bytes(b"item,customer\na\rb,5\ny,7\n")
-    counts = running(follow_log, cache, path, "customer", Names())
-    until(lambda: cache.users == [7])
-    until(lambda: counts.unusable == 1)
-
-
 def test_only_numbers_lose_the_fraction_that_missing_values_gave_them(repo):
     (repo / "recommend" / "10" / "user_names.json").write_text('{"v1.0": 5, "v1": 6, "7.0": 8}')
     names = Names(repo)
@@ -182,17 +150,3 @@ def test_names_of_users_are_known_from_the_repository_also_later(repo):
     (repo / "recommend" / "10" / "user_names.json").write_text('{"ann": 7, "bob": 8, "12": 4, "12.0": 5}')
     now_s[0] += 6.0
     assert [names.find_id(value) for value in ("12.0", "12")] == [5, 4]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("log.csv.gz", "only a log of plain lines can be followed"),
-        ("nowhere.csv", r"cannot be read: No such file or directory\. Correct the path in dataset\.toml, or .* with --data"),
-        ("other.csv", "has no column 'customer'; it has user, item"),
-    ],
-)
-def test_a_log_that_cannot_be_followed_is_refused(cache, tmp_path, name, message):
-    (tmp_path / "other.csv").write_text("user,item\n")
-    with pytest.raises(InvalidRequest, match=message):
-        follow_log(cache, tmp_path / name, "customer", Names(), Event())
