@@ -64,10 +64,11 @@ from serving.contract.artifacts import find_stage_folder, verify_manifest
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.rules.config import RulesConfig
+from tests.repositories import copy_to_change
 from tests.unit.small_shops import export
-from training.dataset import load_dataset, split_by_time
+from training.dataset import load_dataset
 from training.evaluation.baselines import GRIDS, evaluate
-from training.evaluation.problem import TEST_SHARE, make_problem
+from training.evaluation.problem import make_problem
 from training.features.aggregates import list_ranker_aggregations
 from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
@@ -82,8 +83,7 @@ class Context:
 
     def __init__(self, folder) -> None:
         self.folder, self.dataset, self.rng = folder, load_dataset(DATA), np.random.default_rng(0)
-        train, _ = split_by_time(self.dataset.interactions, TEST_SHARE)
-        part = replace(self.dataset, interactions=train)
+        part = prequential.take_exported_part(self.dataset)
         self.repo = export(folder, part, ranker={"compression": "none", "width": 16})
 
     @cached_property
@@ -155,7 +155,7 @@ def smoke_compression(context: Context) -> list[Figure]:
 
 
 def smoke_prequential(context: Context) -> list[Figure]:
-    repo = export(context.folder / "prequential", prequential.take_exported_part(context.dataset))
+    repo = copy_to_change(context.repo, context.folder / "prequential")  # which gets a live store
     return prequential.make_figures(prequential.measure(context.dataset, repo, most=50))
 
 
@@ -164,7 +164,7 @@ def smoke_aggregations(context: Context) -> list[Figure]:
     sets = {name: aggregations.declare(context.dataset, learned) for name, learned in aggregations.SETS.items()}
     learned = {name: len(list_ranker_aggregations(dataset)) for name, dataset in sets.items()}
     assert list(learned.values()) == [0, 3, 6, 7]
-    repo = export(context.folder / "aggregations", aggregations.take_exported_part(sets[aggregations.DEFAULT]))
+    repo = copy_to_change(context.repo, context.folder / "aggregations")
     gains = aggregations.measure(context.dataset, repo, most=50)
     return aggregations.make_figures(dict.fromkeys(sets, gains))
 
@@ -183,7 +183,7 @@ def smoke_leave_one_out(context: Context) -> list[Figure]:
 
 def smoke_scale(context: Context) -> list[Figure]:
     """A small log is exported by the command; latencies of servers are made up."""
-    figures = scale.measure_export(DATA, context.folder / "scale")
+    figures = scale.measure_export("synthetic:users=40,items=30,events=250", context.folder / "scale")
     assert {"memory at its peak: export", "phase sources", "phase rehearsal"} < {figure.name for figure in figures}
     assert read_repository(context.folder / "scale")
     latencies_ms = {f"{name}: {what}": [2.0, 4.0] for name in ("large", "small") for what in ("p50", "p99")}
