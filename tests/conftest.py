@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+from collections import Counter
 from collections.abc import Generator, Iterator
 
 import hypothesis
@@ -40,16 +41,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--lane"):
+        config.option.loadscopereorder = False  # below, or in tests/server/conftest.py, the files are put in order
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the long lane, then with the files that have the most tests: what starts last leaves a worker idle."""
     if config.getoption("--lane") == "server":
-        config.option.loadscopereorder = False  # tests/server/conftest.py has put the files in order
+        return
+    sizes = Counter(find_scope(item.nodeid) for item in items)
+    items.sort(key=lambda item: (not item.nodeid.startswith("tests/long/"), -sizes[find_scope(item.nodeid)]))
+
+
+def find_scope(nodeid: str) -> str:
+    """Return what one worker runs as a whole: the file of a test, or its TRAINED_ONCE folder."""
+    file = nodeid.split("::")[0]
+    return next((folder for folder in TRAINED_ONCE if file.startswith(folder)), file)
 
 
 class FilesByFixture(LoadFileScheduling):
     """Gives all tests of a file to one worker, and all files of a TRAINED_ONCE folder to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        return next((folder for folder in TRAINED_ONCE if file.startswith(folder)), file)
+        return find_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)  # a run may leave pytest-xdist out
