@@ -30,6 +30,8 @@ __all__ = [
     "split_into_rows",
 ]
 
+RESAMPLES = 2_000  # of a bootstrap
+
 DataSets = Annotated[list[str], typer.Option(help="a folder with a dataset.toml, or a bundled name; may be given again")]
 Seeds = Annotated[str, typer.Option(help="of the exports, a comma list")]
 
@@ -77,7 +79,7 @@ class Drop(BaseModel, frozen=True):
         return [self.low, self.mean, self.high]
 
 
-def bootstrap_drop(values: np.ndarray, reference: np.ndarray, draws: int = 2_000) -> Drop:
+def bootstrap_drop(values: np.ndarray, reference: np.ndarray) -> Drop:
     """Return how much lower `values` is than `reference`, paired by user.
 
     values, reference: float [seeds, users], NaN where a user does not count. The bootstrap is over users and seeds.
@@ -86,7 +88,7 @@ def bootstrap_drop(values: np.ndarray, reference: np.ndarray, draws: int = 2_000
     values, reference = values[:, counted], reference[:, counted]
     rng, (n_seeds, n_users) = np.random.default_rng(0), values.shape
     means = []
-    for _ in range(draws):
+    for _ in range(RESAMPLES):
         users = rng.integers(0, n_users, n_users)
         value_seeds, reference_seeds = rng.integers(0, n_seeds, (2, n_seeds))
         means.append((reference[reference_seeds].mean(axis=0) - values[value_seeds].mean(axis=0))[users].mean())

@@ -8,7 +8,6 @@ import io
 import json
 import textwrap
 import tokenize
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -31,8 +30,8 @@ A section for one model, such as `[serving.rank]`, has the same keys and overrid
 """
 
 
-def write_settings_doc(path: Path = DOCUMENT) -> None:
-    path.write_text(compose_settings_doc())
+def write_settings_doc() -> None:
+    DOCUMENT.write_text(compose_settings_doc())
 
 
 def compose_settings_doc() -> str:

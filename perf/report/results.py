@@ -179,8 +179,8 @@ def find_latest_run(results: Path = RESULTS) -> Path:
     return folders[-1]
 
 
-def name_folder(results: Path = RESULTS) -> Path:
-    return results / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+def name_folder() -> Path:
+    return RESULTS / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
 
 def summarise(run: Run) -> dict[str, Any]:

@@ -87,15 +87,12 @@ class LeveledTables:
             miss = self._make_miss(table, keys, vectors, missing.nonzero()[0])
         return Rows(vectors, miss is not None and self._resolve([miss]))
 
-    def lookup_many(
-        self, wanted: dict[str, np.ndarray], outs: dict[str, np.ndarray] | None = None
-    ) -> Rows[dict[str, np.ndarray]]:
+    def lookup_many(self, wanted: dict[str, np.ndarray]) -> Rows[dict[str, np.ndarray]]:
         """Return the rows of several tables by name, float32 [..., D] each. Misses of all tables are read in one wave.
 
-        wanted: table -> keys, int [...]; outs: table -> C-contiguous float32 [..., D] to write into, so that large answers need
-        no new memory pages. Raises RequestError as `lookup` does.
+        wanted: table -> keys, int [...]. Raises RequestError for an unknown table.
         """
-        read = {name: self._read_top(name, rows, outs[name] if outs else None) for name, rows in wanted.items()}
+        read = {name: self._read_top(name, rows) for name, rows in wanted.items()}
         misses = [miss for _, miss in read.values() if miss is not None]
         return Rows({name: vectors for name, (vectors, _) in read.items()}, bool(misses) and self._resolve(misses))
 
@@ -129,7 +126,7 @@ class LeveledTables:
         self._side_by_side[names] = SideBySide(block, names, [each.complete_slots for each in shared])
         return self._side_by_side[names]
 
-    def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
+    def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, _Miss | None]:
         """Return the rows of the first level, float32 [..., D], and the misses, None if there are none."""
         table = self.tables.get(name) or self._find_table(name)
         keys = asarray(rows, INT64, "C")

@@ -109,7 +109,7 @@ class Requests:
         return replace(self, cross=cross)
 
 
-def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.DataFrame, pd.DataFrame]:
+def split_again(train: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return (earlier, later) of the training log or an earlier part of it, split as the test set was.
 
     "row" is the row number in the whole training log; it is added when `train` is that log.
@@ -118,7 +118,7 @@ def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.Dat
     and the later part its last positive event: later steps then have one request, from which `train_ranker` does not learn.
     """
     numbered = train if "row" in train else train.assign(row=np.arange(len(train)))
-    earlier, later = split_by_time(numbered, share)
+    earlier, later = split_by_time(numbered, LATER_SHARE)
     if not (earlier["positive"].any() and later["positive"].any()):
         return numbered, numbered[numbered["positive"]].tail(1)
     return earlier, later
