@@ -148,7 +148,8 @@ def check(repo: Repo = Path("model_repository")) -> None:
     errors = count_errors(findings)
     for fact in list_checked_by_format(repo):
         console.print(f"[dim]checked by format only[/]: {fact}")
-    console.print(f"{repo}: {errors} errors, {len(findings) - errors} warnings.")
+    warnings = len(findings) - errors
+    console.print(f"{repo}: {errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}.")
     if errors:
         raise typer.Exit(1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -88,7 +89,7 @@ def replay(
 ) -> None:
     """Recompute the state from the log and compare it with the store, byte for byte. Stop the server first."""
     replayed = replay_log(find_store(repo), repair)
-    out.print(f"{replayed.events:,} events replayed; records that differ: {replayed.differing}")
+    out.print(f"{replayed.events:,} events replayed; records that differ: {describe_counts(replayed.differing)}")
     if not replayed.is_equal:
         out.print("The store now holds the replayed state." if repair else "Run it again with --repair to correct the store.")
         raise typer.Exit(0 if repair else 1)
@@ -206,8 +207,8 @@ def erase(user: Annotated[str, typer.Argument(help="the user, as the shop writes
     """
     with closing(open_writer(find_store(repo), repo)) as writer:
         erasure = erase_user(writer, find_user_id(repo, user), open_shared_state(repo))
-    out.print(f"removed: {erasure.removed}")
-    out.print(f"left: {erasure.left}")
+    out.print(f"removed: {describe_counts(erasure.removed)}")
+    out.print(f"left: {describe_counts(erasure.left)}")
     if not any(erasure.removed.values()):
         out.print(f"warning: nothing was known of user {user!r}. Is that the id as the shop writes it?")
         raise typer.Exit(1)
@@ -223,6 +224,10 @@ def find_store(repo: Path) -> Path:
     if not Reader(folder).exists():
         raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
     return folder
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
 
 
 def read_published_settings(repo: Path) -> LiveSettings:
