@@ -21,7 +21,7 @@ from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, unpack_records
 from serving.pipeline import Pipeline
 
-WINDOW_S = 0.4
+WINDOW_S = 1.0
 
 
 @pytest.fixture
