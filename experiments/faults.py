@@ -279,6 +279,7 @@ def throttle(tag: str) -> Iterator[None]:
 
 
 STAYS: dict[str, Any] = {"revived": "", "lasts_s": 4.0, "fails_readiness": False}
+BROKER_STAYS = STAYS | {"lasts_s": 8.0}  # a consumer says after three to four seconds that no broker answers
 FAULTS: dict[str, Fault] = {
     **{f"{model} killed": Fault(partial(kill_stub, model)) for model in STAGES},
     **{f"{model} paused": Fault(partial(pause_stub, model)) for model in STAGES},
@@ -291,8 +292,8 @@ FAULTS: dict[str, Fault] = {
     "supervisor killed": Fault(kill_supervisor, SUPERVISOR, fails_readiness=False, is_shown=False),
     "Redis killed": Fault(lambda site: killed(site.node), **STAYS),
     "Redis paused": Fault(lambda site: paused(site.node.pid), **STAYS),
-    "broker killed": Fault(lambda site: killed(site.broker), delays_messages=True, **STAYS),
-    "broker paused": Fault(lambda site: paused(site.broker.pid), delays_messages=True, **STAYS),
+    "broker killed": Fault(lambda site: killed(site.broker), delays_messages=True, **BROKER_STAYS),
+    "broker paused": Fault(lambda site: paused(site.broker.pid), delays_messages=True, **BROKER_STAYS),
     "consumer of the broker killed": Fault(kill_consumer, delays_messages=True, is_shown=False, **STAYS),
     "disk of the live store full": Fault(lambda site: fill_disk(site.served.state.tag, site.live_folder), **STAYS),
     "artifact overwritten": Fault(partial(damage, MAPPED, overwrite)),
