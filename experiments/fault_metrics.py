@@ -7,6 +7,7 @@ on how long that lasts.
 
 from __future__ import annotations
 
+import http.client
 import re
 import threading
 import time
@@ -112,7 +113,7 @@ class MetricsPage:
             try:
                 with urllib.request.urlopen(self.url, timeout=SCRAPE_TIMEOUT_S) as page:
                     samples = self._select(page.read().decode())
-            except OSError:  # of urllib too
+            except (OSError, http.client.HTTPException, ValueError):  # also where a server was killed amid its answer
                 samples = None
             self.readings.append(Reading(at_s, samples))
             del self.readings[:-MOST_READINGS]

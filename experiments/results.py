@@ -26,7 +26,7 @@ SECTIONS = {  # title -> prefixes of the names of its results
     "Quality": ("quality-", "prequential-", "aggregations-", "leave-one-out-", "warm-start-"),
     "Speed": ("overhead-", "merlin", "growth", "sizing-", "models-", "scale-"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
-    "Embedding tables": ("tables-", "cache-policy", "soak"),
+    "Embedding tables": ("tables-", "soak"),
     "Live events": ("live-",),
     "Which generation is better": (
         "simulated-shop",

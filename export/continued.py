@@ -88,7 +88,7 @@ def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[l
     if not len(left_out):
         return named, []
     return named, [
-        f"{len(left_out):,} live events of {len(np.unique(left_out)):,} items are left out: their ids are in neither the data "
+        f"live events left out: {len(left_out):,}, of items: {len(np.unique(left_out)):,}. Their ids are in neither the data "
         "set nor an upsert. If they are not mistyped, add the items by PUT /v1/items/{id}"
     ]
 

@@ -219,7 +219,7 @@ def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        """Return whether a server answers a real request for recommendations, which is sent every 0.8 s at most."""
+        """Return whether a server answers a real request for recommendations, which is sent at most once in 0.8 s."""
         servers = [
             {
                 "server": health.url,

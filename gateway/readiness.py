@@ -1,4 +1,4 @@
-"""Find out whether the servers answer, by one real request every 0.8 s at most, however many callers ask."""
+"""Find out whether the servers answer, by at most one real request in 0.8 s, however many callers ask."""
 
 from __future__ import annotations
 

@@ -237,13 +237,16 @@ def _describe_lost(stubs: int) -> str:
 
 def _describe_restart(state: ServerState) -> str:
     """Return the command that starts a server again as it was, and whether its supervisor does so without it."""
-    ports = f"GRPC_PORT={state.ports.grpc} HTTP_PORT={state.ports.http} METRICS_PORT={state.ports.metrics}"
-    names = {"host": "HOST", "tls": "TLS", "gateway_port": "GATEWAY_PORT", "gateway_config": "GATEWAY_CONFIG"}
-    chosen = {name: value for name in names if (value := state.settings.get(name, "")) not in ("", LOOPBACK)}
-    others = "".join(f" {names[name]}={value}" for name, value in chosen.items())
-    supervised = control.list_supervisors(state.tag) and not state.fault
-    begin = "Its supervisor starts it again within seconds. By hand" if supervised else "Start it again"
-    return f"{begin}: make serve REPO={state.repo} {ports}{others}"
+    ports = f"--grpc-port {state.ports.grpc} --http-port {state.ports.http} --metrics-port {state.ports.metrics}"
+    names = (*DEFAULTS, "gateway_port", "gateway_config")
+    chosen = {name: value for name in names if (value := state.settings.get(name, "")) not in ("", DEFAULTS.get(name))}
+    options = "".join(f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in chosen.items())
+    command = f".venv/bin/python -m server start --repo {state.repo} {ports}{options}"
+    if control.list_supervisors(state.tag) and not state.fault:
+        return f"Its supervisor starts it again within seconds. By hand: {command}"
+    if is_running(state.pid, state.tag):
+        return f"Stop it, then start it again: make stop GRPC_PORT={state.ports.grpc} && {command}"
+    return f"Start it again: {command}"
 
 
 def _find_running(repo: Path, ports: Ports) -> ServerState | None:

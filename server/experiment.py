@@ -41,12 +41,16 @@ def start(
     refuse_everybody(share, mode)
     servers = find_servers(repo)
     champion = begin_experiment(servers, repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
-    seen = "is asked as well, and not shown, for" if mode == "shadow" else "meets"
-    shown = "everybody" if mode == "shadow" else "the others"
-    typer.echo(f"experiment {name}: generation {challenger} {seen} {share:.1%} of the users ({mode}), {champion} meets {shown}")
+    if mode == "shadow":
+        shown = (
+            f"generation {champion} answers everybody; {challenger} is asked as well for {share:.1%} of the users, and logged"
+        )
+    else:
+        shown = f"generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others"
+    typer.echo(f"experiment {name}: {shown}")
     if not any(state.settings.get("gateway_url") for state in servers):
         typer.echo(
-            "note: no gateway was started here beside a server of this repository. Only its users meet the challenger.",
+            "note: no gateway was started here with a server of this repository. Only users of a gateway meet the challenger.",
             err=True,
         )
 

@@ -50,7 +50,9 @@ def list_all(repo: Repo = DEFAULT) -> None:
 
 @app.command()
 def revert(
-    version: Annotated[int | None, typer.Argument(help="version to apply again (default: the one in effect before)")] = None,
+    version: Annotated[
+        int | None, typer.Argument(help="version to apply again (default: the one before the current rules were first applied)")
+    ] = None,
     repo: Repo = DEFAULT,
 ) -> None:
     """Apply an earlier version again. Without a version, each further call goes one step further back."""

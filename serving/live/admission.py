@@ -151,7 +151,8 @@ class ChangeAdmission:
                 return f"there is no {kind.decode()} column {name[:40]!r}; this data set has {', '.join(known) or 'none'}"
             if not fits(value, known[name]):
                 return f"{name} is {value!r:.40}; expected {EXPECTED[known[name]]}, or null for a missing one"
-            if name in ("price", self.roles.get("price")) and kind == b"item" and value is not None and value < 0:
+            is_price = kind == b"item" and known[name] == "number" and name in ("price", self.roles.get("price"))
+            if is_price and value is not None and value < 0:
                 return f"{name} is {value!r}; expected a price of 0 or more, or null for a missing one"
             if known[name] == "name" and value is not None and not is_text_of(value, changed_id):
                 return f"{name} is {value[:40]!r}, which is not the text of the id {changed_id}"

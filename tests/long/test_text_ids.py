@@ -99,7 +99,7 @@ def test_an_event_of_an_item_that_nobody_added_is_kept_for_an_export_after_it_wa
     continued = continue_log(dataset, find_live_folder(door.repo))
     assert len(continued.interactions) == len(dataset.interactions) + 1
     assert continued.item_names["id"].tolist() == continued.items["item_id"].tolist()
-    assert continued.report.notes[-2].startswith("2 live events of 2 items are left out")
+    assert continued.report.notes[-2].startswith("live events left out: 2, of items: 2. Their ids")
     assert continued.learned_sales["item_id"].tolist() == [stable_id("SKU-1")]
 
     assert door.ask("PUT", "/v1/items/SKU-LATE", json={"title": "Tea cosy"}).status_code == 200
@@ -107,7 +107,7 @@ def test_an_event_of_an_item_that_nobody_added_is_kept_for_an_export_after_it_wa
     assert "warning" not in door.ask("POST", "/v1/events", json=events[1]).json()
     continued = continue_log(dataset, find_live_folder(door.repo))
     assert continued.interactions["item_id"].tolist()[-2:] == [stable_id("SKU-1"), stable_id("SKU-LATE")]
-    assert continued.report.notes[-2].startswith("1 live events of 1 items are left out")
+    assert continued.report.notes[-2].startswith("live events left out: 1, of items: 1. Their ids")
 
 
 def test_a_name_that_does_not_give_the_id_is_refused(repo):

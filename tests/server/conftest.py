@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import tritonclient.grpc as grpcclient
 from repository.models import read_config
 from server.health import open_local_client
 from server.launcher import TritonServer
-from server.ports import is_free
+from server.ports import Ports, is_free
 from server.processes import SHM_DIR, find_members
 from serving.contract.artifacts import StageInfo, find_stage_folder, read_stage
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES
 from tests import repositories
 from tests.server import toys
+from tests.waiting import until
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,7 +65,12 @@ def launch(run_dir: Path) -> Iterator[Callable[..., TritonServer]]:
     for server, tag in zip(servers, tags, strict=True):
         assert find_members(tag) == []
         assert list(SHM_DIR.glob(f"{tag}*")) == []
-        assert all(map(is_free, astuple(server.ports)))
+        # Only once its last thread has ended does the kernel close the sockets of a killed process.
+        until(partial(are_free, server.ports), lambda: "a port is still taken")
+
+
+def are_free(ports: Ports) -> bool:
+    return all(map(is_free, astuple(ports)))
 
 
 @pytest.fixture(scope="session")

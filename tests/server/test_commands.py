@@ -144,7 +144,7 @@ def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_sta
     ):
         toys.ask(client, 1)
     assert "make serve" in str(from_status("INTERNAL", str(caught.value), url, 1.0))
-    remedy = f"make serve REPO={repo} GRPC_PORT={ports.grpc} HTTP_PORT={ports.http} METRICS_PORT={ports.metrics}"
+    remedy = f"--repo {repo} --grpc-port {ports.grpc} --http-port {ports.http} --metrics-port {ports.metrics}"
     for told in (call("status", exit_code=1), call("diagnose", "--grpc-port", ports.grpc, exit_code=1)):
         assert "1 of its Python model process(es) died" in told
         assert remedy in told
@@ -185,7 +185,7 @@ def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
     while "recommend NOT READY" not in (told := call("status", exit_code=1)):
         assert time.monotonic() < deadline, told
     assert "first ready, recommend NOT READY, second ready" in told
-    assert "make serve" in told
+    assert f"make stop GRPC_PORT={ports.grpc} && " in told
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,11 @@ def test_sound_changes_are_taken(columns):
     assert CHANGES.find_faults(changed(b"item", 7, columns)) == {}
 
 
+def test_a_column_of_texts_may_be_called_price():
+    admission = ChangeAdmission({"item": {"price": "text"}, "user": {}}, {})
+    assert admission.find_faults(changed(b"item", 7, {"price": "low"})) == {}
+
+
 @pytest.mark.parametrize(
     ("kind", "columns", "message"),
     [

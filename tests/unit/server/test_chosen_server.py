@@ -30,7 +30,7 @@ def test_the_only_server_is_diagnosed(run_dir):
     ports = find_free_ports()
     ServerState(2**22 + 1, draw_tag(), run_dir, run_dir / "log", ports).save(run_dir)
     told = call("diagnose")
-    assert told.startswith(f"server at localhost:{ports.grpc}: its process is gone. Start it again: make serve")
+    assert told.startswith(f"server at localhost:{ports.grpc}: its process is gone. Start it again: .venv/bin/python -m server")
     assert call("diagnose", "--grpc-port", "1").startswith("server at localhost:1: ")
 
 

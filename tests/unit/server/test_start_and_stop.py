@@ -99,13 +99,13 @@ def test_a_server_started_elsewhere_that_is_too_slow_is_not_ready_yet(tmp_path):
 
 def test_what_starts_a_server_again_keeps_its_tls_and_its_gateway(sleeping, tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
-    chosen = {"host": "127.0.0.1", "tls": "/etc/tls", "gateway_port": 9090, "gateway_config": "", "no_http": False}
+    chosen = {"host": "127.0.0.1", "tls": "/etc/tls", "gateway_port": 9090, "gateway_config": "", "no_http": True, "threads": 1}
     replace(sleeping, settings=chosen).save(tmp_path)
     said = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False).output
-    assert (
-        "FAILS: its process runs, but nothing answers there: it is starting, or it hangs. Start it again: make serve " in said
-    )
-    assert said.endswith(f" METRICS_PORT={sleeping.ports.metrics} TLS=/etc/tls GATEWAY_PORT=9090\n")
+    hangs = "FAILS: its process runs, but nothing answers there: it is starting, or it hangs. Stop it, then start it again: "
+    ports = sleeping.ports
+    assert f"{hangs}make stop GRPC_PORT={ports.grpc} && .venv/bin/python -m server start --repo " in said
+    assert said.endswith(f" --metrics-port {ports.metrics} --no-http --tls /etc/tls --gateway-port 9090\n")
 
 
 def test_a_server_that_is_looked_for_at_another_port_is_named(sleeping, tmp_path, monkeypatch):
