@@ -1,4 +1,4 @@
-"""What a metrics page shows of a fault: what an alert rule reads, and what does not happen without a fault."""
+"""A metrics page shows a fault by what an alert rule reads and what does not happen without faults."""
 
 from __future__ import annotations
 
