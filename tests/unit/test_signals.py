@@ -45,22 +45,21 @@ for last in range(1, 60):
     assert n_lines >= last, "ended without a signal"
 print("ended at each line")
 """
-STOPPED = """
-signum = signal.SIGTERM
-from serving.contract.signals import stop_on_signals
+WAITING = """
 def run(stop):
     while not stop.wait(0.05):
         pass
+"""
+STOPPED = f"""{WAITING}
+signum = signal.SIGTERM
+from serving.contract.signals import stop_on_signals
 def begin():
     run(stop_on_signals())
 """
-CLIENT = """
+CLIENT = f"""{WAITING}
 signum = signal.SIGTERM
 import clients
 from triton_recommender.cache.events import run_until_interrupted
-def run(stop):
-    while not stop.wait(0.05):
-        pass
 def begin():
     run_until_interrupted(run)
 """
