@@ -29,6 +29,7 @@ class ArtifactCheck:
     """Compares the files of one generation with its manifests. A model without a manifest has no files to compare."""
 
     def __init__(self, repo: Path, generation: int) -> None:
+        self.repo, self.generation = repo, generation
         self._unreadable = ""
         try:
             self._files = [file for folder in sorted(repo.glob(f"*/{generation}")) for file in _list_files(folder)]

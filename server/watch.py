@@ -90,9 +90,9 @@ class Watch:
 
     def _look(self, state: ServerState) -> None:
         if self._observed is None or (state.pid, state.generation) != (self._observed.pid, self._observed.generation):
-            self._observer, self._check = Observer(state), ArtifactCheck(state.repo, state.generation)
-            self._leases.release()
-            self._leases = Leases(self._check.mapped)
+            self._observer = Observer(state)
+            if self._check is None or (self._check.repo, self._check.generation) != (state.repo, state.generation):
+                self._guard_files(state.repo, state.generation)
             self._followers = ExperimentGuard(state, self._run_dir), Promotion(state, self._run_dir), Release(state)
         self._observed = state
         is_scan = time.monotonic() - self._scanned_s > SCAN_EVERY_S
@@ -116,6 +116,12 @@ class Watch:
             for follower in self._followers:
                 if done := follower.look():
                     say(done)
+
+    def _guard_files(self, repo: Path, generation: int) -> None:
+        """From now on, notice every change of a generation's files."""
+        self._leases.release()
+        self._check = ArtifactCheck(repo, generation)
+        self._leases = Leases(self._check.mapped)
 
     def _end_before_change(self, state: ServerState, path: Path) -> None:
         """End the server before a file that it maps changes, and wait until the file is written."""
@@ -144,6 +150,7 @@ class Watch:
             if (now := read_state(make_state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
                 return  # stopped, or restarted by another process
             end_server(state)
+            self._guard_files(state.repo, generation)  # before the server reads them: a change from then on must not be missed
             options = {"run_dir": self._run_dir, "former": now, "ready_timeout_s": RESTART_TIMEOUT_S}
             server = TritonServer.with_settings(state.repo, state.ports, state.settings, **options)
             try:
