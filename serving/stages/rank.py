@@ -54,9 +54,9 @@ TABLES_FOLDER, NETWORK = "tables", "rank"
 OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that depend on the request
 # (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
 PAIRS_AT_ONCE = 4_096
-# Live pairs multiply the odds of a candidate by 1 + LIFT * strength / (1 + sales before the export). The network reads the
-# strength too, but gives it too little weight for new items: in training, the neighbour lists already contain these pairs.
-LIFT = 3.0
+# What live pairs add to a score, see `RankInputs.compute_lifts`. The network reads the strength too, but gives it too little
+# weight for new items and for what goes with the latest item: in training, the neighbour lists already contain these pairs.
+LIFT, LATEST_LIFT = 3.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -127,18 +127,20 @@ class RankInputs:
             numbers[..., self.item_numbers.shape[1] + LIVE] = candidates < self.items.n_items
         return numbers
 
-    def lift_together(self, rank_scores: np.ndarray, logits: np.ndarray, candidates: np.ndarray, together: np.ndarray) -> None:
-        """Add to rank_scores what live pairs are worth: log(1 + LIFT * strength / (1 + sales before the export)).
+    def compute_lifts(self, inputs: Arrays, candidates: np.ndarray, pair_numbers: np.ndarray) -> np.ndarray:
+        """Return what live pairs add to the scores, float32 [B, C], 0 without a live store:
 
-        Requests with a non-finite logit keep their scores. All are float32 [B, C], but candidates: int [B, C].
-        together: from `take_together_part`
+            log(1 + LIFT * strength / (1 + sales before the export)) + LATEST_LIFT * log(1 + pairs with the latest item)
+
+        candidates: int [B, C] positions; pair_numbers: float32 [B, C, Gp], from `compute_pair_numbers`; they hold the strength
         """
-        if self.novelty is not None:
-            add_lifts(rank_scores, logits, candidates, together, self.novelty)
-
-    def take_together_part(self, pair_numbers: np.ndarray) -> np.ndarray:
-        """Return one of the cross features, float32 [B, C]: how often live baskets held both. pair_numbers: [B, C, Gp]"""
-        return pair_numbers[..., self.item_numbers.shape[1] + TOGETHER]
+        lifts = np.zeros(candidates.shape, np.float32)
+        if self.novelty is not None and self.stored and self.stored.pairs.n_slots:
+            history = self.items.find_positions(inputs["history_ids"])
+            with_latest = self.stored.pairs.sum_strengths(history, candidates, own_items=1)
+            together = pair_numbers[..., self.item_numbers.shape[1] + TOGETHER]
+            write_lifts(candidates, together, with_latest, self.novelty, lifts)
+        return lifts
 
     def take_retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
         """Return one of the cross features, float32 [B, C]: the standardised retrieval score. pair_numbers: [B, C, Gp]"""
@@ -294,15 +296,15 @@ class Rank:
         try:
             rows, degraded = self.rows.read(*self.inputs.find_row_keys(inputs, candidates))
         except DependencyError:  # the tables cannot be read: non-finite logits leave the order of retrieval
-            logits = retrieval_part = together = np.full(candidates.shape, np.nan, np.float32)
+            logits = retrieval_part = lifts = np.full(candidates.shape, np.nan, np.float32)
             degraded = True
         else:
-            logits, retrieval_part, together = self._compute_logits(inputs, candidates, rows)
+            logits, retrieval_part, lifts = self._compute_logits(inputs, candidates, rows)
         outputs = self.outputs.make_outputs(inputs, logits, retrieval_part)
         if self.drift:
             self.best_items.watch(candidates, outputs["rank_scores"], self.drift)
         # After the drift window, which watches the model's own scores.
-        self.inputs.lift_together(outputs["rank_scores"], logits, candidates, together)
+        np.add(outputs["rank_scores"], lifts, out=outputs["rank_scores"], where=np.isfinite(logits).all(axis=1, keepdims=True))
         if degraded:
             outputs["lineage"] = mark_all_degraded(outputs["lineage"])
         return outputs
@@ -310,14 +312,14 @@ class Rank:
     def _compute_logits(
         self, inputs: Arrays, candidates: np.ndarray, rows: Arrays
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (logits, retrieval_part, together_part), float32 [B, C]. candidates: int [B, C] positions.
+        """Return (logits, retrieval_part, lifts), float32 [B, C]. candidates: int [B, C] positions.
 
         rows: of the whole batch, as `EmbeddingRows.read` returns them, so that a slow level is read once. The network runs on
         as many requests at a time as fit the processor's caches.
         """
         tensors = {name: inputs[name] for name in OF_REQUESTS} | rows
         at_once = choose_chunk_size(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
-        logits, retrieval_part, together = (np.empty(candidates.shape, np.float32) for _ in range(3))
+        logits, retrieval_part, lifts = (np.empty(candidates.shape, np.float32) for _ in range(3))
         for first in range(0, len(candidates), at_once):
             part = slice(first, first + at_once)
             chunk = {name: values[part] for name, values in tensors.items()}
@@ -326,8 +328,8 @@ class Rank:
             feeds |= {name: chunk[name] for name in ("user_rows", "item_rows")}
             logits[part] = self.network.run(["logits"], feeds)[0]
             retrieval_part[part] = self.inputs.take_retrieval_part(pairs)
-            together[part] = self.inputs.take_together_part(pairs)
-        return logits, retrieval_part, together
+            lifts[part] = self.inputs.compute_lifts(chunk, candidates[part], pairs)
+        return logits, retrieval_part, lifts
 
 
 def mark_all_degraded(lineage: np.ndarray) -> np.ndarray:
@@ -351,15 +353,17 @@ def choose_chunk_size(count: int, most: int) -> int:
 
 
 @compiled
-def add_lifts(rank_scores, logits, candidates, together, novelty):
-    """Compute `RankInputs.lift_together`. novelty: float32 [n_items + 1], 1 / (1 + sales before the export)"""
-    for row in range(len(logits)):
-        if not np.isfinite(logits[row]).all():
-            continue
-        for place in range(logits.shape[1]):
+def write_lifts(candidates, together, with_latest, novelty, lifts):
+    """Write `RankInputs.compute_lifts` to lifts, float32 [B, C], which must be 0.
+
+    together: float32 [B, C], the scaled strengths; with_latest: float32 [B, C]; novelty: float32 [n_items + 1]
+    """
+    for row in range(len(candidates)):
+        for place in range(candidates.shape[1]):
             if together[row, place] != 0.0:
                 strength = np.expm1(together[row, place] / np.float32(SCALE))
-                rank_scores[row, place] += np.log1p(np.float32(LIFT) * strength * novelty[candidates[row, place]])
+                new = np.log1p(np.float32(LIFT) * strength * novelty[candidates[row, place]])
+                lifts[row, place] = new + np.float32(LATEST_LIFT) * np.log1p(with_latest[row, place])
 
 
 @compiled

@@ -276,14 +276,18 @@ def test_unknown_items_and_the_padding_of_histories_form_no_pairs(log_reader):
 
 
 def test_a_companion_rises_for_users_who_have_its_item(repository, observe, reader):
-    """By log(1 + 3 * strength / (1 + sales before the export)): the generation's lists hold the pairs of items that sold."""
+    """By log(1 + 3 * strength / (1 + sales before the export)): the generation's lists hold the pairs of items that sold.
+
+    A companion of the latest item gains half of log(1 + pairs) more.
+    """
     at_ms, first, second = last_event_ms(repository), 3, 5
     users = np.repeat(np.arange(101, 106), 2)
     times_ms = at_ms + 60_000 * np.arange(10)
     observe(event_inputs(user_id=users.tolist(), item_id=[first, second] * 5, timestamp_ms=times_ms.tolist()))
-    observe(event_inputs(user_id=[200], item_id=[first], timestamp_ms=[at_ms + 700_000]))
+    later_ms = at_ms + 60_000 * np.array([20, 20, 20 + 9 * 60])  # the last one in a visit of its own
+    observe(event_inputs(user_id=[200, 201, 201], item_id=[first, first, 7], timestamp_ms=later_ms.tolist()))
     pipeline = Pipeline.load(repository, live=reader)
-    trace = pipeline.trace({"user_id": np.array([[200]])})
+    trace = pipeline.trace({"user_id": np.array([[200], [201]])})
     rank = pipeline.stages["rank"]
     owned, asked = (rank.inputs.items.find_positions(np.array([[item]])) for item in (first, second))
     assert rank.inputs.stored.pairs.sum_strengths(owned, asked) == 5
@@ -291,7 +295,7 @@ def test_a_companion_rises_for_users_who_have_its_item(repository, observe, read
     fields = {tensor.name: trace[tensor.name] for tensor in pipeline.specs["rank"].input_fields}
     lifts = rank(fields)["rank_scores"] - without(fields)["rank_scores"]
     sold = np.expm1(np.load(find_stage_folder(repository, "rank", 1) / "popularity.npy")[:, 0] / SCALE)
-    column = trace["candidate_ids"][0].tolist().index(second)
     assert sold[asked] > 0
-    assert lifts[0, column] == pytest.approx(np.log1p(3 * 5 / (1 + sold[asked].item())), rel=1e-4)
-    assert np.count_nonzero(np.abs(lifts) > 1e-5) == 1
+    expected = np.log1p(3 * np.array([5, 5 / 2]) / (1 + sold[asked].item())) + np.array([np.log(1 + 5) / 2, 0])
+    np.testing.assert_allclose(lifts[trace["candidate_ids"] == second], expected, rtol=1e-4)
+    assert np.count_nonzero(np.abs(lifts) > 1e-5) == 2
