@@ -51,11 +51,13 @@ Measured on a virtual machine of 2 cores that ran the load generator as well: a 
 
 - nodes = ⌈rate / (cores x answers/s of a core / (items / {items:,})^{growth:g})⌉ + 1. Here, a node of the fused layout gives
   {node_rate:,.0f}/s at {items:,} items.
+- Services that call Triton by gRPC need the nodes under "gRPC". Shops that call the gateway need those under "REST": there, an
+  answer takes the gateway's processor time as well. Any number of gateways may run on a node.
 - Memory counts users and items once per node (arrays are mapped and shared), and the processes per pair of cores. Tables that
   do not fit belong on SSD ([tables.md](tables.md)): the planner refuses what cannot fit.
 - Throughput grows with the cores only as far as instances do: `instances` in [settings.md](settings.md). Only two cores were
   measured; more are extrapolated in proportion, so measure one node of yours (`make perf`) before you order a hundred.
-- Not in it: gateways, live events, Redis and Kafka, traffic between zones, and a cloud's discounts.
+- Not in it: live events, Redis and Kafka, traffic between zones, and a cloud's discounts.
 - A peak is not an average: size for the busiest minute, and let the autoscaler ([deploy](../deploy/README.md)) help.
 """
 
@@ -76,6 +78,7 @@ class Measured:
     """Figures of experiments/results. Of one layout, at half of its peak, where the tail is still short."""
 
     answers_per_core_s: float
+    gateway_answers_per_core_s: float  # of a core that runs gateways only
     half_peak_p99_ms: float
     process_bytes: float  # of all processes, without users and items
     user_bytes: float
@@ -85,9 +88,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Size:
+    """nodes: for gRPC; rest_nodes: with gateways on them. Dollars are those of a million recommendations."""
+
     nodes: int
+    rest_nodes: int
     memory_gb: float  # of a node
-    dollars_per_million: float
+    dollars: float
+    rest_dollars: float
 
 
 def read_measured(results: dict[str, Result], layout: str) -> Measured:
@@ -97,9 +104,12 @@ def read_measured(results: dict[str, Result], layout: str) -> Measured:
         return {record.figure: record.value for record in results[result].figures if record.value is not None}[figure]
 
     user_bytes, item_bytes = find_value("sizing-bytes", PER_USER), find_value("sizing-bytes", PER_ITEM)
+    time_ms = "8 clients: processor time of the servers per answer"
+    gateway_ms = find_value("rest", f"gateway, {time_ms}") - find_value("rest", f"gRPC, {time_ms}")
     reference_bytes = 1e6 * find_value("overhead-200", f"{layout}: peak memory of all processes")
     return Measured(
         answers_per_core_s=find_value("overhead-200", f"{layout}: answers/s at the peak") / 2 / MEASURED_CORES,
+        gateway_answers_per_core_s=1_000 / gateway_ms / 2,
         half_peak_p99_ms=find_value("overhead-200", f"{layout}: half of the peak: p99"),
         process_bytes=max(reference_bytes - REFERENCE_USERS * user_bytes - REFERENCE_ITEMS * item_bytes, 0.0),
         user_bytes=user_bytes,
@@ -110,13 +120,17 @@ def read_measured(results: dict[str, Result], layout: str) -> Measured:
 
 def compute_size(measured: Measured, node: Node, rate_s: float, users: int, items: int) -> Size:
     """Return the nodes for a rate at half of their peak, with one more than needed and never fewer than two."""
-    slower = (items / REFERENCE_ITEMS) ** measured.growth
-    node_rate_s = node.cores * measured.answers_per_core_s / slower
-    nodes = max(math.ceil(rate_s / node_rate_s) + 1, 2)
+    core_s = (items / REFERENCE_ITEMS) ** measured.growth / measured.answers_per_core_s  # of one answer
+
+    def count_nodes(answer_core_s: float) -> int:
+        return max(math.ceil(rate_s * answer_core_s / node.cores) + 1, 2)
+
+    counts = count_nodes(core_s), count_nodes(core_s + 1 / measured.gateway_answers_per_core_s)
     memory_gb = (
         measured.process_bytes * node.cores / MEASURED_CORES + users * measured.user_bytes + items * measured.item_bytes
     ) / 1e9
-    return Size(nodes, memory_gb, nodes * node.dollars_per_h / 3_600 / rate_s * 1e6)
+    dollars = (count * node.dollars_per_h / 3_600 / rate_s * 1e6 for count in counts)
+    return Size(*counts, memory_gb, *dollars)
 
 
 def count_bytes(repo: Path) -> tuple[float, float, int, int]:
@@ -145,6 +159,7 @@ def write_page(results: dict[str, Result], node: Node | None = None) -> str:
     both = list(layouts.values())
     measured = [
         format_row("answers/s of a core, at half of the peak", [each.answers_per_core_s for each in both], "overhead-200"),
+        format_row("the same of the gateway alone", [each.gateway_answers_per_core_s for each in both], "rest"),
         format_row("p99 there, ms", [each.half_peak_p99_ms for each in both], "overhead-200"),
         format_row("memory of the processes of two cores, MB", [each.process_bytes / 1e6 for each in both], "overhead-200"),
         format_row("bytes of a user", [each.user_bytes for each in both], "sizing-bytes"),
@@ -155,15 +170,15 @@ def write_page(results: dict[str, Result], node: Node | None = None) -> str:
     for users, items in SHOPS:
         sizes += [f"## {users:,} users, {items:,} items", ""]
         sizes += [
-            "| recommendations/s | layout | nodes | memory of a node | a million recommendations |",
-            "|---|---|---|---|---|",
+            "| recommendations/s | layout | nodes: gRPC | REST | memory of a node | a million recommendations: gRPC | REST |",
+            "|---|---|---|---|---|---|---|",
         ]
         for rate_s in RATES:
             for layout, each in layouts.items():
                 size = compute_size(each, node, rate_s, users, items)
                 fits = "" if size.memory_gb <= 0.8 * node.memory_gb else ", **too much for such a node**"
-                cost = f"${size.dollars_per_million:.3f}"
-                sizes.append(f"| {rate_s:,} | {layout} | {size.nodes:,} | {size.memory_gb:,.1f} GB{fits} | {cost} |")
+                nodes, costs = f"{size.nodes:,} | {size.rest_nodes:,}", f"${size.dollars:.3f} | ${size.rest_dollars:.3f}"
+                sizes.append(f"| {rate_s:,} | {layout} | {nodes} | {size.memory_gb:,.1f} GB{fits} | {costs} |")
         sizes.append("")
     return TEXT.format(
         cores=node.cores,

@@ -108,11 +108,13 @@ def test_the_sizing_page_is_current():
 
 
 def test_nodes_memory_and_cost_follow_from_what_was_measured():
-    measured = sizing.Measured(500.0, 20.0, 1e9, 1_000.0, 2_000.0, growth=0.5)
+    measured = sizing.Measured(500.0, 1_000.0, 20.0, 1e9, 1_000.0, 2_000.0, growth=0.5)
     node = sizing.Node(cores=10, memory_gb=64, dollars_per_h=3.6)
     size = sizing.compute_size(measured, node, 10_000, users=1_000_000, items=100_000)
-    assert (size.nodes, size.memory_gb) == (3, 5.0 + 1.0 + 0.2)  # 5,000/s a node, and one to spare
-    assert abs(size.dollars_per_million - 3 * 3.6 / 3_600 / 10_000 * 1e6) < 1e-9
+    # 5,000/s a node, 3,333/s with gateways, and one node to spare.
+    assert (size.nodes, size.rest_nodes, size.memory_gb) == (3, 4, 5.0 + 1.0 + 0.2)
+    assert abs(size.dollars - 3 * 3.6 / 3_600 / 10_000 * 1e6) < 1e-9
+    assert abs(size.rest_dollars - 4 * 3.6 / 3_600 / 10_000 * 1e6) < 1e-9
     four_times_the_items = sizing.compute_size(measured, node, 10_000, 1_000_000, 400_000)
     assert four_times_the_items.nodes == 5  # each is half as fast
     assert sizing.compute_size(measured, node, 1, 10, 10).nodes == 2
