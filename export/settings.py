@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,8 +30,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from export.merlin_settings import MerlinSettings
 from hps_config.description import Bytes
-from hps_config.toml_faults import describe_unknown_key, refuse_unknown_keys, toml_faults
 from repository.config import WARMUP_ROWS, Serving
+from repository.toml_files import describe_unknown_key, open_toml, refuse_unknown_keys
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
@@ -285,8 +284,7 @@ def read_settings(path: Path | None) -> Settings:
     """Return the settings of a TOML file, or the defaults. Raises ConfigError with file, key and allowed values."""
     if path is None:
         return Settings()
-    with toml_faults(path, "docs/settings.md lists the keys and their defaults"):
-        document = tomllib.loads(path.read_text())
+    with open_toml(path, "docs/settings.md lists the keys and their defaults") as document:
         refuse_unknown_keys(document, Settings)
         settings = Settings.model_validate(document)
         settings.merge_serving()

@@ -17,6 +17,7 @@ import numpy as np
 from gateway.rules_trace import trace_rules
 from gateway.shop import Shop
 from live.exposures import SOURCE_NAMES
+from repository.file_stamps import Stamp, read_stamp
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, STAGES, make_ensemble_spec
 from serving.pipeline import Pipeline, pad_rows
@@ -37,18 +38,6 @@ class Place:
     rank: int | None
     of: int
     score: float | None
-
-
-Stamp = tuple[int, int, int]  # inode, bytes, time of the last change of content
-
-
-def read_stamp(path: Path) -> Stamp | None:
-    """Return a stamp that changes when a file is written or replaced; None when it is gone."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Explainer:

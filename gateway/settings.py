@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from ipaddress import ip_address
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from repository.toml_files import open_toml, refuse_unknown_keys
 from serving.contract.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -96,24 +96,12 @@ def read_settings(path: Path | None, **server_files: Path | None) -> GatewaySett
 def _read_file(path: Path | None) -> GatewaySettings:
     if path is None:
         return GatewaySettings()
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
+    with open_toml(path, "docs/gateway.md lists the keys") as values:
+        refuse_unknown_keys(values, GatewaySettings)
         for name in sorted(FILES & values.keys()):
             if not isinstance(values[name], str):
-                raise ConfigError(f"{path}: {name} is {values[name]!r}; expected the path of a file, in quotes.")
+                raise ConfigError(f"{name} is {values[name]!r}; expected the path of a file, in quotes.")
             values[name] = path.parent / values[name]
             if not values[name].is_file():
-                raise ConfigError(f"{path}: {name} is {values[name]}, which is no file. Correct the path.")
+                raise ConfigError(f"{name} is {values[name]}, which is no file. Correct the path.")
         return GatewaySettings.model_validate(values)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Expected TOML; docs/gateway.md lists the keys.") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}. Expected TOML; docs/gateway.md lists the keys.") from error
-    except ValidationError as error:
-        fault = error.errors()[0]
-        message = ": ".join(
-            part for part in (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")) if part
-        )
-        got = "" if fault["type"] in ("value_error", "extra_forbidden") else f", got {fault['input']!r:.60}"
-        known = f" The keys are {', '.join(GatewaySettings.model_fields)}." if fault["type"] == "extra_forbidden" else ""
-        raise ConfigError(f"{path}: {message.rstrip('.')}{got}.{known}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hps_config.planning import Budgets
 from hps_config.tables import TableSpec
-from hps_config.toml_faults import toml_faults
+from repository.toml_files import open_toml
 from serving.tables.formats.names import check_name
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -104,8 +103,8 @@ class HpsDescription(_Section):
 
 def read_description(path: Path) -> HpsDescription:
     """Read the description in a TOML file. Raises ConfigError with file, key and expectation."""
-    with toml_faults(path, "the keys are listed in hps_config/defaults.toml"):
-        description = HpsDescription.model_validate(tomllib.loads(path.read_text()))
+    with open_toml(path, "the keys are listed in hps_config/defaults.toml") as document:
+        description = HpsDescription.model_validate(document)
         check_name("model", description.model)
         _ = description.specs  # checks the tables
     return description

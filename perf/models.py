@@ -14,7 +14,6 @@ their medians.
 from __future__ import annotations
 
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -26,9 +25,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from hps_config.toml_faults import toml_faults
 from perf.figures import Figure
 from perf.load.workload import Arrays, draw, read_requests
+from repository.toml_files import open_toml
 from serving.contract.artifacts import find_stage_folder, get_section, load_manifest, open_array, read_stage
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
@@ -58,8 +57,8 @@ class Bound(BaseModel):
 
 def read_bounds(path: Path = BOUNDS_FILE) -> dict[str, Bound]:
     """Return the bounds in a file by model. Raises ConfigError for a file that cannot be read."""
-    with toml_faults(path, f"an example is {BOUNDS_FILE}"):
-        return TypeAdapter(dict[str, Bound]).validate_python(tomllib.loads(path.read_text()))
+    with open_toml(path, f"an example is {BOUNDS_FILE}") as document:
+        return TypeAdapter(dict[str, Bound]).validate_python(document)
 
 
 @dataclass

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
-from hps_config.toml_faults import toml_faults
+from repository.toml_files import open_toml
 from serving.contract.errors import ConfigError
 
 SLO_FILE = Path(__file__).with_name("slo.toml")
@@ -67,8 +66,8 @@ class Verdict:
 
 def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
     """Return the bounds in a file by key. Raises ConfigError for keys not in OBJECTIVES, and for a file without bounds."""
-    with toml_faults(path, f"an example is {SLO_FILE}"):
-        bounds = TypeAdapter(dict[str, Bound]).validate_python(tomllib.loads(path.read_text()))
+    with open_toml(path, f"an example is {SLO_FILE}") as document:
+        bounds = TypeAdapter(dict[str, Bound]).validate_python(document)
     if not bounds:
         raise ConfigError(f"{path} holds no bounds; a gate without any lets everything through. See the one in {SLO_FILE}.")
     if unknown := sorted(bounds.keys() - set(OBJECTIVES)):

@@ -9,15 +9,13 @@ The stages verify every file when they load. Afterwards they read mapped pages, 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from repository.file_stamps import read_stamp
 from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, compute_sha256, load_manifest
 from serving.contract.errors import ArtifactError
-
-Stamp = tuple[int, int, int, int]  # inode, bytes, times of the last change of content and of status
 
 
 class PublishedFile(NamedTuple):
@@ -35,7 +33,7 @@ class ArtifactCheck:
             self._files = [file for folder in sorted(repo.glob(f"*/{generation}")) for file in _list_files(folder)]
         except ArtifactError as error:
             self._files, self._unreadable = [], str(error)
-        self._stamps = {file.path: _read_stamp(file.path) for file in self._files}
+        self._stamps = {file.path: read_stamp(file.path) for file in self._files}
         self._reading = self._read_in_turn()
 
     @property
@@ -48,7 +46,7 @@ class ArtifactCheck:
         if self._unreadable:
             return self._unreadable
         for file in self._files:
-            stamp = _read_stamp(file.path)
+            stamp = read_stamp(file.path)
             if stamp == self._stamps[file.path]:
                 continue
             if fault := _find_fault(file):
@@ -62,7 +60,7 @@ class ArtifactCheck:
 
     def has_changed(self) -> bool:
         """Return whether any file was written or replaced since this object was made."""
-        return any(_read_stamp(path) != stamp for path, stamp in self._stamps.items())
+        return any(read_stamp(path) != stamp for path, stamp in self._stamps.items())
 
     def _read_in_turn(self) -> Iterator[str]:
         """Read HASH_BLOCK_BYTES at every step -> a fault, or "". Never ends."""
@@ -100,15 +98,6 @@ def _list_files(folder: Path) -> list[PublishedFile]:
     digests = {name: fact.get("sha256", "") if isinstance(fact, dict) else "" for name, fact in stated.items()}
     files = [PublishedFile(folder / name, digest) for name, digest in digests.items()]
     return [PublishedFile(manifest, compute_sha256(manifest)), *files]
-
-
-def _read_stamp(path: Path) -> Stamp | None:
-    """Return a stamp that changes whenever the file is written or replaced; None when it is gone."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _find_fault(file: PublishedFile) -> str:

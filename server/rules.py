@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from repository.applied_rules import Version, apply_rules, find_faults, find_rules_folder, list_versions, revert_rules
+from repository.toml_files import open_toml
 from serving.contract.errors import ConfigError
 from serving.stages.rules.applied import read_current_version
 
@@ -70,13 +70,8 @@ def print_applied(version: Version) -> None:
 
 def read_rules(path: Path) -> dict:
     """Return the rules in a TOML file: its section [rules], or without one the whole file. Raises ConfigError."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Pass the path of a TOML file with rules.") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} cannot be read as TOML: {error}. Correct the file.") from error
-    section = document.get("rules", document)
-    if not isinstance(section, dict):
-        raise ConfigError(f"{path}: rules is {section!r}; expected a table. Write [rules] above the keys.")
-    return section
+    with open_toml(path, "docs/settings.md lists the rules") as document:
+        section = document.get("rules", document)
+        if not isinstance(section, dict):
+            raise ConfigError(f"rules is {section!r}; expected a table. Write [rules] above the keys.")
+        return section

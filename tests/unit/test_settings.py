@@ -57,7 +57,7 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
         ),
         (
             "[pipline]\ncandidates = 3",
-            r"There is no section \[pipline\]\. Did you mean 'pipeline'\? Allowed: pipel",
+            r"There is no section or key 'pipline'\. Did you mean 'pipeline'\? Allowed: pipel",
         ),
         ("[merlin]\nzzz = 3", r"\[merlin\] has the unknown key 'zzz'\. Allowed: triton, mount"),
         ("[pipeline]\ncandidates = 0", "candidates"),

@@ -179,7 +179,8 @@ def test_what_root_writes_belongs_to_the_owner_of_the_live_store(repository, mon
 
 def test_rules_from_a_file_that_is_not_there_are_refused_with_the_reason(repository, tmp_path):
     done = CliRunner().invoke(app, ["apply", str(tmp_path / "absent.toml"), "--repo", str(repository)])
-    assert "absent.toml cannot be read: No such file or directory. Pass the path" in str(done.exception)
+    expected = "absent.toml cannot be read: No such file or directory. Expected a TOML file; docs/settings.md lists the rules."
+    assert expected in str(done.exception)
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"version": "two"}'])

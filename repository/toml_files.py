@@ -1,4 +1,4 @@
-"""Turn faults of a TOML file into one-sentence ConfigErrors."""
+"""Read a TOML file; each fault of it is a ConfigError of one sentence."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,13 +16,13 @@ from serving.contract.errors import ConfigError
 
 
 @contextmanager
-def toml_faults(path: Path, reference: str) -> Iterator[None]:
-    """Turn errors of reading and checking `path` into a ConfigError that names the file, the key and where keys are listed.
+def open_toml(path: Path, reference: str) -> Iterator[dict[str, Any]]:
+    """Yield the content of a file. Errors of reading and checking it become a ConfigError that names the file and the key.
 
     reference: a clause that says where all keys are listed
     """
     try:
-        yield
+        yield tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Expected a TOML file; {reference}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -30,8 +31,8 @@ def toml_faults(path: Path, reference: str) -> Iterator[None]:
         raise ConfigError(f"{path}: {error}") from error
     except ValidationError as error:
         fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"])
-        raise ConfigError(f"{path}: {where}: {describe_fault(fault)}. {reference[0].upper()}{reference[1:]}.") from error
+        message = ": ".join(filter(None, (".".join(map(str, fault["loc"])), describe_fault(fault).rstrip("."))))
+        raise ConfigError(f"{path}: {message}. {reference[0].upper()}{reference[1:]}.") from error
 
 
 def describe_fault(fault: ErrorDetails) -> str:
@@ -54,7 +55,7 @@ def refuse_unknown_keys(document: Mapping[str, object], model: type[BaseModel], 
 
 def describe_unknown_key(section: str, key: str, known: Collection[str]) -> str:
     """Return a message about an unknown key: the most similar known key, and all known keys."""
-    where = f"[{section}] has the unknown key {key!r}" if section else f"There is no section [{key}]"
+    where = f"[{section}] has the unknown key {key!r}" if section else f"There is no section or key {key!r}"
     alike = difflib.get_close_matches(key, known, n=1)
     meant = f" Did you mean {alike[0]!r}?" if alike else ""
     return f"{where}.{meant} Allowed: {', '.join(known)}."
