@@ -6,16 +6,15 @@ Gateway and supervisor carry the server's tag, and are stopped with the server.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 
-from server import log, processes, supervisor
-from server.environment import PROJECT
+from server import processes, supervisor
 from server.ports import is_free
 from server.state import ServerState
+from server.supervised import start_supervised
 from server.tls import ServerTls
 from serving.contract.errors import ServerError
 
@@ -74,18 +73,7 @@ def stop(tag: str) -> None:
 
 def _start(state: ServerState, port: int, config: str, run_dir: Path) -> tuple[subprocess.Popen, Path]:
     log_path = run_dir / "logs" / f"gateway-{port}.log"
-    log_path.parent.mkdir(parents=True, exist_ok=True)
     options = ["--repo", str(state.repo), "--server", state.grpc_url, "--port", str(port), "--tag", state.tag]
     options += ["--config", config] if config else []
     options += ServerTls(Path(str(folder))).gateway_options if (folder := state.settings.get("tls")) else []
-    log.rotate(log_path)
-    with log_path.open("wb") as log_file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", supervisor.__name__, str(PROJECT), sys.executable, "-m", MODULE, "serve", *options],
-            cwd=PROJECT,
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return process, log_path
+    return start_supervised(log_path, ["-m", MODULE, "serve", *options]), log_path

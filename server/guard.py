@@ -6,16 +6,14 @@ and are stopped with it.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 
 from repository.experiments import follow_experiment
-from server import log, processes, supervisor
-from server.environment import PROJECT
+from server import processes
 from server.state import ServerState
+from server.supervised import start_supervised
 
 MODULE = "trials"
 
@@ -36,18 +34,7 @@ class ExperimentGuard:
         if experiment is None or not experiment.runs or list_guards(self._state.tag):
             return ""
         path = log_path(self._run_dir, self._state)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log.rotate(path)
-        guard = [sys.executable, "-m", MODULE, "guard", "--repo", str(self._state.repo), "--tag", self._state.tag]
-        with path.open("wb") as log_file:
-            subprocess.Popen(
-                [sys.executable, "-m", supervisor.__name__, str(PROJECT), *guard],
-                cwd=PROJECT,
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        start_supervised(path, ["-m", MODULE, "guard", "--repo", str(self._state.repo), "--tag", self._state.tag])
         return f"experiment {experiment.name} runs: its guard is started, and logs to {path}"
 
 

@@ -10,15 +10,13 @@ in the store's folder let only one of each kind work.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 
-from server import log, processes, supervisor
-from server.environment import PROJECT
+from server import processes, supervisor
 from server.state import ServerState
+from server.supervised import start_supervised
 from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import ArtifactError
 from serving.contract.generations import read_pinned_generation
@@ -71,15 +69,4 @@ def runs(process: psutil.Process, command: list[str]) -> bool:
 
 def _start(state: ServerState, run_dir: Path, name: str, command: list[str]) -> None:
     log_path = run_dir / "logs" / f"live-{name}-{state.ports.grpc}.log"
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    repeated = ["--every", f"{MAINTAIN_EVERY_S:g}"] if name == "maintain" else []
-    log.rotate(log_path)
-    with log_path.open("wb") as log_file:
-        subprocess.Popen(
-            [sys.executable, "-m", supervisor.__name__, *repeated, str(PROJECT), sys.executable, "-m", MODULE, *command],
-            cwd=PROJECT,
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    start_supervised(log_path, ["-m", MODULE, *command], every_s=MAINTAIN_EVERY_S if name == "maintain" else None)

@@ -7,17 +7,15 @@ tag and end with the server.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 
 from repository.tables import find_tables_settings, has_update_source
-from server import log, processes, supervisor
-from server.environment import PROJECT
+from server import processes, supervisor
 from server.state import ServerState
+from server.supervised import start_supervised
 from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.generations import read_pinned_generation
 
@@ -65,18 +63,7 @@ def _has_argument(process: psutil.Process, argument: str) -> bool:
 
 def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -> None:
     log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{generation}.log"
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    updater = [sys.executable, "-m", MODULE, str(settings), "--tag", state.tag]
-    log.rotate(log_path)
-    with log_path.open("wb") as log_file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", supervisor.__name__, str(_find_code(settings)), *updater],
-            cwd=PROJECT,
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = start_supervised(log_path, ["-m", MODULE, str(settings), "--tag", state.tag], _find_code(settings))
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while "follows" not in (log_text := log_path.read_text(errors="replace")):
         if supervisor.LOG_PREFIX in log_text or process.poll() is not None or time.monotonic() > deadline_s:

@@ -34,7 +34,7 @@ import psutil
 
 from repository.generations import list_published_generations, pin
 from repository.registry import record_act
-from server import control, gateway, log, processes, supervisor
+from server import control, gateway, processes
 from server.control import end_server, stop_server
 from server.environment import PROJECT
 from server.generations import LOAD_TIMEOUT_S, pinned_to
@@ -49,6 +49,7 @@ from server.promotion import Promotion
 from server.release import Release
 from server.signals import name_signal
 from server.state import ServerState, make_state_path, read_state
+from server.supervised import start_supervised
 from server.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S
 from serving.contract.errors import RecommenderError, ServerError
 from serving.contract.tensors import ENSEMBLE
@@ -218,30 +219,19 @@ def start_supervisor(state: ServerState, run_dir: Path) -> None:
     """Start the supervisor of a running server, unless it has one. If it is killed, it is started again, as helpers are."""
     if control.list_supervisors(state.tag):
         return
-    path = log_path(run_dir, state.ports.grpc)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log.rotate(path)
-    with path.open("wb") as log_file:
-        subprocess.Popen(
-            [sys.executable, "-m", supervisor.__name__, str(PROJECT), *build_command(state, run_dir)],
-            cwd=PROJECT,
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    start_supervised(log_path(run_dir, state.ports.grpc), build_arguments(state, run_dir))
 
 
 def become_supervisor(state: ServerState, run_dir: Path) -> None:
     """Turn this process into the supervisor of a running server. When it ends, it stops the server."""
     os.chdir(PROJECT)
-    os.execv(sys.executable, [*build_command(state, run_dir), "--owner"])
+    os.execv(sys.executable, [sys.executable, *build_arguments(state, run_dir), "--owner"])
 
 
-def build_command(state: ServerState, run_dir: Path) -> list[str]:
-    """Return the command of a server's supervisor."""
+def build_arguments(state: ServerState, run_dir: Path) -> list[str]:
+    """Return the arguments of Python with which it is a server's supervisor."""
     options = ["--grpc-port", str(state.ports.grpc), "--run-dir", str(run_dir.resolve()), "--tag", state.tag]
-    return [sys.executable, "-m", control.WATCH_MODULE, *options]
+    return ["-m", control.WATCH_MODULE, *options]
 
 
 def log_path(run_dir: Path, grpc_port: int) -> Path:

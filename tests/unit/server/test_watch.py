@@ -26,7 +26,7 @@ from server.observer import HANGS_S, Observer
 from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, make_state_path, read_state
-from server.watch import Watch, build_command
+from server.watch import Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
@@ -76,7 +76,7 @@ def test_a_stub_that_died_before_anybody_looked_is_missed(tmp_path):
 
 
 def test_a_supervisor_that_owns_its_server_stops_it_and_exits_itself(state, tmp_path):
-    supervisor = subprocess.Popen([*build_command(state, tmp_path), "--owner"])
+    supervisor = subprocess.Popen([sys.executable, *build_arguments(state, tmp_path), "--owner"])
     try:
         until(lambda: catches(supervisor.pid, signal.SIGTERM))
         supervisor.terminate()
