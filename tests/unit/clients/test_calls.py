@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import grpc
 import pytest
 
 from server.ports import find_free_ports
+from tests.pages import serve_page
 from tests.unit.clients.conftest import ANSWER
 from triton_recommender import (
     AsyncRecommender,
@@ -35,21 +34,8 @@ UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
 @pytest.fixture(params=[b"<html>Welcome</html>", b"{}", b"[1]"])
 def web_page(request) -> Iterator[str]:
     """The address of a web server that answers everything with a page, or with JSON of its own."""
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(request.param)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serve_page(lambda: request.param) as url:
+        yield url
 
 
 def ask(kind: str, url: str, *arguments, settings: dict | None = None, **options):

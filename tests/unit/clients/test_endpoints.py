@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 
 import grpc
 import pytest
 
 from server.ports import find_free_ports
+from tests.certificates import make_certificate
 from tests.unit.clients.conftest import ANSWER
 from tests.unit.clients.grpc_double import GrpcDouble
 from tests.unit.clients.http_double import HttpDouble
@@ -304,10 +304,8 @@ def test_http_servers_that_are_away_or_slow(kind, http):
 def certificates(tmp_path_factory):
     """key and certificate of localhost, signed by itself; the client uses the same pair."""
     folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return folder / "key.pem", folder / "cert.pem"
+    make_certificate(folder, "own")
+    return folder / "own.key", folder / "own.pem"
 
 
 @both

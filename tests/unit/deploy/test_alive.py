@@ -4,34 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from repository.code import PROJECT
 from server.ports import find_free_port
-
-
-@contextmanager
-def answer_with(status: int) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(b'{"ready": false}')
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/readyz"
-        server.shutdown()
-        thread.join()
+from tests.pages import serve_page
 
 
 def probe(url: str) -> subprocess.CompletedProcess[str]:
@@ -42,8 +20,8 @@ def probe(url: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_the_gateway_says_whether_its_server_answers(status, code):
-    with answer_with(status) as url:
-        assert probe(url).returncode == code
+    with serve_page(lambda: b'{"ready": false}', status) as url:
+        assert probe(f"{url}/readyz").returncode == code
 
 
 def test_a_gateway_that_is_not_there_is_no_reason_to_restart_the_server():

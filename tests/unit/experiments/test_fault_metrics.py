@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 
 import pytest
 
 from experiments.fault_metrics import MetricsPage
+from tests.pages import serve_page
 from tests.waiting import until
 
 PAGE = """
@@ -28,41 +28,29 @@ recommender_of_no_alert_total {unused}
 QUIET = {"generation": 1, "answered": 0, "redis_down": 0, "silent_s": 1.0, "refused": 0, "unready": 0, "unused": 0}
 
 
-class Source:
-    """A metrics page whose values a test sets."""
+class Source(ExitStack):
+    """A metrics page whose values a test sets, and which it may close."""
 
     def __init__(self) -> None:
-        self.values, self.answered, source = dict(QUIET), 0, self
+        super().__init__()
+        self.values, self.answered = dict(QUIET), 0
+        self.url = self.enter_context(serve_page(self.render))
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                source.answered += 1  # as under load
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(PAGE.format(**source.values | {"answered": source.answered}).encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+    def render(self) -> bytes:
+        self.answered += 1  # as under load
+        return PAGE.format(**self.values | {"answered": self.answered}).encode()
 
 
 @pytest.fixture
 def source() -> Iterator[Source]:
-    source = Source()
-    yield source
-    source.close()
+    with Source() as source:
+        yield source
 
 
 @pytest.fixture
 def page(source) -> Iterator[MetricsPage]:
     """A page that was learned without a fault."""
-    with MetricsPage(f"http://127.0.0.1:{source.server.server_port}/metrics") as page:
+    with MetricsPage(f"{source.url}/metrics") as page:
         begun_s = time.monotonic()
         until(lambda: len(page.readings) >= 3)
         page.learn(begun_s)

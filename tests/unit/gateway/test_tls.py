@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -11,6 +10,7 @@ import pytest
 
 from gateway.settings import GatewaySettings, read_settings
 from serving.contract.errors import ConfigError
+from tests.certificates import make_certificate
 from tests.unit.gateway.sockets import listening
 
 
@@ -19,10 +19,7 @@ def certificates(tmp_path_factory) -> Path:
     """A folder with two certificates that sign themselves, of the gateway and of a caller."""
     folder = tmp_path_factory.mktemp("certificates")
     for name in ("gateway", "caller"):
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-        command += ["-addext", "subjectAltName=IP:127.0.0.1"]
-        command += ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
-        subprocess.run(command, check=True, capture_output=True)
+        make_certificate(folder, name)
     return folder
 
 

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from server.drift import describe_drift
+from tests.pages import serve_page
 
 
 @pytest.fixture
 def page() -> Iterator[list[str]]:
     """Lines of a metrics page, and its address before them."""
     lines: list[str] = []
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write("".join(f"{line}\n" for line in lines[1:]).encode())
-
-        def log_message(self, *_) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        lines.append(f"http://127.0.0.1:{server.server_port}/metrics")
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serve_page(lambda: "".join(f"{line}\n" for line in lines[1:]).encode()) as url:
+        lines.append(f"{url}/metrics")
         yield lines
-        server.shutdown()
 
 
 def state_psi(feature: str, psi: float, bound: float, version: int = 1, instance: str = "preprocess_0_0") -> list[str]:

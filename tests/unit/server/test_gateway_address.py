@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import subprocess
 import uuid
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from server import gateway
 from server.ports import find_free_port, find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ServerError
+from tests.certificates import make_certificate
 from tests.repositories import small_repository
 
 
@@ -29,12 +29,9 @@ def state(tmp_path):
 
 
 def write_settings(folder: Path) -> Path:
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
-    subprocess.run(command, check=True, capture_output=True)
+    make_certificate(folder, "gateway")
     settings = folder / "gateway.toml"
-    settings.write_text('certificate = "certificate.pem"\nkey = "key.pem"\n')
+    settings.write_text('certificate = "gateway.pem"\nkey = "gateway.key"\n')
     return settings
 
 
@@ -42,7 +39,7 @@ def test_a_gateway_with_a_certificate_is_named_by_https(state, tmp_path):
     port = find_free_port()
     followed = gateway.follow(state, port, str(write_settings(tmp_path)), tmp_path)
     assert followed.settings["gateway_url"] == f"https://127.0.0.1:{port}"
-    trusting = ssl.create_default_context(cafile=str(tmp_path / "certificate.pem"))
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "gateway.pem"))
     assert httpx.get(f"{followed.settings['gateway_url']}/healthz", verify=trusting).status_code == 200
 
 
