@@ -29,10 +29,10 @@ POOL = 50_000  # users that are clustered at most: the most active ones
 STAGE_BATCH = 256
 
 
-def pick_by_cluster(repo: Path, n_users: int, n_clusters: int, seed: int = 0) -> np.ndarray:
+def pick_by_cluster(repo: Path, n_users: int, n_clusters: int) -> np.ndarray:
     """Return int64 [<= n_users] ids: the most active user of each cluster, then the second of each, …"""
     user_ids, activity, vectors = read_active_users(repo)
-    clusters = cluster_vectors(vectors, n_clusters, seed)
+    clusters = cluster_vectors(vectors, n_clusters)
     return user_ids[order_by_turns(clusters, activity)[:n_users]]
 
 
@@ -62,13 +62,13 @@ def compute_vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
     return retrieve.compute_user_vectors(features, retrieve.items.find_positions(features["history_ids"]))
 
 
-def cluster_vectors(vectors: np.ndarray, n_clusters: int, seed: int = 0) -> np.ndarray:
+def cluster_vectors(vectors: np.ndarray, n_clusters: int) -> np.ndarray:
     """Return int64 [U]: the cluster of each vector, float32 [U, D], by spherical k-means."""
     import faiss
 
     directions = np.ascontiguousarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), np.float32)
     n_clusters = min(n_clusters, len(directions))
-    kmeans = faiss.Kmeans(directions.shape[1], n_clusters, niter=10, seed=seed, spherical=True, min_points_per_centroid=1)
+    kmeans = faiss.Kmeans(directions.shape[1], n_clusters, niter=10, seed=0, spherical=True, min_points_per_centroid=1)
     kmeans.train(directions)
     return kmeans.index.search(directions, 1)[1][:, 0]
 

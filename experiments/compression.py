@@ -49,6 +49,7 @@ from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 MOST_USERS = 3_000  # test users, drawn at random where there are more
 ROWS = (1, 64)  # of a request to the rank stage
 ROUNDS = 25
+SEED = 0
 TAUGHT, SERVED = "none", "distilled"  # the reference of all others; the default
 AFTER, WITHIN = "int8, quantised after training", "int8, trained in int8"  # the export chooses one of the two
 LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM
@@ -101,14 +102,14 @@ class Row:
     latency_us: dict[int, float]
 
 
-def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
-    problem, pipeline = make_problem(dataset), PipelineSettings(seed=seed)
+def make_workload(dataset: Dataset, say: Say) -> Workload:
+    problem, pipeline = make_problem(dataset), PipelineSettings(seed=SEED)
     train, _ = split_by_time(dataset.interactions, TEST_SHARE)
     dataset = replace(dataset, interactions=train)
-    features = build_features(dataset, train, FeatureSettings(history_length=pipeline.history), seed)
-    chosen, settings = RetrievalSettings(pipeline.candidates, pipeline.filter_seen, seed), RankingSettings()
+    features = build_features(dataset, train, FeatureSettings(history_length=pipeline.history), SEED)
+    chosen, settings = RetrievalSettings(pipeline.candidates, pipeline.filter_seen, SEED), RankingSettings()
     fit_retrieve = partial(fit_training_retriever, dataset, features, chosen, lambda _: None)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     say("requests of the training part, as a retriever of its time would have served them")
     by_moment, in_visits = make_requests_by_moment(dataset, train, features, fit_retrieve, settings, rng)
     teaching, without_events, validation = hold_out(by_moment, in_visits, settings.ranker.validation_share)
@@ -129,22 +130,22 @@ def say_nothing(_: str) -> None:
     pass
 
 
-def make_variants(work: Workload, say: Say, folder: Path, seed: int = 0, student: RankerSettings = STUDENT) -> list[Variant]:
+def make_variants(work: Workload, say: Say, folder: Path, student: RankerSettings = STUDENT) -> list[Variant]:
     """Train every network; the DLRM comes first, because the others are compared with it."""
     say(f"{TAUGHT}: the DLRM")
     known = (work.teaching, work.validation, work.tables)
-    teacher = train_ranker(*known, RankerSettings(), seed, say_nothing, without_events=work.without_events)
+    teacher = train_ranker(*known, RankerSettings(), SEED, say_nothing, without_events=work.without_events)
     shares = Teacher(teacher.model, teacher.blend).give_shares
     lesson = Lesson.of(teacher, work.imitated, work.validation, shares)
     say(SERVED)
-    small = distil(lesson, student, seed, say_nothing)
+    small = distil(lesson, student, SEED, say_nothing)
     rankers = {TAUGHT: teacher, SERVED: small}
     say("pruned")
-    rankers["pruned"] = prune(lesson, small, student, seed, say_nothing)
+    rankers["pruned"] = prune(lesson, small, student, SEED, say_nothing)
     say("int8")
-    rankers["int8"] = quantise(lesson, small, student, seed, say)
-    rankers[AFTER] = quantise_after_training(lesson, small, student, seed)
-    rankers[WITHIN] = train_in_int8(lesson, rankers[AFTER], student, seed, say_nothing)
+    rankers["int8"] = quantise(lesson, small, student, SEED, say)
+    rankers[AFTER] = quantise_after_training(lesson, small, student, SEED)
+    rankers[WITHIN] = train_in_int8(lesson, rankers[AFTER], student, SEED, say_nothing)
     return [export_variant(name, ranker, work, folder / str(place)) for place, (name, ranker) in enumerate(rankers.items())]
 
 

@@ -33,6 +33,7 @@ HIGH_SHARE = 0.05
 CLIENTS = (2, 4, 8, 16)  # closed loop; more than are admitted would ask again and again for popular items
 IDLE_PER_S = 20.0
 FACTORS = (1, 2, 5)
+RECOVERY_LIMIT_S = 10.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -85,14 +86,14 @@ def measure_overload(
     }
 
 
-def measure_recovery(served: Served, rng: np.random.Generator, limit_s: float = 10.0) -> float:
-    """Return the seconds until the first of ten requests in a row that the server answers within the SLO, `limit_s` at most."""
+def measure_recovery(served: Served, rng: np.random.Generator) -> float:
+    """Return the seconds until the first of ten requests in a row that the server answers well: RECOVERY_LIMIT_S at most."""
     begun_s, in_a_row, first_s = time.monotonic(), 0, 0.0
-    while in_a_row < 10 and time.monotonic() - begun_s < limit_s:
+    while in_a_row < 10 and time.monotonic() - begun_s < RECOVERY_LIMIT_S:
         answers, _ = uvloop.run(send_closed_loop(served.port, make_requests(served, 1, LONG_MS, rng)[0], 1))
         first_s = time.monotonic() - begun_s if in_a_row == 0 else first_s
         in_a_row = in_a_row + 1 if answers.find_good(SLO_S).all() else 0
-    return first_s if in_a_row == 10 else limit_s
+    return first_s if in_a_row == 10 else RECOVERY_LIMIT_S
 
 
 def encode_queries(served: Served, count: int, rng: np.random.Generator) -> list[bytes]:

@@ -6,7 +6,6 @@ Off unless the environment names a collector (OTEL_EXPORTER_OTLP_ENDPOINT, as ev
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from opentelemetry import propagate, trace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,16 +14,16 @@ SERVICE = "recommender-gateway"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-def start_tracing(environment: Mapping[str, str] = os.environ) -> bool:
+def start_tracing() -> bool:
     """Send spans to the collector that the environment names; return whether there is one."""
-    if not any(environment.get(name) for name in ENDPOINTS):
+    if not any(os.environ.get(name) for name in ENDPOINTS):
         return False
     from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=Resource.create({"service.name": environment.get("OTEL_SERVICE_NAME", SERVICE)}))
+    provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", SERVICE)}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))  # the exporter reads the endpoint from the environment
     trace.set_tracer_provider(provider)
     return True

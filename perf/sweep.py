@@ -161,17 +161,17 @@ ROUNDS = 5  # of the yardstick
 Step = Callable[[str], None]
 
 
-def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S, rounds: int = ROUNDS) -> None:
+def measure_all(bench: Bench, window_s: float = WINDOW_S, rounds: int = ROUNDS) -> None:
     """Run sweeps, open-loop scenarios and the in-process baseline; record memory and hit rates over all of them."""
     n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
-    n_open = len(make_scenarios(1.0, load_s, RATE_SHARES))
+    n_open = len(make_scenarios(1.0, LOAD_S, RATE_SHARES))
     with watched(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
         floor = Latency.of(measure_floor_ns(bench.site.grpc_url))
         bench.run.floor_p50_ms = floor.p50_ms if floor else None
         best = sweep_recommend(bench, window_s, step)
         for stage in bench.stages:
             sweep_stage(bench, stage, window_s, step)
-        for scenario in make_scenarios(best.achieved_rate, load_s, RATE_SHARES):
+        for scenario in make_scenarios(best.achieved_rate, LOAD_S, RATE_SHARES):
             step(f"open loop: {scenario.name}")
             add_open(bench, scenario)
         step("in-process and served, alternating")

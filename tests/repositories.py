@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 
 PROJECT = Path(__file__).parents[1]
 CACHE = PROJECT / ".run" / "test-repositories"
@@ -117,6 +117,12 @@ def copy_small_repository(folder: Path) -> Path:
 def link_small_repository(folder: Path) -> Path:
     """Return a copy of `small_repository` in `folder` as `link_code` makes it."""
     return link_code(small_repository(), folder)
+
+
+def copy_generation(repo: Path) -> None:
+    """Copy generation 1 as generation 2, with the manifests of 1."""
+    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
+        shutil.copytree(repo / model / "1", repo / model / "2")
 
 
 def small_merlin_repository(triton: str) -> Path:

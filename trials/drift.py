@@ -22,22 +22,22 @@ RARE = 0.001  # chance of the rarest quantile that the resamples alone tell
 PAIRINGS = 10  # windows that each resampled reference is compared with: comparing costs less than drawing
 
 
-def describe_numbers(name: str, values: np.ndarray, bins: int = BINS) -> Reference:
+def describe_numbers(name: str, values: np.ndarray) -> Reference:
     """Return the reference of a numeric feature: bins of about equal share. values: float [rows], NaN where missing."""
     known = np.asarray(values, np.float64)
     known = known[~np.isnan(known)]
-    edges = np.unique(np.quantile(known, np.linspace(0, 1, bins + 1)[1:-1])) if len(known) else np.empty(0)
+    edges = np.unique(np.quantile(known, np.linspace(0, 1, BINS + 1)[1:-1])) if len(known) else np.empty(0)
     return _with_shares(Reference(name, len(values), (), tuple(edges.tolist())), values)
 
 
-def describe_categories(name: str, values: np.ndarray, bins: int = BINS) -> Reference:
+def describe_categories(name: str, values: np.ndarray) -> Reference:
     """Return the reference of a categorical feature: its most frequent values, and all others together.
 
     Values of fewer than LEAST_ROWS requests are among the others. The most frequent of many rare values are so by chance, and
     no window would have their shares again.
     """
     kinds, counts = np.unique(np.asarray(values), return_counts=True)
-    order = np.argsort(-counts, kind="stable")[: bins - 1]
+    order = np.argsort(-counts, kind="stable")[: BINS - 1]
     most_frequent = kinds[order[counts[order] >= LEAST_ROWS]]
     return _with_shares(Reference(name, len(values), (), (), (*most_frequent.tolist(), OTHER)), values)
 

@@ -93,7 +93,7 @@ def time_one_client(shop: Shop, seconds: float, rng: np.random.Generator) -> Lat
     taken_ns: list[int] = []
     bodies = draw_requests(shop, BODIES, 1, rng)
     with connect(shop.site.grpc_url) as exchange, prevent_delays():
-        end_s = time.perf_counter() + seconds
+        end_s = time.perf_counter() + SYNCED_S
         while time.perf_counter() < end_s or not taken_ns:
             started_ns = time.perf_counter_ns()
             exchange.ask(bodies[len(taken_ns) % BODIES])
@@ -101,11 +101,11 @@ def time_one_client(shop: Shop, seconds: float, rng: np.random.Generator) -> Lat
     return measure_latency(taken_ns)
 
 
-def time_fsync(folder: Path, seconds: float = SYNCED_S) -> Latency:
+def time_fsync(folder: Path) -> Latency:
     """Time how long the disk takes to make a written block durable, in the folder's file system."""
     taken_ns: list[int] = []
     with tempfile.NamedTemporaryFile(dir=folder) as file:
-        end_s = time.perf_counter() + seconds
+        end_s = time.perf_counter() + SYNCED_S
         while time.perf_counter() < end_s or not taken_ns:
             file.write(bytes(FSYNC_BYTES))
             file.flush()

@@ -8,6 +8,7 @@ import numpy as np
 
 from serving.contract.errors import ConfigError
 
+BURST_FACTOR, BURST_S = 10.0, 0.5
 MAX_REQUESTS = 200_000  # of one load: a bound on memory and time
 
 
@@ -20,18 +21,16 @@ def draw_poisson(rate: float, duration_s: float, rng: np.random.Generator) -> np
     return _draw_arrivals(rate, duration_s, rng)
 
 
-def draw_bursts(
-    rate: float, duration_s: float, rng: np.random.Generator, factor: float = 10.0, every_s: float = 5.0, burst_s: float = 0.5
-) -> np.ndarray:
-    """Draw Poisson arrivals at `rate`, and `factor` times that during the first `burst_s` of every `every_s` but the first.
+def draw_bursts(rate: float, duration_s: float, rng: np.random.Generator, every_s: float = 5.0) -> np.ndarray:
+    """Draw Poisson arrivals at `rate`, and BURST_FACTOR times that during the first BURST_S of every `every_s` but the first.
 
     The arrivals are thinned from a Poisson process at the peak rate. Raises ConfigError beyond MAX_REQUESTS.
     """
     whole, rest_s = divmod(duration_s, every_s)
-    in_bursts_s = burst_s * max(whole - 1, 0) + (min(rest_s, burst_s) if whole else 0.0)
-    _check_load(rate, duration_s, rate * (duration_s + (factor - 1) * in_bursts_s))
-    due_s = _draw_arrivals(rate * factor, duration_s, rng)
-    keep = is_in_burst(due_s, every_s, burst_s) | (rng.random(len(due_s)) < 1.0 / factor)
+    in_bursts_s = BURST_S * max(whole - 1, 0) + (min(rest_s, BURST_S) if whole else 0.0)
+    _check_load(rate, duration_s, rate * (duration_s + (BURST_FACTOR - 1) * in_bursts_s))
+    due_s = _draw_arrivals(rate * BURST_FACTOR, duration_s, rng)
+    keep = is_in_burst(due_s, every_s) | (rng.random(len(due_s)) < 1.0 / BURST_FACTOR)
     return due_s[keep]
 
 
@@ -45,9 +44,9 @@ def make_volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
     return np.repeat(starts_s, size)
 
 
-def is_in_burst(due_s: np.ndarray, every_s: float = 5.0, burst_s: float = 0.5) -> np.ndarray:
+def is_in_burst(due_s: np.ndarray, every_s: float = 5.0) -> np.ndarray:
     """Return bool [N]: due within a burst. The first period has none and shows the quiet state."""
-    return (due_s >= every_s) & (due_s % every_s < burst_s)
+    return (due_s >= every_s) & (due_s % every_s < BURST_S)
 
 
 def draw_recorded(times_s: np.ndarray, rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:

@@ -14,6 +14,7 @@ from torch import nn
 from serving.contract.errors import ExportError
 
 OPSET = 17
+LIMIT = 1e-4  # largest difference of an exported network, relative to 1 + the size of the value
 Dynamic = dict[str, dict[int, str]]
 
 
@@ -30,13 +31,11 @@ class Parity:
         return asdict(self)
 
 
-def export_network(
-    network: nn.Module, inputs: dict[str, np.ndarray], output: str, path: Path, dynamic: Dynamic, limit: float = 1e-4
-) -> Parity:
+def export_network(network: nn.Module, inputs: dict[str, np.ndarray], output: str, path: Path, dynamic: Dynamic) -> Parity:
     """Write `path` and compare on `inputs` (float32, by name, in the order of `forward`).
 
     dynamic: tensor -> axis -> name of its dynamic size, for inputs and output
-    Raises ExportError when ONNX Runtime differs by more than `limit`, relative to 1 + the size of the value.
+    Raises ExportError when ONNX Runtime differs by more than LIMIT, relative to 1 + the size of the value.
     """
     network.eval()
     tensors = tuple(torch.from_numpy(np.ascontiguousarray(values)) for values in inputs.values())
@@ -53,7 +52,7 @@ def export_network(
             opset_version=OPSET,
             dynamo=False,
         )
-    return compare(path, inputs, run_network(network, inputs), limit)
+    return compare(path, inputs, run_network(network, inputs), LIMIT)
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,9 +15,9 @@ from server import processes
 from server.ports import Ports, find_free_ports
 from server.promotion import Promotion, awaits_move
 from server.state import ServerState, make_state_path, read_state
-from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment, read_experiment
-from tests.repositories import link_small_repository
+from tests.repositories import copy_generation, link_small_repository
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble, accept
 
@@ -33,8 +32,7 @@ def state(tmp_path) -> ServerState:
 @pytest.fixture
 def served(state) -> Iterator[tuple[ServerState, TritonDouble]]:
     """The same of a double of a server, whose repository has a second generation."""
-    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
-        shutil.copytree(state.repo / model / "1", state.repo / model / "2")
+    copy_generation(state.repo)
     served = replace(state, ports=find_free_ports())
     double = TritonDouble(state.repo, served.ports.grpc)
     yield served, double

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -15,9 +14,9 @@ from server.ports import find_free_ports
 from server.release import Release
 from server.state import ServerState
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS, STAGES
+from serving.contract.tensors import CHALLENGER, STAGES
 from serving.live.experiment import Experiment
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_generation, copy_small_repository
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
 
@@ -26,8 +25,7 @@ from tests.triton_double import TritonDouble
 def served(tmp_path) -> Iterator[tuple[ServerState, TritonDouble]]:
     """A double of a server that serves generation 1, and 2 as the challenger of an experiment."""
     repo = copy_small_repository(tmp_path / "repo")
-    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
-        shutil.copytree(repo / model / "1", repo / model / "2")
+    copy_generation(repo)
     state = ServerState(1, draw_tag(), repo, tmp_path / "log", find_free_ports(), generation=1)
     double = TritonDouble(repo, state.ports.grpc)
     load_challenger(state.grpc_url, repo, 2)

@@ -22,9 +22,8 @@ from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
-from tests.repositories import link_small_repository
+from tests.repositories import copy_generation, link_small_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
@@ -42,8 +41,7 @@ time.sleep(600)
 def repo(tmp_path, monkeypatch, sleeping) -> Iterator[Path]:
     """A repository of two generations with a running server that holds a challenger; no experiment was ever started."""
     repo = link_small_repository(tmp_path / "repo")
-    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
-        shutil.copytree(repo / model / "1", repo / model / "2")
+    copy_generation(repo)
     write_challenger(repo, 2)
     monkeypatch.setattr(experiment, "RUN_DIR", tmp_path)
     state = replace(sleeping, repo=repo, generation=1)

@@ -29,8 +29,7 @@ from server.state import ServerState, make_state_path, read_state
 from server.watch import Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_generation, copy_small_repository
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import write_wheel
 from tests.waiting import until
@@ -156,8 +155,7 @@ def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(s
 @pytest.mark.usefixtures("installed_double")
 def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_path):
     repo = copy_small_repository(tmp_path / "shop")
-    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
-        shutil.copytree(repo / model / "1", repo / model / "2")
+    copy_generation(repo)
     state = replace(state, repo=repo, generation=2, settings=SETTINGS)
     state.save(tmp_path)
     (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
