@@ -28,10 +28,11 @@ class ArtifactCheck:
 
     def __init__(self, repo: Path, generation: int) -> None:
         self.repo, self.generation = repo, generation
-        self._unreadable = ""
+        folders = sorted(repo.glob(f"*/{generation}"))
+        self._unreadable = "" if folders else f"generation {generation} is not in {repo}: its files were removed"
         try:
-            self._files = [file for folder in sorted(repo.glob(f"*/{generation}")) for file in _list_files(folder)]
-        except ArtifactError as error:
+            self._files = [file for folder in folders for file in _list_files(folder)]
+        except (ArtifactError, OSError) as error:  # OSError: of a file that was removed meanwhile
             self._files, self._unreadable = [], str(error)
         self._stamps = {file.path: read_stamp(file.path) for file in self._files}
         self._reading = self._read_in_turn()
@@ -59,8 +60,8 @@ class ArtifactCheck:
         return self._unreadable or next(filter(None, map(_find_fault, self._files)), "")
 
     def has_changed(self) -> bool:
-        """Return whether any file was written or replaced since this object was made."""
-        return any(read_stamp(path) != stamp for path, stamp in self._stamps.items())
+        """Return whether any file was written or replaced since this object was made; true where the files cannot be listed."""
+        return bool(self._unreadable) or any(read_stamp(path) != stamp for path, stamp in self._stamps.items())
 
     def _read_in_turn(self) -> Iterator[str]:
         """Read HASH_BLOCK_BYTES at every step -> a fault, or "". Never ends."""

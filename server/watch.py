@@ -171,8 +171,7 @@ class Watch:
         """Restart with the newest other generation whose files are intact; without one, take the model out of service."""
         say(fault)
         self._leases.release()  # whoever mends the files must not wait
-        others = [generation for generation in list_published_generations(state.repo) if generation != state.generation]
-        for generation in sorted(others, reverse=True):
+        for generation in list_other_generations(state):
             if is_intact(state.repo, generation):
                 pin(state.repo, generation)
                 self._restart(state, fault, generation)
@@ -213,6 +212,16 @@ class Watch:
             say("its gateway is gone: starting it again")
             with contextlib.suppress(ServerError):  # the next call tries again; the gateway's log has the reason
                 gateway.follow(state, int(port), str(state.settings.get("gateway_config", "")), self._run_dir)
+
+
+def list_other_generations(state: ServerState) -> list[int]:
+    """Return the generations that the server does not serve, newest first; none if the repository is removed or unreadable."""
+    try:
+        published = list_published_generations(state.repo)
+    except (RecommenderError, OSError) as error:
+        say(str(error))
+        return []
+    return sorted(set(published) - {state.generation}, reverse=True)
 
 
 def start_supervisor(state: ServerState, run_dir: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -13,13 +14,14 @@ from serving.contract.artifacts import write_manifest
 
 @pytest.fixture
 def repo(tmp_path):
+    repo = tmp_path / "repository"
     for model in ("rank", "recommend"):
-        folder = tmp_path / model / "3"
+        folder = repo / model / "3"
         folder.mkdir(parents=True)
         (folder / "array.npy").write_bytes(b"a" + os.urandom(3_000_000))
         (folder / "stage.json").write_text("{}")
         write_manifest(folder)
-    return tmp_path
+    return repo
 
 
 def collect_faults(check: ArtifactCheck, count: int) -> list[str]:
@@ -56,6 +58,20 @@ def test_damage_is_found_at_the_next_look(repo, damage):
 def test_a_manifest_without_digests_is_a_fault(repo, files):
     (repo / "rank" / "3" / "manifest.json").write_text(json.dumps({"files": files}))
     assert str(repo / "rank" / "3") in ArtifactCheck(repo, 3).read_all()
+
+
+@pytest.mark.parametrize("damage", ["repository removed", "manifest damaged"])
+def test_files_that_cannot_be_listed_are_a_fault_until_they_are_back(repo, damage):
+    backup = shutil.copytree(repo, repo.parent / "backup")
+    if damage == "repository removed":
+        shutil.rmtree(repo)
+    else:
+        (repo / "rank" / "3" / "manifest.json").write_text("{")
+    check = ArtifactCheck(repo, 3)
+    assert str(repo) in check.look()
+    shutil.copytree(backup, repo, dirs_exist_ok=True)
+    assert check.has_changed()
+    assert is_intact(repo, 3)
 
 
 def test_damage_that_leaves_no_trace_is_found_by_reading(repo):

@@ -164,3 +164,18 @@ def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_p
     act = read_acts(repo)[0]
     assert (act.action, act.generation, read_pinned_generation(repo)) == ("pinned", 1, 1)
     assert MANIFEST_FILE in act.reason
+
+
+@pytest.mark.usefixtures("installed_double")
+def test_a_removed_repository_takes_the_server_out_of_service_until_it_is_back(state, tmp_path, capsys):
+    repo = copy_small_repository(tmp_path / "shop")
+    backup = shutil.copytree(repo, tmp_path / "backup")
+    state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"fixed": True})
+    state.save(tmp_path)
+    path = make_state_path(tmp_path, state.ports.grpc)
+    with watched(state, tmp_path):
+        shutil.rmtree(repo)
+        until(lambda: (now := read_state(path)) is not None and now.fault)
+        backup.rename(repo)
+        until(lambda: (now := read_state(path)) is not None and not now.fault and is_running(now.pid, now.tag))
+    assert "Traceback" not in capsys.readouterr().out
