@@ -50,6 +50,7 @@ HERE = Path(__file__).parent
 MOST_SIMILAR = 100
 Ids = Annotated[list[str] | None, Query()]
 Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
+Id = Annotated[str, Query(min_length=1)]
 PathId = Annotated[str, PathParameter(min_length=1)]  # of routes with `:path`, because ids may contain `/`
 
 
@@ -185,7 +186,7 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
         return JsonResponse({"item": shop.describe_item(wire_id, item_id), "known": known, "items": items})
 
     @app.get("/v1/explain", response_model=schema.Explanation)
-    async def explain(request: Request, user: str, item: str, exclude: Ids = None) -> Response:
+    async def explain(request: Request, user: Id, item: Id, exclude: Ids = None) -> Response:
         """Explain why a user is shown an item or not: its rank and score after each stage, and what led to it."""
         excluded = [shop.parse_item_id(other) for other in split_ids(exclude)]
         context = read_context(request)

@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from gateway.faults import describe_fault
 from gateway.questions import STATUS, JsonResponse, error_response
 from serving.contract.errors import RecommenderError as ServingError
 from serving.contract.errors import RequestError
@@ -30,14 +31,21 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def answer_invalid_request(_: Request, error: RequestValidationError) -> JsonResponse:
         fault = error.errors()[0]
-        return error_response(400, "INVALID_ARGUMENT", f"{fault['loc'][-1]}: {fault['msg']}")
+        return error_response(400, "INVALID_ARGUMENT", describe_fault(fault, fault["loc"][-1:]))
 
     @app.exception_handler(HTTPException)
     async def answer_http_error(request: Request, error: HTTPException) -> JsonResponse:
         if error.status_code == 404:
             path = request.url.path
             return error_response(404, "NOT_FOUND", f"There is nothing at {path}. /openapi.json lists the paths.")
-        response = error_response(error.status_code, "HTTP", str(error.detail))
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            message = (
+                f"{request.method} is not possible at {request.url.path}; expected {allowed}. /openapi.json lists the calls."
+            )
+        else:
+            message = str(error.detail)
+        response = error_response(error.status_code, "HTTP", message)
         response.headers.update(error.headers or {})  # such as the methods that a path allows
         return response
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
+from gateway.faults import describe_fault
 from serving.live.admission import EARLIEST_MS
 
 MOST_SESSION_CHARACTERS = 256
@@ -43,21 +44,22 @@ class EventBody(BaseModel):
     @model_validator(mode="after")
     def _require_one_sender(self) -> EventBody:
         if (self.user is None) == (self.session is None):
-            raise ValueError("expected one of user and session")
+            raise ValueError("expected one of user and session, not both")
         return self
 
     @field_validator("user", "item", mode="before")
     @classmethod
-    def _refuse_boolean(cls, value: Any) -> Any:
-        if isinstance(value, bool):  # which pydantic takes for 0 or 1
-            raise ValueError("expected an id: text or a whole number")
+    def _refuse_what_is_no_id(cls, value: Any) -> Any:
+        is_id = value is None or (isinstance(value, str | int) and not isinstance(value, bool) and value != "")
+        if not is_id:  # pydantic takes a boolean for 0 or 1
+            raise ValueError("expected an id: a whole number, or a text that is not empty")
         return value
 
     @field_validator("timestamp")
     @classmethod
     def _refuse_seconds(cls, value: int | None) -> int | None:
         if value is not None and 0 < value < EARLIEST_MS:
-            raise ValueError(f"{value} looks like seconds; expected milliseconds since 1970, or ISO 8601")
+            raise ValueError("expected milliseconds since 1970, or ISO 8601: this looks like seconds")
         return value
 
     @field_validator("timestamp", mode="before")
@@ -138,6 +140,17 @@ class GorseFeedback(BaseModel):
         """Return the event in this gateway's shape. Raises ValidationError."""
         event = {"user": self.UserId, "item": self.ItemId, "event": self.FeedbackType, "value": self.Value}
         return EventBody.model_validate(event | {"timestamp": self.Timestamp or None})
+
+
+SHAPES: tuple[type[BaseModel], ...] = (EventBody, MetarankEvent, GorseFeedback)
+
+
+def explain_refusal(error: ValidationError) -> str:
+    """Return the first fault of an event as a message. error: of `read_event`"""
+    fault = error.errors()[0]
+    whole = [] if fault["type"] == "value_error" else ["event"]
+    known = next((shape.model_fields for shape in SHAPES if shape.__name__ == error.title), EventBody.model_fields)
+    return describe_fault(fault, fault["loc"] or whole, known)
 
 
 def read_event(body: Any) -> EventBody:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.event_shapes import EventBody, read_event
+from gateway.event_shapes import EventBody, explain_refusal, read_event
 from gateway.metrics import Metrics
 from gateway.shop import Shop
 from serving.contract.ids import NAME
@@ -43,9 +43,7 @@ class Recorder:
             try:
                 event = read_event(body)
             except ValidationError as error:
-                fault = error.errors()[0]
-                field = ".".join(map(str, fault["loc"])) or "event"
-                results[row] = make_failure("INVALID_ARGUMENT", f"{field}: {fault['msg']}")
+                results[row] = make_failure("INVALID_ARGUMENT", explain_refusal(error))
                 continue
             event_id = event.id or uuid.uuid4().hex
             try:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.event_shapes import MOST_SESSION_CHARACTERS
+from gateway.faults import describe_fault
 from gateway.recommendations import Question
 from gateway.settings import GatewaySettings
 from triton_recommender import InvalidRequest
@@ -32,7 +33,7 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    user: str | None = None
+    user: str | None = Field(None, min_length=1)
     session: str | None = Field(
         None, min_length=1, max_length=MOST_SESSION_CHARACTERS, description="identifies a visitor without a user id"
     )
@@ -56,7 +57,7 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
     """Return the question of a request. Raises InvalidRequest."""
     values: dict[str, Any] = {HEADERS[name]: value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
     context: dict[str, str] = {}
-    for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+    for name, value in parse_query(scope["query_string"]):
         if name in LISTS:
             values[name] = (*values.get(name, ()), *split_ids([value]))
         elif name in values or name in context:
@@ -72,7 +73,7 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
         parameters = Parameters.model_validate(values)
     except ValidationError as error:
         fault = error.errors()[0]
-        raise InvalidRequest(f"{fault['loc'][-1]}: {fault['msg']}") from error
+        raise InvalidRequest(describe_fault(fault, fault["loc"][:1])) from error
     if parameters.user is None and parameters.session is None and parameters.history is None:
         raise InvalidRequest("None of user, session and history is given; expected at least one of them.")
     deadline_ms = (
@@ -89,6 +90,14 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
     )
     fallback = parameters.fallback == "popular" and parameters.generation is None
     return Question(*given, deadline_ms / 1_000, parameters.priority, fallback, parameters.generation, parameters.reasons)
+
+
+def parse_query(query: bytes) -> list[tuple[str, str]]:
+    """Return the parameters of a query, in order. Raises InvalidRequest for other bytes than UTF-8, which would be lost."""
+    try:
+        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("The query is not UTF-8; expected each parameter in UTF-8, with %XX for other bytes.") from error
 
 
 def split_ids(values: list[str] | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway.event_shapes import EventBody, GorseFeedback, MetarankEvent
+from gateway.event_shapes import SHAPES
 from serving.live.experiment import Mode, State
 
 Id = int | str
@@ -217,7 +217,7 @@ def _describe_json_body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-_EVENT = {"anyOf": [shape.model_json_schema() for shape in (EventBody, MetarankEvent, GorseFeedback)]}
+_EVENT = {"anyOf": [shape.model_json_schema() for shape in SHAPES]}
 EVENTS_BODY = _describe_json_body({"anyOf": [_EVENT, {"type": "array", "items": _EVENT}]})
 EVENT_FAILURES: dict[int | str, dict[str, Any]] = {
     207: {"model": Results, "description": "The events of a list have different outcomes"},

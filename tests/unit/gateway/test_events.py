@@ -76,15 +76,15 @@ def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gatewa
     results = response.json()["results"]
     assert [result.get("sequence") for result in results] == [1, *[None] * 6, 2, *[None] * 3]
     faults = [
-        "item: Field required",
+        "item is missing",
         "item is 'red'",
         "no column 'colour'",
         "expected ISO 8601",
-        "amount: Extra inputs",
-        "event: ",
-        "user: Value error, expected an id",
-        "item: Value error, expected an id",
-        "timestamp: Value error, 1795000000 looks like seconds",
+        "There is no field 'amount'. The fields are user, session, item, event,",
+        "event is 'not an event'; expected an object.",
+        "user is True; expected an id",
+        "item is False; expected an id",
+        "timestamp is 1795000000; expected milliseconds since 1970, or ISO 8601: this looks like seconds.",
     ]
     for result, fault in zip(results[1:7] + results[8:], faults, strict=True):
         assert fault in result["error"]["message"]
@@ -93,6 +93,27 @@ def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gatewa
     page = door.ask("GET", "/metrics").text
     assert 'gateway_events_total{outcome="accepted"} 2.0' in page
     assert 'gateway_events_total{outcome="INVALID_ARGUMENT"} 9.0' in page
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ({"user": "", "item": 1}, "user is ''; expected an id: a whole number, or a text that is not empty."),
+        ({"user": 7, "item": ""}, "item is ''; expected an id"),
+        ({"user": 1.5, "item": 1}, "user is 1.5; expected an id"),
+        ({"item": 1}, "Expected one of user and session, not both."),
+        ({"user": 7, "item": 1, "context": {"device": []}}, "context.device is []; expected a text or a number."),
+        ({"user": 7, "item": 1, "request_id": 3}, "request_id is 3; expected a text."),
+        (
+            {"event": "interaction", "type": "click", "user": "7", "item": "1", "rank": 2},
+            "There is no field 'rank'. The fields are event, type,",
+        ),
+    ],
+)
+def test_a_malformed_event_is_explained(gateway, event, said):
+    response = gateway().ask("POST", "/v1/events", json=event)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(said)
 
 
 def test_an_event_that_the_server_refuses_does_not_take_its_batch_along(gateway):

@@ -155,7 +155,11 @@ def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
         ({}, "None of user, session and history"),
         ({"user": "anna"}, "user is 'anna'"),
         ({"user": "7", "exclude": "red"}, "item is 'red'"),
-        ({"user": "7", "k": "0"}, "k: Input should be greater"),
+        ({"user": "7", "k": "0"}, "k is '0'; expected a number greater than or equal to 1."),
+        ({"user": "7", "k": "ten"}, "k is 'ten'; expected a whole number."),
+        ({"user": "7", "reasons": "maybe"}, "reasons is 'maybe'; expected true or false."),
+        ({"user": "7", "fallback": "all"}, "fallback is 'all'; expected 'popular' or 'none'."),
+        ({"user": ""}, "user is ''; expected at least 1 character."),
         ({"user": "7", "k": "1000"}, "this server returns 20 items at most"),
         ({"user": "7", "context.colour": "red"}, "no column 'colour'"),
         ({"user": "7", "context.temperature": "warm"}, "expected a number"),
@@ -171,6 +175,12 @@ def test_what_no_server_could_answer_is_refused(gateway, params, said):
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "INVALID_ARGUMENT"
     assert said in response.json()["error"]["message"]
+
+
+def test_a_query_that_is_not_utf_8_is_refused(gateway):
+    response = gateway().ask("GET", "/v1/recommendations?session=M%FCller")
+    assert response.status_code == 400
+    assert "not UTF-8" in response.json()["error"]["message"]
 
 
 def test_similar_items_are_those_bought_together_then_those_alike(gateway):
@@ -225,7 +235,10 @@ def test_a_method_that_a_path_does_not_have_is_told_with_those_that_it_has(gatew
     response = gateway().ask("DELETE", "/v1/events")
     assert response.status_code == 405
     assert response.headers["allow"] == "POST"
-    assert response.json()["error"]["code"] == "HTTP"
+    assert response.json()["error"] == {
+        "code": "HTTP",
+        "message": "DELETE is not possible at /v1/events; expected POST. /openapi.json lists the calls.",
+    }
 
 
 def test_who_wants_no_popular_items_gets_the_error(gateway):
