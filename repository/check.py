@@ -17,15 +17,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from repository.config import CONFIG_FILE, list_models, read_layout, read_record_fields, read_spec
 from repository.finding import Finding, count_errors, make_finding
-from repository.models import read_config, refuse_unservable_path
+from repository.models import read_config, refuse_changed_manifests, refuse_unservable_path
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from repository.replay import replay
 from repository.tables import has_update_source
 from serving.contract.artifacts import (
     MANIFEST_FILE,
-    compute_sha256,
     find_stage_folder,
-    get_section,
     read_json,
     read_stage,
     verify_manifest,
@@ -129,19 +127,13 @@ def check_versions(repository: Path) -> Iterator[Finding]:
     """Check that every model has the pinned generation, and that its files are as published."""
     generation = read_pinned_generation(repository)
     own = repository / ENSEMBLE / str(generation)
-    digests = get_section(read_json(own, MANIFEST_FILE), "stages", own)
     stages = {name: find_stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)}
     for folder in (own, *stages.values()):
         manifest = verify_manifest(folder)
         if manifest.get("generation") != generation:
             fact = f"Folder {generation} holds generation {manifest.get('generation')}"
             yield Finding("error", str(folder.relative_to(repository)), fact, "Folders were moved by hand; export again.")
-    for name, folder in stages.items():
-        if compute_sha256(folder / MANIFEST_FILE) != digests.get(name):
-            where = str(folder.relative_to(repository))
-            yield Finding(
-                "error", where, "Its manifest is not the one that this generation was published with", "Export again."
-            )
+    refuse_changed_manifests(repository, generation)
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:

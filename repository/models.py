@@ -12,7 +12,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serving.contract.artifacts import MANIFEST_FILE, compute_sha256
+from serving.contract.artifacts import MANIFEST_FILE, REMEDY, compute_sha256, find_stage_folder, read_json
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
@@ -128,6 +128,26 @@ def hash_manifest(repo: Path, generation: int | None = None) -> str:
     with contextlib.suppress(ArtifactError, FileNotFoundError):
         return compute_sha256(repo / ENSEMBLE / str(generation or read_pinned_generation(repo)) / MANIFEST_FILE)
     return ""
+
+
+def read_published_digests(repo: Path, generation: int) -> dict[Path, str]:
+    """Return the manifests of a generation's stages and live models, with the SHA-256 that each was published with.
+
+    Empty for a generation that this project did not publish. Raises ArtifactError when its own manifest cannot be read.
+    """
+    own = repo / ENSEMBLE / str(generation)
+    digests = read_json(own, MANIFEST_FILE).get("stages", {}) if (own / MANIFEST_FILE).is_file() else {}
+    return {find_stage_folder(repo, name, generation) / MANIFEST_FILE: digest for name, digest in digests.items()}
+
+
+def refuse_changed_manifests(repo: Path, generation: int) -> None:
+    """Raise ArtifactError when a manifest is not the published one: stages compare their files with it when they load."""
+    for path, digest in read_published_digests(repo, generation).items():
+        if not path.is_file() or compute_sha256(path) != digest:
+            raise ArtifactError(
+                f"{path} is not the manifest that generation {generation} was published with, so the files beside it may be "
+                f"others, too. {REMEDY}"
+            )
 
 
 def check_backends(models: list[Model]) -> None:

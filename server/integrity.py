@@ -9,11 +9,12 @@ The stages verify every file when they load. Afterwards they read mapped pages, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from repository.file_stamps import read_stamp
+from repository.models import read_published_digests
 from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, compute_sha256, load_manifest
 from serving.contract.errors import ArtifactError
 
@@ -31,7 +32,8 @@ class ArtifactCheck:
         folders = sorted(repo.glob(f"*/{generation}"))
         self._unreadable = "" if folders else f"generation {generation} is not in {repo}: its files were removed"
         try:
-            self._files = [file for folder in folders for file in _list_files(folder)]
+            digests = read_published_digests(repo, generation)
+            self._files = [file for folder in folders for file in _list_files(folder, digests)]
         except (ArtifactError, OSError) as error:  # OSError: of a file that was removed meanwhile
             self._files, self._unreadable = [], str(error)
         self._stamps = {file.path: read_stamp(file.path) for file in self._files}
@@ -90,15 +92,18 @@ def is_intact(repo: Path, generation: int) -> bool:
     return not ArtifactCheck(repo, generation).read_all()
 
 
-def _list_files(folder: Path) -> list[PublishedFile]:
-    """Return the files of a version folder. Raises ArtifactError when its manifest cannot be read."""
+def _list_files(folder: Path, digests: Mapping[Path, str]) -> list[PublishedFile]:
+    """Return the files of a version folder. digests: of the manifests; without one, a manifest must stay as it is now
+
+    Raises ArtifactError when its manifest cannot be read.
+    """
     manifest = folder / MANIFEST_FILE
     if not manifest.is_file():
         return []
     stated = load_manifest(folder)["files"]
-    digests = {name: fact.get("sha256", "") if isinstance(fact, dict) else "" for name, fact in stated.items()}
-    files = [PublishedFile(folder / name, digest) for name, digest in digests.items()]
-    return [PublishedFile(manifest, compute_sha256(manifest)), *files]
+    published = {name: fact.get("sha256", "") if isinstance(fact, dict) else "" for name, fact in stated.items()}
+    files = [PublishedFile(folder / name, digest) for name, digest in published.items()]
+    return [PublishedFile(manifest, digests.get(manifest) or compute_sha256(manifest)), *files]
 
 
 def _find_fault(file: PublishedFile) -> str:

@@ -20,7 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from repository.models import Model, check_backends, hash_manifest, read_repository, refuse_unservable_path
+from repository.models import (
+    Model,
+    check_backends,
+    hash_manifest,
+    read_repository,
+    refuse_changed_manifests,
+    refuse_unservable_path,
+)
 from server import generations, health, keys, live_helpers, log, processes, updaters
 from server.control import STOP_TIMEOUT_S, clear_stale, end_server, stop_server
 from server.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
@@ -140,7 +147,9 @@ class TritonServer:
         settings |= {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder}
         facts: dict[str, Any] = {"settings": settings, "content": hash_manifest(self.repo), "owner": self._owner}
-        facts["generation"] = generations.find_pinned_generation(self.repo)
+        if pinned := generations.find_pinned_generation(self.repo):
+            refuse_changed_manifests(self.repo, pinned)
+        facts["generation"] = pinned
         deadline_s = time.monotonic() + self.ready_timeout_s
         try:
             self._launch(models, facts)

@@ -3,6 +3,7 @@
     every 0.5 s  tritonserver or a stub gone, or paused for a second ─▶ restart, with the generation that was active
     at once      a mapped artifact is opened for writing ─▶ end the server, let the writer go on, then as after a change
     every 0.5 s  an artifact changed on disk ─▶ restart with another intact generation, or take `recommend` out of service
+                 one of a challenger changed ─▶ roll its experiment back
     every 2 s    no real request answered for ten seconds ─▶ restart
                  its gateway paused ─▶ end it: its own supervisor restarts it
     every 5 s    its gateway gone with its supervisor ─▶ restart the gateway
@@ -35,6 +36,7 @@ import psutil
 from repository.generations import list_published_generations, pin
 from repository.registry import record_act
 from server import control, gateway, processes
+from server.challenger_files import ChallengerFiles
 from server.control import end_server, stop_server
 from server.environment import PROJECT
 from server.generations import LOAD_TIMEOUT_S, pinned_to
@@ -94,6 +96,7 @@ class Watch:
             self._observer = Observer(state)
             if self._check is None or (self._check.repo, self._check.generation) != (state.repo, state.generation):
                 self._guard_files(state.repo, state.generation)
+            self._challenger_files = ChallengerFiles(state)
             self._followers = ExperimentGuard(state, self._run_dir), Promotion(state, self._run_dir), Release(state)
         self._observed = state
         is_scan = time.monotonic() - self._scanned_s > SCAN_EVERY_S
@@ -113,6 +116,8 @@ class Watch:
             self._leave_generation(state, damage)
         elif fault := self._observer.find_fault():
             self._restart(state, self._describe_end(state, fault))
+        if done := self._challenger_files.look():
+            say(done)
         if is_scan:
             for follower in self._followers:
                 if done := follower.look():

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from server.integrity import ArtifactCheck, is_intact
-from serving.contract.artifacts import write_manifest
+from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, write_manifest
 
 
 @pytest.fixture
@@ -52,6 +52,17 @@ def test_damage_is_found_at_the_next_look(repo, damage):
     assert str(path) in check.look()
     assert check.has_changed()
     assert not is_intact(repo, 3)
+
+
+def test_a_file_that_was_changed_with_its_manifest_is_found(repo):
+    """Also by a check that begins later: the generation's manifest states the digests of the others."""
+    folder = repo / "rank" / "3"
+    write_manifest(repo / "recommend" / "3", stages={"rank": compute_sha256(folder / MANIFEST_FILE)})
+    assert is_intact(repo, 3)
+    (folder / "array.npy").write_bytes(b"another")
+    write_manifest(folder)
+    assert not is_intact(repo, 3)
+    assert str(folder / MANIFEST_FILE) in collect_faults(ArtifactCheck(repo, 3), 50)[0]
 
 
 @pytest.mark.parametrize("files", [["array.npy"], {"array.npy": {}}, {"array.npy": None}, {"array.npy": {"sha": "0"}}])

@@ -16,9 +16,11 @@ from server.generations import activate, pinned_to
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
 from server.ports import Ports, find_free_ports
 from server.state import ServerState
+from serving.contract.artifacts import write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from tests.clocks import PatientClock
+from tests.repositories import copy_small_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble
@@ -76,6 +78,17 @@ def test_a_path_that_no_model_starts_from(tmp_path, name):
         read_repository(tmp_path / "plain")
     with pytest.raises(ConfigError, match="no model starts from there"):
         launcher.TritonServer(toys.publish(tmp_path / "repo", 1), run_dir=tmp_path / name / "run").start()
+
+
+def test_a_server_does_not_start_on_files_that_were_changed_with_their_manifest(tmp_path):
+    repo = copy_small_repository(tmp_path / "repo")
+    folder = repo / "rank" / "1"
+    (folder / "manifest.json").chmod(0o644)
+    (folder / "stage.json").chmod(0o644)
+    (folder / "stage.json").write_text((folder / "stage.json").read_text() + "\n")
+    write_manifest(folder, stage="rank", generation=1)
+    with pytest.raises(ArtifactError, match=r"rank/1/manifest\.json is not the manifest that generation 1 was published with"):
+        launcher.TritonServer(repo, run_dir=tmp_path / "run").start()
 
 
 def test_odd_characters_that_models_do_start_from(tmp_path):
