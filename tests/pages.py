@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+POLL_S = 0.02  # how soon it notices that it shall end
+
 
 @contextmanager
 def serve_page(render: Callable[[], bytes], status: int = 200) -> Iterator[str]:
@@ -20,7 +22,7 @@ def serve_page(render: Callable[[], bytes], status: int = 200) -> Iterator[str]:
             """Print nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:

@@ -10,6 +10,7 @@ from threading import Thread
 import numpy as np
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
 
+from tests.pages import POLL_S
 from tests.unit.clients.grpc_double import CONTEXT, SIZES
 from triton_recommender.models import Call
 from triton_recommender.testing import FakeTransport
@@ -26,7 +27,7 @@ class HttpDouble:
         self.headers: list[dict[str, str]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        Thread(target=self._server.serve_forever, daemon=True).start()
+        Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True).start()
 
     def stop(self) -> None:
         self._server.shutdown()

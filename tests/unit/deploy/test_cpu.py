@@ -119,12 +119,12 @@ def test_serve_sh_prints_the_log_of_the_server_at_its_port(tmp_path, options, po
     logs.mkdir(parents=True)
     (tmp_path / "deploy").mkdir()
     shutil.copy(DEPLOY / "serve.sh", tmp_path / "deploy")
-    python = tmp_path / "python"
-    line = f"for other in 8001 9001; do echo log of $other >> {logs}/tritonserver-$other.log; done"
-    python.write_text(f"#!/bin/sh\nfor second in 1 2 3 4; do sleep 1; {line}; done\n")
+    python, output_path = tmp_path / "python", tmp_path / "output"
+    line = f"for other in 8001 9001; do echo log of $other >> {logs}/tritonserver-$other.log; done; sleep 0.1"
+    python.write_text(f"#!/bin/sh\nuntil [ -s {output_path} ]; do {line}; done\n{line}\n")
     python.chmod(0o755)
     environment = {"PATH": "/usr/bin:/bin", "PY": str(python)}
-    with (tmp_path / "output").open("w") as output:  # no pipe: what follows the log holds it until the script is collected
+    with output_path.open("w") as output:  # no pipe: what follows the log holds it until the script is collected
         script = [tmp_path / "deploy" / "serve.sh", "server", *options]
         assert subprocess.run(script, env=environment, stdout=output, timeout=120).returncode == 0
-    assert set((tmp_path / "output").read_text().splitlines()) == {f"log of {port}"}
+    assert set(output_path.read_text().splitlines()) == {f"log of {port}"}

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from experiments import fault_metrics
 from experiments.fault_metrics import MetricsPage
 from tests.pages import serve_page
 from tests.waiting import until
@@ -48,8 +49,9 @@ def source() -> Iterator[Source]:
 
 
 @pytest.fixture
-def page(source) -> Iterator[MetricsPage]:
+def page(source, monkeypatch) -> Iterator[MetricsPage]:
     """A page that was learned without a fault."""
+    monkeypatch.setattr(fault_metrics, "READ_EVERY_S", 0.05)
     with MetricsPage(f"{source.url}/metrics") as page:
         begun_s = time.monotonic()
         until(lambda: len(page.readings) >= 3)

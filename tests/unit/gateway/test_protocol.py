@@ -15,6 +15,7 @@ from experiments.malformed import send_http
 from gateway import protocol
 from gateway.settings import GatewaySettings
 from serving.contract.errors import ConfigError
+from tests.unit.gateway.conftest import Gateway
 from tests.unit.gateway.sockets import listening
 
 HEADER_BYTES, TIMEOUT_S = 1_024, 0.5
@@ -23,10 +24,11 @@ GET = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = GET.replace(b"host: a", b"host: a\r\nconnection: close")  # so that `send` need not wait for more
 
 
-@pytest.fixture
-def address(gateway) -> Iterator[tuple[str, int]]:
+@pytest.fixture(scope="module")
+def address(repo) -> Iterator[tuple[str, int]]:
+    """Where one gateway answers, whatever all of these tests send."""
     limits = {"header_bytes": HEADER_BYTES, "header_timeout_s": TIMEOUT_S}
-    with listening(gateway(**limits).app, GatewaySettings.model_validate(limits)) as address:
+    with listening(Gateway(repo, **limits).app, GatewaySettings.model_validate(limits)) as address:
         host, _, port = address.partition(":")
         yield host, int(port)
 

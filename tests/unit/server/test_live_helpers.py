@@ -44,7 +44,8 @@ def set_live(repo: Path, **settings: object) -> None:
     path.write_text(json.dumps(facts | {"settings": facts["settings"] | settings}))
 
 
-def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, tmp_path):
+def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, tmp_path, monkeypatch):
+    monkeypatch.setattr(live_helpers, "MAINTAIN_EVERY_S", 1.0)  # the first round begins no later
     broker = MockBroker()
     set_live(state.repo, brokers=broker.address, topic=TOPIC)
     live_helpers.follow(state, tmp_path)
