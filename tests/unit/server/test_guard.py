@@ -9,7 +9,7 @@ import pytest
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from repository.registry import read_acts
-from server import control, guard
+from server import control, guard, supervisor
 from server.guard import ExperimentGuard
 from server.ports import Ports
 from server.state import ServerState
@@ -48,6 +48,8 @@ def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, t
         shown = (f"a{number}", experiment.changed_ms + 1, number, 1, [1], [1.0])
         exposures.add(Exposure(*shown, ["challenger"], "spring", "challenger"))
     exposures.close()
+    (worker,) = [process for process in running if supervisor.__name__ not in process.cmdline()]
+    worker.kill()  # the next one, which its supervisor starts, looks at once
     until(lambda: guard.list_guards(state.tag) == [], log.read_text)
     reason = f"it failed in {FAILED} of {FAILED} answers"
     assert f"experiment spring is rolled back, because {reason}" in log.read_text()

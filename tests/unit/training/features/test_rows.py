@@ -24,11 +24,11 @@ def test_files_give_the_workflow_of_rows_in_memory(settings):
         return make_frame(collect_training_columns(built.log, log, rows, built.schema, settings, dataset.context_columns))
 
     plans = []
-    for most_in_memory in (1_000, 90):
+    for most_in_memory in (1_000, 300):
         with hold_rows(1_000, derive, None, most_in_memory) as rows:
             folder, n_files = rows.folder, len(list(rows.folder.glob("*.parquet")))
             plans.append(compile_workflow(fit_workflow(built.schema.user, rows, settings)))
-        assert n_files == (0 if most_in_memory == 1_000 else 12)
+        assert n_files == (0 if most_in_memory == 1_000 else 4)
         assert not folder.exists()
     here, there = plans
     assert there.categorical == here.categorical
