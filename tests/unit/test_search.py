@@ -14,7 +14,6 @@ from serving.stages.search.loading import load_search
 from serving.stages.search.loops import select_smallest
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, compute_recency_weights, make_index_queries
 from tests.interrupting import called_on_return
-from tests.unit.search_oracle import inner_product_slowly, recency_weights_slowly, search_slowly
 from training.retrieval.index import make_index_vectors
 
 N_ITEMS, WIDTH, HISTORY, N_NEIGHBOURS, B = 300, 8, 6, 5, 12
@@ -50,6 +49,31 @@ def flat_index(vectors, available):
     index = faiss.IndexIDMap(faiss.IndexFlatL2(WIDTH + 1))
     index.add_with_ids(make_index_vectors(vectors[available]), np.flatnonzero(available))
     return index
+
+
+def recency_weights_slowly(history: np.ndarray, n_items: int) -> np.ndarray:
+    """int [B, H], newest first -> float32 [B, H]: (1 + r) ** -0.5 for the r-th distinct item, 0 for repeats and padding."""
+    weights = np.zeros(history.shape, np.float32)
+    for row, own in enumerate(history.tolist()):
+        distinct = list(dict.fromkeys(item for item in own if item != n_items))
+        for rank, item in enumerate(distinct):
+            weights[row, own.index(item)] = (1 + rank) ** -0.5
+    return weights
+
+
+def inner_product_slowly(a: np.ndarray, b: np.ndarray) -> np.float32:
+    """float32 [D], float32 [D] -> float32: sixteen sums, halved; then what is left over by sixteen."""
+    products = a * b
+    whole = len(a) // 16 * 16
+    sums = np.zeros(16, np.float32)
+    for start in range(0, whole, 16):
+        sums = sums + products[start : start + 16]
+    while len(sums) > 1:
+        sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
+    total = sums[0]
+    for product in products[whole:]:
+        total = total + product
+    return total
 
 
 def search_item_by_item(vectors, neighbours, available, users, history, blocked, count):
@@ -208,7 +232,7 @@ def test_neighbours_outside_of_the_catalogue_are_refused(wrong, tmp_path):
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_numpy_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, seed):
+def test_the_slow_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, seed):
     """Small whole numbers: scores are exact and often equal, and the lower position comes first."""
     rng = np.random.default_rng(seed)
     vectors, neighbours, available = random_catalogue(seed)
@@ -221,7 +245,7 @@ def test_the_numpy_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, 
     everything = Blocked(np.tile(np.arange(N_ITEMS), B), np.arange(B + 1) * N_ITEMS)
     search = Search(vectors, neighbours, available, index=None if whole else flat_index(vectors, available))
     for forbidden, count in ((blocked, 20), (blocked, N_ITEMS), (nothing_blocked(B), 7), (everything, 5)):
-        expected = search_slowly(vectors, neighbours, available, users, history, forbidden, count)
+        expected = search_item_by_item(vectors, neighbours, available, users, history, forbidden, count)
         if whole or count == N_ITEMS:  # an index may leave out some of many items that are equally near
             np.testing.assert_array_equal(search(users, history, forbidden, count)[0], expected[0])
         np.testing.assert_array_equal(search(users, history, forbidden, count)[1], expected[1])
