@@ -11,16 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-import experiments
 from experiments import (
     aggregations,
     cache,
@@ -336,18 +332,6 @@ def test_an_experiment_measures_figures(name, context, tmp_path):
     result = Result(name=name, title=name, command="", conditions="", figures=[figure.to_record() for figure in figures])
     result.write(tmp_path)
     assert Result.model_validate_json((tmp_path / f"{name}.json").read_text()) == result
-
-
-COMMANDS = [
-    path.stem for path in sorted(Path(experiments.__file__).parent.glob("*.py")) if "\napp = typer.Typer(" in path.read_text()
-]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name):
-    """Those that need a server of their own, too."""
-    result = CliRunner().invoke(import_module(f"experiments.{name}").app, ["--help"])
-    assert result.exit_code == 0, result.output
 
 
 def test_without_an_index_no_search_effort_is_tuned(context):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import tritonclient.grpc as grpc
@@ -26,10 +26,15 @@ def infer_tensors(client: grpc.InferenceServerClient, model: str, **tensors: obj
 
 def infer(client: grpc.InferenceServerClient, user_id: list[int] | np.ndarray, **tensors: np.ndarray) -> dict[str, np.ndarray]:
     """-> the outputs of one `recommend` call, by name."""
-    inputs = [tensor("user_id", np.array(user_id, np.int64).reshape(-1, 1))]
-    inputs += [tensor(name, array) for name, array in tensors.items()]
-    result = client.infer("recommend", inputs)
-    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+    return infer_tensors(client, "recommend", user_id=np.array(user_id, np.int64).reshape(-1, 1), **tensors)
+
+
+def ask_together(client: grpc.InferenceServerClient, model: str, calls: list[list[grpc.InferInput]]) -> list:
+    """Send calls one behind the other without waiting. Return their answers or errors, in the order of the calls."""
+    answers: list[Future] = [Future() for _ in calls]
+    for inputs, answer in zip(calls, answers, strict=True):
+        client.async_infer(model, inputs, callback=lambda result, error, to=answer: to.set_result(error or result))
+    return [answer.result(timeout=60) for answer in answers]
 
 
 def ask_each(client: grpc.InferenceServerClient, inputs: dict[str, np.ndarray], concurrency: int) -> dict[str, np.ndarray]:

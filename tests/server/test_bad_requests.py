@@ -1,7 +1,6 @@
 """What a tired caller sends, and what the real server answers: a coded error for that request alone, or a served cold start."""
 
 from collections import Counter
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from experiments.malformed import send_grpc, send_http
 from server.processes import find_server_members
 from serving.contract.tensors import PAD_ID, STAGES, make_ensemble_spec, pack_records
 from serving.pipeline import Pipeline
-from tests.server.requests import infer, tensor
+from tests.server.requests import ask_together, infer, tensor
 
 HUGE = np.iinfo(np.int64).max
 
@@ -107,14 +106,6 @@ def batches_of(client, model: str) -> Counter:
     return Counter({batch.batch_size: batch.compute_infer.count for batch in statistics.batch_stats})
 
 
-def ask_together(client, calls: list[list]) -> list:
-    """Calls sent one behind the other without waiting -> their answers or errors, in the order of the calls."""
-    answers: list[Future] = [Future() for _ in calls]
-    for inputs, answer in zip(calls, answers, strict=True):
-        client.async_infer("recommend", inputs, callback=lambda result, error, to=answer: to.set_result(error or result))
-    return [answer.result(timeout=30) for answer in answers]
-
-
 def test_a_megabyte_of_string_is_refused_and_costs_nobody_else_anything(client, limit):
     """Its batch mates get what they get alone. Only requests with the same set of optional inputs ever share a batch."""
     known = np.array([[b"fridge"]], object)
@@ -124,7 +115,7 @@ def test_a_megabyte_of_string_is_refused_and_costs_nobody_else_anything(client, 
     mate = [tensor("user_id", np.array([[1]])), tensor("device", known)]
     before = batches_of(client, "preprocess")
     for _ in range(50):
-        *_, error, answer = ask_together(client, [busy] * 4 + [bad, mate])
+        *_, error, answer = ask_together(client, "recommend", [busy] * 4 + [bad, mate])
         assert "INVALID_ARGUMENT" in error.status()
         assert "device has 1000000 bytes" in error.message()
         for name, expected in alone.items():

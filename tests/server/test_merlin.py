@@ -4,7 +4,6 @@ Wiring, shapes, types and numbers are thereby tested end to end, from the files 
 """
 
 import time
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, make_stage_specs, new_lineage, pack_records, unpack_records
 from tests.repositories import SERVED_DATA
 from tests.server.merlin_doubles import stand_in
-from tests.server.requests import ask_each, infer, tensor
+from tests.server.requests import ask_each, ask_together, infer, tensor
 from tests.waiting import until
 from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features
@@ -102,7 +101,7 @@ def test_requests_that_meet_reach_the_networks_as_one_batch(served, recorded):
     def have_met() -> bool:
         nonlocal sent
         for stage, records in stages.items():
-            answers = ask_together(client, stage, [tensor(name, array) for name, array in records.items()])
+            answers = ask_together(client, stage, [[tensor(name, array) for name, array in records.items()]] * REQUESTS)
         assert len({answer.as_numpy("item_ids").tobytes() for answer in answers}) == 1  # of rerank
         sent += REQUESTS
         until(lambda: all(counts(client, name)[0] - before[name][0] == sent for name in before))  # counted after the answer
@@ -124,14 +123,6 @@ def settled_counts(client, models: tuple[str, ...]) -> dict[str, tuple[int, int]
 
     until(is_settled)
     return seen[-1]
-
-
-def ask_together(client, stage: str, inputs: list) -> list:
-    """Send REQUESTS calls without waiting -> their answers"""
-    answers: list[Future] = [Future() for _ in range(REQUESTS)]
-    for answer in answers:
-        client.async_infer(stage, inputs, callback=lambda result, error, to=answer: to.set_result(error or result))
-    return [answer.result(timeout=60) for answer in answers]
 
 
 def test_a_batch_is_answered_like_its_rows(served, recorded):

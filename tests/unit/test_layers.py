@@ -214,14 +214,5 @@ def test_the_glossary_is_short():
     assert 1 < len(rows) <= 1 + 20  # a heading and the terms
 
 
-def test_every_command_the_readme_names_has_help():
-    commands = set(re.findall(r"\.venv/bin/python -m (\w+ \w+)", (PROJECT / "README.md").read_text()))
-    assert commands
-    for command in sorted(commands):
-        module, verb = command.split()
-        run = subprocess.run([sys.executable, "-m", module, verb, "--help"], cwd=PROJECT, capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr
-
-
 def test_the_readme_has_no_blanks_left():
     assert re.findall(r"@[A-Z_]+@", (PROJECT / "README.md").read_text()) == []

@@ -32,9 +32,14 @@ def events(*rows):
     return [(np.arange(1, len(rows) + 1), EventBatch(headers, blanks, [row[0].encode() for row in rows], blanks))]
 
 
-def observe(repo: Path, given: Mapping[str, Any]) -> None:
-    """Post events to generation 1 of a repository. given: inputs of `observe` by name, [N] each; all others are left out"""
+def observe(repo: Path, given: Mapping[str, Any], now_ms: int | None = None) -> None:
+    """Post events to generation 1 of a repository. now_ms: when; None: now
+
+    given: inputs of `observe` by name, [N] each; all others are left out
+    """
     with closing(Observe.load(repo / OBSERVE / "1")) as model:
+        if now_ms is not None:
+            model.now_ms = model.writer.now_ms = lambda: now_ms
         count = len(given["user_id"])
         model(
             {

@@ -12,10 +12,8 @@ import pytest
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import find_experiment_folder
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import OBSERVE
-from serving.stages.live.models import Observe
 from tests.repositories import link_small_repository
-from tests.unit.trials.logs import NOW_MS, events, exposures
+from tests.unit.trials.logs import NOW_MS, events, exposures, observe
 from trials.calibration import (
     FILE,
     SETTLED_S,
@@ -103,13 +101,8 @@ def show(repo: Path, first: int, count: int = WINDOW_ANSWERS, **changes) -> None
 
 def click(repo: Path, numbers: np.ndarray, after_s: float = 60.0) -> None:
     """Let the first items of answers be taken."""
-    observe = Observe.load(repo / OBSERVE / "1")
-    observe.now_ms = observe.writer.now_ms = lambda: BEGINS_MS + int(1_000 * after_s)
     given = {"user_id": numbers // 20, "item_id": np.full(len(numbers), 3), "request_id": [b"a%d" % n for n in numbers]}
-    specs = observe.info.spec.inputs
-    own = {t.name: np.array(given[t.name], t.numpy_dtype)[:, None] for t in specs if t.name in given}
-    observe({t.name: own[t.name] if t.name in own else t.make_filled(len(numbers)) for t in specs})
-    observe.close()
+    observe(repo, given, BEGINS_MS + int(1_000 * after_s))
 
 
 def measure(repo: Path, after_s: float = SETTLED_S + 60.0) -> tuple[Calibration | None, str]:
