@@ -317,6 +317,7 @@ def test_events_that_were_removed_before_they_were_shared_are_skipped(tmp_path, 
 
 def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, state, monkeypatch):
     monkeypatch.setattr("live.sharing.PAUSE_S", 0.05)
+    monkeypatch.setattr("live.sharing.STATUS_EVERY_S", 0.05)
     monkeypatch.setattr("serving.live.redis_state.PAUSE_S", 0.05)
     redis.freeze()
     with machine(tmp_path / "a", redis.address, TIMEOUT_S) as host:
