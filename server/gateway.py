@@ -6,21 +6,19 @@ Gateway and supervisor carry the server's tag, and are stopped with the server.
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 
-from server import processes, supervisor
+from server import processes
 from server.ports import is_free
 from server.state import ServerState
-from server.supervised import start_supervised
+from server.supervised import start_supervised, wait_for_start
 from server.tls import ServerTls
 from serving.contract.errors import ServerError
 
 MODULE = "gateway"
 START_TIMEOUT_S = 30.0
-POLL_S = 0.05
 LISTENS = "listens at "  # the gateway prints this and its address when it is ready
 
 
@@ -48,16 +46,11 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
         )
     stop(state.tag)
     process, log_path = _start(state, port, config, run_dir)
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while LISTENS not in (printed := log_path.read_text(errors="replace")):
-        if process.poll() is not None or supervisor.LOG_PREFIX in printed or time.monotonic() > deadline:
-            stop(state.tag)
-            lines = [line for line in printed.splitlines() if line.strip() and not line.startswith(supervisor.LOG_PREFIX)]
-            last_line = lines[-1] if lines else "it printed nothing"
-            reason = last_line.removeprefix("error: ").rstrip(".")
-            raise ServerError(f"The server answers, but its gateway does not start: {reason}. Whole log: {log_path}.")
-        time.sleep(POLL_S)
-    url = printed.rpartition(LISTENS)[2].split()[0]
+    if last_line := wait_for_start(process, log_path, LISTENS, START_TIMEOUT_S):
+        stop(state.tag)
+        reason = last_line.removeprefix("error: ").rstrip(".")
+        raise ServerError(f"The server answers, but its gateway does not start: {reason}. Whole log: {log_path}.")
+    url = log_path.read_text(errors="replace").rpartition(LISTENS)[2].split()[0]
     return state.change(run_dir, settings=state.settings | settings | {"gateway_url": url})
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from server import log, supervisor
 from server.environment import PROJECT
+
+POLL_S = 0.05
 
 
 def start_supervised(
@@ -30,3 +33,17 @@ def start_supervised(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def wait_for_start(process: subprocess.Popen, log_path: Path, word: str, timeout_s: float) -> str:
+    """Wait until a log has the word by which a process says that it started. Return "" then, and otherwise its last line.
+
+    The supervisor writes to the same log as soon as the process has ended.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while word not in (text := log_path.read_text(errors="replace")):
+        if supervisor.LOG_PREFIX in text or process.poll() is not None or time.monotonic() > deadline_s:
+            lines = [line for line in text.splitlines() if line.strip() and not line.startswith(supervisor.LOG_PREFIX)]
+            return lines[-1] if lines else "it printed nothing"
+        time.sleep(POLL_S)
+    return ""

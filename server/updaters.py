@@ -7,7 +7,6 @@ tag and end with the server.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import psutil
@@ -15,12 +14,11 @@ import psutil
 from repository.tables import find_tables_settings, has_update_source
 from server import processes, supervisor
 from server.state import ServerState
-from server.supervised import start_supervised
+from server.supervised import start_supervised, wait_for_start
 from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.generations import read_pinned_generation
 
 START_TIMEOUT_S = 20.0  # until it logs that it follows its source
-POLL_S = 0.05
 MODULE = "serving.tables"
 
 
@@ -64,16 +62,12 @@ def _has_argument(process: psutil.Process, argument: str) -> bool:
 def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -> None:
     log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{generation}.log"
     process = start_supervised(log_path, ["-m", MODULE, str(settings), "--tag", state.tag], _find_code(settings))
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while "follows" not in (log_text := log_path.read_text(errors="replace")):
-        if supervisor.LOG_PREFIX in log_text or process.poll() is not None or time.monotonic() > deadline_s:
-            last = [line for line in log_text.splitlines() if line.strip() and not line.startswith(supervisor.LOG_PREFIX)][-1:]
-            tried = "is tried again, at most every 30 s" if process.poll() is None else "is not tried again before `make serve`"
-            raise ServerError(
-                f"The updater of generation {generation} did not start; it said: {last[0] if last else 'nothing'} The server "
-                f"answers without updates, and the updater {tried}. Correct what it names. Whole log: {log_path}."
-            )
-        time.sleep(POLL_S)
+    if last_line := wait_for_start(process, log_path, "follows", START_TIMEOUT_S):
+        tried = "is tried again, at most every 30 s" if process.poll() is None else "is not tried again before `make serve`"
+        raise ServerError(
+            f"The updater of generation {generation} did not start: {last_line.rstrip('.')}. The server answers without "
+            f"updates, and the updater {tried}. Correct what it names. Whole log: {log_path}."
+        )
 
 
 def _find_code(settings: Path) -> Path:

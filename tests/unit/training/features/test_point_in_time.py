@@ -81,24 +81,6 @@ def test_state_before_every_row_equals_a_loop(seed):
         assert_state(state, row, slow_state(past[past["user_id"] == events["user_id"][row]]))
 
 
-def test_events_of_one_basket_do_not_see_each_other():
-    events = random_log(np.random.default_rng(0))
-    log = event_log(events)
-    state = log.compute_state(log.before(events["user_id"].to_numpy(), events["timestamp"].to_numpy()))
-    assert (state.history_times < events["timestamp"].to_numpy()[:, None]).all()
-    assert events.duplicated(["user_id", "timestamp"]).any()  # there were baskets to tell apart
-
-
-def test_nothing_of_the_future_changes_the_past():
-    events = random_log(np.random.default_rng(1))
-    half = events.iloc[:60]
-    moments = half["user_id"].to_numpy(), half["timestamp"].to_numpy()
-    whole_log, half_log = event_log(events), event_log(half)
-    whole, part = whole_log.compute_state(whole_log.before(*moments)), half_log.compute_state(half_log.before(*moments))
-    for name in ("history_ids", "history_times", "event_count", "sum_weight", "sum_label", "first_time", "last_time"):
-        np.testing.assert_array_equal(getattr(whole, name), getattr(part, name))
-
-
 def test_profile_comes_with_the_state_and_is_missing_for_unknown_users():
     log = event_log(random_log(np.random.default_rng(0)))
     state = log.compute_state(log.before(np.array([2, 1, 999, MISSING_INT]), np.full(4, 1_010)))
