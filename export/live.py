@@ -14,8 +14,9 @@ from serving.contract.tensors import LIVE_MODELS
 from serving.live.events import EventKind, EventKinds
 from serving.stages.live.models import LiveSettings
 from training.dataset import Dataset
-from training.dataset.description import Description
+from training.dataset.description import Description, Items
 
+ROLES = {"title": "text", "category": "text", "provider": "text", "available": "flag", "price": "number"}  # -> type
 LEAST_ABOVE_ZERO = float(np.finfo(np.float32).tiny)
 
 
@@ -53,27 +54,40 @@ def make_event_kinds(description: Description) -> EventKinds:
 
 
 def find_column_roles(description: Description) -> dict[str, str]:
-    """Return role -> name of the item columns that are features under that name too."""
+    """Return role -> name in the data of the item columns that `upsert` may change under either of both.
+
+    Left out is a feature of another type than the role, and a column of no other use that is named like another role.
+    """
     items = description.items
     if items is None:
         return {}
-    roles = {role: getattr(items, role) for role in ("category", "provider", "price")}
-    columns = {*items.categorical, *items.continuous}
-    return {role: name for role, name in roles.items() if name in columns and name != role}
+    features = list_item_features(items)
+    names = {role: getattr(items, role) for role in ROLES}
+    return {
+        role: name
+        for role, name in names.items()
+        if name and name != role and features.get(name, None if name in {*ROLES, NAME} else ROLES[role]) == ROLES[role]
+    }
+
+
+def list_item_features(items: Items) -> dict[str, str]:
+    """Return column -> type of the feature columns of the items."""
+    texts = dict.fromkeys(items.categorical, "text") | dict.fromkeys(items.multi_categorical, "texts")
+    return texts | dict.fromkeys(items.continuous, "number")
 
 
 def list_changeable_columns(description: Description, has_names: bool) -> dict[str, dict[str, str]]:
-    """Return kind -> column -> type of what `upsert` may change: an item's roles, and all feature columns.
+    """Return kind -> column -> type of what `upsert` may change: an item's roles, by either name, and all feature columns.
 
     has_names: whether the shop's item ids are text, so that `upsert` may name an item
     """
     items, users = description.items, description.users
-    item = {"title": "text", "category": "text", "provider": "text", "available": "flag", "price": "number"}
+    item = dict(ROLES)
     if has_names:
         item[NAME] = "name"
+    item |= {name: ROLES[role] for role, name in find_column_roles(description).items()}
     if items:
-        item |= dict.fromkeys(items.categorical, "text") | dict.fromkeys(items.multi_categorical, "texts")
-        item |= dict.fromkeys(items.continuous, "number")
+        item |= list_item_features(items)
     user = {}
     if users:
         user = dict.fromkeys(users.categorical, "text") | dict.fromkeys(users.continuous, "number")

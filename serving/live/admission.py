@@ -134,7 +134,7 @@ class ChangeAdmission:
 
     def _find_fault(self, kind: bytes, changed_id: int, text: bytes) -> str:
         if kind not in CHANGED:
-            return f"kind is {kind[:40]!r}; expected item or user"
+            return f"kind is {kind[:40].decode(errors='replace')!r}; expected item or user"
         if kind == b"item" and changed_id < 0:
             return "id is negative; expected the shop's own id, 0 or larger"
         if len(text) > MAX_CHANGE_BYTES:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import numpy as np
+import pytest
 
+from export.live import find_column_roles, list_changeable_columns
 from serving.contract.tensors import NULL_ROW, OBSERVE, OOV_ROW
 from serving.live.admission import ChangeAdmission
+from serving.live.reader import Reader
+from serving.live.store import find_live_folder
 from serving.stages.features.encode import FIRST_ROW, CategoryColumn, Plan, StringVocabulary
 from serving.stages.live.item_features import encode_value
 from serving.stages.live.models import Observe
 from serving.stages.live.users import write_profile
 from tests.unit.live.shops import KINDS
 from tests.unit.live.test_live_answers import answer, upserted
+from training.dataset.description import Description
 
 
 def test_an_item_with_another_items_columns_has_its_features(pipeline, upsert):
@@ -50,6 +56,37 @@ def test_a_column_that_has_a_role_is_logged_under_both_names():
     inputs = {name: np.array(values, object).reshape(2, 1) for name, values in texts.items()} | {"id": np.array([[1], [2]])}
     logged = [json.loads(text) for text in admission.make_events(inputs, now_ms=0).columns]
     assert logged == [{"unit_price": 2.5, "price": 2.5}, {"price": 1}]
+
+
+def describe_items(**items: object) -> Description:
+    log = {"path": "events.csv", "user_id": "customer", "item_id": "sku", "timestamp": "time"}
+    return Description.model_validate(
+        {"name": "shop", "interactions": log, "items": {"path": "i.csv", "item_id": "sku"} | items}
+    )
+
+
+@pytest.mark.parametrize(
+    ("items", "roles"),
+    [
+        ({"title": "name", "available": "stock"}, {"title": "name", "available": "stock"}),
+        ({"category": "kind", "provider": "kind"}, {"category": "kind", "provider": "kind"}),
+        ({"category": "genres", "multi_categorical": {"genres": "|"}}, {}),  # a list, while the role is one text
+        ({"available": "stock", "continuous": ["stock"]}, {}),  # a number, while the role is a flag
+        ({"title": "category"}, {}),  # the name of a role names that role
+        ({"title": "title", "price": "cost"}, {"price": "cost"}),
+    ],
+)
+def test_a_column_with_a_role_may_be_changed_by_its_name_in_the_data(items, roles):
+    description = describe_items(**items)
+    assert find_column_roles(description) == roles
+    columns = list_changeable_columns(description, has_names=False)["item"]
+    assert {columns[name] for name in roles.values()} == {columns[role] for role in roles}
+
+
+def test_a_title_that_is_changed_by_its_name_in_the_data_is_the_title(repository, upsert):
+    upserted(upsert, 1, name="A new name")
+    with closing(Reader(find_live_folder(repository))) as reader, reader.snapshot() as snapshot:
+        assert snapshot.read_changes(after=0)[0].columns["title"] == "A new name"
 
 
 def test_columns_of_users_are_written_as_their_kinds():

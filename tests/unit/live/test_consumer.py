@@ -135,7 +135,7 @@ REFUSED = {
     b'{"user_id": 1, "item_id": 2, "colour": "red"}': "there is no field 'colour'",
     b'{"kind": "item", "id": 3}': "columns is not an object",
     b'{"kind": "user", "id": "ann@example.com", "columns": {"size": 1}}': "id is a str; expected a number",
-    b'{"kind": "shop", "id": 3, "columns": {"price": 1}}': "kind is b'shop'",
+    b'{"kind": "shop", "id": 3, "columns": {"price": 1}}': "kind is 'shop'",
     b'{"kind": "item", "id": 3, "columns": {"size": 1}}': "there is no item column 'size'",
 }
 
