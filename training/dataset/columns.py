@@ -139,6 +139,8 @@ def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
     try:
         with _open_text(path) as stream:
             header = next(csv.reader(stream, delimiter=_find_separator(path)), [])
+        if any("\0" in name for name in header):
+            raise DataError(f"{path}: row 1 holds zero bytes, as in UTF-16. Expected UTF-8: save or convert the file as UTF-8.")
         if not header:
             raise DataError(f"{path} is empty. Expected {', '.join(names)} in row 1, then one row for each entry.")
         _check_columns(path, names, header)
@@ -176,9 +178,15 @@ def _explain_unreadable(path: Path, reason: str) -> DataError:
     reason = reason.removeprefix("CSV parse error: ")
     reason = re.sub(r"Row #(\d+)", lambda match: f"row {find_line(path, int(match[1]) - 2)}", reason)
     if "UTF8" in reason:
-        return DataError(f"{path}: {reason}. Expected UTF-8: save or convert the file as UTF-8.")
-    remedy = f"Quote values that hold the separator {_find_separator(path)!r}, or mend that row"
-    return DataError(f"{path}: {reason}. {remedy}; .csv files are separated by commas, .tsv files by tabs.")
+        row = re.search(r"row \d+", reason)
+        return DataError(
+            f"{path}: {row[0] if row else 'a row'} is not UTF-8. Expected UTF-8: save or convert the file as UTF-8."
+        )
+    shown, line_break, _ = reason.partition("\n")  # a quote without an end takes the lines that follow into its value
+    remedy = f"Quote values that hold the separator {_find_separator(path)!r}, close every quote, or mend that row"
+    return DataError(
+        f"{path}: {shown}{' …' if line_break else ''}. {remedy}; .csv files are separated by commas, .tsv files by tabs."
+    )
 
 
 def _read_parquet(path: Path, names: list[str]) -> dict[str, Column]:
@@ -225,6 +233,7 @@ def _check_columns(path: Path, names: list[str], header: list[str]) -> None:
                 f"{path}: column {absent[0]!r} is not there: row 1 is one column, {header[0]!r}, separated by {word}. "
                 "Expected commas in .csv and tabs in .tsv: convert or rename the file."
             )
+    names_there = ", ".join(map(repr, header))
     raise DataError(
-        f"{path}: column {absent[0]!r} is not there. Row 1 has: {', '.join(header)}. Mend the name in dataset.toml or the file."
+        f"{path}: column {absent[0]!r} is not there. Row 1 has: {names_there}. Mend the name in dataset.toml or the file."
     )

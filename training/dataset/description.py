@@ -239,6 +239,10 @@ def _explain(error: ValidationError) -> str:
         return f"{where}has the unknown key {keys[-1]!r}. Allowed: {allowed}. Rename or remove it."
     if fault["type"] == "missing":
         return f"{where}lacks the required key {keys[-1]!r}. Add it; data/README.md shows the format."
+    if section is Event and fault["type"] == "model_type":
+        return (
+            f"[events] {keys[1]} is {fault['input']!r:.60}; expected a section. Write [events.{keys[1]}] and its keys below it."
+        )
     key = ".".join(keys[1:] if section else keys)
     message = fault["msg"].removeprefix("Value error, ")
     return f"{where}{key}{': ' if key else ''}{message}. Mend it; data/README.md shows the format."

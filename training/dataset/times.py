@@ -10,7 +10,7 @@ from training.dataset.columns import Column
 ISO = r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?( ?(Z|[+-]\d{2}:?\d{2}))?"
 LIMIT_S = 100_000_000_000  # the year 5138 in seconds, March 1973 in milliseconds: tells the units apart
 UNITS = {"seconds": 1, "milliseconds": 1_000, "microseconds": 1_000_000, "nanoseconds": 1_000_000_000}
-REMEDY = "Write unix seconds (1291190760) or ISO date-times (2010-12-01 08:26:00)."
+REMEDY = "Write the whole column as unix seconds (1291190760), or as ISO date-times (2010-12-01 08:26:00)."
 
 
 def parse_times(column: Column) -> tuple[np.ndarray, str]:

@@ -45,6 +45,8 @@ class ColumnStatistics:
 def describe_column(values: pd.Series) -> ColumnStatistics:
     """Return the statistics of a column that is no list: of a number (float64), or of a category (any other dtype)."""
     has_value = bool(values.notna().any())
+    if not has_value:
+        return ColumnStatistics(False)
     if values.dtype != np.float64:
         return ColumnStatistics(has_value, n_distinct=int(values.nunique()))
     low, high = (float(bound) for bound in values.quantile(CLIP_QUANTILES))

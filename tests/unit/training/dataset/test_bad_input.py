@@ -71,6 +71,10 @@ BAD_DESCRIPTIONS = {
         ["[context]", "'weight' has a name that"],
     ),
     "no positive event": (TOML + "[events.view]\n", ["[events] has no positive event", "set positive = true"]),
+    "event that is no section": (
+        TOML + "[events]\nview = 0.1\n",
+        ["[events] view is 0.1; expected a section", "Write [events.view] and its keys below it."],
+    ),
     "event weight that is no number": (
         TOML + "[events.buy]\npositive = true\nweight = nan\n",
         ["[events] buy.weight", "finite number"],
@@ -88,7 +92,15 @@ def test_bad_description(shop, fault):
 
 
 BAD_LOGS = {
-    "missing column": (TOML, "customer,sku\n1,1\n", ["column 'time' is not there", "Row 1 has: customer, sku"]),
+    "missing column": (TOML, "customer,sku\n1,1\n", ["column 'time' is not there", "Row 1 has: 'customer', 'sku'. Mend"]),
+    "spaces in names": (TOML, "customer, sku, time\n1, 1, 1\n", ["column 'sku' is not there", "Row 1 has: 'customer', ' sku'"]),
+    "UTF-16": (TOML, "customer,sku,time\n1,1,1\n".encode("utf-16"), ["row 1 holds zero bytes, as in UTF-16", "Expected UTF-8"]),
+    "quote without an end": (TOML, 'customer,sku,time\n1,"1,1\n2,2,2\n', ["row 2: Expected 3 columns", "close every quote"]),
+    "unix times among date-times": (
+        TOML,
+        "customer,sku,time\n1,1,2020-01-01\n1,1,2020-01-02\n1,1,1577836800\n",
+        ["column 'time', row 4: '1577836800' is not a time", "Write the whole column as"],
+    ),
     "semicolons": (TOML, "customer;sku;time\n1;1;1\n", ["column 'customer' is not there", "separated by semicolons"]),
     "column twice": (TOML, "customer,sku,time,sku\n1,1,1,1\n", ["row 1 has the column 'sku' more than once"]),
     "empty file": (TOML, "", ["is empty", "Expected customer, sku, time in row 1"]),

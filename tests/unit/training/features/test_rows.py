@@ -9,7 +9,7 @@ from training.features import FeatureSettings, build_features
 from training.features.build import collect_training_columns
 from training.features.columns import make_frame
 from training.features.compile import compile_workflow
-from training.features.rows import hold_rows
+from training.features.rows import describe_column, hold_rows
 from training.features.workflow import fit_workflow
 
 
@@ -35,3 +35,9 @@ def test_files_give_the_workflow_of_rows_in_memory(settings):
     for ours, theirs in zip(here.continuous, there.continuous, strict=True):
         assert (theirs.fill, theirs.low, theirs.high, theirs.log) == (ours.fill, ours.low, ours.high, ours.log)
         np.testing.assert_allclose([theirs.mean, theirs.std], [ours.mean, ours.std], rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", ["float64", "object"])
+def test_a_column_without_values_is_described_without_a_warning(dtype):
+    assert not describe_column(pd.Series([None, None], dtype=dtype)).has_value
