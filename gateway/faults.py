@@ -22,6 +22,7 @@ EXPECTED = {
 
 PHRASES = {
     "Input should be greater": "expected a number greater",
+    "Input should be less": "expected a number less",
     "Input should be": "expected",
     "String should have": "expected",
 }

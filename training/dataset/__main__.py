@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import pandas as pd
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -43,7 +43,8 @@ def collect_facts(dataset: Dataset) -> dict[str, str]:
     log, items, users, spec = dataset.interactions, dataset.items, dataset.users, dataset.description
     n_users, n_items = log["user_id"].nunique(), log["item_id"].nunique()
     train, test = split_by_time(log)
-    first, last = (f"{pd.Timestamp(t, unit='s'):%Y-%m-%d %H:%M}" for t in (log["timestamp"].min(), log["timestamp"].max()))
+    bounds_s = int(log["timestamp"].min()), int(log["timestamp"].max())
+    first, last = (str(np.datetime64(s, "s"))[:-3].replace("T", " ") for s in bounds_s)
     per_user = log["user_id"].value_counts()
     pairs = len(log.drop_duplicates(["user_id", "item_id"]))
     return {

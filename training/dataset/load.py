@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ from training.dataset.times import parse_times
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery", "amazon-sports")
+FEW = 0.1  # share of ids or rows below which they are few
+DAY_S = 86_400
 DATA_VARIABLE = "RECOMMENDER_DATA"  # a folder with data files that are not bundled
 
 
@@ -76,6 +79,8 @@ def _load(folder: Path, description: Description) -> Dataset:
 
     report = Report()
     interactions = _make_interactions(description, log, user_ids[0], item_ids[0], ignored[0], report)
+    report.notes += [*_note_odd_ids(item_columns, item_names), *_note_odd_ids(user_columns, user_names)]
+    report.notes += _note_odd_rows(interactions)
     items = _collect_entities("item_id", interactions, item_columns[1:], item_ids[1:], ignored[1:], report)
     users = _collect_entities("user_id", interactions, user_columns[1:], user_ids[1:], [], report)
     item_names, user_names = _keep_names(item_names, items["item_id"]), _keep_names(user_names, users["user_id"])
@@ -164,6 +169,37 @@ def _refuse_useless(
             f"{path}: no row is positive: column {spec.label!r} goes from {label[keep].min():g} to {label[keep].max():g}. "
             f'Expected some {at}. Set positive_at to a label that means "liked".'
         )
+
+
+def _note_odd_ids(columns: list[Column], names: pd.DataFrame | None) -> list[str]:
+    """Return a note where a few ids make all of them text: one typing error changes every id on the wire."""
+    if names is None:
+        return []
+    texts = list(dict.fromkeys(text for column in columns for text in column.values))
+    odd = [text for text in texts if parse_integers([text]) is None]
+    if len(odd) >= FEW * len(texts):
+        return []
+    return [
+        f"{columns[0].name}: all ids are text, because {len(odd):,} of {len(texts):,} are not integers, such as {odd[0]!r}. "
+        "Mend these if ids should stay integers"
+    ]
+
+
+def _note_odd_rows(interactions: pd.DataFrame) -> list[str]:
+    """Return a note where many rows repeat another one, and one where the log ends in the future."""
+    notes = []
+    repeats = int(interactions.duplicated(["user_id", "item_id", "timestamp"]).sum())
+    if repeats > FEW * len(interactions):
+        notes.append(
+            f"{repeats:,} rows have user, item and time of an earlier row, and count once more. "
+            "Remove them if the file holds rows twice"
+        )
+    if (last_s := int(interactions["timestamp"].max())) > time.time() + DAY_S:
+        notes.append(
+            f"the log ends on {str(np.datetime64(last_s, 's'))[:10]}, in the future: live events of today count as older than "
+            "all of it. Correct the times"
+        )
+    return notes
 
 
 def _read_context(column: Column) -> pd.api.extensions.ExtensionArray | np.ndarray:

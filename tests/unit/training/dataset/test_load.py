@@ -13,6 +13,7 @@ from serving.contract.ids import stable_id
 from serving.contract.tensors import ContextColumn
 from tests.unit.training.dataset.conftest import EVENTS_CSV, ITEMS, TOML, USERS
 from training.dataset import BUNDLED, load_dataset
+from training.dataset.__main__ import collect_facts
 from training.dataset.description import read_description
 from training.dataset.load import PROJECT, find_file
 
@@ -213,6 +214,25 @@ def test_times_in_milliseconds_are_told_in_the_report(shop):
     dataset = load_dataset(shop(**{"events.csv": "customer,sku,time\n1,1,1291191960123\n"}))
     assert dataset.interactions["timestamp"].tolist() == [1291191960]
     assert dataset.report.notes == ["column 'time' was read as unix milliseconds"]
+
+
+def test_a_few_ids_that_make_all_of_them_text_are_told_in_the_report(shop):
+    rows = [f"1,{item},1" for item in [*range(20), "20a"]]
+    notes = load_dataset(shop(**{"events.csv": "\n".join(["customer,sku,time", *rows, ""])})).report.notes
+    assert len(notes) == 1
+    assert "sku: all ids are text, because 1 of 21 are not integers, such as '20a'." in notes[0]
+
+
+def test_many_repeated_rows_are_told_in_the_report(shop):
+    dataset = load_dataset(shop(**{"events.csv": "customer,sku,time\n1,1,1\n1,1,1\n1,1,2\n"}))
+    assert len(dataset.interactions) == 3
+    assert dataset.report.notes[0].startswith("1 rows have user, item and time of an earlier row")
+
+
+def test_a_log_that_ends_in_the_future_is_told_in_the_report(shop):
+    dataset = load_dataset(shop(**{"events.csv": "customer,sku,time\n1,1,32472144000\n"}))
+    assert dataset.report.notes[0].startswith("the log ends on 2999-01-01, in the future")
+    assert collect_facts(dataset)["events"].endswith("2999-01-01 00:00 UTC")
 
 
 def test_files_are_looked_for_in_the_named_folder_too(shop, tmp_path, monkeypatch):
