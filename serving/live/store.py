@@ -91,6 +91,7 @@ class Store:
                 f"The live store in {folder} cannot be opened: {error}. Check the disk, or move the folder away: "
                 "answers then come from the published generation alone."
             ) from error
+        self._file = os.open(folder / DATA_FILE, os.O_PATH)  # of the same file for as long as the environment is open
 
     def open_databases(self, create: bool) -> None:
         """Open all databases. create: make missing ones. Raises DependencyError when the writer has not made them yet."""
@@ -127,6 +128,10 @@ class Store:
         with self.env.begin() as txn:
             return json.loads(bytes(txn.get(COUNTERS, db=self.meta) or b"{}"))
 
+    def is_removed(self) -> bool:
+        """Return whether the environment's file was deleted: what is written from then on is lost when the process ends."""
+        return os.fstat(self._file).st_nlink == 0
+
     def measure_archive_bytes(self) -> int:
         """Return the size of the archive, which holds the log's older part."""
         return sum(path.stat().st_size for path in (self.folder / ARCHIVE).glob("*.parquet"))
@@ -135,13 +140,18 @@ class Store:
         """Return the size of the environment's file."""
         return (self.folder / DATA_FILE).stat().st_size
 
+    def close_files(self) -> None:
+        """Close the environment, whoever uses it."""
+        self.env.close()
+        os.close(self._file)
+
     def close(self) -> None:
         """Release the environment. The last release in this process closes it."""
         with _OPENING:
             self.n_users -= 1
             if not self.n_users:
                 del _OPEN[self.folder]
-                self.env.close()
+                self.close_files()
 
 
 _OPENING = threading.Lock()
@@ -167,7 +177,7 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
             try:
                 store.open_databases(create)
             except DependencyError:
-                store.env.close()
+                store.close_files()
                 raise
             _OPEN[folder] = store
     return store
