@@ -97,6 +97,9 @@ class CacheUnavailable(RecommenderError):
 # Messages of tritonserver 2.51 and of the stages, with status UNAVAILABLE, when there is more work than they can do.
 _QUEUE_SAYS = ("maximum queue size", "timeout expired", "cannot be answered in time")
 
+# What `observe` and `upsert` say, with status UNAVAILABLE, when events cannot be saved: of a full disk, for instance.
+_STORE_SAYS = "The live store in"
+
 # tritonserver's message, with status INTERNAL, for every request after a model's process was killed or crashed.
 STUB_DIED = "is not healthy"
 
@@ -126,6 +129,8 @@ def from_status(status: str, details: str, url: str, timeout_s: float | None, ca
     if status == "RESOURCE_EXHAUSTED" or (status == "UNAVAILABLE" and any(words in details for words in _QUEUE_SAYS)):
         remedy = "Send less, give important requests a higher priority, or add instances."
         return Overloaded(f"The server at {url} turned the request away{said}. {remedy}", call)
+    if status == "UNAVAILABLE" and _STORE_SAYS in details:
+        return Unavailable(f"The server at {url} saves nothing at present: {details}", call)
     if status == "UNAVAILABLE":
         remedy = (
             "Is it running, and is this its port (8001 for gRPC, 8000 for HTTP, unless chosen otherwise)? "

@@ -147,6 +147,12 @@ def test_a_full_queue_is_not_an_absent_server(server, words):
         ask("blocking", server.url, 1, settings={"retries": 0})
 
 
+def test_a_store_that_cannot_be_written_is_not_an_absent_server(server):
+    server.failures = [(grpc.StatusCode.UNAVAILABLE, "The live store in shop.live is full at 64 MiB.")]
+    with pytest.raises(Unavailable, match=r"saves nothing at present: The live store in shop.live is full at 64 MiB\.$"):
+        ask("blocking", server.url, 1, settings={"retries": 0})
+
+
 @both
 def test_the_deadline_ends_the_call(kind, server):
     server.delay_s = 1.0
