@@ -49,7 +49,11 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
     if last_line := wait_for_start(process, log_path, LISTENS, START_TIMEOUT_S):
         stop(state.tag)
         reason = last_line.removeprefix("error: ").rstrip(".")
-        raise ServerError(f"The server answers, but its gateway does not start: {reason}. Whole log: {log_path}.")
+        if not runs:
+            raise ServerError(f"The server answers, but its gateway does not start: {reason}. Whole log: {log_path}.")
+        _start(state, int(state.settings["gateway_port"]), str(state.settings["gateway_config"]), run_dir)
+        kept = f"It is started again as it was, at {state.settings['gateway_url']}."
+        raise ServerError(f"The gateway does not start as asked: {reason}. {kept}")
     url = log_path.read_text(errors="replace").rpartition(LISTENS)[2].split()[0]
     return state.change(run_dir, settings=state.settings | settings | {"gateway_url": url})
 

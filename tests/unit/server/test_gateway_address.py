@@ -17,6 +17,7 @@ from server.state import ServerState
 from serving.contract.errors import ServerError
 from tests.certificates import make_certificate
 from tests.repositories import small_repository
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -68,4 +69,15 @@ def test_a_gateway_that_cannot_move_stays_where_it_is(state, tmp_path):
         taken.listen()
         with pytest.raises(ServerError, match=f"its gateway stays at {url}: port .* is taken. Stop what listens there"):
             gateway.follow(followed, taken.getsockname()[1], "", tmp_path)
+    assert httpx.get(f"{url}/healthz").status_code == 200
+
+
+def test_a_gateway_whose_new_settings_are_wrong_is_started_again_as_it_was(state, tmp_path):
+    port, wrong = find_free_port(), tmp_path / "wrong.toml"
+    wrong.write_text("prot = 1\n")
+    followed = gateway.follow(state, port, "", tmp_path)
+    url = followed.settings["gateway_url"]
+    with pytest.raises(ServerError, match=rf"does not start as asked: .*prot.* It is started again as it was, at {url}\."):
+        gateway.follow(followed, port, str(wrong), tmp_path)
+    until(lambda: (run := tmp_path / "logs" / f"gateway-{port}.log").exists() and gateway.LISTENS in run.read_text())
     assert httpx.get(f"{url}/healthz").status_code == 200
