@@ -10,9 +10,9 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo, open_array, read_stage, verify_manifest
 from serving.contract.tensors import STAGES, ModelSpec, make_stage_specs
+from serving.stages.best_lists import LIST_FEATURES
 from serving.stages.features.ranking import list_feature_names
 from serving.stages.parts.specs import Sizes
-from serving.stages.rerank import LIST_FEATURES
 from serving.tables.store.tables import EmbeddingTables
 
 Arrays = dict[str, np.ndarray]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +18,12 @@ from serving.contract.measurements import Measurement
 from serving.contract.tensors import PAD_ID, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
-from serving.loops.ordering import compute_sort_key, sort_stably
+from serving.stages.best_lists import BestCandidates, BestLists, list_features
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import SCALE
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
-from serving.stages.live.listed_items import ListedItems, explore_newcomers, keep_newcomers
+from serving.stages.live.listed_items import ListedItems, explore_newcomers
 from serving.stages.rules.applied import FOLDER as RULES_FOLDER
 from serving.stages.rules.applied import AppliedRules
 from serving.stages.rules.rules import Rules, hash_seed
@@ -32,7 +31,6 @@ from serving.stages.rules.rules import Rules, hash_seed
 Arrays = dict[str, np.ndarray]
 
 NETWORK = "rerank"
-LIST_FEATURES = 5  # width of `list_features`
 NEW_ITEMS_SEED = 1 << 63  # unlike any seed of exploration, so that the two draw independently
 
 
@@ -48,38 +46,6 @@ class RerankSettings:
     threads: int = 1
     newcomer_share: float = 0.0
     newcomer_place: int = 9
-
-
-class BestCandidates(NamedTuple):
-    """The first M candidates of each request.
-
-    ids: int64 [B, M], padded with PAD_ID; positions: int64 [B, M], padded with n_items; both scores: float32 [B, M]
-    sources: uint8 [B, M], bits of Sources; valid: bool [B, M], False for padding
-    """
-
-    ids: np.ndarray
-    positions: np.ndarray
-    rank_scores: np.ndarray
-    retrieval_scores: np.ndarray
-    sources: np.ndarray
-    valid: np.ndarray
-
-
-@dataclass(frozen=True)
-class BestLists:
-    """Picks the list for the network and the rules, in every layout of the stage."""
-
-    items: ItemIndex
-    length: int  # M
-
-    def pick(self, inputs: Arrays) -> BestCandidates:
-        """Return the first M candidates by rank score."""
-        columns = pick_best_columns(inputs["rank_scores"], self.length)
-        if self.items.has_newcomers:
-            keep_newcomers(columns, np.isin(inputs["candidate_ids"], self.items.newcomers[self.items.newcomers != PAD_ID]))
-        names = ("candidate_ids", "rank_scores", "retrieval_scores", "candidate_sources")
-        ids, rank_scores, retrieval, sources, valid = _gather_list(columns, *(inputs[name] for name in names))
-        return BestCandidates(ids, self.items.find_positions(ids), rank_scores, retrieval, sources, valid)
 
 
 @dataclass(frozen=True)
@@ -242,41 +208,6 @@ def find_non_finite(scores: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def pick_best_columns(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the columns of the best of scores [B, C], int64 [B, min(count, C)]: the earlier one on a tie, NaN last."""
-    batch, width = scores.shape
-    columns = np.empty((batch, min(count, width)), np.int64)
-    ranks, spare_ranks = np.empty(width, np.int64), np.empty(width, np.int64)
-    order, spare_order = np.empty(width, np.int64), np.empty(width, np.int64)
-    for row in range(batch):
-        for column in range(width):
-            ranks[column], order[column] = compute_sort_key(scores[row, column]), column
-        sort_stably(ranks, order, width, spare_ranks, spare_order)
-        columns[row] = order[: columns.shape[1]]
-    return columns
-
-
-@compiled
-def _gather_list(columns, candidate_ids, rank_scores, retrieval_scores, candidate_sources):
-    """Return (ids, rank scores, retrieval scores, sources, valid), each [B, M], of the columns int64 [B, M]."""
-    ids, valid, sources = (
-        np.empty(columns.shape, np.int64),
-        np.empty(columns.shape, np.bool_),
-        np.empty(columns.shape, np.uint8),
-    )
-    ranked, retrieved = np.empty(columns.shape, np.float32), np.empty(columns.shape, np.float32)
-    for row in range(columns.shape[0]):
-        for place in range(columns.shape[1]):
-            column = columns[row, place]
-            ids[row, place] = candidate_ids[row, column]
-            ranked[row, place] = rank_scores[row, column]
-            retrieved[row, place] = retrieval_scores[row, column]
-            sources[row, place] = candidate_sources[row, column]
-            valid[row, place] = candidate_ids[row, column] != PAD_ID
-    return ids, ranked, retrieved, sources, valid
-
-
-@compiled
 def _add_correction(rank_scores, valid, correction, trust):
     """Return scores float32 [B, M], -inf where not valid, and bool [B]: rows with non-finite network output.
 
@@ -305,46 +236,3 @@ def _gather_served(columns, ids, scores, sources):
                 chosen_ids[row, place], chosen_scores[row, place] = ids[row, column], scores[row, column]
                 chosen_sources[row, place] = sources[row, column]
     return chosen_ids, chosen_scores, chosen_sources
-
-
-@compiled
-def list_features(rank_scores: np.ndarray, retrieval: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Compute the features of each place of the list: the same code for training and for requests.
-
-    rank_scores, retrieval: float32 [B, M] by falling rank score; valid: bool [B, M]
-    Returns float32 [B, M, LIST_FEATURES]: both scores standardised, distance to the best and to the next, logarithm of the
-    place.
-    """
-    batch, length = valid.shape
-    features = np.zeros((batch, length, LIST_FEATURES), np.float32)
-    log_place = np.log1p(np.arange(length)) * SCALE
-    for row in range(batch):
-        scores, row_features = rank_scores[row], features[row]
-        _standardize(scores, valid[row], row_features[:, 0])
-        _standardize(retrieval[row], valid[row], row_features[:, 1])
-        for place in range(length):
-            if not valid[row, place]:
-                continue
-            row_features[place, 2] = (scores[0] if valid[row, 0] else np.float32(0.0)) - scores[place]
-            if place + 1 < length and valid[row, place + 1]:
-                row_features[place, 3] = scores[place] - scores[place + 1]
-            row_features[place, 4] = log_place[place]
-    return features
-
-
-@compiled
-def _standardize(values, valid, standard):
-    """Write valid values, standardised over the valid ones, to `standard`, float32 [M]; other places stay unchanged."""
-    count, total, squares = 0, 0.0, 0.0
-    for place in range(len(values)):
-        if valid[place]:
-            count += 1
-            total += values[place]
-    mean = total / max(count, 1)
-    for place in range(len(values)):
-        if valid[place]:
-            squares += (values[place] - mean) ** 2
-    scale = 1.0 / (np.sqrt(squares / max(count, 1)) + 1e-6)
-    for place in range(len(values)):
-        if valid[place]:
-            standard[place] = (values[place] - mean) * scale

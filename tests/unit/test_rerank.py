@@ -11,18 +11,11 @@ from repository.rules import compile_rules
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage
 from serving.loops.ordering import compute_sort_key, sort_stably
+from serving.stages.best_lists import BestLists, list_features, pick_best_columns
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.features.ids import ItemIndex
-from serving.stages.rerank import (
-    BestLists,
-    Rerank,
-    RerankInputs,
-    RerankOutputs,
-    RerankSettings,
-    list_features,
-    pick_best_columns,
-)
+from serving.stages.rerank import Rerank, RerankInputs, RerankOutputs, RerankSettings
 from serving.stages.rules.config import RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.unit import rerank_oracle

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from serving.stages.rerank import LIST_FEATURES, list_features, pick_best_columns
+from serving.stages.best_lists import LIST_FEATURES, list_features, pick_best_columns
 from training.models.ranking_data import Requests
 from training.models.train_ranker import compute_listwise_loss, measure_ranking_quality
 

@@ -15,6 +15,7 @@ from serving.contract.errors import DependencyError
 from serving.contract.measurements import Measurement
 from serving.contract.tensors import ModelSpec, find_generation_faults
 from serving.live.reader import Reader
+from serving.stages.best_lists import BestLists
 from serving.stages.features.ids import ItemIndex
 from serving.stages.parts.gpu_index import clone_to_gpu
 from serving.stages.parts.preprocess import PreprocessFeatures, PreprocessTensors
@@ -35,7 +36,7 @@ from serving.stages.parts.specs import (
     make_part_specs,
 )
 from serving.stages.rank import EmbeddingRows, RankInputs, RankOutputs, RankSettings, mark_all_degraded
-from serving.stages.rerank import BestLists, RerankInputs, RerankOutputs, RerankSettings
+from serving.stages.rerank import RerankInputs, RerankOutputs, RerankSettings
 from serving.stages.retrieve import RetrieveInputs, RetrieveOutputs, RetrieveSettings
 from serving.tables.measurements import measure_tables
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from serving.contract.errors import ExportError
-from serving.stages.rerank import LIST_FEATURES
+from serving.stages.best_lists import LIST_FEATURES
 from training.models import reranker_graph
 from training.models.parity import run_network
 from training.models.reranker import ListNetwork

@@ -9,8 +9,8 @@ import torch
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, make_stage_specs, new_lineage
 from serving.stages import rank as rank_stage
+from serving.stages.best_lists import LIST_FEATURES, list_features
 from serving.stages.rank import Rank, RankOutputs
-from serving.stages.rerank import LIST_FEATURES, list_features
 from tests.unit.training.models.conftest import lesson_of
 from tests.unit.training.ranking.conftest import GENERATION, C, K, M, tensors, through_both
 from training.models.compress import compress
