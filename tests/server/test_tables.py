@@ -182,7 +182,7 @@ def test_what_was_acknowledged_survives_and_a_source_that_cannot_be_followed_cos
     write_manifest(live.repo / "rank" / "1", stage="rank", generation=1)
     again = TritonServer(live.repo, run_dir=run_dir)
     try:
-        with pytest.raises(ServerError, match=r"RuntimeError: cut short The server answers without updates.*tried again"):
+        with pytest.raises(ServerError, match=r"RuntimeError: cut short\. The server answers without updates.*tried again"):
             again.start()
         assert is_ready(again.grpc_url)
         assert updaters.find_updaters(again.state.tag)  # the supervisor, at least
