@@ -86,8 +86,9 @@ def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str]
         write_pins(repo, old)
         with contextlib.suppress(InferenceServerException):  # the first error is the one to report
             load_models(client, ENSEMBLE, *steps)
+        reason = (error.message() or "").partition("\n")[0]  # a traceback is for the server's log
         raise ServerError(
-            f"The server stays at generation {old}, generation {new} does not load: {error.message()}\nThe repository names "
+            f"The server stays at generation {old}, generation {new} does not load: {reason}\nThe repository names "
             f"{old} again. To serve {new} anyway: python -m export pin {new} --repo {repo}, then start the server again."
         ) from error
 

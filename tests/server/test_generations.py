@@ -62,9 +62,10 @@ def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch
     (repo / "second" / "2" / "model.py").write_text("raise RuntimeError('manifest does not match: publish again')")
     with (
         Questions(server.grpc_url) as load,
-        pytest.raises(ServerError, match=r"stays at generation 1.*does not match"),
+        pytest.raises(ServerError, match=r"stays at generation 1.*does not match") as caught,
     ):
         activate(server.grpc_url, repo, 2)
+    assert str(caught.value).count("\n") == 1  # a reason and a remedy: the traceback is in the server's log
     assert load.errors == []
     assert set(load.generations) == {(1, 1)}
     assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 1
