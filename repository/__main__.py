@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON, for machines")]
 Generation = Annotated[int, typer.Argument(help="number of the generation")]
 Reason = Annotated[str, typer.Option(help="why, for the record")]
 DEFAULT = Path("model_repository")
+UNLIMITED = 10_000  # characters: wider than any table
 
 
 @app.command("list")
@@ -42,7 +44,7 @@ def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
         events, days = entry.log.get("events"), " to ".join(entry.log[end] for end in ("first", "last") if end in entry.log)
         count = "" if events is None else f"{events:,}"
         table.add_row(number, format_time(entry.published_s), entry.dataset, count, days, *quality, ", ".join(entry.tags))
-    Console(markup=False).print(table)
+    print_table(table)
     for entry in entries:
         changed = ", ".join(f"{key} = {json.dumps(value)}" for key, value in entry.settings.items())
         facts = [("settings", changed), ("replaced", entry.drift), *(("experiment", verdict) for verdict in entry.verdicts)]
@@ -78,7 +80,7 @@ def diff(
     table = Table(Column("key", overflow="fold"), f"generation {one}", f"generation {other}")
     for key, (first, second) in differences.items():
         table.add_row(key, *(f"{value:.5g}" if isinstance(value, float) else str(value) for value in (first, second)))
-    Console(markup=False).print(table)
+    print_table(table)
 
 
 @app.command()
@@ -105,6 +107,14 @@ def record(repo: Repo = DEFAULT) -> None:
         what = f" {act.tag!r}" if act.tag else ""
         told = f"{act.author}  {act.action}{what}: generation {act.generation}  {act.reason}"
         typer.echo(f"{format_time(act.time_s)} UTC  {told}".rstrip())
+
+
+def print_table(table: Table) -> None:
+    """Print a table as wide as the terminal. A file or a pipe gets every cell in one piece, unless COLUMNS sets a width."""
+    console = Console(markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = UNLIMITED
+    console.print(table)
 
 
 def format_time(time_s: int) -> str:

@@ -52,6 +52,17 @@ def test_generations_are_listed_with_what_answers_and_their_log(repo):
     assert "…" not in narrow
 
 
+def test_tables_in_a_file_or_a_pipe_keep_every_cell_in_one_piece(repo):
+    name = "a-data-set-whose-name-alone-takes-more-than-half-of-eighty-characters"
+    path = repo / ENSEMBLE / "2" / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    manifest["dataset"]["name"] = name
+    path.write_text(json.dumps(manifest))
+    for words in (["list"], ["diff", "1", "2"]):
+        table = CliRunner().invoke(app, [*words, "--repo", str(repo)], env={"COLUMNS": None}, catch_exceptions=False).stdout
+        assert table.count(name) == 1
+
+
 def test_the_list_has_changed_settings_drift_and_experiments(repo):
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     end_experiment(repo, "12.0% fewer of its answers are clicked", "rolled back")
