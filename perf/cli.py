@@ -21,6 +21,7 @@ from perf.figures import RESULTS as FIGURES
 from perf.figures import ResultsFolder, finish
 from perf.live.cli import app as live_app
 from perf.load import schedule
+from perf.load.analyzer import require_transport
 from perf.load.open_loop import PARTS
 from perf.report import tables
 from perf.report.results import RESULTS, Run, find_latest_run, load_run, name_folder, read_machine, summarise, to_json_line
@@ -76,6 +77,7 @@ def sweep(
 ) -> None:
     """Run perf_analyzer on one model: a level per number of clients, or per request rate."""
     mode, levels = ("request_rate", parse_numbers(rates)) if rates else ("concurrency", parse_counts(clients))
+    require_transport(transport)
     with serve(url, repo) as site:
         bench = new_bench(site, label)
         require_model(model, bench.stages)

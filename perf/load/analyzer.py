@@ -31,6 +31,7 @@ from server.keys import GRPC_HEADER, HEADER, find_key
 from server.private_arguments import start_privately
 from serving.contract.errors import ConfigError, ServerError
 
+TRANSPORTS = ("grpc", "http", "grpc+shm")
 WINDOWS = 3  # perf_analyzer always measures three before it calls a level stable
 UNSTABLE_PERCENT = 1_000
 COMPLAINTS = ("error", "failed", "no valid requests")
@@ -46,7 +47,7 @@ class Target:
     grpc_url: str
     http_url: str
     input_data: Path
-    transport: str = "grpc"  # grpc, http, grpc+shm
+    transport: str = "grpc"  # one of TRANSPORTS
     model_version: str = ""
 
     @property
@@ -60,8 +61,13 @@ class Target:
         return f"{HEADER if self.transport == 'http' else GRPC_HEADER}:{key}" if key else ""
 
     def __post_init__(self) -> None:
-        if self.transport not in ("grpc", "http", "grpc+shm"):
-            raise ConfigError(f"There is no transport {self.transport!r}; these are: grpc, http, grpc+shm.")
+        require_transport(self.transport)
+
+
+def require_transport(transport: str) -> None:
+    """Raise ConfigError for a transport that there is not."""
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"There is no transport {transport!r}; these are: {', '.join(TRANSPORTS)}.")
 
 
 def build_command(target: Target, mode: str, value: float, window_s: float, output: Path) -> list[str]:
