@@ -47,6 +47,10 @@ Source = Annotated[str, typer.Option("--repo", help="names and titles: the repos
 RootCertificates = Annotated[
     Path | None, typer.Option("--root-certificates", help="PEM file of trusted root certificates (TLS)")
 ]
+ClientCertificate = Annotated[
+    Path | None, typer.Option("--client-certificate", help="PEM file of this caller's certificate (mutual TLS)")
+]
+ClientKey = Annotated[Path | None, typer.Option("--client-key", help="PEM file of that certificate's private key")]
 Header = Annotated[list[str] | None, typer.Option("--header", help="name=value, sent with the call; may be repeated")]
 Context = Annotated[list[str] | None, typer.Option("--context", help="a context column, such as store=3; may be repeated")]
 
@@ -71,6 +75,8 @@ def recommend(
     repo: Source = DEFAULT_SOURCE,
     url: Url = DEFAULT_URL,
     root_certificates: RootCertificates = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,7 +86,8 @@ def recommend(
         items = None if history is None else split_ids(history)
         query = Query(user_id, items, split_ids(exclude), parse_pairs(context or [], "--context"), after)
         settings = {"priority": priority, "catalogue": names or Catalogue(), "strict": strict}
-        with connect(url, timeout, root_certificates, header, **settings) as shop:
+        tls = make_tls(root_certificates, client_certificate, client_key)
+        with connect(url, timeout, tls, header, **settings) as shop:
             answer = shop.recommend_many([query], k=k)[0]
         if names is None or names.generation != answer.generation:  # titles of the generation that answered, if it has some
             names = find_catalogue(repo, answer.generation) or names
@@ -108,6 +115,8 @@ def observe(
     repo: Source = DEFAULT_SOURCE,
     url: Url = DEFAULT_URL,
     root_certificates: RootCertificates = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
@@ -116,7 +125,8 @@ def observe(
         details = {"timestamp_ms": timestamp_ms, "value": value, "event_id": event_id, "request_id": request_id}
         columns = parse_pairs(context or [], "--context")
         names = find_catalogue(repo) or Catalogue()
-        with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
+        tls = make_tls(root_certificates, client_certificate, client_key)
+        with connect(url, timeout, tls, header, catalogue=names) as shop:
             sequence = shop.observe(user_id, item_id, event, context=columns, **details)
         typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
@@ -129,6 +139,8 @@ def buy(
     repo: Source = DEFAULT_SOURCE,
     url: Url = DEFAULT_URL,
     root_certificates: RootCertificates = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
     header: Header = None,
 ) -> None:
     """Post the purchase of the first recommended item, and show the list before and after it, with the time between.
@@ -137,7 +149,8 @@ def buy(
     """
     with report_errors():
         names = find_catalogue(repo) or Catalogue()
-        with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
+        tls = make_tls(root_certificates, client_certificate, client_key)
+        with connect(url, timeout, tls, header, catalogue=names) as shop:
             before = shop.recommend(user_id, k=k)
             if not before.item_ids:
                 raise InvalidRequest(f"user_id {user_id!r} is recommended nothing, so there is nothing to buy.")
@@ -167,6 +180,8 @@ def upsert(
     repo: Source = DEFAULT_SOURCE,
     url: Url = DEFAULT_URL,
     root_certificates: RootCertificates = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
@@ -177,7 +192,8 @@ def upsert(
         except ValueError as error:
             raise InvalidRequest(f'columns is no JSON: {error}. Expected an object, such as {{"price": 9.5}}.') from error
         names = find_catalogue(repo) or Catalogue()
-        with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
+        tls = make_tls(root_certificates, client_certificate, client_key)
+        with connect(url, timeout, tls, header, catalogue=names) as shop:
             sequence = shop.upsert(kind, record_id, parsed)
         typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
@@ -187,12 +203,15 @@ def health(
     url: Url = DEFAULT_URL,
     timeout: Seconds = 5.0,
     root_certificates: RootCertificates = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Send every server one real request, and print whether it was answered."""
     with report_errors():
-        with connect(url, timeout, root_certificates, header) as shop:
+        tls = make_tls(root_certificates, client_certificate, client_key)
+        with connect(url, timeout, tls, header) as shop:
             endpoints = shop.health()
         if as_json:
             facts = [vars(endpoint) | {"degraded": list_fallbacks(endpoint)} for endpoint in endpoints]
@@ -233,10 +252,15 @@ for command in (forget, follow):
     app.command()(report_errors()(command))
 
 
-def connect(url: str, timeout_s: float, root_certificates: Path | None, headers: list[str] | None, **settings) -> Recommender:
+def make_tls(root_certificates: Path | None, client_certificate: Path | None, client_key: Path | None) -> Tls | None:
+    """Return the settings of an encrypted connection; None, for a plain one, if no file is given."""
+    tls = Tls(root_certificates, client_key, client_certificate)
+    return None if tls == Tls() else tls
+
+
+def connect(url: str, timeout_s: float, tls: Tls | None, headers: list[str] | None, **settings) -> Recommender:
     """Return a client for the options that every command has."""
     timeouts = Timeouts(timeout_s, connect=timeout_s)
-    tls = None if root_certificates is None else Tls(root_certificates)
     urls = [part.strip() for part in url.split(",")]
     return Recommender(urls, timeouts=timeouts, tls=tls, headers=parse_pairs(headers or [], "--header"), **settings)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.certificates import make_certificate
 from tests.unit.clients.grpc_double import GrpcDouble
 from triton_recommender import Recommendations
 from triton_recommender.tensors import Degraded
@@ -34,3 +35,11 @@ def repo(tmp_path: Path) -> Path:
     (folder / "item_names.json").write_text(json.dumps({"ten": 10, "twenty": 20}))
     (folder / "user_names.json").write_text(json.dumps({"ann": 7}))
     return tmp_path / "repo"
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """key and certificate of localhost, signed by itself; the client uses the same pair."""
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificate(folder, "own")
+    return folder / "own.key", folder / "own.pem"

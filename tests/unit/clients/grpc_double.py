@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -90,3 +91,9 @@ def _array(tensor, raw: bytes | None) -> np.ndarray:
         deserialize_bytes_tensor(raw) if tensor.datatype == "BYTES" else np.frombuffer(raw, triton_to_np_dtype(tensor.datatype))
     )
     return values.reshape(tensor.shape)
+
+
+def require_callers_certificate(key: Path, certificate: Path) -> grpc.ServerCredentials:
+    """Return what makes a double require a certificate that `certificate` signed, such as itself (mutual TLS)."""
+    pair = (key.read_bytes(), certificate.read_bytes())
+    return grpc.ssl_server_credentials([pair], root_certificates=pair[1], require_client_auth=True)

@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from server.ports import find_free_ports
+from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.grpc_double import GrpcDouble, require_callers_certificate
 from tests.unit.clients.test_catalogue import write_store
 from triton_recommender import Event
 from triton_recommender.cli import app
@@ -201,6 +203,32 @@ def test_a_catalogue_file_stands_in_for_the_folder(server, repo, tmp_path):
     document.write_text(run("catalogue", "--repo", repo).stdout)
     shown = run("recommend", "--user-id", "ann", "-k", 1, "--json", "--url", server.url, "--repo", document)
     assert json.loads(shown.stdout)["items"][0]["title"] == "new item 30 [red] café"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("recommend", "--user-id", 7),
+        ("observe", "--user-id", 7, "--item-id", 30),
+        ("buy", "--user-id", 7),
+        ("upsert", "item", 30, "{}"),
+        ("health",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_call_shows_its_certificate(certificates, command):
+    key, certificate = certificates
+    server = GrpcDouble(lambda query: ANSWER, require_callers_certificate(key, certificate))
+    trust = ("--url", server.url, "--root-certificates", certificate)
+    try:
+        shown = run(*command, *trust, "--client-certificate", certificate, "--client-key", key)
+        assert (shown.exit_code, shown.stderr.count("error")) == (0, 0)
+        assert run(*command, *trust, "--timeout", 1).exit_code == 1
+    finally:
+        server.stop()
+    halved = run(*command, *trust, "--client-certificate", certificate)
+    assert halved.exit_code == 2
+    assert "expected both, or neither" in halved.stderr
 
 
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)

@@ -9,9 +9,8 @@ import grpc
 import pytest
 
 from server.ports import find_free_ports
-from tests.certificates import make_certificate
 from tests.unit.clients.conftest import ANSWER
-from tests.unit.clients.grpc_double import GrpcDouble
+from tests.unit.clients.grpc_double import GrpcDouble, require_callers_certificate
 from tests.unit.clients.http_double import HttpDouble
 from triton_recommender import (
     AccessDenied,
@@ -300,20 +299,10 @@ def test_http_servers_that_are_away_or_slow(kind, http):
 # --- TLS
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """key and certificate of localhost, signed by itself; the client uses the same pair."""
-    folder = tmp_path_factory.mktemp("tls")
-    make_certificate(folder, "own")
-    return folder / "own.key", folder / "own.pem"
-
-
 @both
 def test_mutual_tls(kind, certificates):
     key, certificate = certificates
-    pair = (key.read_bytes(), certificate.read_bytes())
-    credentials = grpc.ssl_server_credentials([pair], root_certificates=pair[1], require_client_auth=True)
-    server = GrpcDouble(lambda query: ANSWER, credentials)
+    server = GrpcDouble(lambda query: ANSWER, require_callers_certificate(key, certificate))
     try:
         own = Tls(certificate, client_key=key, client_certificate=certificate)
         assert use(kind, server.url, recommend, tls=own, timeouts=Timeouts(10.0, connect=10.0)) == [ANSWER]
