@@ -15,8 +15,9 @@ from pathlib import Path
 import redis
 
 from experiments.tables_feed import serve_broker, spawn
+from perf.tune.variant import seal_again
 from server.ports import find_free_port
-from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, find_stage_folder, load_manifest, write_manifest
+from serving.contract.artifacts import STAGE_FILE, find_stage_folder
 from serving.contract.errors import ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import LIVE_MODELS, STAGES
@@ -138,11 +139,9 @@ def depend_on(repo: Path, brokers: str, nodes: str = "") -> None:
         stage = json.loads(path.read_text()) | {"live_redis": nodes}
         if name in LIVE_MODELS:
             stage["settings"] |= {"brokers": brokers, "topic": TOPIC}
-        facts = {key: value for key, value in load_manifest(folder).items() if key not in ("schema", "files")}
-        for file in (STAGE_FILE, MANIFEST_FILE):
-            (folder / file).unlink()  # it is read-only
+        path.unlink()  # it is read-only
         path.write_text(json.dumps(stage))
-        write_manifest(folder, **facts)
+        seal_again(repo, generation, name)
 
 
 def pause(pid: int) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from experiments import stage_faults
 from experiments.stage_faults import BEGUN, Arrays, Serve
-from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, load_manifest, write_manifest
+from perf.tune.variant import seal_again
+from serving.contract.artifacts import find_stage_folder
 from training.dataset import Dataset
 
 SOLD_OUT = 0.8  # of the items, those that sell most
@@ -80,9 +81,7 @@ def break_stage(repo: Path, generation: int, fault: str) -> None:
     published = model.read_text()
     model.unlink()  # published files are read-only
     model.write_text(published + BROKEN_MODEL.format(stage=stage.capitalize(), fault=answer.__name__))
-    facts = {key: value for key, value in load_manifest(folder).items() if key not in ("schema", "files")}
-    (folder / MANIFEST_FILE).unlink()
-    write_manifest(folder, **facts)
+    seal_again(repo, generation, stage)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import tritonclient.grpc as grpcclient
 from export import relayout as relayout_module
 from export.relayout import relayout
 from export.reserve import insert_rows
+from perf.tune.variant import seal_again
 from repository.generations import list_published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
@@ -24,7 +25,7 @@ from server.control import find_held_generations
 from server.environment import PROJECT
 from server.generations import activate, find_served_generation
 from server.launcher import TritonServer
-from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
+from serving.contract.artifacts import read_json
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
@@ -55,8 +56,7 @@ def with_rules(repository: Path, folder: Path, rules: RulesConfig) -> Path:
         items_returned=read_json(rerank, "stage.json")["axes"]["items_returned"],
     )
     insert_rows(rerank / ITEMS_FILE, len(np.load(rerank / "item_ids.npy")) - len(item_ids))  # kept free for new items
-    facts = read_json(rerank, MANIFEST_FILE)
-    write_manifest(rerank, stage=facts["stage"], generation=facts["generation"])
+    seal_again(copy, 1, "rerank")
     return copy
 
 

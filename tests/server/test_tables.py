@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import urllib.request
@@ -16,10 +15,10 @@ import tritonclient.grpc as grpcclient
 
 from export.settings import TableSettings
 from export.tables import write_tables
+from perf.tune.variant import seal_again
 from server import supervisor, updaters
 from server.health import is_ready
 from server.launcher import TritonServer
-from serving.contract.artifacts import MANIFEST_FILE, write_manifest
 from serving.contract.errors import ServerError
 from serving.pipeline import Pipeline
 from serving.tables.config import LevelsConfig, TableConfig, read_config
@@ -85,8 +84,7 @@ def with_tables(repository: Path, generation: int, tables: TableSettings, own_ro
         padding[0] = np.random.default_rng().random(padding.shape[1])
         np.save(folder / "tables" / "user_0.npy", padding)
     write_tables(folder / "tables", tables, 1, 1024)
-    facts = json.loads((folder / MANIFEST_FILE).read_text())
-    write_manifest(folder, stage="rank", generation=facts["generation"])
+    seal_again(repository, generation, "rank")
     return repository
 
 
@@ -179,7 +177,7 @@ def test_what_was_acknowledged_survives_and_a_source_that_cannot_be_followed_cos
     broken = live.repo / "rank" / "1" / "serving" / "tables" / "updates" / "updater.py"
     broken.unlink()
     broken.write_text("raise RuntimeError('cut short')")
-    write_manifest(live.repo / "rank" / "1", stage="rank", generation=1)
+    seal_again(live.repo, 1, "rank")
     again = TritonServer(live.repo, run_dir=run_dir)
     try:
         with pytest.raises(ServerError, match=r"RuntimeError: cut short\. The server answers without updates.*tried again"):
