@@ -50,6 +50,8 @@ class EventBody(BaseModel):
     @field_validator("user", "item", mode="before")
     @classmethod
     def _refuse_what_is_no_id(cls, value: Any) -> Any:
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
         is_id = value is None or (isinstance(value, str | int) and not isinstance(value, bool) and value != "")
         if not is_id:  # pydantic takes a boolean for 0 or 1
             raise ValueError("expected an id: a whole number, or a text that is not empty")

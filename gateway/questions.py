@@ -95,9 +95,9 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
 def parse_query(query: bytes) -> list[tuple[str, str]]:
     """Return the parameters of a query, in order. Raises InvalidRequest for other bytes than UTF-8, which would be lost."""
     try:
-        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+        return parse_qsl(query.decode(), keep_blank_values=True, errors="strict")
     except UnicodeDecodeError as error:
-        raise InvalidRequest("The query is not UTF-8; expected each parameter in UTF-8, with %XX for other bytes.") from error
+        raise InvalidRequest("The query is not UTF-8; expected each parameter in UTF-8, percent-encoded.") from error
 
 
 def split_ids(values: list[str] | None) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from repository.tables import has_update_source
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     find_stage_folder,
+    get_section,
     read_json,
     read_stage,
     verify_manifest,
@@ -133,6 +134,7 @@ def check_versions(repository: Path) -> Iterator[Finding]:
         if manifest.get("generation") != generation:
             fact = f"Folder {generation} holds generation {manifest.get('generation')}"
             yield Finding("error", str(folder.relative_to(repository)), fact, "Folders were moved by hand; export again.")
+    get_section(read_json(own, MANIFEST_FILE), "stages", own)
     refuse_changed_manifests(repository, generation)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serving.contract.artifacts import MANIFEST_FILE, REMEDY, compute_sha256, find_stage_folder, read_json
+from serving.contract.artifacts import MANIFEST_FILE, REMEDY, compute_sha256, find_stage_folder, get_section, read_json
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 
 # tritonserver 2.51 puts paths unquoted into the shell command that starts a model's process, which reads them as ASCII
 SERVABLE_PATH = re.compile(r"[A-Za-z0-9_./@%+=:,~#-]+")
@@ -131,13 +131,16 @@ def hash_manifest(repo: Path, generation: int | None = None) -> str:
 
 
 def read_published_digests(repo: Path, generation: int) -> dict[Path, str]:
-    """Return the manifests of a generation's stages and live models, with the SHA-256 that each was published with.
+    """Return the manifests of a generation's stages and live models -> the SHA-256 that each was published with, "" for none.
 
     Empty for a generation that this project did not publish. Raises ArtifactError when its own manifest cannot be read.
     """
     own = repo / ENSEMBLE / str(generation)
-    digests = read_json(own, MANIFEST_FILE).get("stages", {}) if (own / MANIFEST_FILE).is_file() else {}
-    return {find_stage_folder(repo, name, generation) / MANIFEST_FILE: digest for name, digest in digests.items()}
+    if not (own / MANIFEST_FILE).is_file() or "stages" not in (manifest := read_json(own, MANIFEST_FILE)):
+        return {}
+    digests = get_section(manifest, "stages", own)
+    paths = {name: find_stage_folder(repo, name, generation) / MANIFEST_FILE for name in (*STAGES, *LIVE_MODELS, *digests)}
+    return {path: digests.get(name, "") for name, path in paths.items() if name in digests or path.is_file()}
 
 
 def refuse_changed_manifests(repo: Path, generation: int) -> None:

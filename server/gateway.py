@@ -51,8 +51,11 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
         reason = last_line.removeprefix("error: ").rstrip(".")
         if not runs:
             raise ServerError(f"The server answers, but its gateway does not start: {reason}. Whole log: {log_path}.")
-        _start(state, int(state.settings["gateway_port"]), str(state.settings["gateway_config"]), run_dir)
         kept = f"It is started again as it was, at {state.settings['gateway_url']}."
+        process, log_path = _start(state, int(state.settings["gateway_port"]), str(state.settings["gateway_config"]), run_dir)
+        if wait_for_start(process, log_path, LISTENS, START_TIMEOUT_S):
+            stop(state.tag)
+            kept = f"Nor does it start as it was, so there is no gateway now. Mend the settings; its log is {log_path}."
         raise ServerError(f"The gateway does not start as asked: {reason}. {kept}")
     url = log_path.read_text(errors="replace").rpartition(LISTENS)[2].split()[0]
     return state.change(run_dir, settings=state.settings | settings | {"gateway_url": url})

@@ -27,10 +27,11 @@ class PublishedFile(NamedTuple):
 class ArtifactCheck:
     """Compares the files of one generation with its manifests. A model without a manifest has no files to compare."""
 
-    def __init__(self, repo: Path, generation: int) -> None:
+    def __init__(self, repo: Path, generation: int) -> None:  # 0: of a repository that is not ours; there is nothing to compare
         self.repo, self.generation = repo, generation
         folders = sorted(repo.glob(f"*/{generation}"))
-        self._unreadable = "" if folders else f"generation {generation} is not in {repo}: its files were removed"
+        is_removed = generation > 0 and not folders
+        self._unreadable = f"generation {generation} is not in {repo}: its files were removed" if is_removed else ""
         try:
             digests = read_published_digests(repo, generation)
             self._files = [file for folder in folders for file in _list_files(folder, digests)]
@@ -103,7 +104,7 @@ def _list_files(folder: Path, digests: Mapping[Path, str]) -> list[PublishedFile
     stated = load_manifest(folder)["files"]
     published = {name: fact.get("sha256", "") if isinstance(fact, dict) else "" for name, fact in stated.items()}
     files = [PublishedFile(folder / name, digest) for name, digest in published.items()]
-    return [PublishedFile(manifest, digests.get(manifest) or compute_sha256(manifest)), *files]
+    return [PublishedFile(manifest, digests[manifest] if manifest in digests else compute_sha256(manifest)), *files]
 
 
 def _find_fault(file: PublishedFile) -> str:

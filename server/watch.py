@@ -3,7 +3,7 @@
     every 0.5 s  tritonserver or a stub gone, or paused for a second ─▶ restart, with the generation that was active
     at once      a mapped artifact is opened for writing ─▶ end the server, let the writer go on, then as after a change
     every 0.5 s  an artifact changed on disk ─▶ restart with another intact generation, or take `recommend` out of service
-                 one of a challenger changed ─▶ roll its experiment back
+                 an artifact of a challenger changed ─▶ roll its experiment back
     every 2 s    no real request answered for ten seconds ─▶ restart
                  its gateway paused ─▶ end it: its own supervisor restarts it
     every 5 s    its gateway gone with its supervisor ─▶ restart the gateway
@@ -116,12 +116,12 @@ class Watch:
             self._leave_generation(state, damage)
         elif fault := self._observer.find_fault():
             self._restart(state, self._describe_end(state, fault))
-        if done := self._challenger_files.look():
-            say(done)
         if is_scan:
             for follower in self._followers:
                 if done := follower.look():
                     say(done)
+        if done := self._challenger_files.look():  # last: on a full disk it fails
+            say(done)
 
     def _guard_files(self, repo: Path, generation: int) -> None:
         """From now on, notice every change of a generation's files."""
@@ -152,11 +152,11 @@ class Watch:
             time.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         begun_s = self._restarted_s = time.monotonic()
+        self._guard_files(state.repo, generation)  # before the server reads them: a change from then on must not be missed
         with hold_start_lock(self._run_dir, self._port):
             if (now := read_state(make_state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
                 return  # stopped, or restarted by another process
             end_server(state)
-            self._guard_files(state.repo, generation)  # before the server reads them: a change from then on must not be missed
             options = {"run_dir": self._run_dir, "former": now, "ready_timeout_s": RESTART_TIMEOUT_S}
             server = TritonServer.with_settings(state.repo, state.ports, state.settings, **options)
             try:

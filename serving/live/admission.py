@@ -176,10 +176,10 @@ class ChangeAdmission:
     def _add_role_names(self, text: bytes) -> bytes:
         """Return an item's columns. Each with a role is under its name and its role, so that neither keeps an older value."""
         columns = json.loads(text)
-        for role, name in self.roles.items():
-            for given, other in ((name, role), (role, name)):
-                if given in columns and other not in columns:
-                    columns[other] = columns[given]
+        names = list(self.roles.items())
+        for given, other in (*names, *((name, role) for role, name in names)):  # by names, because a column may have two roles
+            if given in columns and other not in columns:
+                columns[other] = columns[given]
         return json.dumps(columns).encode()
 
 

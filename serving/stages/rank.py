@@ -263,6 +263,9 @@ class Rank:
         stored = StoredPairs.for_generation(inputs.items, self.learned) if sales else None
         # Before `refresh`, which adds live sales to the popularity.
         novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE)) if sales else None
+        if novelty is not None:  # compile the loop, so that no request waits for it
+            some = np.zeros((2, 2, 2), np.float32)
+            write_lifts(np.zeros((2, 2), np.int64), some[..., 0], some[0], novelty, some[1])
         live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored, trends)
         live_items.catch_up()  # here, so that no request waits for it
         if trends:

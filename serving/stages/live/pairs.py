@@ -32,6 +32,7 @@ OWN_ITEMS = 3  # latest distinct items of a history whose companions count
 MOST_CANDIDATES = 32  # companions that become candidates
 STRONGEST = 64  # of each item, from which these are chosen
 FIRST_SLOTS, FIRST_PLACES, FIRST_POOL = 64, 8, 4_096
+MOST_PLACES = 1 << 24  # 128 MiB: about 17,000 items with all of their companions, or millions with a few
 USERS_AT_ONCE = 4_096
 HISTORY_FIELDS = ("history_ids", "history_s")
 NO_PAIRS = np.empty((0, 2), np.int64)
@@ -68,11 +69,13 @@ class Companions(NamedTuple):
 class LivePairs:
     """The companions of each item.
 
+    most_places: of the pool, a power of two from FIRST_POOL on; when all are in use, rows keep the size that they have
     slot_of: int32 [n_items + 1], the row of an item with companions, -1 for others; n_slots: rows in use; n_places: of the pool
-    sums: float32 [n_items + 1], scratch of the loops, 0 between calls
+    sums: float32 [n_items + 1], scratch of the loops, 0 between calls: one thread at a time may call this object
     """
 
     n_items: int
+    most_places: int = MOST_PLACES
     slot_of: np.ndarray = field(init=False)
     rows: Companions = field(init=False)
     sums: np.ndarray = field(init=False)
@@ -93,7 +96,7 @@ class LivePairs:
             self.rows = self.rows.resize(max(self.n_slots, 2 * n_rows), len(self.rows.positions))
         done = 0
         while True:
-            done, self.n_places = count_pairs(pairs, done, self.slot_of, *self.rows, self.n_places)
+            done, self.n_places = count_pairs(pairs, done, self.slot_of, *self.rows, self.n_places, self.most_places)
             if done == 2 * len(pairs):
                 return
             self.rows = self.rows.resize(len(self.rows.starts), 2 * len(self.rows.positions))
@@ -256,11 +259,12 @@ def is_among(position, positions):
 
 
 @compiled
-def count_pairs(pairs, done, slot_of, starts, lengths, sizes, positions, counts, n_places):
+def count_pairs(pairs, done, slot_of, starts, lengths, sizes, positions, counts, n_places, most_places):
     """Count pairs, int64 [P, 2], for both of their items. Every item has a slot. Arguments from `starts` on: `Companions`.
 
     Where an item has no place for another companion, all of its counts fall by one, and companions without a count leave: the
-    algorithm of Misra and Gries. A companion in more than one of KEPT_COMPANIONS + 1 pairs stays; no count is too high.
+    algorithm of Misra and Gries. A companion in more than one of KEPT_COMPANIONS + 1 pairs stays, unless the pool is used up;
+    no count is too high.
 
     done: halves of pairs that are counted already. Returns how many are counted, fewer than 2 * P if the pool is full, and how
     many places of the pool are in use.
@@ -277,7 +281,7 @@ def count_pairs(pairs, done, slot_of, starts, lengths, sizes, positions, counts,
             first = start + find_first_equal(row_counts, counts[place])  # counts stay sorted if it moves there
             positions[place], positions[first] = positions[first], other
             counts[first] += 1.0
-        elif length == KEPT_COMPANIONS:
+        elif length == KEPT_COMPANIONS or (length == sizes[slot] and n_places + max(FIRST_PLACES, 2 * length) > most_places):
             lengths[slot] = find_first_equal(row_counts, np.float32(1.0))
             row_counts -= 1.0
         else:

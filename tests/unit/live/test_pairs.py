@@ -226,6 +226,25 @@ def test_an_item_with_too_many_companions_keeps_the_strongest_and_overstates_non
     assert (counted[strong] > 0).all()
 
 
+def test_rows_stop_growing_when_the_pool_is_used_up_and_overstate_nothing():
+    rng, n_items = np.random.default_rng(3), 300
+    drawn = rng.integers(0, n_items, (40_000, 2))
+    drawn = drawn[drawn[:, 0] != drawn[:, 1]]
+    true = np.zeros((n_items, n_items))
+    np.add.at(true, (drawn[:, 0], drawn[:, 1]), 1)
+    true += true.T
+    pairs = LivePairs(n_items, most_places=8_192)
+    pairs.add(drawn)
+    pairs.add(np.repeat([[0, 1]], 1_000, axis=0))
+    true[[0, 1], [1, 0]] += 1_000
+    everything = np.broadcast_to(np.arange(n_items), (n_items, n_items)).copy()
+    counted = pairs.sum_strengths(np.arange(n_items)[:, None], everything)
+    assert len(pairs.rows.positions) == 8_192
+    assert (counted <= true).all()
+    assert (counted > 0).any(axis=1).mean() > 0.9
+    assert min(counted[0, 1], counted[1, 0]) > 900
+
+
 def test_counts_of_many_items_equal_the_twins():
     """More than the first rows of the arrays."""
     drawn = np.random.default_rng(2).integers(0, 500, (2_000, 2))

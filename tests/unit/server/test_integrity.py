@@ -34,6 +34,7 @@ def test_an_untouched_generation_has_no_fault(repo):
     os.utime(repo / "rank" / "3" / "array.npy")
     assert collect_faults(check, 50) == []
     assert is_intact(repo, 3)
+    assert collect_faults(ArtifactCheck(repo, 0), 3) == []  # of a repository that is not ours
 
 
 @pytest.mark.parametrize("damage", ["change", "truncate", "remove", "manifest"])
