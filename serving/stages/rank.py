@@ -54,7 +54,7 @@ TABLES_FOLDER, NETWORK = "tables", "rank"
 OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that depend on the request
 # (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
 PAIRS_AT_ONCE = 4_096
-# What live pairs add to a score, see `RankInputs.compute_lifts`. The network reads the strength too, but gives it too little
+# Live pairs add to a score, see `RankInputs.compute_lifts`. The network reads the strength too, but gives it too little
 # weight for new items and for what goes with the latest item: in training, the neighbour lists already contain these pairs.
 LIFT, LATEST_LIFT = 3.0, 0.5
 

@@ -27,7 +27,7 @@ LAST = GET.replace(b"host: a", b"host: a\r\nconnection: close")  # so that `send
 
 @pytest.fixture(scope="module")
 def address(repo) -> Iterator[tuple[str, int]]:
-    """Where one gateway answers, whatever all of these tests send."""
+    """The address of one gateway, which all of these tests share."""
     limits: dict[str, Any] = {"header_bytes": HEADER_BYTES, "header_timeout_s": TIMEOUT_S}
     with listening(Gateway(repo, **limits).app, GatewaySettings.model_validate(limits)) as address:
         host, _, port = address.partition(":")
