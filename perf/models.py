@@ -34,7 +34,7 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, Sources
 from serving.pipeline import Pipeline
 from serving.stages.live.candidates import SearchedItems
-from serving.stages.live.pairs import LivePairs
+from serving.stages.live.pair_counts import PairCounts
 from serving.stages.live.users import SeenSince
 from serving.stages.retrieve import HISTORY_TABLE, Retrieve
 from serving.stages.search.search import Blocked, Search
@@ -195,7 +195,7 @@ def make_live_sources(retrieve: Retrieve, rng: np.random.Generator) -> dict[str,
     arrays = SearchedItems(search, retrieve.inputs.tables.tables[HISTORY_TABLE], newcomers=newcomers)
     arrays.lifted = np.sort(rng.choice(n_items, min(SOLD, n_items), replace=False))
     arrays.lifts[arrays.lifted] = rng.exponential(1.0, len(arrays.lifted))
-    pairs, first = LivePairs(n_items), rng.integers(0, n_items, PAIRS)
+    pairs, first = PairCounts(n_items), rng.integers(0, n_items, PAIRS)
     pairs.add(np.stack([first, (first + rng.integers(1, max(n_items, 2), PAIRS)) % n_items], axis=1))
 
     def propose_sold(question: Question) -> None:

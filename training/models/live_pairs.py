@@ -10,7 +10,8 @@ import pandas as pd
 
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
-from serving.stages.live.pairs import VISIT_S, LivePairs, is_among
+from serving.stages.live.pair_counts import PairCounts, is_among
+from serving.stages.live.pairs import VISIT_S
 from serving.stages.search.search import Blocked
 
 
@@ -23,13 +24,13 @@ def put_live_pairs(
     candidates: np.ndarray,
     scores: np.ndarray,
 ) -> np.ndarray:
-    """Put strong companions among the candidates of requests. Return their `LivePairs.sum_strengths`, float32 [N, C].
+    """Put strong companions among the candidates of requests. Return their `PairCounts.sum_strengths`, float32 [N, C].
 
     train, later: as for `make_visit_requests`; rows: int64 [N] of `train`, ascending, each just before which a request comes
     history: int64 [N, H] positions; candidates: int64 [N, C] and scores: float32 [N, C], both written
     """
     pair_rows, pairs = find_pairs(items, train, later, history.shape[1])
-    live, servable = LivePairs(items.n_items), np.append(np.ones(items.n_items, bool), False)
+    live, servable = PairCounts(items.n_items), np.append(np.ones(items.n_items, bool), False)
     strengths = np.empty(candidates.shape, np.float32)
     ends = np.searchsorted(pair_rows, rows)  # pairs of earlier rows
     start, bounds = 0, np.array([0, history.shape[1]])

@@ -19,7 +19,8 @@ from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
 from serving.stages.live.candidates import put_newcomers
-from serving.stages.live.pairs import KEPT_COMPANIONS, MOST_CANDIDATES, OWN_ITEMS, VISIT_S, LivePairs, StoredPairs
+from serving.stages.live.pair_counts import KEPT_COMPANIONS, MOST_CANDIDATES, OWN_ITEMS, PairCounts
+from serving.stages.live.pairs import VISIT_S, StoredPairs
 from serving.stages.search.search import Blocked
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
 from training.models.live_pairs import find_pairs, put_live_pairs
@@ -52,7 +53,7 @@ def count_slowly(log: pd.DataFrame, first: int = 0) -> Counter:
     return counts
 
 
-def read_strengths(pairs: LivePairs) -> np.ndarray:
+def read_strengths(pairs: PairCounts) -> np.ndarray:
     """Return the strength of each item for each history of one item, [N_ITEMS, N_ITEMS]."""
     everything = np.broadcast_to(np.arange(N_ITEMS), (N_ITEMS, N_ITEMS)).copy()
     return pairs.sum_strengths(np.arange(N_ITEMS)[:, None], everything)
@@ -135,7 +136,7 @@ def test_training_counts_what_a_live_store_would_have(log_reader):
     log = draw_log(600).assign(row=np.arange(600))
     rows, pairs = find_pairs(ITEMS, log, log.iloc[200:], LONGEST)
     assert (np.diff(rows) >= 0).all()
-    live = LivePairs(N_ITEMS)
+    live = PairCounts(N_ITEMS)
     live.add(pairs[rows < 500])
     np.testing.assert_allclose(read_strengths(live), make_matrix(count_slowly(log.iloc[:500, :4], 200)), rtol=1e-6)
 
@@ -170,7 +171,7 @@ def test_training_puts_companions_among_the_candidates():
 
 
 def test_only_the_latest_distinct_items_of_a_history_count():
-    pairs = LivePairs(N_ITEMS)
+    pairs = PairCounts(N_ITEMS)
     pairs.add(np.array([[1, 20], [2, 20], [3, 20], [4, 20]]))
     history = np.array([[1, 1, 2, N_ITEMS, 3, 4]])
     assert OWN_ITEMS == 3
@@ -179,7 +180,7 @@ def test_only_the_latest_distinct_items_of_a_history_count():
 
 
 def test_strong_companions_become_candidates_in_place_of_the_last_ones():
-    pairs = LivePairs(N_ITEMS)
+    pairs = PairCounts(N_ITEMS)
     pairs.add(np.repeat([[1, 20], [1, 21], [1, 22], [1, 23], [1, 24]], [5, 4, 3, 2, 1], axis=0))
     servable = np.append(np.ones(N_ITEMS, bool), False)
     servable[21] = False
@@ -195,7 +196,7 @@ def test_strong_companions_become_candidates_in_place_of_the_last_ones():
 def test_lists_have_no_repeats_and_keep_their_first_candidates():
     rng = np.random.default_rng(0)
     n_items, width = 300, 40
-    pairs, servable = LivePairs(n_items), np.append(rng.random(n_items) < 0.9, False)
+    pairs, servable = PairCounts(n_items), np.append(rng.random(n_items) < 0.9, False)
     pairs.add(rng.integers(0, n_items, (20_000, 2)))
     for _ in range(50):
         positions = rng.permutation(n_items)[None, :width].copy()
@@ -217,7 +218,7 @@ def test_an_item_with_too_many_companions_keeps_the_strongest_and_overstates_non
     rng = np.random.default_rng(1)
     strong, n_pairs = np.arange(1, 9), 4_000
     others = np.where(rng.random(n_pairs) < 0.4, rng.choice(strong, n_pairs), rng.integers(100, 1_000, n_pairs))
-    pairs = LivePairs(1_000)
+    pairs = PairCounts(1_000)
     pairs.add(np.stack([np.zeros_like(others), others], axis=1))
     true = np.bincount(others, minlength=1_000)
     counted = pairs.sum_strengths(np.array([[0]]), np.arange(1_000)[None])[0]
@@ -233,7 +234,7 @@ def test_rows_stop_growing_when_the_pool_is_used_up_and_overstate_nothing():
     true = np.zeros((n_items, n_items))
     np.add.at(true, (drawn[:, 0], drawn[:, 1]), 1)
     true += true.T
-    pairs = LivePairs(n_items, most_places=8_192)
+    pairs = PairCounts(n_items, most_places=8_192)
     pairs.add(drawn)
     pairs.add(np.repeat([[0, 1]], 1_000, axis=0))
     true[[0, 1], [1, 0]] += 1_000
@@ -248,7 +249,7 @@ def test_rows_stop_growing_when_the_pool_is_used_up_and_overstate_nothing():
 def test_counts_of_many_items_equal_the_twins():
     """More than the first rows of the arrays."""
     drawn = np.random.default_rng(2).integers(0, 500, (2_000, 2))
-    drawn, pairs = drawn[drawn[:, 0] != drawn[:, 1]], LivePairs(500)
+    drawn, pairs = drawn[drawn[:, 0] != drawn[:, 1]], PairCounts(500)
     for start in range(0, len(drawn), 300):
         pairs.add(drawn[start : start + 300])
     expected = np.zeros((500, 500))
@@ -260,7 +261,7 @@ def test_counts_of_many_items_equal_the_twins():
 
 
 def test_new_items_and_companions_both_become_candidates():
-    pairs, n_items, width = LivePairs(100), 100, 20
+    pairs, n_items, width = PairCounts(100), 100, 20
     pairs.add(np.array([[1, 50], [1, 51], [1, 90]]))
     vectors, newcomers = np.ones((n_items, 2), np.float32), np.arange(88, 92)
     positions, scores = np.arange(2, 2 + width)[None], np.linspace(9, 1, width, dtype=np.float32)[None]

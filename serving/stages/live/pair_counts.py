@@ -1,0 +1,297 @@
+"""Count the pairs of items that pairs.py finds: each item has companions and their counts, in bounded memory.
+
+    pairs of items ─▶ each item's companions and their counts
+                                            │
+    history's latest items ─────────────────┴─▶ strength of an item = sum over them of count / place: 1, 2, 3
+
+Strong companions become candidates, and the ranker reads their strength.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from serving.loops.compiled import compiled
+from serving.stages.search.search import Blocked
+
+KEPT_COMPANIONS = 512  # most for each item, a power of two; `count_pairs` says which
+OWN_ITEMS = 3  # latest distinct items of a history whose companions count
+MOST_CANDIDATES = 32  # companions that become candidates
+STRONGEST = 64  # of each item, from which these are chosen
+FIRST_SLOTS, FIRST_PLACES, FIRST_POOL = 64, 8, 4_096
+MOST_PLACES = 1 << 24  # 128 MiB: about 17,000 items with all of their companions, or millions with a few
+
+
+class Companions(NamedTuple):
+    """Rows of companions, one for each of S slots, in a pool of P places. A row that is full moves to one of twice its size.
+
+    starts: int64 [S], the first place of a row; lengths: int64 [S], its companions; sizes: int64 [S], its places
+    positions: int32 [P], of companions, the strongest of a row first; counts: float32 [P]
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    sizes: np.ndarray
+    positions: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def allocate(cls, slots: int, places: int) -> Companions:
+        """Return empty rows."""
+        starts, lengths, sizes = np.zeros((3, slots), np.int64)
+        return cls(starts, lengths, sizes, np.zeros(places, np.int32), np.zeros(places, np.float32))
+
+    def resize(self, slots: int, places: int) -> Companions:
+        """Return the same rows with room for more of them, or for longer ones."""
+        larger = self.allocate(slots, places)
+        for old, new in zip(self, larger, strict=True):
+            new[: len(old)] = old
+        return larger
+
+
+@dataclass
+class PairCounts:
+    """The companions of each item.
+
+    most_places: of the pool, a power of two from FIRST_POOL on; when all are in use, rows keep the size that they have
+    slot_of: int32 [n_items + 1], the row of an item with companions, -1 for others; n_slots: rows in use; n_places: of the pool
+    sums: float32 [n_items + 1], scratch of the loops, 0 between calls: one thread at a time may call this object
+    """
+
+    n_items: int
+    most_places: int = MOST_PLACES
+    slot_of: np.ndarray = field(init=False)
+    rows: Companions = field(init=False)
+    sums: np.ndarray = field(init=False)
+    n_slots: int = field(default=0, init=False)
+    n_places: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.slot_of = np.full(self.n_items + 1, -1, np.int32)
+        self.rows = Companions.allocate(FIRST_SLOTS, FIRST_POOL)
+        self.sums = np.zeros(self.n_items + 1, np.float32)
+
+    def add(self, pairs: np.ndarray) -> None:
+        """Count pairs of items, int64 [P, 2] positions, in order."""
+        new = np.unique(pairs[self.slot_of[pairs] < 0])
+        self.slot_of[new] = np.arange(self.n_slots, self.n_slots + len(new))
+        self.n_slots += len(new)
+        if self.n_slots > (n_rows := len(self.rows.starts)):
+            self.rows = self.rows.resize(max(self.n_slots, 2 * n_rows), len(self.rows.positions))
+        done = 0
+        while True:
+            done, self.n_places = count_pairs(pairs, done, self.slot_of, *self.rows, self.n_places, self.most_places)
+            if done == 2 * len(pairs):
+                return
+            self.rows = self.rows.resize(len(self.rows.starts), 2 * len(self.rows.positions))
+
+    def compile_loops(self) -> PairCounts:
+        """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
+        history, nothing = np.full((1, 1), self.n_items), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
+        self.add(np.empty((0, 2), np.int64))
+        arrays, scores = (self.slot_of, *self.rows, self.sums), np.zeros((1, 1), np.float32)
+        write_strengths(history, history, *arrays, OWN_ITEMS, scores)
+        put_companions(history, *nothing, np.zeros(self.n_items + 1, np.bool_), *arrays, 0, history.copy(), scores)
+        return self
+
+    def sum_strengths(self, history: np.ndarray, candidates: np.ndarray, own_items: int = OWN_ITEMS) -> np.ndarray:
+        """Return each candidate's strength, float32 [B, C].
+
+        history: int64 [B, H] positions, newest first, padded with n_items; candidates: int64 [B, C] positions
+        own_items: latest distinct items of a history whose companions count
+        """
+        values = np.zeros(candidates.shape, np.float32)
+        if self.n_slots:
+            write_strengths(history, candidates, self.slot_of, *self.rows, self.sums, own_items, values)
+        return values
+
+    def put_candidates(
+        self,
+        history: np.ndarray,
+        blocked: Blocked,
+        servable: np.ndarray,
+        positions: np.ndarray,
+        scores: np.ndarray,
+        n_spared: int = 0,
+    ) -> None:
+        """Put strong companions among the candidates, int64 [B, C]: after the last one, or in place of the last ones.
+
+        They are those with the largest strength among the STRONGEST companions of each own item.
+
+        servable: bool [n_items + 1]; scores: float32 [B, C], that of the candidate before for a companion. Both lists are
+        written. n_spared: places at the end of a full list that are left alone, because new items will take them
+        """
+        if self.n_slots:
+            arrays = (self.slot_of, *self.rows, self.sums)
+            put_companions(history, *blocked, servable, *arrays, n_spared, positions, scores)
+
+
+@compiled
+def count_pairs(pairs, done, slot_of, starts, lengths, sizes, positions, counts, n_places, most_places):
+    """Count pairs, int64 [P, 2], for both of their items. Every item has a slot. Arguments from `starts` on: `Companions`.
+
+    Where an item has no place for another companion, all of its counts fall by one, and companions without a count leave: the
+    algorithm of Misra and Gries. A companion in more than one of KEPT_COMPANIONS + 1 pairs stays, unless the pool is used up;
+    no count is too high.
+
+    done: halves of pairs that are counted already. Returns how many are counted, fewer than 2 * P if the pool is full, and how
+    many places of the pool are in use.
+    """
+    for half in range(done, 2 * len(pairs)):
+        pair, side = half // 2, half % 2
+        slot, other = slot_of[pairs[pair, side]], pairs[pair, 1 - side]
+        start, length = starts[slot], lengths[slot]
+        row_counts = counts[start : start + length]
+        if is_among(other, positions[start : start + length]):
+            place = start
+            while positions[place] != other:
+                place += 1
+            first = start + find_first_equal(row_counts, counts[place])  # counts stay sorted if it moves there
+            positions[place], positions[first] = positions[first], other
+            counts[first] += 1.0
+        elif length == KEPT_COMPANIONS or (length == sizes[slot] and n_places + max(FIRST_PLACES, 2 * length) > most_places):
+            lengths[slot] = find_first_equal(row_counts, np.float32(1.0))
+            row_counts -= 1.0
+        else:
+            if length == sizes[slot]:
+                size = max(FIRST_PLACES, 2 * length)
+                if n_places + size > len(positions):
+                    return half, n_places
+                positions[n_places : n_places + length] = positions[start : start + length]
+                counts[n_places : n_places + length] = row_counts
+                starts[slot], sizes[slot], start = n_places, size, n_places
+                n_places += size
+            positions[start + length], counts[start + length] = other, 1.0
+            lengths[slot] += 1
+    return 2 * len(pairs), n_places
+
+
+@compiled
+def find_first_equal(counts, count):
+    """Return the first place whose count is at most `count`. counts: float32 [N], descending"""
+    low, high = 0, len(counts)
+    while low < high:
+        middle = (low + high) // 2
+        if counts[middle] > count:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def find_own_slots(history, slot_of, own_items):
+    """Return the slots of the latest distinct items of a history, int64 [H], newest first: int64, -1 for one without a slot."""
+    n_items, slots, n_own = len(slot_of) - 1, np.empty(own_items, np.int64), 0
+    for age in range(len(history)):
+        if history[age] != n_items and not is_among(history[age], history[:age]):
+            slots[n_own] = slot_of[history[age]]
+            n_own += 1
+            if n_own == own_items:
+                break
+    return slots[:n_own]
+
+
+@compiled
+def add_strengths(slots, starts, lengths, positions, counts, sums):
+    """Add each companion's strength to sums, float32 [n_items + 1]. slots: from `find_own_slots`"""
+    for age in range(len(slots)):
+        slot = slots[age]
+        if slot >= 0:
+            for place in range(starts[slot], starts[slot] + lengths[slot]):
+                sums[positions[place]] += counts[place] / np.float32(age + 1)
+
+
+@compiled
+def clear_strengths(slots, starts, lengths, positions, sums):
+    """Set to 0 what `add_strengths` wrote."""
+    for slot in slots:
+        if slot >= 0:
+            for place in range(starts[slot], starts[slot] + lengths[slot]):
+                sums[positions[place]] = 0.0
+
+
+@compiled
+def write_strengths(
+    history, candidates, slot_of, starts, lengths, sizes, positions, counts, sums, own_items, values
+):  # fmt: skip
+    """Write `PairCounts.sum_strengths` to values, float32 [B, C]. Arguments from `starts` to `counts`: `Companions`"""
+    for row in range(len(candidates)):
+        slots = find_own_slots(history[row], slot_of, own_items)
+        add_strengths(slots, starts, lengths, positions, counts, sums)
+        for place in range(candidates.shape[1]):
+            values[row, place] = sums[candidates[row, place]]
+        clear_strengths(slots, starts, lengths, positions, sums)
+
+
+@compiled
+def find_strongest(slots, starts, lengths, positions):
+    """Return the strongest companions of some slots, int64 [F], ascending, each once."""
+    listed, n_listed = np.empty(len(slots) * STRONGEST, np.int64), 0
+    for slot in slots:
+        if slot >= 0:
+            for place in range(starts[slot], starts[slot] + min(lengths[slot], STRONGEST)):
+                listed[n_listed] = positions[place]
+                n_listed += 1
+    listed, n_found = np.sort(listed[:n_listed]), 0
+    for position in listed:
+        if n_found == 0 or listed[n_found - 1] != position:
+            listed[n_found] = position
+            n_found += 1
+    return listed[:n_found]
+
+
+@compiled
+def put_companions(
+    history, blocked, blocked_starts, servable,
+    slot_of, starts, lengths, sizes, companions, counts, sums,
+    n_spared, positions, scores,
+):  # fmt: skip
+    """Do what `PairCounts.put_candidates` says. blocked: int64 [P] positions, blocked_starts: int64 [B + 1]: `Blocked`"""
+    n_items = len(slot_of) - 1
+    most = max(0, min(MOST_CANDIDATES, positions.shape[1] - n_spared))
+    chosen = np.empty(MOST_CANDIDATES, np.int64)
+    for row in range(len(positions)):
+        slots = find_own_slots(history[row], slot_of, OWN_ITEMS)
+        found = find_strongest(slots, starts, lengths, companions)
+        if len(found) == 0:
+            continue
+        add_strengths(slots, starts, lengths, companions, counts, sums)
+        strengths = sums[found]
+        clear_strengths(slots, starts, lengths, companions, sums)
+        n_chosen, n_free, listed, place = 0, 0, np.sort(positions[row]), 0
+        for at in range(len(found)):  # keep what may be served and is not listed; both arrays ascend
+            while place < len(listed) and listed[place] < found[at]:
+                place += 1
+            if servable[found[at]] and not (place < len(listed) and listed[place] == found[at]):
+                found[n_free], strengths[n_free] = found[at], strengths[at]
+                n_free += 1
+        while n_free > 0 and n_chosen < most:
+            at = np.argmax(strengths[:n_free])  # the first of equals
+            if strengths[at] == 0:
+                break
+            position, strengths[at] = found[at], 0.0
+            if not is_among(position, blocked[blocked_starts[row] : blocked_starts[row + 1]]):
+                chosen[n_chosen] = position
+                n_chosen += 1
+        if n_chosen == 0:
+            continue
+        end = 0
+        while end < positions.shape[1] and positions[row, end] != n_items:
+            end += 1
+        first = min(end, positions.shape[1] - n_spared - n_chosen)
+        score = scores[row, max(first - 1, 0)] if end > 0 else np.float32(0.0)
+        for at in range(n_chosen):
+            positions[row, first + at], scores[row, first + at] = chosen[at], score
+
+
+@compiled
+def is_among(position, positions):
+    """Return whether a position is among others, [N]."""
+    found = False
+    for other in positions:  # without an early exit, so that the comparison vectorises
+        found |= other == position
+    return found
