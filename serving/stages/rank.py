@@ -54,7 +54,7 @@ TABLES_FOLDER, NETWORK = "tables", "rank"
 OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that depend on the request
 # (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
 PAIRS_AT_ONCE = 4_096
-# Live pairs add to a score, see `RankInputs.compute_lifts`. The network reads the strength too, but gives it too little
+# Live pairs add to a score, see `RankInputs.compute_pair_numbers`. The network reads the strength too, but gives it too little
 # weight for new items and for what goes with the latest item: in training, the neighbour lists already contain these pairs.
 LIFT, LATEST_LIFT = 3.0, 0.5
 
@@ -115,32 +115,26 @@ class RankInputs:
         """
         return inputs["user_categorical"], self.item_rows.take(candidates, axis=0)
 
-    def compute_pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
-        """Return the candidates' numbers, then the cross features, float32 [B, C, Gp]. candidates: int [B, C] item positions"""
+    def compute_pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the candidates' numbers, then the cross features, float32 [B, C, Gp], and the lifts, float32 [B, C].
+
+        Lifts are what live pairs add to the scores, 0 without a live store:
+            log(1 + LIFT * strength / (1 + sales before the export)) + LATEST_LIFT * log(1 + pairs with the latest item)
+
+        candidates: int [B, C] item positions
+        """
         history = self.items.find_positions(inputs["history_ids"])
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
         numbers = compute_pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
+        lifts, n_own = np.zeros(candidates.shape, np.float32), self.item_numbers.shape[1]
         if self.stored and self.stored.pairs.n_slots:
-            strengths = self.stored.pairs.sum_strengths(history, candidates)
-            numbers[..., self.item_numbers.shape[1] + TOGETHER] = scale_strengths(strengths)
+            strengths, with_latest = self.stored.pairs.sum_strengths(history, candidates)
+            numbers[..., n_own + TOGETHER] = scale_strengths(strengths)
+            if self.novelty is not None:
+                write_lifts(candidates, strengths, with_latest, self.novelty, lifts)
         if self.sales and self.sales.follows:
-            numbers[..., self.item_numbers.shape[1] + LIVE] = candidates < self.items.n_items
-        return numbers
-
-    def compute_lifts(self, inputs: Arrays, candidates: np.ndarray, pair_numbers: np.ndarray) -> np.ndarray:
-        """Return what live pairs add to the scores, float32 [B, C], 0 without a live store:
-
-            log(1 + LIFT * strength / (1 + sales before the export)) + LATEST_LIFT * log(1 + pairs with the latest item)
-
-        candidates: int [B, C] positions; pair_numbers: float32 [B, C, Gp], from `compute_pair_numbers`; they hold the strength
-        """
-        lifts = np.zeros(candidates.shape, np.float32)
-        if self.novelty is not None and self.stored and self.stored.pairs.n_slots:
-            history = self.items.find_positions(inputs["history_ids"])
-            with_latest = self.stored.pairs.sum_strengths(history, candidates, own_items=1)
-            together = pair_numbers[..., self.item_numbers.shape[1] + TOGETHER]
-            write_lifts(candidates, together, with_latest, self.novelty, lifts)
-        return lifts
+            numbers[..., n_own + LIVE] = candidates < self.items.n_items
+        return numbers, lifts
 
     def take_retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
         """Return one of the cross features, float32 [B, C]: the standardised retrieval score. pair_numbers: [B, C, Gp]"""
@@ -264,8 +258,8 @@ class Rank:
         # Before `refresh`, which adds live sales to the popularity.
         novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE)) if sales else None
         if novelty is not None:  # compile the loop, so that no request waits for it
-            some = np.zeros((2, 2, 2), np.float32)
-            write_lifts(np.zeros((2, 2), np.int64), some[..., 0], some[0], novelty, some[1])
+            some = np.zeros((2, 2), np.float32)
+            write_lifts(np.zeros((2, 2), np.int64), some, some, novelty, some.copy())
         live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored, trends)
         live_items.catch_up()  # here, so that no request waits for it
         if trends:
@@ -326,12 +320,11 @@ class Rank:
         for first in range(0, len(candidates), at_once):
             part = slice(first, first + at_once)
             chunk = {name: values[part] for name, values in tensors.items()}
-            pairs = self.inputs.compute_pair_numbers(chunk, candidates[part])
+            pairs, lifts[part] = self.inputs.compute_pair_numbers(chunk, candidates[part])
             feeds = {"user_numbers": chunk["user_continuous"], "pair_numbers": pairs}
             feeds |= {name: chunk[name] for name in ("user_rows", "item_rows")}
             logits[part] = self.network.run(["logits"], feeds)[0]
             retrieval_part[part] = self.inputs.take_retrieval_part(pairs)
-            lifts[part] = self.inputs.compute_lifts(chunk, candidates[part], pairs)
         return logits, retrieval_part, lifts
 
 
@@ -356,16 +349,15 @@ def choose_chunk_size(count: int, most: int) -> int:
 
 
 @compiled
-def write_lifts(candidates, together, with_latest, novelty, lifts):
-    """Write `RankInputs.compute_lifts` to lifts, float32 [B, C], which must be 0.
+def write_lifts(candidates, strengths, with_latest, novelty, lifts):
+    """Write the lifts that `RankInputs.compute_pair_numbers` returns, float32 [B, C], to an array of 0.
 
-    together: float32 [B, C], the scaled strengths; with_latest: float32 [B, C]; novelty: float32 [n_items + 1]
+    strengths, with_latest: float32 [B, C], from `PairCounts.sum_strengths`; novelty: float32 [n_items + 1]
     """
     for row in range(len(candidates)):
         for place in range(candidates.shape[1]):
-            if together[row, place] != 0.0:
-                strength = np.expm1(together[row, place] / np.float32(SCALE))
-                new = np.log1p(np.float32(LIFT) * strength * novelty[candidates[row, place]])
+            if strengths[row, place] != 0.0:
+                new = np.log1p(np.float32(LIFT) * strengths[row, place] * novelty[candidates[row, place]])
                 lifts[row, place] = new + np.float32(LATEST_LIFT) * np.log1p(with_latest[row, place])
 
 

@@ -163,13 +163,10 @@ class RetrieveOutputs:
         """
         sources = self.search.find_sources(vectors, history, positions, self.columns)
         if self.live_items:
-            arrays, pairs = self.live_items.arrays, self.live_items.pairs
-            if len(arrays.lifted):
-                has_no_history = (history == self.items.n_items).all(axis=1, keepdims=True)
-                sources |= np.where(has_no_history & (arrays.lifts[positions] > 0), np.uint8(Sources.LIVE_SALES), np.uint8(0))
-            if pairs and pairs.pairs.n_slots:
-                is_pair = pairs.pairs.sum_strengths(history, positions) > 0
-                sources |= np.where(is_pair, np.uint8(Sources.LIVE_PAIRS), np.uint8(0))
+            arrays, stored = self.live_items.arrays, self.live_items.pairs
+            arrays.mark_lifted(history, positions, np.uint8(Sources.LIVE_SALES), sources)
+            if stored:
+                stored.pairs.mark_companions(history, positions, np.uint8(Sources.LIVE_PAIRS), sources)
             if len(newcomers := arrays.served_newcomers):
                 sources |= np.where(np.isin(positions, newcomers), np.uint8(Sources.NEW_ITEMS), np.uint8(0))
         return sources

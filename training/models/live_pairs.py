@@ -24,7 +24,7 @@ def put_live_pairs(
     candidates: np.ndarray,
     scores: np.ndarray,
 ) -> np.ndarray:
-    """Put strong companions among the candidates of requests. Return their `PairCounts.sum_strengths`, float32 [N, C].
+    """Put strong companions among the candidates of requests. Return their strengths, float32 [N, C].
 
     train, later: as for `make_visit_requests`; rows: int64 [N] of `train`, ascending, each just before which a request comes
     history: int64 [N, H] positions; candidates: int64 [N, C] and scores: float32 [N, C], both written
@@ -40,7 +40,7 @@ def put_live_pairs(
             start = end
         own, part = history[number, None], slice(number, number + 1)
         live.put_candidates(own, Blocked(own[0], bounds), servable, candidates[part], scores[part])
-        strengths[part] = live.sum_strengths(own, candidates[part])
+        strengths[part], _ = live.sum_strengths(own, candidates[part])
     return strengths
 
 

@@ -95,7 +95,7 @@ def compute_pair_numbers(
 
 
 def scale_strengths(strengths: np.ndarray) -> np.ndarray:
-    """Return the feature `taken_together_since` of `PairCounts.sum_strengths`, float32 of any shape."""
+    """Return the feature `taken_together_since` of strengths (`PairCounts.sum_strengths`), float32 of any shape."""
     return np.log1p(strengths) * np.float32(SCALE)
 
 

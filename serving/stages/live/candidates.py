@@ -79,6 +79,7 @@ class SearchedItems:
         lifts = (self.lifted, self.lifts, self.search.item_vectors, self.search.servable)
         user_vectors, lists = np.zeros((1, width), np.float32), (no_history.copy(), np.zeros((1, 1), np.float32))
         lift_popular(*lifts, user_vectors, no_history, *nothing, *lists)
+        mark_lifted(no_history, no_history, self.lifts, np.uint8(0), np.zeros((1, 1), np.uint8))
         put_newcomers(self.newcomers, self.search.item_vectors, user_vectors, *nothing, *lists)
         return self
 
@@ -91,6 +92,11 @@ class SearchedItems:
                 *(self.lifted, self.lifts, self.search.item_vectors, self.search.servable),
                 *(user_vectors, history, *blocked, positions, scores),
             )
+
+    def mark_lifted(self, history: np.ndarray, positions: np.ndarray, bit: np.uint8, sources: np.ndarray) -> None:
+        """Set a bit in the sources, uint8 [B, C], of the items, int64 [B, C], whose score `lift_popular` has raised."""
+        if len(self.lifted):
+            mark_lifted(history, positions, self.lifts, bit, sources)
 
     @property
     def served_newcomers(self) -> np.ndarray:
@@ -189,3 +195,15 @@ def lift_popular(
         order = best[np.argsort(values[best], kind="mergesort")]
         for place in range(n_listed):
             positions[row, place], scores[row, place] = merged[order[place]], -values[order[place]]
+
+
+@compiled
+def mark_lifted(history, positions, lifts, bit, sources):
+    """Do what `SearchedItems.mark_lifted` says."""
+    n_items = len(lifts) - 1
+    for row in range(len(positions)):
+        if np.any(history[row] != n_items):
+            continue
+        for place in range(positions.shape[1]):
+            if lifts[positions[row, place]] > 0.0:
+                sources[row, place] |= bit

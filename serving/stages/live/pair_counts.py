@@ -93,20 +93,25 @@ class PairCounts:
         history, nothing = np.full((1, 1), self.n_items), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
         self.add(np.empty((0, 2), np.int64))
         arrays, scores = (self.slot_of, *self.rows, self.sums), np.zeros((1, 1), np.float32)
-        write_strengths(history, history, *arrays, OWN_ITEMS, scores)
+        write_strengths(history, history, *arrays, scores, scores.copy())
+        mark_companions(history, history, *arrays, np.uint8(0), np.zeros((1, 1), np.uint8))
         put_companions(history, *nothing, np.zeros(self.n_items + 1, np.bool_), *arrays, 0, history.copy(), scores)
         return self
 
-    def sum_strengths(self, history: np.ndarray, candidates: np.ndarray, own_items: int = OWN_ITEMS) -> np.ndarray:
-        """Return each candidate's strength, float32 [B, C].
+    def sum_strengths(self, history: np.ndarray, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return each candidate's strength, float32 [B, C], and its pairs with the latest item alone, float32 [B, C].
 
         history: int64 [B, H] positions, newest first, padded with n_items; candidates: int64 [B, C] positions
-        own_items: latest distinct items of a history whose companions count
         """
-        values = np.zeros(candidates.shape, np.float32)
+        strengths, with_latest = (np.zeros(candidates.shape, np.float32) for _ in range(2))
         if self.n_slots:
-            write_strengths(history, candidates, self.slot_of, *self.rows, self.sums, own_items, values)
-        return values
+            write_strengths(history, candidates, self.slot_of, *self.rows, self.sums, strengths, with_latest)
+        return strengths, with_latest
+
+    def mark_companions(self, history: np.ndarray, positions: np.ndarray, bit: np.uint8, sources: np.ndarray) -> None:
+        """Set a bit in the sources, uint8 [B, C], of the items, int64 [B, C], that have any strength."""
+        if self.n_slots:
+            mark_companions(history, positions, self.slot_of, *self.rows, self.sums, bit, sources)
 
     def put_candidates(
         self,
@@ -183,26 +188,26 @@ def find_first_equal(counts, count):
 
 
 @compiled
-def find_own_slots(history, slot_of, own_items):
-    """Return the slots of the latest distinct items of a history, int64 [H], newest first: int64, -1 for one without a slot."""
-    n_items, slots, n_own = len(slot_of) - 1, np.empty(own_items, np.int64), 0
+def find_own_slots(history, slot_of):
+    """Return the slots of the latest OWN_ITEMS distinct items of a history, int64 [H], newest first: -1 for one without."""
+    n_items, slots, n_own = len(slot_of) - 1, np.empty(OWN_ITEMS, np.int64), 0
     for age in range(len(history)):
         if history[age] != n_items and not is_among(history[age], history[:age]):
             slots[n_own] = slot_of[history[age]]
             n_own += 1
-            if n_own == own_items:
+            if n_own == OWN_ITEMS:
                 break
     return slots[:n_own]
 
 
 @compiled
-def add_strengths(slots, starts, lengths, positions, counts, sums):
-    """Add each companion's strength to sums, float32 [n_items + 1]. slots: from `find_own_slots`"""
+def add_strengths(slots, first, starts, lengths, positions, counts, sums):
+    """Add each companion's strength to sums, float32 [n_items + 1]. slots: int64 [N]; first: age of the first"""
     for age in range(len(slots)):
         slot = slots[age]
         if slot >= 0:
             for place in range(starts[slot], starts[slot] + lengths[slot]):
-                sums[positions[place]] += counts[place] / np.float32(age + 1)
+                sums[positions[place]] += counts[place] / np.float32(first + age + 1)
 
 
 @compiled
@@ -216,14 +221,36 @@ def clear_strengths(slots, starts, lengths, positions, sums):
 
 @compiled
 def write_strengths(
-    history, candidates, slot_of, starts, lengths, sizes, positions, counts, sums, own_items, values
+    history, candidates, slot_of, starts, lengths, sizes, positions, counts, sums, strengths, with_latest
 ):  # fmt: skip
-    """Write `PairCounts.sum_strengths` to values, float32 [B, C]. Arguments from `starts` to `counts`: `Companions`"""
+    """Write what `PairCounts.sum_strengths` returns, to arrays of 0. Arguments from `starts` to `counts`: `Companions`"""
     for row in range(len(candidates)):
-        slots = find_own_slots(history[row], slot_of, own_items)
-        add_strengths(slots, starts, lengths, positions, counts, sums)
+        slots = find_own_slots(history[row], slot_of)
+        add_strengths(slots[:1], 0, starts, lengths, positions, counts, sums)
+        take(sums, candidates[row], with_latest[row])
+        add_strengths(slots[1:], 1, starts, lengths, positions, counts, sums)
+        take(sums, candidates[row], strengths[row])
+        clear_strengths(slots, starts, lengths, positions, sums)
+
+
+@compiled
+def take(sums, candidates, values):
+    """Write the sums of candidates, [C] positions, to values, float32 [C]."""
+    for place in range(len(candidates)):
+        values[place] = sums[candidates[place]]
+
+
+@compiled
+def mark_companions(
+    history, candidates, slot_of, starts, lengths, sizes, positions, counts, sums, bit, sources
+):  # fmt: skip
+    """Do what `PairCounts.mark_companions` says. Arguments from `starts` to `counts`: `Companions`"""
+    for row in range(len(candidates)):
+        slots = find_own_slots(history[row], slot_of)
+        add_strengths(slots, 0, starts, lengths, positions, counts, sums)
         for place in range(candidates.shape[1]):
-            values[row, place] = sums[candidates[row, place]]
+            if sums[candidates[row, place]] > 0.0:
+                sources[row, place] |= bit
         clear_strengths(slots, starts, lengths, positions, sums)
 
 
@@ -255,11 +282,11 @@ def put_companions(
     most = max(0, min(MOST_CANDIDATES, positions.shape[1] - n_spared))
     chosen = np.empty(MOST_CANDIDATES, np.int64)
     for row in range(len(positions)):
-        slots = find_own_slots(history[row], slot_of, OWN_ITEMS)
+        slots = find_own_slots(history[row], slot_of)
         found = find_strongest(slots, starts, lengths, companions)
         if len(found) == 0:
             continue
-        add_strengths(slots, starts, lengths, companions, counts, sums)
+        add_strengths(slots, 0, starts, lengths, companions, counts, sums)
         strengths = sums[found]
         clear_strengths(slots, starts, lengths, companions, sums)
         n_chosen, n_free, listed, place = 0, 0, np.sort(positions[row]), 0

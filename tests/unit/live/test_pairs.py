@@ -56,7 +56,7 @@ def count_slowly(log: pd.DataFrame, first: int = 0) -> Counter:
 def read_strengths(pairs: PairCounts) -> np.ndarray:
     """Return the strength of each item for each history of one item, [N_ITEMS, N_ITEMS]."""
     everything = np.broadcast_to(np.arange(N_ITEMS), (N_ITEMS, N_ITEMS)).copy()
-    return pairs.sum_strengths(np.arange(N_ITEMS)[:, None], everything)
+    return pairs.sum_strengths(np.arange(N_ITEMS)[:, None], everything)[0]
 
 
 def make_matrix(counts: Counter) -> np.ndarray:
@@ -176,7 +176,9 @@ def test_only_the_latest_distinct_items_of_a_history_count():
     history = np.array([[1, 1, 2, N_ITEMS, 3, 4]])
     assert OWN_ITEMS == 3
     expected = 1 + 1 / 2 + 1 / 3
-    assert pairs.sum_strengths(history, np.array([[20, 5]])).tolist() == [[pytest.approx(expected), 0.0]]
+    strengths, with_latest = pairs.sum_strengths(history, np.array([[20, 5]]))
+    assert strengths.tolist() == [[pytest.approx(expected), 0.0]]
+    assert with_latest.tolist() == [[1.0, 0.0]]
 
 
 def test_strong_companions_become_candidates_in_place_of_the_last_ones():
@@ -221,7 +223,7 @@ def test_an_item_with_too_many_companions_keeps_the_strongest_and_overstates_non
     pairs = PairCounts(1_000)
     pairs.add(np.stack([np.zeros_like(others), others], axis=1))
     true = np.bincount(others, minlength=1_000)
-    counted = pairs.sum_strengths(np.array([[0]]), np.arange(1_000)[None])[0]
+    counted = pairs.sum_strengths(np.array([[0]]), np.arange(1_000)[None])[0][0]
     assert (counted <= true).all()
     assert (true - counted).max() <= n_pairs / (KEPT_COMPANIONS + 1)
     assert (counted[strong] > 0).all()
@@ -239,7 +241,7 @@ def test_rows_stop_growing_when_the_pool_is_used_up_and_overstate_nothing():
     pairs.add(np.repeat([[0, 1]], 1_000, axis=0))
     true[[0, 1], [1, 0]] += 1_000
     everything = np.broadcast_to(np.arange(n_items), (n_items, n_items)).copy()
-    counted = pairs.sum_strengths(np.arange(n_items)[:, None], everything)
+    counted, _ = pairs.sum_strengths(np.arange(n_items)[:, None], everything)
     assert len(pairs.rows.positions) == 8_192
     assert (counted <= true).all()
     assert (counted > 0).any(axis=1).mean() > 0.9
@@ -257,7 +259,7 @@ def test_counts_of_many_items_equal_the_twins():
     expected += expected.T
     assert (expected > 0).sum(axis=1).max() <= KEPT_COMPANIONS
     everything = np.broadcast_to(np.arange(500), (500, 500)).copy()
-    np.testing.assert_array_equal(pairs.sum_strengths(np.arange(500)[:, None], everything), expected)
+    np.testing.assert_array_equal(pairs.sum_strengths(np.arange(500)[:, None], everything)[0], expected)
 
 
 def test_new_items_and_companions_both_become_candidates():
@@ -310,7 +312,7 @@ def test_a_companion_rises_for_users_who_have_its_item(repository, observe, read
     trace = pipeline.trace({"user_id": np.array([[200], [201]])})
     rank = pipeline.stages["rank"]
     owned, asked = (rank.inputs.items.find_positions(np.array([[item]])) for item in (first, second))
-    assert rank.inputs.stored.pairs.sum_strengths(owned, asked) == 5
+    assert rank.inputs.stored.pairs.sum_strengths(owned, asked)[0] == 5
     without = replace(rank, inputs=replace(rank.inputs, novelty=None))
     fields = {tensor.name: trace[tensor.name] for tensor in pipeline.specs["rank"].input_fields}
     lifts = rank(fields)["rank_scores"] - without(fields)["rank_scores"]
