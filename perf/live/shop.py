@@ -16,13 +16,13 @@ from tritonclient.grpc import service_pb2 as pb
 from perf.answers import read_tensors
 from perf.load.workload import Arrays, read_requests, read_specs, serialise
 from perf.target import Site, own_server, read_site
+from perf.tune.variant import remove_live_models
 from server.environment import MEASURED_DIR
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import (
     ENSEMBLE,
-    LIVE_MODELS,
     OBSERVE,
     PAD_ID,
     STAGES,
@@ -128,7 +128,8 @@ def copied(repo: Path, live: bool = True) -> Iterator[Path]:
 
     Raises ConfigError for a repository that states where its live store is: the copy would write there.
     """
-    stated = read_stage(find_stage_folder(repo, OBSERVE, read_pinned_generation(repo))).live_folder
+    generation = read_pinned_generation(repo)
+    stated = read_stage(find_stage_folder(repo, OBSERVE, generation)).live_folder
     if stated:
         raise ConfigError(
             f"{repo} keeps its live store in {stated}, where the made-up events of a measurement would be written. "
@@ -138,8 +139,7 @@ def copied(repo: Path, live: bool = True) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="live-", dir=MEASURED_DIR) as scratch:
         copy = Path(shutil.copytree(repo, Path(scratch) / repo.resolve().name))
         if not live:
-            for name in LIVE_MODELS:
-                shutil.rmtree(copy / name)
+            remove_live_models(copy, generation)
         yield copy
 
 

@@ -27,7 +27,7 @@ from serving.contract.artifacts import (
     write_manifest,
 )
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import CHALLENGER, ENSEMBLE
+from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS
 from serving.stages.search.search import INDEX_FILE
 from training.retrieval.index import extract_inverted_file
 
@@ -81,16 +81,24 @@ def change_effort(repository: Path, generation: int, compute: ComputeSettings) -
 def seal_again(repository: Path, generation: int, stage: str) -> None:
     """Write new manifests for a changed stage folder and its generation."""
     own, whole = find_stage_folder(repository, stage, generation), repository / ENSEMBLE / str(generation)
-    _write_manifest(own)
-    _write_manifest(whole, {stage: compute_sha256(own / MANIFEST_FILE)})
+    _write_manifest(own, {})
+    stages = read_json(whole, MANIFEST_FILE)["stages"]
+    _write_manifest(whole, {"stages": stages | {stage: compute_sha256(own / MANIFEST_FILE)}})
 
 
-def _write_manifest(folder: Path, digests: dict[str, str] | None = None) -> None:
+def remove_live_models(repository: Path, generation: int) -> None:
+    """Remove `observe` and `upsert`, so that the generation is served without live state."""
+    for name in LIVE_MODELS:
+        shutil.rmtree(repository / name)
+    whole = repository / ENSEMBLE / str(generation)
+    stages = read_json(whole, MANIFEST_FILE)["stages"]
+    _write_manifest(whole, {"stages": {name: digest for name, digest in stages.items() if name not in LIVE_MODELS}})
+
+
+def _write_manifest(folder: Path, changed: dict[str, object]) -> None:
     facts = {name: fact for name, fact in read_json(folder, MANIFEST_FILE).items() if name not in ("schema", "files")}
-    if digests:
-        facts["stages"] |= digests
     (folder / MANIFEST_FILE).unlink()
-    write_manifest(folder, **facts)
+    write_manifest(folder, **(facts | changed))
 
 
 def _link(source: str, target: str) -> None:
