@@ -78,6 +78,7 @@ CHECKS = (
     check_run_folder,
     check.check_edges,
     check.check_versions,
+    check.check_other_generations,
     check.check_libraries,
     check.check_warmup,
     check.check_batching,

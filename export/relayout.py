@@ -14,6 +14,7 @@ from pathlib import Path
 from export.profiles import DEFAULT, find_profile_name
 from export.rehearsal import make_warmup_tensors, record
 from export.settings import read_exported_settings
+from repository.models import refuse_changed_manifests
 from repository.publish import Staging
 from repository.recorded import RECORDED_FILE, read_recorded
 from server.control import find_held_generations
@@ -42,6 +43,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     generation = read_pinned_generation(source)
     published = source / ENSEMBLE / str(generation)
     facts = verify_manifest(published)
+    refuse_changed_manifests(source, generation)
     folders = {name: find_stage_folder(source, name, generation) for name in (*STAGES, *LIVE_MODELS)}
     infos = {name: read_stage(folder) for name, folder in folders.items()}
     first = infos[STAGES[0]]

@@ -23,6 +23,7 @@ from repository.replay import replay
 from repository.tables import has_update_source
 from serving.contract.artifacts import (
     MANIFEST_FILE,
+    REMEDY,
     find_stage_folder,
     get_section,
     read_json,
@@ -136,6 +137,21 @@ def check_versions(repository: Path) -> Iterator[Finding]:
             yield Finding("error", str(folder.relative_to(repository)), fact, "Folders were moved by hand; export again.")
     get_section(read_json(own, MANIFEST_FILE), "stages", own)
     refuse_changed_manifests(repository, generation)
+
+
+def check_other_generations(repository: Path) -> Iterator[Finding]:
+    """Check the files of the generations that are kept for `activate`, as they were published."""
+    pinned = read_pinned_generation(repository)
+    kept = {int(folder.name) for folder in (repository / ENSEMBLE).iterdir() if folder.name.isdecimal()}
+    for generation in sorted(kept - {pinned}):
+        stages = [find_stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)]
+        try:
+            for folder in (repository / ENSEMBLE / str(generation), *stages):
+                verify_manifest(folder)
+            refuse_changed_manifests(repository, generation)
+        except RecommenderError as error:
+            fact = f"Generation {generation} cannot be served in place of {pinned}: {str(error).removesuffix(REMEDY).rstrip(' .')}"
+            yield Finding("warning", f"{ENSEMBLE}/{generation}", fact, "Do not move a server there. The next export removes it.")
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:

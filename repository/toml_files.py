@@ -32,7 +32,7 @@ def open_toml(path: Path, reference: str) -> Iterator[dict[str, Any]]:
     except ValidationError as error:
         fault = error.errors()[0]
         message = ": ".join(filter(None, (".".join(map(str, fault["loc"])), describe_fault(fault).rstrip("."))))
-        raise ConfigError(f"{path}: {message}. {reference[0].upper()}{reference[1:]}.") from error
+        raise ConfigError(f"{path}: {message}; {reference}.") from error
 
 
 def describe_fault(fault: ErrorDetails) -> str:

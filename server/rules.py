@@ -69,8 +69,13 @@ def print_applied(version: Version) -> None:
 
 
 def read_rules(path: Path) -> dict:
-    """Return the rules in a TOML file: its section [rules], or without one the whole file. Raises ConfigError."""
+    """Return the rules in a TOML file: its section [rules], or without one the whole file. Raises ConfigError.
+
+    An empty file is refused, because it would remove all rules, and may be one that was not written to its end.
+    """
     with open_toml(path, "docs/settings.md lists the rules") as document:
+        if not document:
+            raise ConfigError("The file is empty; expected rules. To remove all rules, write the line [rules] alone.")
         section = document.get("rules", document)
         if not isinstance(section, dict):
             raise ConfigError(f"rules is {section!r}; expected a table. Write [rules] above the keys.")

@@ -8,11 +8,13 @@ from typer.testing import CliRunner
 
 from export.__main__ import app
 from export.check import check_repository
+from export.relayout import relayout
 from repository import check
 from repository.models import read_config, write_config
 from repository.recorded import RECORDED_FILE, read_recorded
 from repository.tables import find_tables_settings
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_json, write_manifest
+from serving.contract.errors import ArtifactError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.repositories import copy_to_change, small_repository
 
@@ -115,6 +117,21 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
     reseal(repository)
     errors(repository)
     assert (tmp_path / "ran").exists()
+
+
+def test_damage_of_a_generation_that_is_kept_for_a_move_back_is_a_warning(repository):
+    for name in (*STAGES, *LIVE_MODELS, ENSEMBLE):
+        copy_to_change(repository / name / "1", repository / name / "2")
+    replace_in(repository / "rank" / "2" / "stage.json", "{", "{ ")
+    (finding,) = check_repository(repository)
+    assert (finding.level, finding.where) == ("warning", "recommend/2")
+    assert "rank/2/stage.json is not the file that was published" in finding.fact
+
+
+def test_a_manifest_that_is_not_the_published_one_is_not_published_again(repository, tmp_path):
+    replace_in(repository / "rank" / "1" / MANIFEST_FILE, "{", "{ ")
+    with pytest.raises(ArtifactError, match=r"rank/1/manifest\.json is not the manifest that generation 1 was published with"):
+        relayout(repository, tmp_path / "again", "fused")
 
 
 @pytest.mark.parametrize(

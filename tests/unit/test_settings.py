@@ -70,7 +70,7 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
         ("[tables]\nredis = 'a:7000,b:99999'", "the Redis address is 'a:7000,b:99999'"),
         ("[serving]\npreferred_batch_sizes = [0]", "preferred_batch_sizes"),
         ("[serving]\nrank = 2", r"export\.toml: serving\.rank is 2\. Expected a section: \[serving\.rank\]"),
-        ("[training]\nminutes = '3'", r"training\.minutes: Input should be a valid number, got '3'\. Docs/settings\.md lists"),
+        ("[training]\nminutes = '3'", r"training\.minutes: Input should be a valid number, got '3'; docs/settings\.md lists"),
         ("[training]\nminutes = nan", r"training\.minutes: .*, got nan"),
         ("[live]\ncontinue_log = 'no'", r"live\.continue_log: Input should be a valid boolean, got 'no'"),
         ("[merlin]\ngpu = '1'", r"merlin\.gpu: Input should be a valid integer, got '1'"),

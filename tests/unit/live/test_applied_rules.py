@@ -183,6 +183,15 @@ def test_rules_from_a_file_that_is_not_there_are_refused_with_the_reason(reposit
     assert expected in str(done.exception)
 
 
+def test_an_empty_file_removes_no_rules_but_an_empty_section_does(repository, tmp_path):
+    path = tmp_path / "rules.toml"
+    path.touch()
+    done = CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)])
+    assert "rules.toml: The file is empty; expected rules. To remove all rules" in str(done.exception)
+    path.write_text("[rules]\n")
+    assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).exit_code == 0
+
+
 @pytest.mark.parametrize("text", [None, "{", '{"version": "two"}'])
 def test_rules_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path, text):
     """None: a file has the folder's place, which fails as a folder does that another user closed."""
