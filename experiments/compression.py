@@ -40,7 +40,7 @@ from training.models.dlrm_graph import export_dlrm
 from training.models.prune import prune
 from training.models.quantise import quantise, quantise_after_training, train_in_int8
 from training.models.ranking import RankingSettings, hold_out, make_requests_by_moment
-from training.models.ranking_data import Requests, fit_statistics_of, make_served_requests, make_unlabelled_requests
+from training.models.ranking_data import Requests, fit_item_statistics, make_served_requests, make_unlabelled_requests
 from training.models.save_ranker import make_network_inputs
 from training.models.teachers import Teacher
 from training.models.train_ranker import Ranker, RankerSettings, take_retrieval_z, train_ranker
@@ -117,7 +117,7 @@ def make_workload(dataset: Dataset, say: Say) -> Workload:
     users = problem.test_users
     users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))
     retrieve = fit_retrieve(train.assign(row=np.arange(len(train))))
-    statistics = fit_statistics_of(features, train, settings.statistics)
+    statistics = fit_item_statistics(features, train, settings.statistics)
     test = make_served_requests(features, problem.user_ids[users], statistics, retrieve)
     others = train[~train["user_id"].isin(problem.user_ids[users])]
     unlabelled = make_unlabelled_requests(features, others, statistics, retrieve, settings.most_requests, rng)

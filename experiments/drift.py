@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.other_environment import run_elsewhere
+from experiments.other_environment import run_in_environment
 from export.recording import draw_requests
 from export.references import compute_watched
 from perf.command import run
@@ -127,7 +127,7 @@ def compare_with_evidently(columns: Columns, window: Columns) -> float:
     """Return the largest difference of PSI and KL from evidently's, over all features, in evidently's own bins."""
     arrays = {f"reference.{name}": values for name, values in columns.items()}
     arrays |= {f"window.{name}": window[name] for name in columns}
-    theirs = run_elsewhere("evidently", EVIDENTLY_PACKAGES, Path(__file__).with_name("drift_evidently.py"), arrays)
+    theirs = run_in_environment("evidently", EVIDENTLY_PACKAGES, Path(__file__).with_name("drift_evidently.py"), arrays)
     worst = 0.0
     for name, values in columns.items():
         expected, found = (part / part.sum() for part in count_as_evidently(values, window[name]))

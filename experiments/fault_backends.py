@@ -42,7 +42,7 @@ class RedisNode:
         self._process = subprocess.Popen([*self._command, "--cluster-enabled", "yes"], stdout=subprocess.DEVNULL)
         self.pid, deadline_s = self._process.pid, time.monotonic() + STARTED_S
         with redis.Redis(port=self.port) as client:
-            while not is_ready(client):
+            while not form_cluster(client):
                 if time.monotonic() > deadline_s:
                     raise ServerError(f"redis-server did not start at port {self.port} in {STARTED_S:g} s. Is the port free?")
                 time.sleep(0.05)
@@ -58,8 +58,8 @@ class RedisNode:
         self.kill()
 
 
-def is_ready(client: redis.Redis) -> bool:
-    """Return whether the node answers as a cluster; give it all slots when it has none."""
+def form_cluster(client: redis.Redis) -> bool:
+    """Give the node all slots if it has none, and return whether it answers as a cluster."""
     try:
         if b"cluster_slots_assigned:0" in client.execute_command("CLUSTER", "INFO"):
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, LAST_SLOT)

@@ -28,7 +28,7 @@ import pandas as pd
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.other_environment import run_elsewhere
+from experiments.other_environment import run_in_environment
 from perf.command import run
 from trials.off_policy import (
     Estimate,
@@ -234,7 +234,7 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
         if compare_with_obp:
             others, more_arrays = estimate_other_slates(log, policy)
             script = Path(__file__).with_name("off_policy_obp.py")
-            theirs = run_elsewhere("obp", OBP_NEEDS, script, arrays | slate_arrays | more_arrays, OBP)
+            theirs = run_in_environment("obp", OBP_NEEDS, script, arrays | slate_arrays | more_arrays, OBP)
             for name, estimate in (estimates | slates | others).items():
                 differences[name].append(abs(theirs[name] - estimate.value))
     for name, found in differences.items():

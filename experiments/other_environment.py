@@ -1,4 +1,4 @@
-"""Run a script in a Python environment of its own, for packages that cannot live beside the project's pins."""
+"""Run a script in a Python environment of its own, for packages that conflict with the project's pins."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ ENVIRONMENTS = Path(".run/environments")
 INSTALL_TIMEOUT_S, SCRIPT_TIMEOUT_S = 1_800, 600
 
 
-def run_elsewhere(
-    name: str, packages: tuple[str, ...], script: Path, arrays: dict[str, np.ndarray], alone: tuple[str, ...] = ()
+def run_in_environment(
+    name: str, packages: tuple[str, ...], script: Path, arrays: dict[str, np.ndarray], without_needs: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Run `script ARRAYS.npz` with `packages` installed and return the JSON that it prints.
 
     The environment is made once, at ENVIRONMENTS/name. Raises RecommenderError when installing or running fails.
-    alone: packages that are installed in any case, whatever versions of Python and of other packages they demand
+    without_needs: packages installed as they are, without their own requirements and whatever Python they ask for
     """
     python = ENVIRONMENTS / name / "bin" / "python"
     stamp = ENVIRONMENTS / name / "packages.txt"
-    if not stamp.exists() or stamp.read_text() != "\n".join(packages + alone):
+    if not stamp.exists() or stamp.read_text() != "\n".join(packages + without_needs):
         _run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENTS / name)], INSTALL_TIMEOUT_S)
         _run([str(python), "-m", "pip", "install", "--quiet", *packages], INSTALL_TIMEOUT_S)
-        if alone:
-            forced = ("--quiet", "--no-deps", "--ignore-requires-python", *alone)
+        if without_needs:
+            forced = ("--quiet", "--no-deps", "--ignore-requires-python", *without_needs)
             _run([str(python), "-m", "pip", "install", *forced], INSTALL_TIMEOUT_S)
-        stamp.write_text("\n".join(packages + alone))
+        stamp.write_text("\n".join(packages + without_needs))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "arrays.npz"
         np.savez(path, **arrays)

@@ -60,7 +60,7 @@ def measure_fault(site: Site, load: Load, pages: Sequence[MetricsPage], fault: F
     renew_supervisor(site)
     load.wait_until_full(LIMIT_S)
     if fault.delays_messages:
-        send_before(site, load)
+        send_first_messages(site, load)
     load.acknowledged.clear()
     before, begun_s = read_pids(site), time.monotonic()
     values: dict[str, float] = {}
@@ -86,8 +86,8 @@ def measure_fault(site: Site, load: Load, pages: Sequence[MetricsPage], fault: F
     return values | describe_signals([page.find_signals(begun_s, ended_s) for page in pages])
 
 
-def send_before(site: Site, load: Load) -> None:
-    """Have more messages read than a broker that begins anew will have, by which the consumer knows that it did."""
+def send_first_messages(site: Site, load: Load) -> None:
+    """Have the consumer read more messages than a restarted, empty broker will hold: that is how it notices the restart."""
     wait_for_messages(site, load.send_messages(site.broker.address, 10 * MESSAGES))
 
 
@@ -96,7 +96,7 @@ def wait_for_messages(site: Site, ids: set[str]) -> None:
 
 
 def describe_answers(answers: list[Seen], mended_s: float) -> dict[str, float]:
-    """Return shares of the answers by outcome, the slowest, and when the last one came that was not in full."""
+    """Return the share of each outcome, the slowest answer, and when the last answer came that was not in full."""
     outcomes = Counter(seen.outcome for seen in answers)
     values = {f"{SHARES}{name}": 100 * count / len(answers) for name, count in outcomes.items() if name != WRONG}
     values[WRONG_ANSWERS] = outcomes[WRONG]
@@ -113,7 +113,7 @@ def describe_events(events: list[Seen]) -> dict[str, float]:
 
 
 def describe_readiness(probes: list[Seen], begun_s: float, fault: Fault) -> dict[str, float]:
-    """Return when `/readyz` first failed, or that it did, where it should not."""
+    """Return when `/readyz` first failed; of a fault that must not fail it, how often it did."""
     failed_s = [seen.end_s - begun_s for seen in probes if seen.outcome != FULL and seen.at_s >= begun_s]
     if fault.fails_readiness is False:
         return {UNEXPECTED: float(len(failed_s))}
@@ -123,7 +123,10 @@ def describe_readiness(probes: list[Seen], begun_s: float, fault: Fault) -> dict
 
 
 def describe_signals(signals: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return whether a metrics page showed the fault, and after how many seconds. signals: of each page, seconds by metric"""
+    """Return whether a metrics page showed the fault, and after how many seconds.
+
+    signals: one dict per page, seconds until each metric showed it
+    """
     for shown in signals:
         print({name: round(after_s, 1) for name, after_s in shown.items()}, file=sys.stderr, flush=True)
     after_s = [seconds for shown in signals for seconds in shown.values()]
@@ -167,7 +170,7 @@ def wait(condition: Callable[[], bool], failure: str) -> None:
 
 
 def make_figures(values: dict[str, list[float]], rounds: int) -> list[Figure]:
-    """Return the figures of each fault, and the totals of NEVER. A share that a round did not have was 0 in it."""
+    """Return the figures of each fault, and the totals of NEVER. A share that is missing in a round is 0."""
     figures, totals, shown = [], {kind: np.zeros(rounds) for kind in NEVER}, np.zeros(rounds)
     for name, measured in sorted(values.items(), key=lambda pair: list(FAULTS).index(pair[0].partition(": ")[0])):
         fault, _, kind = name.partition(": ")
@@ -185,18 +188,18 @@ def make_figures(values: dict[str, list[float]], rounds: int) -> list[Figure]:
         )
     sums = [Figure(name=f"all faults: {kind}", values=total.tolist(), at_most=0) for kind, total in totals.items()]
     faults = [FAULTS[fault] for fault, _, kind in (name.partition(": ") for name in values) if kind == SHOWN]
-    least = sum(fault.is_shown for fault in faults)
-    return [*sums, Figure(name=f"all faults: {SHOWN}, of {len(faults)}", values=shown.tolist(), at_least=least), *figures]
+    least_shown = sum(fault.is_shown for fault in faults)
+    return [*sums, Figure(name=f"all faults: {SHOWN}, of {len(faults)}", values=shown.tolist(), at_least=least_shown), *figures]
 
 
 @app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository whose models are served")] = Path("model_repository"),
-    rounds: Annotated[int, typer.Option(help="of six minutes", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="rounds, of six minutes each", min=1)] = 3,
     only: Annotated[list[str] | None, typer.Option(help="name of a fault, instead of all; may be given again")] = None,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 for a wrong answer, a lost event, readiness that fails later than after 2 s, or a restart later than 5 s.
+    """Exit code 1 for a wrong answer, a lost event, readiness that fails after more than 2 s, a restart after more than 5 s.
 
     Also for a fault that callers notice and that no metrics page shows.
     """
@@ -219,7 +222,7 @@ def main(
                 server.learn(begun_s)
                 gateway.learn(begun_s)
                 measure = partial(measure_named, site, load, (server, gateway))
-                tasks = {fault: partial(measure, fault) for fault in only or list_possible()}
+                tasks = {fault: partial(measure, fault) for fault in only or list_allowed_faults()}
                 values = run_in_turns(tasks, rounds, lambda line: print(line, file=sys.stderr, flush=True))
     command = f"python -m experiments.recovery --repo {repo} --rounds {rounds}"
     command += "".join(f' --only "{name}"' for name in only or ())
@@ -234,7 +237,7 @@ def main(
     )
 
 
-def list_possible() -> list[str]:
+def list_allowed_faults() -> list[str]:
     """Return the faults that this user may cause: without a control group, the processor cannot be taken away."""
     return [name for name in FAULTS if name != THROTTLED or os.access(CPU_GROUPS, os.W_OK)]
 

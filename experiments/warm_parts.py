@@ -31,7 +31,7 @@ from training.models.distill import Lesson, distil
 from training.models.dlrm import RankingModel
 from training.models.item_item import fit_neighbours
 from training.models.ranking import Lessons, RankingSettings, add_unlabelled, collect_lessons
-from training.models.ranking_data import Requests, fit_statistics_of, split_again
+from training.models.ranking_data import Requests, fit_item_statistics, split_training_log
 from training.models.retriever import (
     Retriever,
     RetrieverSettings,
@@ -80,7 +80,7 @@ class Generation(NamedTuple):
 def measure(dataset: Dataset, seed: int = 0) -> list[Figure]:
     """Compare both ways for towers and ranker."""
     log, features = dataset.interactions, build_features(dataset, dataset.interactions)
-    before, now = (Part(part, *split_again(part)) for part in (log.iloc[: int(KNOWN_SHARE * len(log))], log))
+    before, now = (Part(part, *split_training_log(part)) for part in (log.iloc[: int(KNOWN_SHARE * len(log))], log))
     first, _ = learn_towers(dataset, features, before, seed)
     towers = {
         SCRATCH: learn_towers(dataset, features, now, seed),
@@ -165,7 +165,7 @@ def make_generation(dataset: Dataset, features: Features, part: Part, earlier: F
     rng, whole = np.random.default_rng(0), part._replace(earlier=part.log.assign(row=np.arange(len(part.log))))
     served, _ = learn_towers(dataset, features, whole, seed)
     lessons = collect_lessons(dataset, part.log, features, lambda _: earlier, RANKING, rng)
-    statistics = fit_statistics_of(features, part.log, RANKING.statistics)
+    statistics = fit_item_statistics(features, part.log, RANKING.statistics)
     return Generation(features, add_unlabelled(lessons, part.log, features, statistics, served, RANKING, rng))
 
 

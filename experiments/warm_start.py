@@ -26,7 +26,7 @@ from export.training_settings import MOST_READ
 from perf.command import run
 from training.dataset import Dataset, load_dataset
 from training.features.build import build_features
-from training.models.ranking_data import split_again
+from training.models.ranking_data import split_training_log
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings
 from training.models.warm_start import EARLIER, write_learned
@@ -54,7 +54,7 @@ def learn(dataset: Dataset, settings: SequenceSettings, folder: Path, is_warm: b
     """
     log, features = dataset.interactions, build_features(dataset, dataset.interactions)
     chosen = RetrievalSettings(candidates=100, sequence=settings, start_from=folder if is_warm else None)
-    earlier, later = split_again(log)
+    earlier, later = split_training_log(log)
     began_s = time.process_time()
     fitted = fit_training_retriever(dataset, features, chosen, lambda _: None, earlier, EARLIER)
     training_s = time.process_time() - began_s

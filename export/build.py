@@ -58,7 +58,7 @@ from training.models.ranking import (
     fit_reranker,
     take_sample,
 )
-from training.models.ranking_data import Retrieve, fit_statistics_of
+from training.models.ranking_data import Retrieve, fit_item_statistics
 from training.models.train_ranker import Start
 from training.models.warm_ranker import start_ranker
 from training.retrieval.choose import Choices, PastRetrievers, choose_sources
@@ -213,7 +213,7 @@ def fit_ranking(
     """
     log, pipeline, choices = dataset.interactions, settings.pipeline, choose_ranking_settings(settings)
     with progress.phase("ranker") as phase:
-        statistics = fit_statistics_of(features, log, choices.statistics)
+        statistics = fit_item_statistics(features, log, choices.statistics)
         lessons = add_unlabelled(lessons, log, features, statistics, served, choices, rng)
         trainer = choose_trainer(settings, features, start)
         ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.note_detail, trainer, start)

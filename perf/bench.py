@@ -53,9 +53,9 @@ class Bench:
         """Stages that can be called on their own: none in the fused layout."""
         return tuple(name for name in STAGES if (self.site.repo / name).is_dir())
 
-    def name_raw_file(self, what: str) -> str:
+    def name_raw_file(self, label: str) -> str:
         """Return a new file name for each measurement, because a level may be measured again."""
-        return f"{next(self._numbers):03d}-{what}.npz"
+        return f"{next(self._numbers):03d}-{label}.npz"
 
     def save(self) -> None:
         self.run.save(self.folder)
@@ -101,6 +101,7 @@ class Bench:
 
 
 def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
+    """Return a bench with an empty run. label: name of the run; folder: None for a new one"""
     run = Run(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         label=label,
@@ -118,7 +119,7 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
 
 
 @contextlib.contextmanager
-def watched(bench: Bench) -> Iterator[None]:
+def record_memory_and_hits(bench: Bench) -> Iterator[None]:
     """Add the memory peak and the cache hit rates during the block to the run."""
     before = read_samples(bench.site.metrics_url)
     with PeakMemory(bench.site.tag) as memory:

@@ -15,7 +15,7 @@ from rich.console import Console
 from perf import ab as ab_mode
 from perf import models, slo
 from perf import sweep as sweep_mode
-from perf.bench import SEED, new_bench, watched
+from perf.bench import SEED, new_bench, record_memory_and_hits
 from perf.command import BROKEN, parse_counts, parse_numbers, progress, refuse_options_before, run
 from perf.figures import RESULTS as FIGURES
 from perf.figures import ResultsFolder, finish
@@ -81,7 +81,7 @@ def sweep(
     with serve(url, repo) as site:
         bench = new_bench(site, label)
         require_model(model, bench.stages)
-        with watched(bench), progress(len(levels)) as step:
+        with record_memory_and_hits(bench), progress(len(levels)) as step:
             for level in levels:
                 step(f"{model}, {transport}, {level:g}")
                 bench.add_closed(model, transport, mode, level, window_s)
@@ -112,7 +112,7 @@ def load(
     )
     with serve(url, repo) as site:
         bench = new_bench(site, label)
-        with watched(bench), progress(PARTS) as step:
+        with record_memory_and_hits(bench), progress(PARTS) as step:
             sweep_mode.add_open(bench, scenario, lambda part: step(f"{scenario.name}, {(part - 1) / PARTS:.0%} sent"))
     finish_run(bench.run, bench.folder, {})
 

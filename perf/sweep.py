@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perf.answers import compare_messages, compare_to_export
-from perf.bench import PEAK_CLIENTS, ROWS, Bench, watched
+from perf.bench import PEAK_CLIENTS, ROWS, Bench, record_memory_and_hits
 from perf.command import progress
 from perf.in_process import InProcess
 from perf.load import schedule
@@ -165,7 +165,7 @@ def measure_all(bench: Bench, window_s: float = WINDOW_S, rounds: int = ROUNDS) 
     """Run sweeps, open-loop scenarios and the in-process baseline; record memory and hit rates over all of them."""
     n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
     n_open = len(make_scenarios(1.0, LOAD_S, RATE_SHARES))
-    with watched(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
+    with record_memory_and_hits(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
         floor = Latency.of(measure_floor_ns(bench.site.grpc_url))
         bench.run.floor_p50_ms = floor.p50_ms if floor else None
         best = sweep_recommend(bench, window_s, step)

@@ -259,7 +259,7 @@ class TritonServer:
                     f"tritonserver is not ready after {self.ready_timeout_s:.0f} s: {health.list_unready(self.grpc_url)}. "
                     f"See {self.log_path}, or allow more time."
                 )
-            if may_retry and watch.measure_still_s(len(text)) > self.stalled_after_s:
+            if may_retry and watch.measure_idle_s(len(text)) > self.stalled_after_s:
                 return f"made no progress for {self.stalled_after_s:.0f} s: {health.list_unready(self.grpc_url)}"
             time.sleep(POLL_S)
 

@@ -8,19 +8,19 @@ import psutil
 
 from server.processes import find_server_members
 
-IDLE_SHARE = 0.03  # of a processor; a server that waits for requests uses 0.01, a server that loads models many times more
+IDLE_SHARE = 0.03  # of a processor; a server that waits for requests uses 0.01, one that loads models far more
 LOOK_EVERY_S = 1.0
 
 
 class StallWatch:
-    """Watches a server that loads its models. tag: of the server"""
+    """Watches a server while it loads its models. tag: of the server"""
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
-        self._looked_s = self._moved_s = time.monotonic()
+        self._looked_s = self._active_s = time.monotonic()
         self._log_size, self._processor_s = 0, 0.0
 
-    def measure_still_s(self, log_size: int) -> float:
+    def measure_idle_s(self, log_size: int) -> float:
         """Return for how many seconds the log has not grown and the processes have been idle, as of the last look.
 
         log_size: length of the log now, in characters
@@ -28,9 +28,9 @@ class StallWatch:
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s, processor_s = now_s, measure_processor_s(self._tag)
-            if log_size != self._log_size or processor_s - self._processor_s > IDLE_SHARE * (now_s - self._moved_s):
-                self._moved_s, self._log_size, self._processor_s = now_s, log_size, processor_s
-        return self._looked_s - self._moved_s
+            if log_size != self._log_size or processor_s - self._processor_s > IDLE_SHARE * (now_s - self._active_s):
+                self._active_s, self._log_size, self._processor_s = now_s, log_size, processor_s
+        return self._looked_s - self._active_s
 
 
 def measure_processor_s(tag: str) -> float:

@@ -1,4 +1,4 @@
-"""Search the whole catalogue for many users, as a retriever does that teaches the ranker."""
+"""Search the whole catalogue for many users, to give the ranker candidates to learn from."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import scipy.sparse as sp
 from serving.stages.search.search import Blocked, Search
 
 USERS_PER_BLOCK = 128
-MOST_SCORED_ALONE = 100_000  # items: of more, a matrix product finds each user's nearest in a fifth of the time
-SPARE = 32  # more nearest items than could be needed, because products are rounded in another order than scores
+MOST_SCORED_ALONE = 100_000  # items; in a larger catalogue, one matrix product finds the nearest items in a fifth of the time
+SPARE = 32  # further nearest items, because matrix products are rounded in another order than scores
 
 
 def search_exactly(
@@ -24,7 +24,7 @@ def search_exactly(
     """Return positions int64 [N, count], best first, padded with n_items, and scores float32 [N, count], padded with -inf.
 
     user_vectors: float32 [N, D]; history: int [N, H] positions; seen: CSR [N, n_items], whose stored entries are not retrieved
-    most_scored_alone: of a larger catalogue, not every item is scored for every user
+    most_scored_alone: in a catalogue of more items, only the nearest ones are scored
     """
     parts = []
     for start in range(0, len(user_vectors), USERS_PER_BLOCK):

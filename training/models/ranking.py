@@ -21,13 +21,13 @@ from training.models.ranking_data import (
     Requests,
     Retrieve,
     drop_validating,
-    fit_statistics_of,
+    fit_item_statistics,
     make_items_before,
     make_requests,
     make_served_items,
     make_unlabelled_requests,
     make_visit_requests,
-    split_again,
+    split_training_log,
     split_validation,
 )
 from training.models.reranker import Lists, Reranker, RerankerSettings, train_reranker
@@ -233,12 +233,12 @@ def make_requests_by_moment(
     visit_requests = None
     earlier = train
     while len(by_moment) < settings.most_moments and sum(map(len, by_moment)) < settings.enough_requests:
-        before, (earlier, later) = earlier, split_again(earlier)
+        before, (earlier, later) = earlier, split_training_log(earlier)
         if by_moment and len(earlier) == len(before):
             break  # no user has events on both sides
         items, statistics = (
             make_items_before(dataset, features, earlier),
-            fit_statistics_of(features, earlier, settings.statistics),
+            fit_item_statistics(features, earlier, settings.statistics),
         )
         retrieve = fit_training_retriever(earlier)
         shared = (features, train, later, items, statistics, retrieve)

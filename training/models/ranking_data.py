@@ -6,9 +6,9 @@
 
 Features never use the events to predict, which avoids leakage; the served artifacts are fitted again on all of train.
 
-Declared aggregations are those of a request's own moment, as with live events; popularity and the other item statistics are
-those before the split. A repository that gets no events answers with the aggregations of its export: `without_events` gives
-such requests, and the ranker reads which of the two it has.
+Declared aggregations are computed at the moment of each request, as with live events; popularity and the other item statistics
+at the split. A repository that gets no events answers with the aggregations of its export: `without_events` makes such
+requests, and the feature LIVE tells the ranker which of the two it reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Retrieve = Callable[[Examples, np.ndarray], tuple[np.ndarray, np.ndarray]]
 USERS_PER_BLOCK = 512
 LATER_SHARE = 0.2
 HASHES = 10_000
-PAIRLESS_SHARE = 0.5  # of the requests in a visit, which come as soon after an export as no live pair is counted
+PAIRLESS_SHARE = 0.5  # of the requests in a visit: as just after an export, when no live pair is counted yet
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class Requests:
         return replace(self, cross=cross)
 
 
-def split_again(train: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return (earlier, later) of the training log or an earlier part of it, split as the test set was.
+def split_training_log(train: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Split the training log, or an earlier part of it, by time, as the test set was split off. Return (earlier, later).
 
-    "row" is the row number in the whole training log; it is added when `train` is that log.
+    Both have the row number in the whole training log as "row"; it is added when `train` is that log.
 
     Where one part would have no positive event (no user returns, or everybody buys last), the earlier part is all of `train`,
     and the later part its last positive event: later steps then have one request, from which `train_ranker` does not learn.
@@ -137,13 +137,13 @@ def make_served_items(features: Features) -> ItemSlots:
     return ItemSlots.of(features.item_arrays, tuple(features.item_rows), features.item_aggregates)
 
 
-def fit_statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
-    """Return the ranker's item statistics of a part of the training log, at the store's clock."""
+def fit_item_statistics(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
+    """Fit the ranker's item statistics on a part of the training log, at the store's clock."""
     groups = np.stack([features.categories.codes, features.providers.codes], axis=1)
-    return fit_statistics(list_sales(features, events), features.items.n_items, features.as_of_s, groups, settings)
+    return fit_statistics(collect_sales(features, events), features.items.n_items, features.as_of_s, groups, settings)
 
 
-def list_sales(features: Features, events: pd.DataFrame) -> Sales:
+def collect_sales(features: Features, events: pd.DataFrame) -> Sales:
     """Return the positive events, their users numbered from 0."""
     positives = events[events["positive"].to_numpy()]
     _, users = np.unique(positives["user_id"].to_numpy(), return_inverse=True)

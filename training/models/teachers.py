@@ -34,7 +34,7 @@ LEAST_GAIN = 1.005  # factor by which other teachers must raise NDCG@10 + Recall
 
 
 class TeacherModel(RankingModel):
-    """name: of its network, in NETWORKS"""
+    """A teacher other than the DLRM. name: of its network, in NETWORKS"""
 
     def __init__(self, shape: Shape, name: str) -> None:
         super().__init__(shape)
@@ -50,7 +50,7 @@ class Teacher:
     blend: float
 
     def give_shares(self, requests: Requests) -> np.ndarray:
-        """Return what it gives each candidate of N lists, float32 [N, C], 0 at padding."""
+        """Return the share of each candidate of N lists, float32 [N, C], 0 at padding."""
         return compute_shares(compute_blended_scores(self.model, self.blend, requests))
 
 
@@ -87,8 +87,10 @@ def choose_teachers(
         trained[name] = train_teacher(name, dlrm, teaching, validation, settings, seed, report)
     shares = {name: teacher.give_shares(validation) for name, teacher in trained.items()}
     tried = [("dlrm", *others) for count in range(len(names) + 1) for others in itertools.combinations(names, count)]
-    quality = {"+".join(of): measure_quality(average_shares([shares[name] for name in of]), validation) for of in tried}
-    best = max(tried, key=lambda of: quality["+".join(of)])
+    quality = {
+        "+".join(members): measure_quality(average_shares([shares[name] for name in members]), validation) for members in tried
+    }
+    best = max(tried, key=lambda members: quality["+".join(members)])
     if quality["+".join(best)] < LEAST_GAIN * quality["dlrm"]:
         best = ("dlrm",)
     summary = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())

@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from training.dataset import Dataset
 from training.evaluation.metrics import ndcg_at, recall_at
 from training.features.build import Examples, Features, take_context
-from training.models.ranking_data import split_again
+from training.models.ranking_data import split_training_log
 from training.models.warm_start import EARLIER
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_training_retriever
 
@@ -98,7 +98,7 @@ def choose_sources(
     settings: with the models to try
     """
     log = dataset.interactions
-    earlier, later = split_again(log)
+    earlier, later = split_training_log(log)
     earlier_rows = earlier["row"].to_numpy(copy=True)
     tried = fit_training_retriever(dataset, features, settings, say, earlier, EARLIER)
     del earlier

@@ -72,7 +72,7 @@ def fit_training_retriever(
 ) -> FittedRetriever:
     """Fit on the events before a label window only.
 
-    earlier: these events, with their row number in the log as "row"; learned: what to start from, EARLIER or, for nothing, ""
+    earlier: these events, with their row number in the log as "row"; learned: kept weights to start from, EARLIER; "" for none
     """
     rows = np.sort(earlier.loc[earlier["positive"].to_numpy(), "row"].to_numpy())
     return _fit(dataset, features, earlier, rows, settings, say, learned)

@@ -135,12 +135,12 @@ def make_channel_options(url: str) -> list[tuple[str, object]]:
 def describe_model(config: model_config_pb2.ModelConfig) -> ModelDescription:
     """Return the tensors and the largest batch of a model, from its config."""
 
-    def described(tensors) -> dict[str, tuple[str, int]]:
+    def describe_tensors(tensors) -> dict[str, tuple[str, int]]:
         return {
             tensor.name: (wire_dtype(model_config_pb2.DataType.Name(tensor.data_type)), tensor.dims[0]) for tensor in tensors
         }
 
-    return ModelDescription(described(config.input), described(config.output), max(config.max_batch_size, 1))
+    return ModelDescription(describe_tensors(config.input), describe_tensors(config.output), max(config.max_batch_size, 1))
 
 
 def wire_dtype(name: str) -> str:

@@ -178,10 +178,12 @@ def make_path(call: Call) -> str:
 def describe_model(config: Mapping[str, Any]) -> ModelDescription:
     """Return the tensors and the batch size of a model, from its config as JSON."""
 
-    def described(tensors: list[Mapping[str, Any]]) -> dict[str, tuple[str, int]]:
+    def describe_tensors(tensors: list[Mapping[str, Any]]) -> dict[str, tuple[str, int]]:
         return {tensor["name"]: (wire_dtype(tensor["data_type"]), int(tensor["dims"][0])) for tensor in tensors}
 
-    return ModelDescription(described(config["input"]), described(config["output"]), max(int(config["max_batch_size"]), 1))
+    return ModelDescription(
+        describe_tensors(config["input"]), describe_tensors(config["output"]), max(int(config["max_batch_size"]), 1)
+    )
 
 
 def encode_inputs(call: Call) -> list[codec.InferInput]:

@@ -90,16 +90,16 @@ def _describe_embedding(network: Network) -> dict[str, Any]:
 
 
 def _describe_mlp(
-    name: str, enters: str, shapes: tuple[tuple[int, int], ...], relu_last: bool
+    name: str, source: str, shapes: tuple[tuple[int, int], ...], relu_last: bool
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the InnerProduct and ReLU layers of one MLP, and the name of its output tensor."""
     layers: list[dict[str, Any]] = []
     for i, (_, outputs) in enumerate(shapes):
         last = i == len(shapes) - 1
         top = LOGIT if last and not relu_last else f"{name}_fc{i}"
-        layers.append({"type": "InnerProduct", "bottom": enters, "top": top, "fc_param": {"num_output": outputs}})
-        enters = top
+        layers.append({"type": "InnerProduct", "bottom": source, "top": top, "fc_param": {"num_output": outputs}})
+        source = top
         if not last or relu_last:
-            enters = f"{name}_relu{i}"
-            layers.append({"type": "ReLU", "bottom": top, "top": enters})
-    return layers, enters
+            source = f"{name}_relu{i}"
+            layers.append({"type": "ReLU", "bottom": top, "top": source})
+    return layers, source

@@ -36,7 +36,7 @@ def scale_eight(typing_context, codes, place, target, target_place, scale, offse
         _scale(context, builder, signature, arguments, codes)
         return context.get_dummy_value()
 
-    return _sign_arrays(types.void, (types.uint8, types.float32), codes, place, target, target_place, scale, offset), generate
+    return _make_types(types.void, (types.uint8, types.float32), codes, place, target, target_place, scale, offset), generate
 
 
 @intrinsic
@@ -52,7 +52,7 @@ def scale_eight_halves(typing_context, codes, place, target, target_place, scale
         _scale(context, builder, signature, arguments, builder.shuffle_vector(low, high, order))
         return context.get_dummy_value()
 
-    return _sign_arrays(types.void, (types.uint8, types.float32), codes, place, target, target_place, scale, offset), generate
+    return _make_types(types.void, (types.uint8, types.float32), codes, place, target, target_place, scale, offset), generate
 
 
 @intrinsic
@@ -66,7 +66,7 @@ def find_in_eight(typing_context, values, place, wanted):
         beyond = builder.or_(bits, ir.Constant(_LONG, 1 << LANES))
         return builder.cttz(beyond, ir.Constant(ir.IntType(1), 1))
 
-    return _sign_arrays(types.int64, (types.int64,), values, place, wanted), generate
+    return _make_types(types.int64, (types.int64,), values, place, wanted), generate
 
 
 @intrinsic
@@ -86,7 +86,7 @@ def read_four(typing_context, values, place):
     def generate(context, builder, signature, arguments):
         return _load(builder, _compute_pointer(context, builder, signature, arguments, 0), _WORD)
 
-    return _sign_arrays(types.int32, (types.uint8,), values, place), generate
+    return _make_types(types.int32, (types.uint8,), values, place), generate
 
 
 @intrinsic
@@ -96,7 +96,7 @@ def read_once(typing_context, values, place):
     def generate(context, builder, signature, arguments):
         return builder.load_atomic(_compute_pointer(context, builder, signature, arguments, 0), "monotonic", 4)
 
-    return _sign_arrays(types.int32, (types.int32,), values, place), generate
+    return _make_types(types.int32, (types.int32,), values, place), generate
 
 
 @intrinsic
@@ -107,7 +107,7 @@ def read_in_order(typing_context, words, place):
         builder.fence("acquire")
         return builder.load_atomic(_compute_pointer(context, builder, signature, arguments, 0), "acquire", 8)
 
-    return _sign_arrays(types.int64, (types.int64,), words, place), generate
+    return _make_types(types.int64, (types.int64,), words, place), generate
 
 
 def _copy(count, source, place, target, target_place):
@@ -118,10 +118,10 @@ def _copy(count, source, place, target, target_place):
         _store(builder, values, _compute_pointer(context, builder, signature, arguments, 2))
         return context.get_dummy_value()
 
-    return _sign_arrays(types.void, (types.float32, types.float32), source, place, target, target_place), generate
+    return _make_types(types.void, (types.float32, types.float32), source, place, target, target_place), generate
 
 
-def _sign_arrays(result, elements, *arguments):
+def _make_types(result, elements, *arguments):
     """Return the signature of an intrinsic, with places as int64. elements: dtype of each array.
 
     Raises TypingError when one differs or is strided.

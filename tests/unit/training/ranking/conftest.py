@@ -26,7 +26,7 @@ from training.models.ranking import (
     save_ranking,
     take_sample,
 )
-from training.models.ranking_data import Requests, compute_in_blocks, find_taken, fit_statistics_of
+from training.models.ranking_data import Requests, compute_in_blocks, find_taken, fit_item_statistics
 from training.models.reranker import RerankerSettings
 from training.models.train_ranker import RankerSettings
 
@@ -65,7 +65,7 @@ def trained(tmp_path_factory):
 
 def fit_ranking(dataset, log, features, fit_retriever, settings):
     """Train both models as an export does, quietly."""
-    statistics, rng = fit_statistics_of(features, log, settings.statistics), np.random.default_rng(0)
+    statistics, rng = fit_item_statistics(features, log, settings.statistics), np.random.default_rng(0)
     lessons = collect_lessons(dataset, log, features, fit_retriever, settings, rng)
     lessons = add_unlabelled(lessons, log, features, statistics, fit_retriever(log), settings, rng)
     ranker = fit_ranker(lessons, features, settings, 0, lambda _: None)

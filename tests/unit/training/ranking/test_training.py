@@ -17,13 +17,13 @@ from training.models.compress import compress
 from training.models.distill import STUDENT
 from training.models.ranking import hold_out, make_requests_by_moment
 from training.models.ranking_data import (
-    fit_statistics_of,
+    fit_item_statistics,
     make_items_before,
     make_requests,
     make_served_requests,
     make_unlabelled_requests,
     make_visit_requests,
-    split_again,
+    split_training_log,
 )
 from training.models.train_ranker import compute_rank_scores, train_ranker
 
@@ -68,7 +68,7 @@ def test_unlabelled_requests_are_those_that_will_be_served(trained):
 def test_training_requests_know_nothing_of_what_they_predict(trained):
     """The state is the one before the first later event; what was taken is later, and was not met earlier."""
     features, train = trained.features, trained.train
-    earlier, later = split_again(train)
+    earlier, later = split_training_log(train)
     rng = np.random.default_rng(0)
     statistics = trained.ranking.statistics
     requests = make_requests(
@@ -88,7 +88,7 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
 
 def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_which(trained):
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
-    earlier, later = split_again(train)
+    earlier, later = split_training_log(train)
     items = make_items_before(trained.dataset, features, earlier)
     known = (items, trained.ranking.statistics, popularity_retrieve(features, earlier))
     requests = make_requests(features, train, later, *known, 10**6, rng)
@@ -191,8 +191,8 @@ def test_requests_before_a_visit_teach_with_and_without_live_events(requests_mad
 def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
     """Every earlier event of the user is known, those of the same visit included."""
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
-    earlier, later = split_again(train)
-    statistics = fit_statistics_of(features, earlier, SETTINGS.statistics)
+    earlier, later = split_training_log(train)
+    statistics = fit_item_statistics(features, earlier, SETTINGS.statistics)
     known = (features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier))
     requests = make_visit_requests(*known, 10**6, rng)
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
@@ -232,7 +232,7 @@ def test_small_logs_teach_with_requests_of_several_moments(trained):
     parts = found(most_moments=3)
     assert len(parts) == 3
     assert known == sorted(known, reverse=True)
-    assert known[0] == len(split_again(trained.train)[0])
+    assert known[0] == len(split_training_log(trained.train)[0])
     assert (parts[0].items.numbers != parts[1].items.numbers).any()
     assert len(found(enough_requests=1)) == 1
 

@@ -12,7 +12,7 @@ from training.dataset import load_dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.graph import GraphSettings
-from training.models.ranking_data import split_again
+from training.models.ranking_data import split_training_log
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings
 from training.retrieval.choose import choose_sources, make_questions
@@ -46,7 +46,7 @@ def test_a_log_in_which_order_counts_is_served_with_the_sequence_model(cyclic):
     assert choice.chosen > 0
     assert choice.found[choice.chosen] == max(choice.found.values()) > 1.01 * choice.found[0.0]
     assert settings.sequence_weight == choice.chosen
-    earlier, _ = split_again(cyclic.interactions)
+    earlier, _ = split_training_log(cyclic.interactions)
     assert past(earlier) is past.retriever
     assert past.retriever.retriever.sequence_weight == choice.chosen
 
@@ -88,7 +88,7 @@ def test_questions_ask_for_items_that_the_user_never_had(cyclic):
     log, rng = cyclic.interactions, np.random.default_rng(0)
     log = log.assign(item_id=rng.choice(cyclic.items["item_id"].to_numpy(), len(log)))
     features = build_features(cyclic, log, FeatureSettings(history_length=LENGTH))
-    _, later = split_again(log)
+    _, later = split_training_log(log)
     events, firsts = make_questions(features, log, later, SETTINGS)
     assert (np.diff(events.relevant.indptr) == 1).all()
     came = set(zip(later["user_id"], later["item_id"], strict=True))

@@ -8,7 +8,7 @@ import pytest
 from training.dataset import load_dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.ranking_data import split_again
+from training.models.ranking_data import split_training_log
 from training.retrieval.fit import RetrievalSettings, fit_served_retriever, fit_training_retriever
 
 SETTINGS = RetrievalSettings(candidates=16)
@@ -24,7 +24,7 @@ def shop():
     dataset = load_dataset("synthetic:users=60,items=40,events=900,seed=3")
     log = dataset.interactions
     features = build_features(dataset, log, FeatureSettings(history_length=8))
-    earlier, later = split_again(log)
+    earlier, later = split_training_log(log)
     other = log.copy()
     window = np.isin(np.arange(len(log)), later["row"])
     other.loc[window, "item_id"] = other.loc[window, "item_id"].to_numpy()[::-1]
@@ -47,7 +47,7 @@ def test_a_log_whose_users_all_buy_last_teaches_from_all_of_it(shop):
     log = log.assign(positive=log.duplicated("user_id") & ~log.duplicated("user_id", keep="last"))
     dataset = replace(dataset, interactions=log)
     features = build_features(dataset, log, FeatureSettings(history_length=8))
-    earlier, later = split_again(log)
+    earlier, later = split_training_log(log)
     assert (len(earlier), len(later)) == (len(log), 1)
     fitted = fit_training_retriever(dataset, features, SETTINGS, quiet, earlier)
     assert np.isfinite(fitted.retriever.item_vectors).all()
