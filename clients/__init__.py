@@ -1,4 +1,4 @@
-"""The Python client (`triton_recommender`, installable alone) and its door in a checkout: `python -m clients`.
+"""The Python client (`triton_recommender`, installable alone) and its entry point in a checkout: `python -m clients`.
 
 Importing `clients` puts this folder on the path, so that `import triton_recommender` works where nothing was installed.
 """

@@ -39,7 +39,7 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from live.replay import replay
 from perf.command import run
 from perf.live.exchange import connect
-from perf.live.shop import Shop, copied, read_sequences, served
+from perf.live.shop import Shop, copy_repository, read_sequences, serve_copy
 from server.processes import find_members
 from serving.contract.errors import ServerError
 from serving.live.events import HEADER, OBSERVED, EventBatch, EventKind, EventKinds, Flags, unpack
@@ -213,9 +213,9 @@ def kill_server(repo: Path, kills: int, rng: np.random.Generator) -> tuple[Fault
     pending: dict[int, Posted] = {}
     if not kills:
         return FaultCounts(), 0
-    with copied(repo) as copy:
+    with copy_repository(repo) as copy:
         for number in range(kills):
-            with served(copy) as shop:
+            with serve_copy(copy) as shop:
                 acknowledged |= post_until_killed(shop, number, float(rng.random()) * SERVED_S, pending)
         return check_store(find_live_folder(copy), acknowledged), len(acknowledged)
 
@@ -231,7 +231,7 @@ def post_until_killed(shop: Shop, number: int, seconds: float, pending: dict[int
                 if client not in pending:
                     users, items = (rng.choice(known, 4).tolist() for known in (shop.user_ids, shop.item_ids))
                     pending[client] = users, items, [f"{number}-{client}-{count}-{place}" for place in range(4)]
-                sequences = read_sequences(exchange.ask(shop.observe(*pending[client])))
+                sequences = read_sequences(exchange.ask(shop.encode_observe(*pending[client])))
                 acknowledged.update(zip(sequences.tolist(), (text.encode() for text in pending.pop(client)[2]), strict=True))
                 count += 1
 

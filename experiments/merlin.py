@@ -163,7 +163,7 @@ def make_repositories(repo: Path, dataset: Dataset, work: Path) -> dict[str, Pat
 def serve_contenders(
     repositories: dict[str, Path], recommend: ModelSpec, user_ids: np.ndarray, window_s: float
 ) -> Iterator[list[Contender]]:
-    """Serve all of them, suspended but for their turns. user_ids: int64 [N, 1] of the requests."""
+    """Serve all of them. Each is suspended except during its turns. user_ids: int64 [N, 1] of the requests"""
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="merlin-")))
         contenders = []
@@ -199,7 +199,7 @@ def measure(contenders: list[Contender], rounds: int, step: Callable[[str], None
 
 
 def make_figures(values: dict[str, list[float]]) -> list[Figure]:
-    """values: by contender and measurement, a value per round. Ratios are taken within a round."""
+    """Return the figures. values: by contender and measurement, one per round. Ratios are taken within a round."""
     figures = []
     for name in CLIENTS:
         figures.append(Figure(name=f"{name}: p50 of one client", values=values[f"{name} p50"], unit="ms"))

@@ -95,7 +95,7 @@ def load(
     repo: Repo = Path("model_repository"),
     duration_s: Annotated[float, typer.Option(help="seconds", max=600)] = 20.0,
     arrivals: Annotated[
-        str, typer.Option(help="poisson, bursts, volleys, or whose rhythm: a data set, or a file of times")
+        str, typer.Option(help="poisson, bursts, volleys, or a data set or file of times whose rhythm to follow")
     ] = "poisson",
     cold_share: Annotated[float, typer.Option(help="share of requests of unknown users")] = 0.0,
     bulk_share: Annotated[float, typer.Option(help="share of requests with the lower priority")] = 0.0,
@@ -159,7 +159,7 @@ def models_command(
     bounds_file: Annotated[Path, typer.Option("--bounds", help="largest medians to keep, by model")] = models.BOUNDS_FILE,
     results: ResultsFolder = FIGURES,
 ) -> None:
-    """What each model costs in a request, in process on one core. Exit code 1 when a bound is missed."""
+    """Measure what each model costs in a request, in process on one core. Exit code 1 when a bound is missed."""
     machine, bounds = read_machine(), models.read_bounds(bounds_file)
     data, sizes = models.describe_served(repo)
     figures = models.measure(repo, bounds, requests, models.ROUNDS, np.random.default_rng(SEED))

@@ -29,7 +29,7 @@ from trials.calibration import measure_calibration
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.guard import guard_once
 from trials.off_policy import Estimate, SlateKind, TrialError
-from trials.progress import tell_progress
+from trials.progress import describe_progress
 from trials.report import AnswerSummary, By, Summary, summarise
 from trials.sequential import Comparison, compare_arms, has_wrong_split
 from trials.split import Split, measure_split
@@ -71,7 +71,7 @@ def report(
 
 
 def find_split(repo: Path, experiment: str) -> Split | None:
-    """Return the split of an A/B test since its last change, or, once it is over, under its last share; None of others."""
+    """Return the split of an A/B test: since its last change, or as a whole once it is over. None for other experiments."""
     exposures, folder = read_answers(repo)
     own, latest = exposures.filter(pc.equal(exposures["experiment"], experiment)), read_experiment(folder)
     if latest is None or latest.name != experiment:
@@ -196,7 +196,7 @@ def off_policy(
 @app.command()
 def progress(repo: Repo = Path("model_repository")) -> None:
     """Print how the latest experiment goes, as the JSON of the gateway's /v1/experiment (docs/trials.md)."""
-    typer.echo(json.dumps(tell_progress(find_experiment_folder(repo))))
+    typer.echo(json.dumps(describe_progress(find_experiment_folder(repo))))
 
 
 @app.command()

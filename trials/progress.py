@@ -93,7 +93,7 @@ class Progress:
         }
 
 
-def tell_progress(folder: Path) -> dict[str, Any]:
+def describe_progress(folder: Path) -> dict[str, Any]:
     """Return the progress of the latest experiment as JSON values. Raises ArtifactError.
 
     folder: of the live store. All its events since the experiment's start are read, which may take seconds

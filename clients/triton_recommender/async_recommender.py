@@ -86,7 +86,7 @@ class AsyncRecommender(SharedClient):
         generation: int | None = None,
     ) -> list[Recommendations]:
         """See Recommender.recommend_many."""
-        resolved, notices = self.resolve(queries)
+        resolved, notices = self.resolve_queries(queries)
         signature, deadline = await self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
         answers: list[Recommendations] = []
         for part, call in self.make_recommend_calls(resolved, signature, k, request_id, generation):
@@ -99,14 +99,14 @@ class AsyncRecommender(SharedClient):
 
     async def observe_many(self, events: Sequence[Event]) -> list[int]:
         """See Recommender.observe_many."""
-        identified = [self.identify(event) for event in events]
+        resolved = [self.resolve_event(event) for event in events]
         model, deadline = await self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.make_observe_calls(identified, model):
+            for call in self.make_observe_calls(resolved, model):
                 sequences += decode_sequences(await self._infer(call, deadline))
         finally:
-            await self._forget([event.user_id for event in identified if isinstance(event.user_id, int)])
+            await self._forget([event.user_id for event in resolved if isinstance(event.user_id, int)])
         return sequences
 
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:

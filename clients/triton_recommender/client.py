@@ -55,7 +55,7 @@ class SharedClient:
         self.priority, self.catalogue, self.strict, self.cache = priority, catalogue, strict, cache
         self.models: dict[str, ModelDescription] = {}  # read in the first call, and again after the server changed them
 
-    def resolve(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:
+    def resolve_queries(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:
         """Return the queries with text ids resolved to numbers, and the notices of each. Raises InvalidRequest, UnknownId."""
         if isinstance(queries, str | bytes | Query):
             raise InvalidRequest(f"queries is {queries!r}; expected a list of queries or user ids. Write [{queries!r}].")
@@ -97,7 +97,7 @@ class SharedClient:
             for answer, (names, titles), answer_notices in zip(answers, described, notices, strict=True)
         ]
 
-    def identify(self, event: Event) -> Event:
+    def resolve_event(self, event: Event) -> Event:
         """Return the event with text ids resolved to numbers; an unknown text gets the id that an export would give it.
 
         Raises InvalidRequest.

@@ -118,7 +118,7 @@ class Recommender(SharedClient):
         If the server does not take all queries in one request, they are sent in several, one after the other, inside one
         timeout. Their answers may come from two generations if another one is activated meanwhile.
         """
-        resolved, notices = self.resolve(queries)
+        resolved, notices = self.resolve_queries(queries)
         signature, deadline = self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
         answers: list[Recommendations] = []
         for part, call in self.make_recommend_calls(resolved, signature, k, request_id, generation):
@@ -140,14 +140,14 @@ class Recommender(SharedClient):
         If the server does not take all events in one request, they are sent in several: after an error, the first of them may
         be durable. Events with an `event_id` may simply be sent again. Raises RecommenderError.
         """
-        identified = [self.identify(event) for event in events]
+        resolved = [self.resolve_event(event) for event in events]
         model, deadline = self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.make_observe_calls(identified, model):
+            for call in self.make_observe_calls(resolved, model):
                 sequences += decode_sequences(self._infer(call, deadline))
         finally:
-            self._forget([event.user_id for event in identified if isinstance(event.user_id, int)])
+            self._forget([event.user_id for event in resolved if isinstance(event.user_id, int)])
         return sequences
 
     def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:

@@ -49,7 +49,7 @@ def serve_new_items(shop: Shop, exchange: Exchange, count: int, rng: np.random.G
     waited_s = []
     for item_id in range(first_id, first_id + count + 1):
         started_s = time.perf_counter()
-        exchange.ask(shop.upsert(item_id, title=f"new item {item_id}", available=True))
+        exchange.ask(shop.encode_upsert(item_id, title=f"new item {item_id}", available=True))
         if not users:
             shown = [
                 user for user in shop.draw_users(SEARCHED_USERS, rng).tolist() if item_id in ask(shop, exchange, user).item_ids
@@ -64,7 +64,7 @@ def serve_new_items(shop: Shop, exchange: Exchange, count: int, rng: np.random.G
                 if time.perf_counter() > started_s + 10 * NEW_WITHIN_S:
                     break
             waited_s.append(time.perf_counter() - started_s)
-        exchange.ask(shop.upsert(item_id, available=False))
+        exchange.ask(shop.encode_upsert(item_id, available=False))
     return waited_s
 
 
@@ -86,11 +86,11 @@ def withdraw_items(shop: Shop, exchange: Exchange, answers: int, rng: np.random.
     while checked < answers:
         for item_id in items or list(shown):
             users = shown[item_id][: min(ASKED_PER_ITEM, answers - checked)]
-            exchange.ask(shop.upsert(item_id, available=False))
+            exchange.ask(shop.encode_upsert(item_id, available=False))
             answered = ask_all(shop, exchange, users)
             checked += len(answered)
             stale += sum(item_id in answer.item_ids for answer in answered)
-            exchange.ask(shop.upsert(item_id, available=True))
+            exchange.ask(shop.encode_upsert(item_id, available=True))
             missing += item_id not in ask(shop, exchange, users[0]).item_ids
             if checked >= answers:
                 break
@@ -98,13 +98,13 @@ def withdraw_items(shop: Shop, exchange: Exchange, answers: int, rng: np.random.
 
 
 def ask(shop: Shop, exchange: Exchange, user_id: int) -> Answer:
-    return shop.answer_of(exchange.ask(shop.recommend(user_id)))
+    return shop.read_answer(exchange.ask(shop.encode_recommend(user_id)))
 
 
 def ask_all(shop: Shop, exchange: Exchange, user_ids: list[int]) -> list[Answer]:
     """Return the answers to all users, asked at once. Raises ServerError if one fails."""
     answers: list[UnaryAnswer] = []
     for user_id in user_ids:
-        exchange.send(shop.recommend(user_id), answers.append)
+        exchange.send(shop.encode_recommend(user_id), answers.append)
     exchange.finish()
-    return [shop.answer_of(require_message(answer)) for answer in answers]
+    return [shop.read_answer(require_message(answer)) for answer in answers]

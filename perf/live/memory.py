@@ -42,9 +42,9 @@ def observe_many(shop: Shop, count: int, rng: np.random.Generator) -> None:
     with connect(shop.site.grpc_url) as exchange:
         for number in range(-(-count // EVENTS_PER_REQUEST)):
             users, items = (rng.choice(ids, EVENTS_PER_REQUEST).tolist() for ids in (shop.user_ids, shop.item_ids))
-            exchange.ask(shop.observe(users, items))
+            exchange.ask(shop.encode_observe(users, items))
             if number % ASK_EVERY == 0:
-                exchange.ask(shop.recommend(users[0]))
+                exchange.ask(shop.encode_recommend(users[0]))
 
 
 def ask_many(shop: Shop, count: int, rng: np.random.Generator) -> None:

@@ -82,24 +82,24 @@ class Shop:
         rounds = -(-count // len(self.user_ids))
         return np.concatenate([rng.permutation(self.user_ids) for _ in range(rounds)])[:count]
 
-    def recommend(self, user_id: int, after: int | None = None) -> bytes:
-        """Return a request of `recommend`; the other tensors have their fill values."""
+    def encode_recommend(self, user_id: int, after: int | None = None) -> bytes:
+        """Return an encoded request of `recommend`; the other tensors have their fill values."""
         values = {"user_id": user_id} if after is None else {"user_id": user_id, "after": after}
         spec = self.specs[ENSEMBLE]
         rows = {t.name: np.full((1, *t.dims), values.get(t.name, t.fill), t.numpy_dtype) for t in spec.inputs}
         return serialise(spec, rows)[0]
 
-    def observe(self, user_ids: Sequence[int], item_ids: Sequence[int], event_ids: Sequence[str] = ()) -> bytes:
-        """Return a request of `observe` with an event of each user and item."""
+    def encode_observe(self, user_ids: Sequence[int], item_ids: Sequence[int], event_ids: Sequence[str] = ()) -> bytes:
+        """Return an encoded request of `observe` with an event of each user and item."""
         columns = {"user_id": np.asarray(user_ids, np.int64), "item_id": np.asarray(item_ids, np.int64)}
         return encode(OBSERVE, columns | ({"event_id": [text.encode() for text in event_ids]} if event_ids else {}))
 
-    def upsert(self, item_id: int, **columns: object) -> bytes:
-        """Return a request of `upsert` that changes columns of an item."""
+    def encode_upsert(self, item_id: int, **columns: object) -> bytes:
+        """Return an encoded request of `upsert` that changes columns of an item."""
         texts = {"kind": [b"item"], "columns": [json.dumps(columns).encode()]}
         return encode(UPSERT, texts | {"id": np.array([item_id], np.int64)})
 
-    def answer_of(self, message: bytes) -> Answer:
+    def read_answer(self, message: bytes) -> Answer:
         """Read an answer of `recommend`."""
         tensors = read_tensors(self.specs[ENSEMBLE], [message])
         ids = tensors["item_ids"][0]
@@ -107,7 +107,7 @@ class Shop:
 
 
 def encode(model: str, columns: dict[str, np.ndarray | list[bytes]]) -> bytes:
-    """Return a ModelInferRequest of columns [N], each a tensor [N, 1] of int64 or of texts."""
+    """Return an encoded ModelInferRequest of columns [N], each a tensor [N, 1] of int64 or of texts."""
     request = pb.ModelInferRequest(model_name=model)
     for name, values in columns.items():
         is_text = isinstance(values, list)
@@ -123,7 +123,7 @@ def read_sequences(message: bytes) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def copied(repo: Path, live: bool = True) -> Iterator[Path]:
+def copy_repository(repo: Path, live: bool = True) -> Iterator[Path]:
     """Yield a copy of a repository, with a live store of its own. live: False leaves out `observe` and `upsert`
 
     Raises ConfigError for a repository that states where its live store is: the copy would write there.
@@ -144,7 +144,7 @@ def copied(repo: Path, live: bool = True) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def served(copy: Path) -> Iterator[Shop]:
+def serve_copy(copy: Path) -> Iterator[Shop]:
     """Serve a copy of a repository during the block."""
     with own_server(copy) as server:
         yield Shop.of(read_site(server.state))
@@ -152,6 +152,6 @@ def served(copy: Path) -> Iterator[Shop]:
 
 @contextlib.contextmanager
 def open_shop(repo: Path, live: bool = True) -> Iterator[Shop]:
-    """Serve a copy of a repository, as `copied` makes it."""
-    with copied(repo, live) as copy, served(copy) as shop:
+    """Serve a copy of a repository, as `copy_repository` makes it."""
+    with copy_repository(repo, live) as copy, serve_copy(copy) as shop:
         yield shop

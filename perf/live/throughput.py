@@ -55,7 +55,7 @@ def measure(shop: Shop, seconds: float, rounds: int, rng: np.random.Generator, p
 def draw_requests(shop: Shop, count: int, events: int, rng: np.random.Generator) -> list[bytes]:
     """Return `count` requests of `observe`, each with `events` events of random users and items."""
     users, items = (rng.choice(ids, (count, events)) for ids in (shop.user_ids, shop.item_ids))
-    return [shop.observe(*row) for row in zip(users.tolist(), items.tolist(), strict=True)]
+    return [shop.encode_observe(*row) for row in zip(users.tolist(), items.tolist(), strict=True)]
 
 
 def run_clients(shop: Shop, seconds: float, rng: np.random.Generator) -> tuple[int, float]:

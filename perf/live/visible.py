@@ -54,22 +54,22 @@ class Probes:
         def on_acknowledged(answer: Answer) -> None:
             self.durable_ns.append(answer.at_ns - due_ns)
             sequence = int(read_sequences(require_message(answer))[0])
-            self.exchange.send(self.shop.recommend(user_id, after=sequence), on_changed)
+            self.exchange.send(self.shop.encode_recommend(user_id, after=sequence), on_changed)
 
         def on_changed(answer: Answer) -> None:
             self.changed_ns.append(answer.at_ns - due_ns)
-            shown = self.shop.answer_of(require_message(answer))
+            shown = self.shop.read_answer(require_message(answer))
             self.stale += not shown.is_current or item_id in shown.item_ids
             if shown.item_ids:
                 self.next_item[user_id] = shown.item_ids[0]
             on_done()
 
-        self.exchange.send(self.shop.observe([user_id], [item_id]), on_acknowledged)
+        self.exchange.send(self.shop.encode_observe([user_id], [item_id]), on_acknowledged)
 
 
 def ask_first_items(shop: Shop, exchange: Exchange, user_ids: np.ndarray) -> dict[int, int]:
     """Return user id -> first recommended item, without the users who are recommended none."""
-    answers = {user: shop.answer_of(exchange.ask(shop.recommend(user))) for user in np.unique(user_ids).tolist()}
+    answers = {user: shop.read_answer(exchange.ask(shop.encode_recommend(user))) for user in np.unique(user_ids).tolist()}
     return {user: answer.item_ids[0] for user, answer in answers.items() if answer.item_ids}
 
 
@@ -135,7 +135,7 @@ def run_round(
         shape = (len(event_s), events.per_request)
         users = rng.choice(others if len(others) else shop.user_ids, shape)
         items = rng.choice(shop.item_ids, shape)
-        sent = (shop.observe(*rows) for rows in zip(users.tolist(), items.tolist(), strict=True))
+        sent = (shop.encode_observe(*rows) for rows in zip(users.tolist(), items.tolist(), strict=True))
         actions += zip(event_s, map(send_event, sent), strict=True)
         probed = np.resize(rng.permutation(list(probes.next_item)), len(probe_s)).tolist()
         actions += zip(probe_s, (partial(probes.buy, user_id) for user_id in probed), strict=True)

@@ -32,6 +32,9 @@ from training.retrieval.effort import is_sufficient, measure_recall
 from training.retrieval.index import extract_inverted_file
 
 FACTORS = (0.7, 0.8, 0.9)  # of the export's effort, whose own steps are a third to a half apart
+ROWS = 1_000  # of perf_analyzer's input
+INPUT = "input.json"
+CURRENT: Changes = {}
 
 
 def measure_smaller_efforts(repository: Path) -> dict[int, float]:
@@ -50,11 +53,6 @@ def measure_smaller_efforts(repository: Path) -> dict[int, float]:
             if is_sufficient(trial):
                 recalls[effort] = round(trial.recall, 4)
     return recalls
-
-
-ROWS = 1_000  # of perf_analyzer's input
-INPUT = "input.json"
-CURRENT: Changes = {}
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Lab:
         write_analyzer_json(self.folder / INPUT, self.spec, draw(self.recorded.inputs, ROWS, self.rng))
         self.say("the current settings alone")
         try:
-            with self._served(CURRENT) as served, served.turns.turn():
+            with self._serve(CURRENT) as served, served.turns.turn():
                 self.offered_rate = self._measure_closed_loop(served, self.clients).achieved_rate / 2
         except BaseException:
             self.__exit__()
@@ -109,7 +107,7 @@ class Lab:
     def measure(self, candidates: Sequence[Changes], turns: int) -> list[Trial]:
         """Serve the candidates and the current settings, and measure each `turns` times, in changing order."""
         with contextlib.ExitStack() as stack:
-            served = [stack.enter_context(self._served(changes)) for changes in (CURRENT, *candidates)]
+            served = [stack.enter_context(self._serve(changes)) for changes in (CURRENT, *candidates)]
             metrics: list[list[Metrics]] = [[] for _ in served]
             for turn in range(turns):
                 for place in range(len(served)):
@@ -146,7 +144,7 @@ class Lab:
         return analyzer.measure(target, "concurrency", clients, self.window_s, self.folder / "raw.npz")
 
     @contextlib.contextmanager
-    def _served(self, changes: Changes):
+    def _serve(self, changes: Changes):
         folder = Path(tempfile.mkdtemp(dir=self.folder)) / "repository"
         document = apply_changes(self.settings.model_dump(mode="json"), changes)
         make_variant(self.repository, folder, self.layout, Settings.model_validate(document))

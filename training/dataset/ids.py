@@ -34,7 +34,7 @@ def assign_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_i
     return ids
 
 
-def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarray], pd.DataFrame | None]:
+def convert_ids(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarray], pd.DataFrame | None]:
     """Convert all columns of one kind of id alike, such as the item ids of the log and of the item file.
 
     Returns int64 [n_rows] per column (0 where column.missing), and a table (id, name) of text ids, None for integer ids.

@@ -19,7 +19,7 @@ from serving.contract.errors import DataError
 from training.dataset.columns import Column, find_line, read_columns
 from training.dataset.dataset import Dataset, Report
 from training.dataset.description import Description, Interactions, Items, Users, read_description
-from training.dataset.ids import identify, parse_integers
+from training.dataset.ids import convert_ids, parse_integers
 from training.dataset.synthetic import generate, parse_spec
 from training.dataset.times import parse_times
 
@@ -73,8 +73,8 @@ def _load(folder: Path, description: Description) -> Dataset:
 
     item_columns = [log[log_file.item_id], *([catalogue[item_file.item_id]] if item_file else [])]
     user_columns = [log[log_file.user_id], *([register[user_file.user_id]] if user_file else [])]
-    item_ids, item_names = identify(item_columns, allow_negative=False)
-    user_ids, user_names = identify(user_columns, allow_negative=True)
+    item_ids, item_names = convert_ids(item_columns, allow_negative=False)
+    user_ids, user_names = convert_ids(user_columns, allow_negative=True)
     ignored = [_is_in(column, log_file.ignore_items) for column in item_columns]
 
     report = Report()

@@ -17,9 +17,12 @@ from serving.contract.errors import ArtifactError
 from serving.contract.tensors import PAD_ID
 
 STORE_FILE = "store.json"
-TOTALS = {
-    **{"event_count": "int64", "sum_weight": "float64", "sum_label": "float64"},
-    **{"first_time": "int64", "last_time": "int64"},
+TOTALS = {  # file -> dtype
+    "event_count": "int64",
+    "sum_weight": "float64",
+    "sum_label": "float64",
+    "first_time": "int64",
+    "last_time": "int64",
 }
 
 

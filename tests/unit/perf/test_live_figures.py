@@ -37,10 +37,10 @@ def test_a_round_with_events_is_judged_against_the_one_without():
 
 def test_an_answer_that_fails_ends_the_measurement_with_its_error():
     class Refusing:
-        def recommend(self, user_id):
+        def encode_recommend(self, user_id):
             return b""
 
-        def answer_of(self, message):
+        def read_answer(self, message):
             raise AssertionError("an error has no message to read")
 
         def send(self, body, on_answer):

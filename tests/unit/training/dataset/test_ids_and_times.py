@@ -10,7 +10,7 @@ import pytest
 
 from serving.contract.ids import ID_BITS, stable_id
 from training.dataset.columns import Column
-from training.dataset.ids import assign_ids, identify
+from training.dataset.ids import assign_ids, convert_ids
 from training.dataset.times import parse_times
 
 
@@ -58,7 +58,7 @@ def test_colliding_texts_get_different_ids_whatever_the_order():
     ],
 )
 def test_integers_stay_as_they_are(texts, expected):
-    (ids,), names = identify([column(*texts)], allow_negative=True)
+    (ids,), names = convert_ids([column(*texts)], allow_negative=True)
     assert ids.tolist() == expected
     assert names is None
 
@@ -67,7 +67,7 @@ def test_integers_stay_as_they_are(texts, expected):
     "text", ["007", "1.5", "-0", "1e3", "9223372036854775808", "9" * 40, "1e+99", "12a", "-3.2e+00", "1.55e+01"]
 )
 def test_one_text_makes_the_whole_column_text(text):
-    (ids,), names = identify([column("7", text, None)], allow_negative=True)
+    (ids,), names = convert_ids([column("7", text, None)], allow_negative=True)
     assert ids.tolist() == [stable_id("7"), stable_id(text), 0]
     assert sorted(names["name"]) == sorted(["7", text])
 
