@@ -86,8 +86,7 @@ def recommend(
         items = None if history is None else split_ids(history)
         query = Query(user_id, items, split_ids(exclude), parse_pairs(context or [], "--context"), after)
         settings = {"priority": priority, "catalogue": names or Catalogue(), "strict": strict}
-        tls = make_tls(root_certificates, client_certificate, client_key)
-        with connect(url, timeout, tls, header, **settings) as shop:
+        with connect(url, timeout, (root_certificates, client_certificate, client_key), header, **settings) as shop:
             answer = shop.recommend_many([query], k=k)[0]
         if names is None or names.generation != answer.generation:  # titles of the generation that answered, if it has some
             names = find_catalogue(repo, answer.generation) or names
@@ -125,8 +124,7 @@ def observe(
         details = {"timestamp_ms": timestamp_ms, "value": value, "event_id": event_id, "request_id": request_id}
         columns = parse_pairs(context or [], "--context")
         names = find_catalogue(repo) or Catalogue()
-        tls = make_tls(root_certificates, client_certificate, client_key)
-        with connect(url, timeout, tls, header, catalogue=names) as shop:
+        with connect(url, timeout, (root_certificates, client_certificate, client_key), header, catalogue=names) as shop:
             sequence = shop.observe(user_id, item_id, event, context=columns, **details)
         typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
@@ -149,8 +147,7 @@ def buy(
     """
     with report_errors():
         names = find_catalogue(repo) or Catalogue()
-        tls = make_tls(root_certificates, client_certificate, client_key)
-        with connect(url, timeout, tls, header, catalogue=names) as shop:
+        with connect(url, timeout, (root_certificates, client_certificate, client_key), header, catalogue=names) as shop:
             before = shop.recommend(user_id, k=k)
             if not before.item_ids:
                 raise InvalidRequest(f"user_id {user_id!r} is recommended nothing, so there is nothing to buy.")
@@ -192,8 +189,7 @@ def upsert(
         except ValueError as error:
             raise InvalidRequest(f'columns is no JSON: {error}. Expected an object, such as {{"price": 9.5}}.') from error
         names = find_catalogue(repo) or Catalogue()
-        tls = make_tls(root_certificates, client_certificate, client_key)
-        with connect(url, timeout, tls, header, catalogue=names) as shop:
+        with connect(url, timeout, (root_certificates, client_certificate, client_key), header, catalogue=names) as shop:
             sequence = shop.upsert(kind, record_id, parsed)
         typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
@@ -210,8 +206,7 @@ def health(
 ) -> None:
     """Send every server one real request, and print whether it was answered."""
     with report_errors():
-        tls = make_tls(root_certificates, client_certificate, client_key)
-        with connect(url, timeout, tls, header) as shop:
+        with connect(url, timeout, (root_certificates, client_certificate, client_key), header) as shop:
             endpoints = shop.health()
         if as_json:
             facts = [vars(endpoint) | {"degraded": list_fallbacks(endpoint)} for endpoint in endpoints]
@@ -252,14 +247,15 @@ for command in (forget, follow):
     app.command()(report_errors()(command))
 
 
-def make_tls(root_certificates: Path | None, client_certificate: Path | None, client_key: Path | None) -> Tls | None:
-    """Return the settings of an encrypted connection; None, for a plain one, if no file is given."""
-    tls = Tls(root_certificates, client_key, client_certificate)
-    return None if tls == Tls() else tls
+def connect(
+    url: str, timeout_s: float, pem_files: tuple[Path | None, Path | None, Path | None], headers: list[str] | None, **settings
+) -> Recommender:
+    """Return a client for the options that every command has.
 
-
-def connect(url: str, timeout_s: float, tls: Tls | None, headers: list[str] | None, **settings) -> Recommender:
-    """Return a client for the options that every command has."""
+    pem_files: root certificates, client certificate and its key; the connection is plain if none is given
+    """
+    root_certificates, client_certificate, client_key = pem_files
+    tls = Tls(root_certificates, client_key, client_certificate) if any(pem_files) else None
     timeouts = Timeouts(timeout_s, connect=timeout_s)
     urls = [part.strip() for part in url.split(",")]
     return Recommender(urls, timeouts=timeouts, tls=tls, headers=parse_pairs(headers or [], "--header"), **settings)

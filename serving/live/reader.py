@@ -22,7 +22,6 @@ from serving.live.events import HEADER, USER_CHANGED
 from serving.live.layout import Layout, find_offset
 from serving.live.store import (
     CHANGE,
-    DEFAULT_BYTES,
     KEY_VALUE,
     KINDS,
     MACHINE,
@@ -216,9 +215,9 @@ class UserReader(Protocol):
 class Reader:
     """Reads a store that may not exist yet. It is opened by the first snapshot."""
 
-    def __init__(self, folder: Path, shop: str = "", store_bytes: int = DEFAULT_BYTES) -> None:
+    def __init__(self, folder: Path, shop: str = "") -> None:
         """shop: name of the data set whose events the store must hold, "" for any"""
-        self.folder, self.shop, self._store_bytes = folder, shop, store_bytes
+        self.folder, self.shop = folder, shop
         self._opened: tuple[Store, Layout] | None = None
 
     @property
@@ -261,7 +260,7 @@ class Reader:
 
     def _open(self) -> tuple[Store, Layout]:
         if self._opened is None:
-            store = open_store(self.folder, self._store_bytes)
+            store = open_store(self.folder)
             try:
                 layout = store.read_layout()
                 if self.shop and store.read_shop() not in ("", self.shop):

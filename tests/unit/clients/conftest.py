@@ -8,6 +8,7 @@ import pytest
 
 from tests.certificates import make_certificate
 from tests.unit.clients.grpc_double import GrpcDouble
+from tests.unit.clients.http_double import HttpDouble
 from triton_recommender import Recommendations
 from triton_recommender.tensors import Degraded
 
@@ -18,6 +19,14 @@ ANSWER = Recommendations((30, 10, 20, 40), (4.0, 3.0, 3.5, 1.0), Degraded.RANK |
 def server():
     """Answers ANSWER to everybody."""
     double = GrpcDouble(lambda query: ANSWER)
+    yield double
+    double.stop()
+
+
+@pytest.fixture
+def http():
+    """Answers as `server`, over HTTP."""
+    double = HttpDouble(lambda query: ANSWER)
     yield double
     double.stop()
 

@@ -9,24 +9,15 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.unit.clients.conftest import ANSWER
-from tests.unit.clients.http_double import HttpDouble
 from triton_recommender import Event, Query, stable_id
 
 PAGE = (Path(__file__).parents[3] / "docs" / "calling.md").read_text(encoding="utf-8")
 CALLS = dict(re.findall(r"<!-- tested: (\w+) -->\n```\ncurl -s \S+ -d '\n(.*?)'\n```", PAGE, re.DOTALL))
 PATHS = dict(re.findall(r"<!-- tested: (\w+) -->\n```\ncurl -s localhost:8000(\S+)", PAGE))
 CONTENTS = {"INT64": "int64_contents", "BYTES": "bytes_contents"}
-
-
-@pytest.fixture
-def http():
-    double = HttpDouble(lambda query: ANSWER)
-    yield double
-    double.stop()
 
 
 def check(fake, answers: dict[str, dict[str, list]]) -> None:

@@ -11,7 +11,6 @@ import pytest
 from server.ports import find_free_ports
 from tests.unit.clients.conftest import ANSWER
 from tests.unit.clients.grpc_double import GrpcDouble, require_callers_certificate
-from tests.unit.clients.http_double import HttpDouble
 from triton_recommender import (
     AccessDenied,
     AsyncRecommender,
@@ -60,13 +59,6 @@ def recommend(shop):
 @pytest.fixture
 def other():
     double = GrpcDouble(lambda query: ANSWER)
-    yield double
-    double.stop()
-
-
-@pytest.fixture
-def http():
-    double = HttpDouble(lambda query: ANSWER)
     yield double
     double.stop()
 
