@@ -31,7 +31,7 @@ from training.models.distill import Lesson, distil
 from training.models.dlrm import RankingModel
 from training.models.item_item import fit_neighbours
 from training.models.ranking import Lessons, RankingSettings, add_unlabelled, collect_lessons
-from training.models.ranking_data import Requests, fit_item_statistics, split_training_log
+from training.models.ranking_data import Requests, fit_item_statistics
 from training.models.retriever import (
     Retriever,
     RetrieverSettings,
@@ -52,6 +52,7 @@ from training.models.train_ranker import (
 )
 from training.models.train_two_tower import train_towers
 from training.models.two_tower import TwoTower
+from training.models.validation import split_training_log
 from training.models.warm_ranker import start_ranker, write_ranker
 from training.retrieval.choose import make_questions, measure_quality
 from training.retrieval.fit import FittedRetriever, RetrievalSettings

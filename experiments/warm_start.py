@@ -26,9 +26,9 @@ from export.training_settings import MOST_READ
 from perf.command import run
 from training.dataset import Dataset, load_dataset
 from training.features.build import build_features
-from training.models.ranking_data import split_training_log
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings
+from training.models.validation import split_training_log
 from training.models.warm_start import EARLIER, write_learned
 from training.retrieval.choose import make_questions, measure_quality
 from training.retrieval.fit import RetrievalSettings, fit_training_retriever

@@ -20,21 +20,19 @@ from training.models.ranking_data import (
     ItemSlots,
     Requests,
     Retrieve,
-    drop_validating,
     fit_item_statistics,
     make_items_before,
     make_requests,
     make_served_items,
     make_unlabelled_requests,
     make_visit_requests,
-    split_training_log,
-    split_validation,
 )
 from training.models.reranker import Lists, Reranker, RerankerSettings, train_reranker
 from training.models.save_ranker import join_item_vectors, save_ranker
 from training.models.save_reranker import save_reranker
 from training.models.teachers import choose_teachers
 from training.models.train_ranker import Ranker, RankerSettings, Start, compute_rank_scores, train_ranker
+from training.models.validation import drop_validating, split_training_log, split_validation
 
 MOST_SAMPLES = 32  # requests for the parity reports
 EVENTLESS = (2, 5)  # so many of so many requests before a visit teach without events too; with all of them, live answers lose

@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from serving.loops.hashing import hash_integers
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, compute_cross_features, scale_strengths
-from training.dataset import Dataset, split_by_time
+from training.dataset import Dataset
 from training.features.aggregates import LogAggregates, list_ranker_aggregations
 from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays, collect_item_columns, compute_item_statistics, encode_items
@@ -33,8 +32,6 @@ Retrieve = Callable[[Examples, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """(examples of N users, user_ids int64 [N]) -> (int [N, C] positions, best first, n_items pads; float32 [N, C] scores)."""
 
 USERS_PER_BLOCK = 512
-LATER_SHARE = 0.2
-HASHES = 10_000
 PAIRLESS_SHARE = 0.5  # of the requests in a visit: as just after an export, when no live pair is counted yet
 
 
@@ -107,21 +104,6 @@ class Requests:
         cross[chosen, :, LIVE - N_FEATURES] = 0.0
         cross[chosen, :, TOGETHER - N_FEATURES] = 0.0
         return replace(self, cross=cross)
-
-
-def split_training_log(train: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split the training log, or an earlier part of it, by time, as the test set was split off. Return (earlier, later).
-
-    Both have the row number in the whole training log as "row"; it is added when `train` is that log.
-
-    Where one part would have no positive event (no user returns, or everybody buys last), the earlier part is all of `train`,
-    and the later part its last positive event: later steps then have one request, from which `train_ranker` does not learn.
-    """
-    numbered = train if "row" in train else train.assign(row=np.arange(len(train)))
-    earlier, later = split_by_time(numbered, LATER_SHARE)
-    if not (earlier["positive"].any() and later["positive"].any()):
-        return numbered, numbered[numbered["positive"]].tail(1)
-    return earlier, later
 
 
 def make_items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
@@ -284,29 +266,6 @@ def find_taken(features: Features, later: pd.DataFrame, user_ids: np.ndarray, ca
     pairs = (row * width + features.items.find_positions(positives["item_id"].to_numpy()))[known]
     wanted = np.arange(len(user_ids))[:, None] * width + candidates
     return np.isin(wanted, pairs) & (candidates < width - 1)
-
-
-def split_validation(requests: Requests, share: float) -> tuple[Requests, Requests]:
-    """Split into training and validation requests, at least one of the latter and, of two or more, one of the former.
-
-    A user validates in each generation or in none: a ranker that starts from an earlier one's weights must not be validated by
-    requests of users whom that one learned from.
-    """
-    hashes = _hash_users(requests)
-    validates = hashes < share * HASHES
-    if not validates.any() or validates.all():
-        validates = np.arange(len(requests)) == np.argmin(hashes)
-    return requests.take(np.flatnonzero(~validates)), requests.take(np.flatnonzero(validates))
-
-
-def drop_validating(requests: Requests, validation: Requests, share: float) -> Requests:
-    """Return the requests of users who validate in no generation. validation, share: of `split_validation`"""
-    validates = (_hash_users(requests) < share * HASHES) | np.isin(requests.user_ids, validation.user_ids)
-    return requests.take(np.flatnonzero(~validates))
-
-
-def _hash_users(requests: Requests) -> np.ndarray:
-    return hash_integers(requests.user_ids) // HASHES % HASHES  # other digits than those that hold users out of retrievers
 
 
 def _pad(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from training.dataset import Dataset
 from training.evaluation.metrics import ndcg_at, recall_at
 from training.features.build import Examples, Features, take_context
-from training.models.ranking_data import split_training_log
+from training.models.validation import split_training_log
 from training.models.warm_start import EARLIER
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_training_retriever
 

@@ -23,8 +23,9 @@ from training.features.schema import FeatureSettings
 from training.models.distill import STUDENT, distil
 from training.models.dlrm import DLRM
 from training.models.ranking import RankingSettings, make_requests_by_moment
-from training.models.ranking_data import Requests, split_validation
+from training.models.ranking_data import Requests
 from training.models.train_ranker import Ranker, RankerSettings, train_ranker
+from training.models.validation import split_validation
 from training.models.warm_ranker import start_ranker, write_ranker
 
 DATA = "synthetic:users=100,items=60,events=2500,seed=5"

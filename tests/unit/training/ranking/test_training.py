@@ -23,9 +23,9 @@ from training.models.ranking_data import (
     make_served_requests,
     make_unlabelled_requests,
     make_visit_requests,
-    split_training_log,
 )
 from training.models.train_ranker import compute_rank_scores, train_ranker
+from training.models.validation import split_training_log
 
 
 def fitted(trained, settings):

@@ -12,9 +12,9 @@ from training.dataset import load_dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.graph import GraphSettings
-from training.models.ranking_data import split_training_log
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings
+from training.models.validation import split_training_log
 from training.retrieval.choose import choose_sources, make_questions
 from training.retrieval.fit import RetrievalSettings
 

@@ -8,7 +8,7 @@ import pytest
 from training.dataset import load_dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.ranking_data import split_training_log
+from training.models.validation import split_training_log
 from training.retrieval.fit import RetrievalSettings, fit_served_retriever, fit_training_retriever
 
 SETTINGS = RetrievalSettings(candidates=16)
