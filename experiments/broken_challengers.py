@@ -207,7 +207,7 @@ def main(
     challengers: Annotated[int, typer.Option(min=1)] = 20,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 when a broken challenger is rolled back too late. Takes about half an hour."""
+    """Measure how soon the guard rolls broken challengers back, in half an hour. Exit code 1 when it is too late."""
     machine, figures = read_machine(), measure(users, items, days, challengers)
     conditions = (
         f"{users:,} users, {items:,} items; challengers meet {SHARE:.0%} of the users, and would give {days} days' answers of "

@@ -183,7 +183,7 @@ def main(
     fault_every_s: Annotated[float, typer.Option(min=5)] = 60.0,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 when anything was wrong."""
+    """Soak the service under load and faults. Exit code 1 when anything was wrong."""
     machine = read_machine()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "repository"

@@ -72,7 +72,7 @@ def main(
     trials: Annotated[int, typer.Option(min=1, help="of each way")] = 10,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 when a bound is missed."""
+    """Count the requests that A/B and interleaving need. Exit code 1 when a bound is missed."""
     machine, rng = read_machine(), np.random.default_rng(0)
     figures = measure(World(users, items, rng), SHARES, trials, rng, lambda message: typer.echo(message, err=True))
     conditions = f"{users:,} users, {items:,} items, medians of {trials} tests of each way"

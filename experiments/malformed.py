@@ -158,7 +158,7 @@ def main(
     loops: Annotated[int, typer.Option(help="run so many forged records in this process, and send nothing")] = 0,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 when anything but a coded error, or an answer, comes back."""
+    """Send malformed requests. Exit code 1 when anything but a coded error, or an answer, comes back."""
     machine, rng, pipeline = read_machine(), np.random.default_rng(0), Pipeline.load(repo)
     if loops:
         if os.environ.get("NUMBA_BOUNDSCHECK") != "1":

@@ -38,7 +38,7 @@ class _WithFile(_OnArrays):
         raise NotImplementedError
 
     def load_artifacts(self, artifact_path: str) -> None:
-        """artifact_path: the folder that `save_artifacts` copied to; "" before there is one."""
+        """Open the file. artifact_path: the folder that `save_artifacts` copied to; "" before there is one."""
         self.opened = self.open(Path(artifact_path) / Path(self.path).name if artifact_path else Path(self.path))
 
     def save_artifacts(self, artifact_path: str) -> None:

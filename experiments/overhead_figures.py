@@ -86,7 +86,7 @@ def make_figures(
 
 
 def make_layout_figures(by_round: dict[str, np.ndarray], layout: str, bounds: Bounds) -> list[Figure]:
-    """by_round: float64 [rounds] of each measurement."""
+    """Return the figures of one layout. by_round: float64 [rounds] of each measurement"""
     empty, unbatched, in_process = f"{layout}-empty", f"{layout}-unbatched", by_round["in process p50"]
     cold_ms = by_round["in process p50, paused"] - in_process
     batches = by_round["in process rate, batches"]

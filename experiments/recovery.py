@@ -199,9 +199,10 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="name of a fault, instead of all; may be given again")] = None,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 for a wrong answer, a lost event, readiness that fails after more than 2 s, a restart after more than 5 s.
+    """Cause every fault, and measure what callers see.
 
-    Also for a fault that callers notice and that no metrics page shows.
+    Exit code 1 for a wrong answer, a lost event, readiness that fails after more than 2 s, a restart after more than 5 s,
+    and for a fault that callers notice and that no metrics page shows.
     """
     if unknown := set(only or ()) - FAULTS.keys():
         raise ConfigError(f"There is no fault {min(unknown)!r}; expected some of {', '.join(FAULTS)}.")

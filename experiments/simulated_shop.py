@@ -213,7 +213,7 @@ def main(
     challengers: Annotated[int, typer.Option(min=1, help="broken ones")] = 20,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 when a bound is missed. Takes about an hour."""
+    """Run the simulated shop. Exit code 1 when a bound is missed. Takes about an hour."""
     machine = read_machine()
     figures = measure(users, items, days, challengers)
     conditions = (

@@ -27,7 +27,7 @@ class ItemRows:
         self.shape, self._rows, self._keys, self._next = rows.shape, rows, keys, 0
 
     def take(self, candidates, axis):
-        """int [B, C] -> int64 [B, C, S]"""
+        """Return the keys of candidates, int [B, C], as int64 [B, C, S]."""
         rows = self._rows.take(candidates, axis=axis).astype(np.int64)
         requests = np.arange(self._next, self._next + len(rows))
         rows[..., 0] = self._keys.take(requests, axis=0, mode="wrap")

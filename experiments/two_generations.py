@@ -69,7 +69,7 @@ async def count_generations(served: Served, users: list[int]) -> Counter[int]:
 
 
 def make_figures(values: dict[str, list[float]]) -> list[Figure]:
-    """values: by name, one of each round"""
+    """Return the figures. values: by name, one of each round"""
     figures = [Figure(name=name, values=each, unit="MB" if "memory" in name else "ms") for name, each in values.items()]
     for name, bound in ((": p50", P50_OVER_ONE), (": p99", None), (": memory", None)):
         ratios = [two / one for one, two in zip(values[f"one{name}"], values[f"two{name}"], strict=True)]
@@ -84,7 +84,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Exit code 1 when two generations cost more than 1.1 times the p50 of one."""
+    """Compare one generation with two. Exit code 1 when two cost more than 1.1 times the p50 of one."""
     machine = read_machine()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "repository"

@@ -30,7 +30,7 @@ EVENTS, REQUESTS = 200_000, 500
 
 @app.callback(invoke_without_command=True)
 def main_live(context: typer.Context, repo: Repo = DEFAULT, results: ResultsFolder = RESULTS) -> None:
-    """Without a command: everything. Exit code 1 when a bound is missed."""
+    """Measure everything, without a command. Exit code 1 when a bound is missed."""
     if context.invoked_subcommand:
         refuse_options_before(context)
         return
@@ -53,7 +53,7 @@ def visible_command(
     rounds: Annotated[int, typer.Option(help="loads with and without events", min=1)] = ROUNDS,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Events beside `recommend` at half of its peak: event to changed answer, and what events cost `recommend`."""
+    """Measure events beside `recommend` at half of its peak: event to changed answer, and what events cost `recommend`."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         with tempfile.TemporaryDirectory() as folder, open_shop(repo) as shop:
@@ -70,7 +70,7 @@ def after_command(
     count: Annotated[int, typer.Option("--after", help="answers, each after an event of its own", min=1)] = CHAINS,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Every answer that names an event by `after` reflects it."""
+    """Check that every answer that names an event by `after` reflects it."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         step(f"{count:,} purchases")
@@ -87,7 +87,7 @@ def throughput_command(
     rounds: Annotated[int, typer.Option(min=1)] = ROUNDS,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Durable events/s of 32 clients that send 16 events a request, and one client beside the disk's own fsync."""
+    """Measure durable events/s of 32 clients that send 16 events a request, and one client beside the disk's own fsync."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         with open_shop(repo) as shop:
@@ -102,7 +102,7 @@ def reads_command(
     users: Annotated[str, typer.Option(help="comma list of users in the store")] = ",".join(map(str, reads.SIZES)),
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """The store read of `preprocess`, in process over stores of random records."""
+    """Measure the store read of `preprocess`, in process over stores of random records."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         sizes = tuple(parse_counts(users))
@@ -119,7 +119,7 @@ def items_command(
     answers: Annotated[int, typer.Option(help="answers after an item became unavailable", min=1)] = ANSWERS,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """New items are served within a second of their upsert, unavailable ones are in no later answer."""
+    """Check that new items are served within a second of their upsert, and unavailable ones in no later answer."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         with open_shop(repo) as shop:
@@ -136,7 +136,7 @@ def memory_command(
     requests: Annotated[int, typer.Option(help="requests before memory is read", min=1)] = REQUESTS,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """The server's memory (PSS of all its processes) with live state against without."""
+    """Measure the server's memory (PSS of all its processes) with live state against without."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         return memory.measure(repo, events, requests, new_rng(), step)

@@ -86,15 +86,15 @@ class Snapshot:
         return Timeline.of(self.read_pauses_ms() if progress.n_pauses else [], progress.first_ms, 1_000 * as_of_s)
 
     def read_users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
-        """int64 [B] -> rows [M] that have a record, and these records [M]."""
+        """Return the rows [M] of users, int64 [B], that have a record, and these records [M]."""
         return read_records(self._txn, self._store.users, make_id_keys(user_ids), self.layout.user)
 
     def read_items(self, item_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
-        """int64 [B] -> rows [M] that have a record, and these records [M]."""
+        """Return the rows [M] of items, int64 [B], that have a record, and these records [M]."""
         return read_records(self._txn, self._store.items, make_id_keys(item_ids), self.layout.item)
 
     def read_seen(self, user_ids: np.ndarray) -> np.ndarray:
-        """int64 [B] distinct ids -> PAIR [P]: the items that these users must not be shown again, grouped by user."""
+        """Return the items that users, int64 [B] distinct, must not be shown again: PAIR [P], grouped by user."""
         cursor = self._txn.cursor(self._store.seen)
         pairs = cursor.getmulti(make_id_keys(user_ids), dupdata=True, dupfixed_bytes=8, keyfixed=True)
         return np.frombuffer(pairs, PAIR)
@@ -114,7 +114,7 @@ class Snapshot:
         return Change(kind, changed_id, json.loads(bytes(text)))
 
     def read_user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
-        """int64 [B] -> (row, columns by name) of the users for whom `upsert` set something."""
+        """Return (row, columns by name) of those users, int64 [B], for whom `upsert` set something."""
         keys = [CHANGE.pack(USER_CHANGED, user_id) for user_id in user_ids.tolist()]
         texts = [self._txn.get(key, db=self._store.columns) for key in keys]
         return [(row, json.loads(bytes(text))) for row, text in enumerate(texts) if text is not None]

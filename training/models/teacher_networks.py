@@ -83,7 +83,7 @@ class AttentionNetwork(nn.Module):
         history_known: torch.Tensor,
         history_age_days: torch.Tensor,
     ) -> torch.Tensor:
-        """history_rows: f4 [B, H, Si, D]; history_known: bool [B, H]; history_age_days: f4 [B, H]"""
+        """Return logits, f4 [B, C]. history_rows: f4 [B, H, Si, D]; history_known: bool [B, H]; history_age_days: f4 [B, H]"""
         history = history_rows.flatten(2)
         likeness = self.query(item_rows.flatten(2)) @ self.key(history).transpose(1, 2) / math.sqrt(ATTENTION_WIDTH)
         likeness = likeness + (self.by_age * torch.log1p(history_age_days.clamp(min=0.0))).unsqueeze(1)
