@@ -150,8 +150,9 @@ def check_other_generations(repository: Path) -> Iterator[Finding]:
                 verify_manifest(folder)
             refuse_changed_manifests(repository, generation)
         except RecommenderError as error:
-            fact = f"Generation {generation} cannot be served in place of {pinned}: {str(error).removesuffix(REMEDY).rstrip(' .')}"
-            yield Finding("warning", f"{ENSEMBLE}/{generation}", fact, "Do not move a server there. The next export removes it.")
+            reason = str(error).removesuffix(REMEDY).rstrip(" .")
+            fact = f"Generation {generation} cannot be served in place of {pinned}: {reason}"
+            yield Finding("warning", f"{ENSEMBLE}/{generation}", fact, "Move no server there. The next export removes it.")
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:
