@@ -70,18 +70,22 @@ def unload_challenger(grpc_url: str, repo: Path, until_ms: int | None = None) ->
         if not read_challengers(repo):  # tritonserver does not say when a model without a folder has drained
             write_challenger(repo, loaded[0])
         with open_local_client(grpc_url) as client:
-            try:
-                client.unload_model(CHALLENGER, client_timeout=LOAD_TIMEOUT_S)
-            except InferenceServerException as error:
-                raise ServerError(
-                    f"The challenger, generation {loaded[0]}, is not unloaded: {error.message()}. "
-                    "Restart the server, or end the experiment again."
-                ) from error
-            wait_drained(grpc_url, loaded[0], CHALLENGER)
+            _unload_model(client, grpc_url, loaded[0])
             remove_challenger(repo)
             write_pins(repo, champion)
             _release(client, repo)
     return loaded[0]
+
+
+def stop_challenger(grpc_url: str, generation: int) -> None:
+    """Return once the challenger has answered its last request. A challenger of another generation goes on.
+
+    The repository stays as it is, so this needs no lock and no disk. Its stages stay loaded until `unload_challenger`. Raises
+    ServerError when the server does not answer or cannot unload it.
+    """
+    if generation in find_loaded_challengers(grpc_url):
+        with open_local_client(grpc_url) as client:
+            _unload_model(client, grpc_url, generation)
 
 
 def find_loaded_challengers(grpc_url: str) -> list[int]:
@@ -112,6 +116,18 @@ def list_challenger_models(repo: Path, generation: int) -> list[Model]:
         model.config.version_policy.Clear()
         model.config.version_policy.specific.versions.append(generation)
     return models
+
+
+def _unload_model(client: grpcclient.InferenceServerClient, grpc_url: str, generation: int) -> None:
+    """Unload the model `challenger`, and wait until it has answered its requests. Raises ServerError."""
+    try:
+        client.unload_model(CHALLENGER, client_timeout=LOAD_TIMEOUT_S)
+    except InferenceServerException as error:
+        raise ServerError(
+            f"The challenger, generation {generation}, is not unloaded: {error.message()}. "
+            "Restart the server, or end the experiment again."
+        ) from error
+    wait_drained(grpc_url, generation, CHALLENGER)
 
 
 def _release(client: grpcclient.InferenceServerClient, repo: Path) -> None:

@@ -1,40 +1,86 @@
-"""Roll back the experiment of a challenger whose files are not as published. The champion goes on answering."""
+"""Roll back the experiment of a challenger whose files change. The champion goes on answering.
+
+Its arrays are leased (leases.py): while a writer waits, the experiment is rolled back and the challenger answers its last
+requests. Other changes are found afterwards (integrity.py).
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from repository.experiments import end_experiment, follow_experiment
+from server.challenger import stop_challenger
 from server.integrity import ArtifactCheck
-from server.state import ServerState
+from server.leases import Leases
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, RecommenderError, ServerError
 from serving.contract.tensors import ENSEMBLE
+from serving.live.experiment import Experiment
 
 
 class ChallengerFiles:
-    """Follows the experiment of one server's repository."""
+    """Follows the experiment of a repository."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._repo = state.repo
-        self._followed = follow_experiment(state.repo)
+    def __init__(self, repo: Path) -> None:
+        self._repo = repo
+        self._followed = follow_experiment(repo)
         self._check: ArtifactCheck | None = None
+        self._leases = Leases(())
+
+    def end_before_change(self, grpc_url: str) -> str:
+        """Roll the experiment back and stop the challenger if an array of it is opened for writing, before the array changes.
+
+        Return what was done, "" for nothing.
+        """
+        path = self._leases.find_opened()
+        if path is None or self._check is None:
+            return ""
+        try:
+            done = self._roll_back(f"{path} was opened for writing")
+        except (RecommenderError, OSError) as error:  # also on a full disk, the challenger must not answer
+            done = f"the experiment is not rolled back: {error}"
+        try:
+            stop_challenger(grpc_url, self._check.generation)
+        except ServerError as error:
+            done = f"{done}; {error}"
+        finally:
+            self._leases.release()
+        return done
 
     def look(self) -> str:
         """Look at the challenger's files while an experiment runs. Return what was done, "" for nothing.
 
         A generation that was never there is the guard's business: its challenger fails at once.
         """
-        experiment = self._followed.read_current() if self._followed else None
-        if experiment is None or not experiment.runs:
+        experiment = self._read_running()
+        if experiment is None:
             self._check = None
+            self._leases.release()
             return ""
         if self._check is None or self._check.generation != experiment.challenger:
             if not find_stage_folder(self._repo, ENSEMBLE, experiment.challenger).is_dir():
                 return ""
+            self._leases.release()
             self._check = ArtifactCheck(self._repo, experiment.challenger)
-        if damage := self._check.look():
-            try:
-                end_experiment(self._repo, damage, state="rolled back", judged=experiment)
-            except ConfigError as changed:  # by a person, or rolled back by the supervisor of another server
-                return str(changed)
-            return f"experiment {experiment.name} is rolled back: {damage}"
-        return ""
+            self._leases = Leases(self._check.mapped)
+        damage = self._check.look()
+        return self._roll_back(damage) if damage else ""
+
+    def release(self) -> None:
+        """Let writers go on. Nothing can be looked at afterwards."""
+        self._leases.release()
+
+    def _read_running(self) -> Experiment | None:
+        experiment = self._followed.read_current() if self._followed else None
+        return experiment if experiment and experiment.runs else None
+
+    def _roll_back(self, reason: str) -> str:
+        """Roll back the experiment of the generation that is checked. Return what was done."""
+        experiment = self._read_running()
+        if experiment is None or self._check is None or experiment.challenger != self._check.generation:
+            return f"its experiment is over, but {reason}"
+        try:
+            end_experiment(self._repo, reason, state="rolled back", judged=experiment)
+        except ConfigError as changed:  # by a person, or rolled back by the supervisor of another server
+            return str(changed)
+        return f"experiment {experiment.name} is rolled back: {reason}"

@@ -2,6 +2,7 @@
 
     every 0.5 s  tritonserver or a stub gone, or paused for a second ─▶ restart, with the generation that was active
     at once      a mapped artifact is opened for writing ─▶ end the server, let the writer go on, then as after a change
+                 one of a challenger ─▶ roll its experiment back, stop the challenger, let the writer go on
     every 0.5 s  an artifact changed on disk ─▶ restart with another intact generation, or take `recommend` out of service
                  an artifact of a challenger changed ─▶ roll its experiment back
     every 2 s    no real request answered for ten seconds ─▶ restart
@@ -69,6 +70,7 @@ class Watch:
         self._pause_s, self._restarted_s, self._restart_failed = FIRST_PAUSE_S, float("-inf"), False
         self._observer: Observer | None = None
         self._check: ArtifactCheck | None = None
+        self._challenger_files: ChallengerFiles | None = None
         self._observed: ServerState | None = None
         self._leases = Leases(())
         self._opened: queue.SimpleQueue[None] = queue.SimpleQueue()  # an Event's lock must not be taken in a signal handler
@@ -96,9 +98,12 @@ class Watch:
             self._observer = Observer(state)
             if self._check is None or (self._check.repo, self._check.generation) != (state.repo, state.generation):
                 self._guard_files(state.repo, state.generation)
-            self._challenger_files = ChallengerFiles(state)
             self._followers = ExperimentGuard(state, self._run_dir), Promotion(state, self._run_dir), Release(state)
+            self._follow_challenger(state)
         self._observed = state
+        assert self._challenger_files is not None
+        if done := self._challenger_files.end_before_change(state.grpc_url):  # first: a writer waits, at most 45 s
+            say(done)
         is_scan = time.monotonic() - self._scanned_s > SCAN_EVERY_S
         if is_scan:
             self._scanned_s = time.monotonic()
@@ -128,6 +133,15 @@ class Watch:
         self._leases.release()
         self._check = ArtifactCheck(repo, generation)
         self._leases = Leases(self._check.mapped)
+
+    def _follow_challenger(self, state: ServerState) -> None:
+        """From now on, notice every change of a challenger's files. A restart of the server interrupts nothing."""
+        before = self._observed
+        if before and self._challenger_files:
+            if (before.repo, before.generation) == (state.repo, state.generation):
+                return
+            self._challenger_files.release()
+        self._challenger_files = ChallengerFiles(state.repo)
 
     def _end_before_change(self, state: ServerState, path: Path) -> None:
         """End the server before a file that it maps changes, and wait until the file is written."""

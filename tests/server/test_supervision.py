@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 
 from export.follow import challenge
 from export.relayout import relayout
-from repository.experiments import change_share, end_experiment, start_experiment
+from repository.challenger import read_challengers
+from repository.experiments import change_share, end_experiment, find_running, start_experiment
 from repository.registry import read_acts
 from server import control, gateway, guard, watch
 from server.condition import examine
@@ -122,6 +124,38 @@ def test_no_answer_comes_from_a_mapped_file_that_is_being_written(shop):
     shop.wait(lambda: "is not the file that was published" in examine(shop.state.grpc_url, shop.state).fault)
     path.write_bytes(published)
     shop.recover()
+
+
+def is_leased(path: Path) -> bool:
+    """Return whether any process holds a lease on a file."""
+    locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return any("LEASE" in lock and lock[5].endswith(f":{path.stat().st_ino}") for lock in locks)
+
+
+def test_no_answer_comes_from_an_array_of_a_challenger_that_is_being_written(shop):
+    """The writer waits until the experiment is over and the challenger stopped. The server goes on."""
+    before, challenger = shop.state, relayout(small_repository(), shop.repo, "ensemble")
+    path = find_stage_folder(shop.repo, "retrieve", challenger) / "item_vectors.npy"
+    path.chmod(0o644)
+    challenge([before], shop.repo, Experiment("winter", 0, challenger, 0.99))
+    shop.wait(lambda: shop.ask()["generation"] == challenger and is_leased(path))
+    expected, ran = shop.ask()["items"], list[bool]()
+
+    def overwrite() -> None:
+        vectors = np.load(path, mmap_mode="r+")
+        ran.append(find_running(shop.repo) is not None)
+        vectors[:] = np.roll(vectors, 7, axis=0)  # other vectors, each of them plausible
+
+    answers, writing = list[dict](), threading.Thread(target=overwrite)
+    writing.start()
+    while writing.is_alive():
+        answers.append(shop.ask())
+    assert ran == [False]
+    assert all(answer["items"] == expected for answer in answers if answer["generation"] == challenger)
+    assert read_acts(shop.repo)[-1].reason.endswith(f"{path} was opened for writing")
+    shop.wait(lambda: not read_challengers(shop.repo))
+    shop.recover()
+    assert shop.state == before
 
 
 def test_a_challenger_that_is_promoted_answers_everybody(shop, tmp_path):

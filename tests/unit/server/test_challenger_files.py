@@ -1,19 +1,32 @@
-"""A challenger whose files change is rolled back."""
+"""A challenger whose files change is rolled back, before an array changes where it can be leased."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from repository.experiments import find_running, start_experiment
+from repository.experiments import end_experiment, find_experiment_folder, find_running, start_experiment
 from repository.registry import read_acts
+from server.challenger import load_challenger
 from server.challenger_files import ChallengerFiles
-from server.ports import Ports
+from server.ports import Ports, find_free_ports
 from server.state import ServerState
-from serving.live.experiment import Experiment
+from serving.contract.tensors import CHALLENGER, ENSEMBLE
+from serving.live.experiment import EXPERIMENT_FILE, Experiment
 from tests.repositories import copy_generation, copy_small_repository
 from tests.tags import draw_tag
+from tests.triton_double import TritonDouble
+
+WRITES = "import sys; file = open(sys.argv[1], 'r+b'); file.write(b'changed!!')"
 
 
 @pytest.fixture
@@ -24,8 +37,39 @@ def state(tmp_path) -> ServerState:
     return ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
 
 
+@pytest.fixture
+def served(state) -> Iterator[tuple[ServerState, TritonDouble]]:
+    """The same of a double of a server, whose challenger is generation 2 in a running experiment."""
+    served = replace(state, ports=find_free_ports())
+    double = TritonDouble(state.repo, served.ports.grpc)
+    load_challenger(served.grpc_url, state.repo, 2)
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    yield served, double
+    double.stop()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[subprocess.Popen]:
+    """Begin to overwrite a leased file in another process. Go on when the kernel has told of it, and let the writer end."""
+    told = threading.Event()
+    before = signal.signal(signal.SIGIO, lambda *_: told.set())
+    path.chmod(0o644)
+    with subprocess.Popen([sys.executable, "-c", WRITES, str(path)]) as writer:
+        try:
+            assert told.wait(30)
+            yield writer
+            assert writer.wait(30) == 0
+        finally:
+            writer.kill()
+            signal.signal(signal.SIGIO, before)
+
+
+def find_vectors(repo: Path) -> Path:
+    return repo / "retrieve" / "2" / "item_vectors.npy"
+
+
 def test_a_changed_file_of_the_challenger_ends_its_experiment(state):
-    files, path = ChallengerFiles(state), state.repo / "rank" / "2" / "stage.json"
+    files, path = ChallengerFiles(state.repo), state.repo / "rank" / "2" / "stage.json"
     assert files.look() == ""
     start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
     assert files.look() == ""
@@ -40,7 +84,58 @@ def test_a_changed_file_of_the_challenger_ends_its_experiment(state):
 
 
 def test_a_challenger_that_was_never_there_is_left_to_the_guard(state):
-    files = ChallengerFiles(state)
+    files = ChallengerFiles(state.repo)
     start_experiment(state.repo, Experiment("spring", 1, 7, 0.5))
     assert files.look() == ""
     assert find_running(state.repo)
+
+
+def test_the_experiment_is_over_and_the_challenger_stopped_before_an_array_changes(served):
+    state, double = served
+    files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
+    published, seen = path.read_bytes(), []
+
+    def see(model: str) -> str:
+        seen.append((model, read_acts(state.repo)[-1].action, path.read_bytes() == published))
+        return ""
+
+    double.before_unload = see
+    assert files.look() == files.end_before_change(state.grpc_url) == ""
+    with writing(path) as writer:
+        assert writer.poll() is None
+        assert files.end_before_change(state.grpc_url) == f"experiment spring is rolled back: {path} was opened for writing"
+    assert seen == [(CHALLENGER, "rolled back", True)]
+    assert read_acts(state.repo)[-1].reason.endswith(f"{path} was opened for writing")
+    assert (double.states[CHALLENGER, 2], double.states[ENSEMBLE, 1]) == ("UNAVAILABLE", "READY")
+    assert path.read_bytes() != published
+    assert files.look() == files.end_before_change(state.grpc_url) == ""
+
+
+def test_a_challenger_is_stopped_too_where_the_rollback_cannot_be_recorded(served):
+    state, double = served
+    files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
+    assert files.look() == ""
+    (find_experiment_folder(state.repo) / EXPERIMENT_FILE).write_text("{damaged")
+    with writing(path):
+        assert "is not rolled back" in files.end_before_change(state.grpc_url)
+    assert double.states[CHALLENGER, 2] == "UNAVAILABLE"
+
+
+def test_a_server_that_does_not_stop_its_challenger_is_named_and_the_writer_goes_on(served):
+    state, double = served
+    files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
+    assert files.look() == ""
+    double.before_unload = lambda model: "it is busy"
+    with writing(path):
+        assert "is not unloaded: it is busy" in files.end_before_change(state.grpc_url)
+    assert find_running(state.repo) is None
+
+
+def test_nobody_waits_to_write_to_a_challenger_whose_experiment_is_over(served):
+    state, _ = served
+    files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
+    assert files.look() == ""
+    end_experiment(state.repo, "enough")
+    assert files.look() == ""
+    path.chmod(0o644)
+    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # raises BlockingIOError for a leased file
