@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from repository.challenger import read_added_ms, read_challengers
 from repository.experiments import end_experiment, follow_experiment
+from repository.generations import drop_challenger
 from server.challenger import stop_challenger
 from server.integrity import ArtifactCheck
 from server.leases import Leases
@@ -47,7 +49,22 @@ class ChallengerFiles:
             self._leases.release()
         return done
 
-    def look(self) -> str:
+    def prepare_start(self, read_all: bool) -> str:
+        """Leave a challenger that is damaged, or whose experiment is over, out of what the next start loads.
+
+        read_all: whether to read every file, because one may have failed a start
+        Return what was done, "" for nothing. Raises RecommenderError or OSError.
+        """
+        done = self.look(read_all)
+        experiment = self._followed.read_current() if self._followed else None
+        if experiment is None or experiment.state in ("running", "promoted"):
+            return done
+        # One that was added later belongs to an experiment that has not begun yet.
+        if read_challengers(self._repo) == (experiment.challenger,) and read_added_ms(self._repo) <= experiment.changed_ms:
+            drop_challenger(self._repo)
+        return done
+
+    def look(self, read_all: bool = False) -> str:
         """Look at the challenger's files while an experiment runs. Return what was done, "" for nothing.
 
         A generation that was never there is the guard's business: its challenger fails at once.
@@ -63,7 +80,7 @@ class ChallengerFiles:
             self._leases.release()
             self._check = ArtifactCheck(self._repo, experiment.challenger)
             self._leases = Leases(self._check.mapped)
-        damage = self._check.look()
+        damage = self._check.read_all() if read_all else self._check.look()
         return self._roll_back(damage) if damage else ""
 
     def release(self) -> None:

@@ -156,6 +156,15 @@ class Watch:
         code = child.poll() if child is not None and child.pid == state.pid else None
         return f"it was ended by {name_signal(-code)}" if code is not None and code < 0 else fault
 
+    def _prepare_challenger(self) -> None:
+        """Let a server that is about to start load the champion alone where the challenger's files would fail the start."""
+        assert self._challenger_files is not None
+        try:
+            if done := self._challenger_files.prepare_start(read_all=self._restart_failed):
+                say(done)
+        except (RecommenderError, OSError) as error:  # such as a read-only repository; the challenger may load all the same
+            say(str(error))
+
     def _restart(self, state: ServerState, reason: str, generation: int | None = None) -> None:
         """Restart the server with the generation that it served, or with `generation`."""
         generation = generation or state.generation
@@ -165,6 +174,7 @@ class Watch:
         else:
             time.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._prepare_challenger()
         begun_s = self._restarted_s = time.monotonic()
         self._guard_files(state.repo, generation)  # before the server reads them: a change from then on must not be missed
         with hold_start_lock(self._run_dir, self._port):

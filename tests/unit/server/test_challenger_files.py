@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from repository.challenger import read_challengers, write_challenger
 from repository.experiments import end_experiment, find_experiment_folder, find_running, start_experiment
+from repository.generations import write_pins
+from repository.models import read_repository
 from repository.registry import read_acts
 from server.challenger import load_challenger
 from server.challenger_files import ChallengerFiles
@@ -81,6 +84,35 @@ def test_a_changed_file_of_the_challenger_ends_its_experiment(state):
     assert (last.action, last.generation) == ("rolled back", 2)
     assert str(path) in last.reason
     assert files.look() == ""
+
+
+def test_a_start_leaves_out_a_challenger_that_was_damaged_before_anybody_looked(state):
+    write_challenger(state.repo, 2)
+    write_pins(state.repo, 1)
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    path = state.repo / "rank" / "2" / "stage.json"
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
+    files = ChallengerFiles(state.repo)
+    assert files.prepare_start(read_all=False) == ""  # its start fails, so the next one looks closer
+    assert read_challengers(state.repo) == (2,)
+    assert str(path) in files.prepare_start(read_all=True)
+    assert read_acts(state.repo)[-1].action == "rolled back"
+    assert read_challengers(state.repo) == ()
+    assert {model.name: model.versions_loaded for model in read_repository(state.repo)}["rank"] == (1,)
+
+
+@pytest.mark.parametrize(("ended", "left"), [("stopped", ()), ("rolled back", ()), ("promoted", (2,))])
+def test_a_start_loads_no_challenger_whose_experiment_is_over(state, ended, left):
+    write_challenger(state.repo, 2)
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    end_experiment(state.repo, "enough", state=ended)
+    files = ChallengerFiles(state.repo)
+    assert files.prepare_start(read_all=True) == ""
+    assert read_challengers(state.repo) == left
+    write_challenger(state.repo, 2)  # of another experiment, which begins next
+    assert files.prepare_start(read_all=True) == ""
+    assert read_challengers(state.repo) == (2,)
 
 
 def test_a_challenger_that_was_never_there_is_left_to_the_guard(state):
