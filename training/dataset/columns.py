@@ -85,6 +85,14 @@ class Column:
             )
         return np.append(parsed, missing)[self.codes]
 
+    def read_prices(self) -> np.ndarray:
+        """Return float64 [n_rows], NaN where missing. Raises DataError for a negative price too."""
+        prices = self.read_numbers()
+        if (prices < 0).any():
+            row = int(np.argmax(prices < 0))
+            raise self.make_fault(row, "is below 0", "Write prices of 0 or more; leave unknown ones empty.")
+        return prices
+
     def read_flags(self) -> np.ndarray:
         """Return bool [n_rows] of 0/1 or true/false; missing is True. Raises DataError for other texts."""
         known = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}

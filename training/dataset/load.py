@@ -262,13 +262,14 @@ def _make_item_table(
         table[role] = _gather(_read_role_texts(catalogue[column], spec), row, None) if column else None
     table["available"] = _gather(catalogue[spec.available].read_flags(), row, True) if spec.available else True
     if spec.price:
-        table["price"] = _gather(catalogue[spec.price].read_numbers(), row, np.nan).astype(np.float32)
+        table["price"] = _gather(catalogue[spec.price].read_prices(), row, np.nan).astype(np.float32)
     for name in spec.categorical:
         table[name] = _gather(catalogue[name].read_texts(), row, None)
     for name, separator in spec.multi_categorical.items():
         table[name] = _gather(catalogue[name].read_lists(separator), row, [])
     for name in spec.continuous:
-        table[name] = _gather(catalogue[name].read_numbers(), row, np.nan).astype(np.float32)
+        numbers = catalogue[name].read_prices() if name == spec.price_column else catalogue[name].read_numbers()
+        table[name] = _gather(numbers, row, np.nan).astype(np.float32)
     return table
 
 

@@ -91,5 +91,5 @@ def test_a_bound_in_quotes_is_refused(tmp_path):
 
 def test_a_table_with_another_key_is_refused(tmp_path):
     (tmp_path / "bounds.toml").write_text("[search]\none_us = 1\nbatch_us = 1\np99_us = 1\n")
-    with pytest.raises(ConfigError, match=r"bounds\.toml: search\.p99_us: .* An example is .*models\.toml"):
+    with pytest.raises(ConfigError, match=r"bounds\.toml: search\.p99_us: .*; an example is .*models\.toml"):
         read_bounds(tmp_path / "bounds.toml")

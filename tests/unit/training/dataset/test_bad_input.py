@@ -211,6 +211,18 @@ BAD_SIDE_FILES = {
         "sku,description,brand,tags,price,in_stock\n1,,,,£3,\n",
         ["'price', row 2: '£3' is not a number"],
     ),
+    "negative price": (
+        ITEMS,
+        "items.csv",
+        "sku,description,brand,tags,price,in_stock\n1,,,,0,\n2,,,,-0.5,\n",
+        ["'price', row 3: '-0.5' is below 0", "Write prices of 0 or more"],
+    ),
+    "negative price of price rules": (
+        ITEMS.replace('continuous = ["price"]', 'price = "price"'),
+        "items.csv",
+        "sku,description,brand,tags,price,in_stock\n1,,,,-1,\n",
+        ["'price', row 2: '-1' is below 0"],
+    ),
     "unclear availability": (
         ITEMS,
         "items.csv",
