@@ -152,7 +152,8 @@ def check_other_generations(repository: Path) -> Iterator[Finding]:
         except RecommenderError as error:
             reason = str(error).removesuffix(REMEDY).rstrip(" .")
             fact = f"Generation {generation} cannot be served in place of {pinned}: {reason}"
-            yield Finding("warning", f"{ENSEMBLE}/{generation}", fact, "Move no server there. The next export removes it.")
+            remedy = "Move no server there. The next export removes it, unless a server holds it."
+            yield Finding("warning", f"{ENSEMBLE}/{generation}", fact, remedy)
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:

@@ -17,11 +17,13 @@ from repository.challenger import read_added_ms, read_challengers, remove_challe
 from repository.generations import order_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import Model, read_repository
-from server.generations import LOAD_TIMEOUT_S, find_served_generation, load_models, wait_drained
+from server.generations import DRAIN_TIMEOUT_S, LOAD_TIMEOUT_S, find_served_generation, load_models, wait_drained
 from server.health import open_local_client
 from server.memory import check_memory
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS
+
+STOP_STEP_S = 15.0  # for each of two steps: a writer waits, and the kernel lets it go on after 45 s
 
 
 def load_challenger(grpc_url: str, repo: Path, generation: int) -> int:
@@ -81,11 +83,12 @@ def stop_challenger(grpc_url: str, generation: int) -> None:
     """Return once the challenger has answered its last request. A challenger of another generation goes on.
 
     The repository stays as it is, so this needs no lock and no disk. Its stages stay loaded until `unload_challenger`. Raises
-    ServerError when the server does not answer or cannot unload it.
+    ServerError when the server does not answer, or does not unload it within twice STOP_STEP_S.
     """
     if generation in find_loaded_challengers(grpc_url):
         with open_local_client(grpc_url) as client:
-            _unload_model(client, grpc_url, generation)
+            if not _unload_model(client, grpc_url, generation, STOP_STEP_S, STOP_STEP_S):
+                raise ServerError(f"The challenger, generation {generation}, still answers after {STOP_STEP_S:.0f} s.")
 
 
 def find_loaded_challengers(grpc_url: str) -> list[int]:
@@ -118,16 +121,22 @@ def list_challenger_models(repo: Path, generation: int) -> list[Model]:
     return models
 
 
-def _unload_model(client: grpcclient.InferenceServerClient, grpc_url: str, generation: int) -> None:
-    """Unload the model `challenger`, and wait until it has answered its requests. Raises ServerError."""
+def _unload_model(
+    client: grpcclient.InferenceServerClient,
+    grpc_url: str,
+    generation: int,
+    timeout_s: float = LOAD_TIMEOUT_S,
+    drain_timeout_s: float = DRAIN_TIMEOUT_S,
+) -> bool:
+    """Unload the model `challenger`, and return whether it has answered its requests in time. Raises ServerError."""
     try:
-        client.unload_model(CHALLENGER, client_timeout=LOAD_TIMEOUT_S)
+        client.unload_model(CHALLENGER, client_timeout=timeout_s)
     except InferenceServerException as error:
         raise ServerError(
             f"The challenger, generation {generation}, is not unloaded: {error.message()}. "
             "Restart the server, or end the experiment again."
         ) from error
-    wait_drained(grpc_url, generation, CHALLENGER)
+    return wait_drained(grpc_url, generation, CHALLENGER, drain_timeout_s)
 
 
 def _release(client: grpcclient.InferenceServerClient, repo: Path) -> None:

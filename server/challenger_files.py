@@ -11,7 +11,7 @@ from pathlib import Path
 from repository.challenger import read_added_ms, read_challengers
 from repository.experiments import end_experiment, follow_experiment
 from repository.generations import drop_challenger
-from server.challenger import stop_challenger
+from server.challenger import find_loaded_challengers, stop_challenger
 from server.integrity import ArtifactCheck
 from server.leases import Leases
 from serving.contract.artifacts import find_stage_folder
@@ -50,12 +50,15 @@ class ChallengerFiles:
         return done
 
     def prepare_start(self, read_all: bool) -> str:
-        """Leave a challenger that is damaged, or whose experiment is over, out of what the next start loads.
+        """Keep a damaged challenger, or one whose experiment is over, out of the next start. A promoted one is `Promotion`'s.
 
         read_all: whether to read every file, because one may have failed a start
         Return what was done, "" for nothing. Raises RecommenderError or OSError.
         """
-        done = self.look(read_all)
+        done, experiment = "", self._read_running()
+        if experiment:
+            folder = find_stage_folder(self._repo, ENSEMBLE, experiment.challenger)
+            done = self._look_at(experiment, read_all) if folder.is_dir() else self._end(experiment, f"{folder} is missing")
         experiment = self._followed.read_current() if self._followed else None
         if experiment is None or experiment.state in ("running", "promoted"):
             return done
@@ -64,16 +67,31 @@ class ChallengerFiles:
             drop_challenger(self._repo)
         return done
 
-    def look(self, read_all: bool = False) -> str:
+    def look(self, grpc_url: str) -> str:
         """Look at the challenger's files while an experiment runs. Return what was done, "" for nothing.
 
-        A generation that was never there is the guard's business: its challenger fails at once.
+        Afterwards, keep the leases until the server has unloaded the challenger. A generation that was never there is the
+        guard's business: its challenger fails at once.
         """
         experiment = self._read_running()
-        if experiment is None:
+        if experiment:
+            return self._look_at(experiment, read_all=False)
+        if self._check and not self._is_loaded(grpc_url):
             self._check = None
             self._leases.release()
-            return ""
+        return ""
+
+    def release(self) -> None:
+        """Let writers go on. Nothing can be looked at afterwards."""
+        self._leases.release()
+
+    def _read_running(self) -> Experiment | None:
+        self._followed = self._followed or follow_experiment(self._repo)
+        experiment = self._followed.read_current() if self._followed else None
+        return experiment if experiment and experiment.runs else None
+
+    def _look_at(self, experiment: Experiment, read_all: bool) -> str:
+        """Look at the files of a running experiment. Return what was done, "" for nothing."""
         if self._check is None or self._check.generation != experiment.challenger:
             if not find_stage_folder(self._repo, ENSEMBLE, experiment.challenger).is_dir():
                 return ""
@@ -83,19 +101,22 @@ class ChallengerFiles:
         damage = self._check.read_all() if read_all else self._check.look()
         return self._roll_back(damage) if damage else ""
 
-    def release(self) -> None:
-        """Let writers go on. Nothing can be looked at afterwards."""
-        self._leases.release()
-
-    def _read_running(self) -> Experiment | None:
-        experiment = self._followed.read_current() if self._followed else None
-        return experiment if experiment and experiment.runs else None
+    def _is_loaded(self, grpc_url: str) -> bool:
+        """Return whether the server still answers as the challenger that is checked; True where it does not say."""
+        assert self._check is not None
+        try:
+            return self._check.generation in find_loaded_challengers(grpc_url)
+        except ServerError:  # it is paused, or gone
+            return True
 
     def _roll_back(self, reason: str) -> str:
         """Roll back the experiment of the generation that is checked. Return what was done."""
         experiment = self._read_running()
         if experiment is None or self._check is None or experiment.challenger != self._check.generation:
-            return f"its experiment is over, but {reason}"
+            return f"{reason}, and its experiment was over already"
+        return self._end(experiment, reason)
+
+    def _end(self, experiment: Experiment, reason: str) -> str:
         try:
             end_experiment(self._repo, reason, state="rolled back", judged=experiment)
         except ConfigError as changed:  # by a person, or rolled back by the supervisor of another server

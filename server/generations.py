@@ -172,12 +172,13 @@ def _take_lock(stack: contextlib.ExitStack, repo: Path) -> bool:
     return True
 
 
-def wait_drained(grpc_url: str, generation: int, model: str = ENSEMBLE) -> None:
-    """Wait until an old ensemble has answered its requests, for DRAIN_TIMEOUT_S at most."""
-    deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
-    while time.monotonic() < deadline_s:
+def wait_drained(grpc_url: str, generation: int, model: str = ENSEMBLE, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
+    """Wait until an old ensemble has answered its requests, for `timeout_s` at most. Return whether it has."""
+    deadline_s, drained = time.monotonic() + timeout_s, False
+    while not drained and time.monotonic() < deadline_s:
         state, _ = (read_model_states(grpc_url) or {}).get((model, generation), ("UNKNOWN", ""))
-        if state == "UNAVAILABLE":
-            break
-        time.sleep(POLL_S)
+        drained = state == "UNAVAILABLE"
+        if not drained:
+            time.sleep(POLL_S)
     time.sleep(DRAIN_GRACE_S)
+    return drained

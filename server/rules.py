@@ -75,7 +75,7 @@ def read_rules(path: Path) -> dict:
     """
     with open_toml(path, "docs/settings.md lists the rules") as document:
         if not document:
-            raise ConfigError("The file is empty; expected rules. To remove all rules, write the line [rules] alone.")
+            raise ConfigError("The file states no rule. To remove all rules, write the line [rules] alone.")
         section = document.get("rules", document)
         if not isinstance(section, dict):
             raise ConfigError(f"rules is {section!r}; expected a table. Write [rules] above the keys.")

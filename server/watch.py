@@ -125,7 +125,7 @@ class Watch:
             for follower in self._followers:
                 if done := follower.look():
                     say(done)
-        if done := self._challenger_files.look():  # last: on a full disk it fails
+        if done := self._challenger_files.look(state.grpc_url):  # last: on a full disk it fails
             say(done)
 
     def _guard_files(self, repo: Path, generation: int) -> None:
@@ -174,13 +174,13 @@ class Watch:
         else:
             time.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-        self._prepare_challenger()
         begun_s = self._restarted_s = time.monotonic()
         self._guard_files(state.repo, generation)  # before the server reads them: a change from then on must not be missed
         with hold_start_lock(self._run_dir, self._port):
             if (now := read_state(make_state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
                 return  # stopped, or restarted by another process
             end_server(state)
+            self._prepare_challenger()
             options = {"run_dir": self._run_dir, "former": now, "ready_timeout_s": RESTART_TIMEOUT_S}
             server = TritonServer.with_settings(state.repo, state.ports, state.settings, **options)
             try:

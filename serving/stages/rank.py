@@ -54,7 +54,7 @@ TABLES_FOLDER, NETWORK = "tables", "rank"
 OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that depend on the request
 # (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
 PAIRS_AT_ONCE = 4_096
-# Live pairs add to a score, see `RankInputs.compute_pair_numbers`. The network reads the strength too, but gives it too little
+# Live pairs add to a score, see `RankInputs.compute_pair_inputs`. The network reads the strength too, but gives it too little
 # weight for new items and for what goes with the latest item: in training, the neighbour lists already contain these pairs.
 LIFT, LATEST_LIFT = 3.0, 0.5
 
@@ -115,7 +115,7 @@ class RankInputs:
         """
         return inputs["user_categorical"], self.item_rows.take(candidates, axis=0)
 
-    def compute_pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def compute_pair_inputs(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the candidates' numbers, then the cross features, float32 [B, C, Gp], and the lifts, float32 [B, C].
 
         Lifts are what live pairs add to the scores, 0 without a live store:
@@ -320,7 +320,7 @@ class Rank:
         for first in range(0, len(candidates), at_once):
             part = slice(first, first + at_once)
             chunk = {name: values[part] for name, values in tensors.items()}
-            pairs, lifts[part] = self.inputs.compute_pair_numbers(chunk, candidates[part])
+            pairs, lifts[part] = self.inputs.compute_pair_inputs(chunk, candidates[part])
             feeds = {"user_numbers": chunk["user_continuous"], "pair_numbers": pairs}
             feeds |= {name: chunk[name] for name in ("user_rows", "item_rows")}
             logits[part] = self.network.run(["logits"], feeds)[0]
@@ -350,7 +350,7 @@ def choose_chunk_size(count: int, most: int) -> int:
 
 @compiled
 def write_lifts(candidates, strengths, with_latest, novelty, lifts):
-    """Write the lifts that `RankInputs.compute_pair_numbers` returns, float32 [B, C], to an array of 0.
+    """Write the lifts that `RankInputs.compute_pair_inputs` returns, float32 [B, C], to an array of 0.
 
     strengths, with_latest: float32 [B, C], from `PairCounts.sum_strengths`; novelty: float32 [n_items + 1]
     """

@@ -161,14 +161,16 @@ def test_no_answer_comes_from_an_array_of_a_challenger_that_is_being_written(sho
 def test_a_server_that_dies_with_a_damaged_challenger_comes_back_without_it(shop):
     """Both happen before the supervisor looks."""
     before, challenger = shop.state, relayout(small_repository(), shop.repo, "ensemble")
-    challenge([before], shop.repo, Experiment("autumn", 0, challenger, 0.5))
     supervisor = find_watch(shop)
     supervisor.suspend()
-    path = find_stage_folder(shop.repo, "rank", challenger) / "stage.json"
-    path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
-    psutil.Process(before.pid).kill()
-    supervisor.resume()
+    try:
+        challenge([before], shop.repo, Experiment("autumn", 0, challenger, 0.5))
+        path = find_stage_folder(shop.repo, "rank", challenger) / "stage.json"
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
+        psutil.Process(before.pid).kill()
+    finally:
+        supervisor.resume()
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
     assert shop.state.generation == before.generation

@@ -227,14 +227,14 @@ def write_strengths(
     for row in range(len(candidates)):
         slots = find_own_slots(history[row], slot_of)
         add_strengths(slots[:1], 0, starts, lengths, positions, counts, sums)
-        take(sums, candidates[row], with_latest[row])
+        read_sums(sums, candidates[row], with_latest[row])
         add_strengths(slots[1:], 1, starts, lengths, positions, counts, sums)
-        take(sums, candidates[row], strengths[row])
+        read_sums(sums, candidates[row], strengths[row])
         clear_strengths(slots, starts, lengths, positions, sums)
 
 
 @compiled
-def take(sums, candidates, values):
+def read_sums(sums, candidates, values):
     """Write the sums of candidates, [C] positions, to values, float32 [C]."""
     for place in range(len(candidates)):
         values[place] = sums[candidates[place]]

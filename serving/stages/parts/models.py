@@ -113,7 +113,7 @@ def pair_tensors(rank: RankInputs, inputs: Arrays, candidates: np.ndarray) -> Ar
 
     candidates: int [B, C] item positions
     """
-    pairs, _ = rank.compute_pair_numbers(inputs, candidates)
+    pairs, _ = rank.compute_pair_inputs(inputs, candidates)
     return {
         "user_numbers": inputs["user_continuous"],
         "pair_numbers": pairs,

@@ -374,7 +374,7 @@ def test_an_export_serves_the_imported_model(dataset, taught, ours, features, tm
     recorded = read_recorded(tmp_path / "repository" / ENSEMBLE / "1" / RECORDED_FILE)
     given = Pipeline.load(tmp_path / "repository").trace({name: values[:4] for name, values in recorded.inputs.items()})
     candidates = rank.inputs.items.find_positions(given["candidate_ids"])
-    pairs, _ = rank.inputs.compute_pair_numbers(given, candidates)
+    pairs, _ = rank.inputs.compute_pair_inputs(given, candidates)
     got = rank(given)["rank_scores"]
     got = got - np.float32(rank.outputs.blend) * rank.inputs.take_retrieval_part(pairs)
 

@@ -187,7 +187,7 @@ def test_an_empty_file_removes_no_rules_but_an_empty_section_does(repository, tm
     path = tmp_path / "rules.toml"
     path.touch()
     done = CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)])
-    assert "rules.toml: The file is empty; expected rules. To remove all rules" in str(done.exception)
+    assert "rules.toml: The file states no rule. To remove all rules" in str(done.exception)
     path.write_text("[rules]\n")
     assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).exit_code == 0
 

@@ -264,7 +264,7 @@ def test_the_rank_stage_reads_whether_events_came_after_the_export(repository, o
 
         def read_live() -> list[float]:
             assert rank.live_items.refresh()
-            return rank.inputs.compute_pair_numbers(inputs, candidates)[0][0, :, LIVE - N_FEATURES].tolist()
+            return rank.inputs.compute_pair_inputs(inputs, candidates)[0][0, :, LIVE - N_FEATURES].tolist()
 
         assert read_live() == [0.0, 0.0, 0.0]
         observe(event_inputs(user_id=[1], item_id=[45], timestamp_ms=[at_ms - 1_000]))  # which the export may have learned

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +19,7 @@ from repository.experiments import end_experiment, find_experiment_folder, find_
 from repository.generations import write_pins
 from repository.models import read_repository
 from repository.registry import read_acts
-from server.challenger import load_challenger
+from server.challenger import load_challenger, unload_challenger
 from server.challenger_files import ChallengerFiles
 from server.ports import Ports, find_free_ports
 from server.state import ServerState
@@ -54,12 +54,12 @@ def served(state) -> Iterator[tuple[ServerState, TritonDouble]]:
 @contextmanager
 def writing(path: Path) -> Iterator[subprocess.Popen]:
     """Begin to overwrite a leased file in another process. Go on when the kernel has told of it, and let the writer end."""
-    told = threading.Event()
-    before = signal.signal(signal.SIGIO, lambda *_: told.set())
+    told = queue.SimpleQueue[None]()  # an Event's lock must not be taken in a signal handler
+    before = signal.signal(signal.SIGIO, lambda *_: told.put(None))
     path.chmod(0o644)
     with subprocess.Popen([sys.executable, "-c", WRITES, str(path)]) as writer:
         try:
-            assert told.wait(30)
+            told.get(timeout=30)
             yield writer
             assert writer.wait(30) == 0
         finally:
@@ -73,17 +73,17 @@ def find_vectors(repo: Path) -> Path:
 
 def test_a_changed_file_of_the_challenger_ends_its_experiment(state):
     files, path = ChallengerFiles(state.repo), state.repo / "rank" / "2" / "stage.json"
-    assert files.look() == ""
+    assert files.look(state.grpc_url) == ""
     start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
-    assert files.look() == ""
+    assert files.look(state.grpc_url) == ""
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
     os.utime(path)
-    assert str(path) in files.look()
+    assert str(path) in files.look(state.grpc_url)
     last = read_acts(state.repo)[-1]
     assert (last.action, last.generation) == ("rolled back", 2)
     assert str(path) in last.reason
-    assert files.look() == ""
+    assert files.look(state.grpc_url) == ""
 
 
 def test_a_start_leaves_out_a_challenger_that_was_damaged_before_anybody_looked(state):
@@ -118,7 +118,7 @@ def test_a_start_loads_no_challenger_whose_experiment_is_over(state, ended, left
 def test_a_challenger_that_was_never_there_is_left_to_the_guard(state):
     files = ChallengerFiles(state.repo)
     start_experiment(state.repo, Experiment("spring", 1, 7, 0.5))
-    assert files.look() == ""
+    assert files.look(state.grpc_url) == ""
     assert find_running(state.repo)
 
 
@@ -132,7 +132,7 @@ def test_the_experiment_is_over_and_the_challenger_stopped_before_an_array_chang
         return ""
 
     double.before_unload = see
-    assert files.look() == files.end_before_change(state.grpc_url) == ""
+    assert files.look(state.grpc_url) == files.end_before_change(state.grpc_url) == ""
     with writing(path) as writer:
         assert writer.poll() is None
         assert files.end_before_change(state.grpc_url) == f"experiment spring is rolled back: {path} was opened for writing"
@@ -140,13 +140,13 @@ def test_the_experiment_is_over_and_the_challenger_stopped_before_an_array_chang
     assert read_acts(state.repo)[-1].reason.endswith(f"{path} was opened for writing")
     assert (double.states[CHALLENGER, 2], double.states[ENSEMBLE, 1]) == ("UNAVAILABLE", "READY")
     assert path.read_bytes() != published
-    assert files.look() == files.end_before_change(state.grpc_url) == ""
+    assert files.look(state.grpc_url) == files.end_before_change(state.grpc_url) == ""
 
 
 def test_a_challenger_is_stopped_too_where_the_rollback_cannot_be_recorded(served):
     state, double = served
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
-    assert files.look() == ""
+    assert files.look(state.grpc_url) == ""
     (find_experiment_folder(state.repo) / EXPERIMENT_FILE).write_text("{damaged")
     with writing(path):
         assert "is not rolled back" in files.end_before_change(state.grpc_url)
@@ -156,18 +156,57 @@ def test_a_challenger_is_stopped_too_where_the_rollback_cannot_be_recorded(serve
 def test_a_server_that_does_not_stop_its_challenger_is_named_and_the_writer_goes_on(served):
     state, double = served
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
-    assert files.look() == ""
+    assert files.look(state.grpc_url) == ""
     double.before_unload = lambda model: "it is busy"
     with writing(path):
         assert "is not unloaded: it is busy" in files.end_before_change(state.grpc_url)
     assert find_running(state.repo) is None
 
 
-def test_nobody_waits_to_write_to_a_challenger_whose_experiment_is_over(served):
+def test_a_challenger_whose_experiment_just_ended_is_stopped_before_an_array_changes(served):
+    """Requests in flight, and those that ask for its generation, are still answered by it."""
+    state, double = served
+    files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
+    assert files.look(state.grpc_url) == ""
+    end_experiment(state.repo, "enough")
+    published, seen = path.read_bytes(), []
+    double.before_unload = lambda model: seen.append(path.read_bytes() == published) or ""
+    with writing(path) as writer:
+        assert files.look(state.grpc_url) == ""
+        assert writer.poll() is None
+        assert files.end_before_change(state.grpc_url) == f"{path} was opened for writing, and its experiment was over already"
+    assert seen == [True]
+    assert double.states[CHALLENGER, 2] == "UNAVAILABLE"
+
+
+def test_nobody_waits_to_write_to_a_challenger_that_is_unloaded(served):
     state, _ = served
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
-    assert files.look() == ""
+    assert files.look(state.grpc_url) == ""
     end_experiment(state.repo, "enough")
-    assert files.look() == ""
+    unload_challenger(state.grpc_url, state.repo)
+    assert files.look(state.grpc_url) == ""
     path.chmod(0o644)
     os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # raises BlockingIOError for a leased file
+
+
+def test_a_start_leaves_out_a_challenger_that_was_removed(state):
+    write_challenger(state.repo, 2)
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    (state.repo / ENSEMBLE / "2").rename(state.repo.parent / "gone")
+    done = ChallengerFiles(state.repo).prepare_start(read_all=False)
+    assert done.startswith("experiment spring is rolled back: ")
+    assert done.endswith("is missing")
+    assert read_challengers(state.repo) == ()
+
+
+def test_an_experiment_is_followed_once_the_repository_can_be_read(state):
+    stage = state.repo / "preprocess" / "1" / "stage.json"
+    stage.rename(state.repo.parent / "stage.json")
+    files = ChallengerFiles(state.repo)
+    assert files.look(state.grpc_url) == ""
+    (state.repo.parent / "stage.json").rename(stage)
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    assert files.look(state.grpc_url) == ""
+    find_vectors(state.repo).unlink()
+    assert files.look(state.grpc_url).startswith("experiment spring is rolled back: ")
