@@ -56,7 +56,7 @@ class ChallengerFiles:
         Return what was done, "" for nothing. Raises RecommenderError or OSError.
         """
         done, experiment = "", self._read_running()
-        if experiment:
+        if experiment and experiment.challenger in read_challengers(self._repo):  # otherwise the start does not load it
             folder = find_stage_folder(self._repo, ENSEMBLE, experiment.challenger)
             done = self._look_at(experiment, read_all) if folder.is_dir() else self._end(experiment, f"{folder} is missing")
         experiment = self._followed.read_current() if self._followed else None
