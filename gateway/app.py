@@ -33,6 +33,7 @@ from gateway.questions import (
     STATUS,
     JsonResponse,
     error_response,
+    parse_query,
     read_question,
     split_ids,
 )
@@ -188,8 +189,8 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
     @app.get("/v1/explain", response_model=schema.Explanation)
     async def explain(request: Request, user: Id, item: Id, exclude: Ids = None) -> Response:
         """Explain why a user is shown an item or not: its rank and score after each stage, and what led to it."""
-        excluded = [shop.parse_item_id(other) for other in split_ids(exclude)]
         context = read_context(request)
+        excluded = [shop.parse_item_id(other) for other in split_ids(exclude)]
         shop.refresh()
         return JsonResponse(await asyncio.to_thread(explainer.explain, user, item, excluded, context))
 
@@ -256,8 +257,9 @@ def _add_console(app: FastAPI) -> None:
 
 
 def read_context(request: Request) -> dict[str, str]:
-    """Return the context columns of a query by name: {"store": "7"} for `context.store=7`."""
-    return {name.removeprefix(CONTEXT): value for name, value in request.query_params.items() if name.startswith(CONTEXT)}
+    """Return the context columns of a query by name: {"store": "7"} for `context.store=7`. Raises InvalidRequest."""
+    query = parse_query(request.scope["query_string"])
+    return {name.removeprefix(CONTEXT): value for name, value in query if name.startswith(CONTEXT)}
 
 
 async def read_json(request: Request) -> Any:

@@ -1,6 +1,6 @@
 """Check every request before a route sees it, in this order:
 
-    requests per second of one client ─▶ 429   bearer token ─▶ 401   headers ─▶ 431   length and time of the body ─▶ 413, 408
+    rate of one client ─▶ 429   bearer token ─▶ 401   path ─▶ 400   headers ─▶ 431   length and time of the body ─▶ 413, 408
 
 A known client that asks for recommendations too often gets popular items instead of 429: a shop must never get an error page.
 
@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import unquote_to_bytes
 
 from cachetools import LRUCache
 from starlette.responses import JSONResponse, Response
@@ -142,6 +143,8 @@ class Guard:
                 "No valid token. Expected the header `authorization: Bearer …`; tokens are made by `python -m gateway token`."
             )
             raise Refused(401, "UNAUTHENTICATED", message, **{"www-authenticate": "Bearer"})
+        if b"%" in scope["raw_path"] and not _is_utf8(unquote_to_bytes(scope["raw_path"])):  # the ids in it would be lost
+            raise Refused(400, "INVALID_ARGUMENT", "The path is not UTF-8; expected each id in UTF-8, percent-encoded.")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._settings.header_bytes:
             raise Refused(431, "HEADERS_TOO_LARGE", f"The headers have more than {self._settings.header_bytes:,} bytes.")
         if b"transfer-encoding" in headers:  # a body of many small chunks costs far more than its bytes
@@ -192,6 +195,14 @@ class Guard:
 
 def _read_address(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else "unknown"
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:

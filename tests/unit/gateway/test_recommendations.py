@@ -177,10 +177,23 @@ def test_what_no_server_could_answer_is_refused(gateway, params, said):
     assert said in response.json()["error"]["message"]
 
 
-def test_a_query_that_is_not_utf_8_is_refused(gateway):
-    response = gateway().ask("GET", "/v1/recommendations?session=M%FCller")
+@pytest.mark.parametrize(
+    ("method", "url"),
+    [
+        ("GET", "/v1/recommendations?session=M%FCller"),
+        ("GET", "/v1/explain?user=M%FCller&item=3"),
+        ("GET", "/v1/explain?user=7&item=M%FCll"),
+        ("GET", "/v1/explain?user=7&item=3&exclude=M%FCll"),
+        ("GET", "/v1/users/M%FCller"),
+        ("GET", "/v1/items/M%FCll/similar"),
+        ("PUT", "/v1/items/M%FCll"),
+    ],
+)
+def test_an_id_that_is_not_utf_8_is_refused(gateway, method, url):
+    response = gateway().ask(method, url)
     assert response.status_code == 400
-    assert "not UTF-8" in response.json()["error"]["message"]
+    assert response.json()["error"]["code"] == "INVALID_ARGUMENT"
+    assert "is not UTF-8; expected each" in response.json()["error"]["message"]
 
 
 def test_similar_items_are_those_bought_together_then_those_alike(gateway):
