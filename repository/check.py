@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
@@ -128,15 +129,10 @@ def check_edges(repository: Path) -> Iterator[Finding]:
 def check_versions(repository: Path) -> Iterator[Finding]:
     """Check that every model has the pinned generation, and that its files are as published."""
     generation = read_pinned_generation(repository)
-    own = repository / ENSEMBLE / str(generation)
-    stages = {name: find_stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)}
-    for folder in (own, *stages.values()):
-        manifest = verify_manifest(folder)
+    for folder, manifest in _verify_files(repository, generation):
         if manifest.get("generation") != generation:
             fact = f"Folder {generation} holds generation {manifest.get('generation')}"
             yield Finding("error", str(folder.relative_to(repository)), fact, "Folders were moved by hand; export again.")
-    get_section(read_json(own, MANIFEST_FILE), "stages", own)
-    refuse_changed_manifests(repository, generation)
 
 
 def check_other_generations(repository: Path) -> Iterator[Finding]:
@@ -144,16 +140,22 @@ def check_other_generations(repository: Path) -> Iterator[Finding]:
     pinned = read_pinned_generation(repository)
     kept = {int(folder.name) for folder in (repository / ENSEMBLE).iterdir() if folder.name.isdecimal()}
     for generation in sorted(kept - {pinned}):
-        stages = [find_stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)]
         try:
-            for folder in (repository / ENSEMBLE / str(generation), *stages):
-                verify_manifest(folder)
-            refuse_changed_manifests(repository, generation)
+            list(_verify_files(repository, generation))
         except RecommenderError as error:
             reason = str(error).removesuffix(REMEDY).rstrip(" .")
             fact = f"Generation {generation} cannot be served in place of {pinned}: {reason}"
             remedy = "Move no server there. The next export removes it, unless a server holds it."
             yield Finding("warning", f"{ENSEMBLE}/{generation}", fact, remedy)
+
+
+def _verify_files(repository: Path, generation: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the version folders of a generation, each with its manifest. Raises ArtifactError unless all is as published."""
+    own = repository / ENSEMBLE / str(generation)
+    for folder in (own, *(find_stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS))):
+        yield folder, verify_manifest(folder)
+    get_section(read_json(own, MANIFEST_FILE), "stages", own)
+    refuse_changed_manifests(repository, generation)
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:
