@@ -9,6 +9,7 @@ more; this checks what depends on the serving image.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import re
@@ -25,6 +26,7 @@ PACKAGES = {  # module -> what pip installs
 TABLE_PACKAGES = {"rocksdict": "rocksdict"}  # needed where our own levels serve the tables, and not the hps backend
 WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin.systems": "merlin-systems==23.8.0"}
 COMPILED_PREPROCESS = '[merlin] preprocess = "compiled"'  # the export setting that needs no NVTabular
+PINNED = re.compile(r"\bversion_policy\s*:?\s*\{\s*specific\s*:?\s*\{\s*versions:\s*\[?\s*(\d+)")
 BACKEND = re.compile(r'^\s*backend:\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -50,6 +52,29 @@ def find_faults(repository: Path, backends: Path) -> Iterator[str]:
                 yield f"{fact}: pip install '{package}', or export with {COMPILED_PREPROCESS}"
     if "hps" in needed:
         yield from find_hps_faults(repository / "ps.json")
+    yield from find_changed_manifests(repository)
+
+
+def find_changed_manifests(repository: Path) -> Iterator[str]:
+    """Yield the manifests that are not the published ones, as `server start` does (refuse_changed_manifests).
+
+    Stages compare their files with their manifests, so nothing else finds files that were changed together with them.
+    """
+    config = repository / "recommend" / "config.pbtxt"
+    for generation in PINNED.findall(config.read_text()) if config.is_file() else []:
+        own = repository / "recommend" / generation
+        manifest = own / "manifest.json"
+        try:
+            digests = json.loads(manifest.read_text()).get("stages", {}).items() if manifest.is_file() else ()
+        except (OSError, ValueError, AttributeError) as error:
+            yield f"{manifest} cannot be read ({error!r}). Export the repository again, or pin an older generation"
+            continue
+        for name, digest in digests:
+            folder = own / name if (own / name).is_dir() else repository / name / generation
+            path = folder / "manifest.json"
+            if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+                fact = f"{path} is not the manifest that generation {generation} was published with, so its files may be others"
+                yield f"{fact}, too. Export the repository again, or pin an older generation"
 
 
 def is_installed(module: str) -> bool:

@@ -12,6 +12,7 @@ from typing import IO
 import numpy as np
 import pytest
 
+from export.relayout import relayout
 from repository.challenger import read_challengers, write_challenger
 from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
 from repository.generations import pin
@@ -40,7 +41,7 @@ from serving.contract.tensors import (
     make_stage_specs,
 )
 from tests.clocks import PatientClock
-from tests.repositories import copy_to_change
+from tests.repositories import copy_small_repository, copy_to_change
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
 SERVING = dict.fromkeys((*STAGES, *LIVE_MODELS, ENSEMBLE), Serving())
@@ -379,3 +380,15 @@ def test_a_warm_up_file_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         publish_once(tmp_path / "repo")
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == 1] == []
+
+
+def test_files_that_were_changed_with_their_manifest_are_not_published_again(tmp_path):
+    source = copy_small_repository(tmp_path / "source")
+    folder = source / "rank" / "1"
+    (folder / MANIFEST_FILE).chmod(0o644)
+    (folder / "stage.json").chmod(0o644)
+    (folder / "stage.json").write_text((folder / "stage.json").read_text() + "\n")
+    write_manifest(folder, stage="rank", generation=1)
+    with pytest.raises(ArtifactError, match=r"rank/1/manifest\.json is not the manifest that generation 1 was published with"):
+        relayout(source, tmp_path / "target", "fused")
+    assert not (tmp_path / "target").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.contract.artifacts import compute_sha256, write_manifest
 from tests.unit.nvidia.tensorrt.conftest import publish
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -103,6 +104,37 @@ def test_what_will_fail_is_said_and_the_server_not_started(image, tmp_path):
     assert run.returncode == 1
     assert "has no python backend" in run.stderr
     assert not run.stdout
+
+
+@pytest.mark.parametrize("layout", ["ensemble", "fused"])
+def test_files_that_were_changed_with_their_manifest_are_not_served(image, tmp_path, layout):
+    repo = tmp_path / "repo"
+    publish(repo)
+    generation = repo / "recommend" / "1"
+    stage = generation / "rank" if layout == "fused" else repo / "rank_dense" / "1"
+    stage.mkdir(parents=True, exist_ok=True)
+    generation.mkdir(parents=True, exist_ok=True)
+    (repo / "recommend" / "config.pbtxt").write_text("version_policy {\n  specific {\n    versions: 1\n  }\n}\n")
+    write_manifest(stage)
+    digest = compute_sha256(stage / "manifest.json")
+    write_manifest(generation, stages={"rank" if layout == "fused" else "rank_dense": digest})
+    assert start(image).returncode == 0
+    write_manifest(stage, generation=2)
+    run = start(image)
+    assert run.returncode == 1
+    assert f"{stage}/manifest.json is not the manifest that generation 1 was published with" in run.stderr
+    assert not run.stdout
+
+
+def test_a_manifest_that_cannot_be_read_is_not_served(image, tmp_path):
+    publish(tmp_path / "repo")
+    folder = tmp_path / "repo" / "recommend" / "1"
+    folder.mkdir(parents=True)
+    (folder.parent / "config.pbtxt").write_text("version_policy { specific { versions: [1] } }\n")
+    (folder / "manifest.json").write_text("{")
+    run = start(image)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "recommend/1/manifest.json cannot be read" in run.stderr
 
 
 def add_hps(tmp_path: Path) -> Path:
