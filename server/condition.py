@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from repository.applied_rules import find_rules_folder
 from server.health import describe_unready, open_local_client, read_model_states
 from server.log import explain_end
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState
-from serving.contract.errors import ServerError
+from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.tensors import ENSEMBLE
 
 QUESTION_TIMEOUT_S = 3.0
+LEAST_FREE_BYTES = 256 << 20  # on the disk of the live store
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
     if states is None:
         starts = "its process runs, but nothing answers there: it is starting, or it hangs"
         return Condition(starts if state is not None else describe_unready(None))
-    facts = _describe_models(states)
+    facts = ", ".join(filter(None, (_describe_models(states), describe_full_disk(state.repo) if state else "")))
     if state is not None and (lost := count_lost_stubs(state.pid)):
         return Condition(
             f"{lost} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail", facts
@@ -58,6 +62,18 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
         return Condition(str(error), facts)
     latency = f"{ENSEMBLE} answered in {1000 * (time.monotonic() - started_s):.0f} ms"
     return Condition("", ", ".join(part for part in (latency, facts) if part))
+
+
+def describe_full_disk(repo: Path) -> str:
+    """Return a message if the disk of a repository's live store is nearly full; "" otherwise, and where no store is found."""
+    try:
+        folder = find_rules_folder(repo).parent
+        free_bytes = shutil.disk_usage(folder).free
+    except (ArtifactError, OSError):  # OSError: there is none yet, or this user may not see it
+        return ""
+    if free_bytes > LEAST_FREE_BYTES:
+        return ""
+    return f"only {free_bytes >> 20} MiB are free on the disk of the live store {folder}, which refuses events once it is full"
 
 
 def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:

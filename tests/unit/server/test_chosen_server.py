@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from server import __main__ as commands
+from server import condition
 from server.ports import Ports, find_free_ports
 from server.state import ServerState
 from serving.contract.errors import RecommenderError, ServerError
+from tests.repositories import link_small_repository
 from tests.tags import draw_tag, run_tagged
+from tests.triton_double import TritonDouble
 
 COMMANDS = (["diagnose"], ["activate", "--generation", "2"])
 
@@ -41,6 +45,24 @@ def test_the_only_running_server_is_moved(run_dir):
         ServerState(server.pid, tag, run_dir / "shop", run_dir / "log", running).save(run_dir)
         with pytest.raises(RecommenderError, match=f"{run_dir / 'shop'}"):  # which holds no generation to move to
             call(*COMMANDS[1])
+
+
+@pytest.mark.parametrize("command", ["status", "diagnose"])
+def test_a_disk_of_the_live_store_that_is_nearly_full_is_told(run_dir, monkeypatch, command):
+    repo = link_small_repository(run_dir / "repo")
+    (store := run_dir / "repo.live").mkdir()
+    with run_tagged(tag := draw_tag()) as server:
+        state = ServerState(server.pid, tag, repo, run_dir / "log", find_free_ports())
+        state.save(run_dir)
+        double = TritonDouble(repo, state.ports.grpc)
+        try:
+            monkeypatch.setattr(condition, "LEAST_FREE_BYTES", 0)
+            assert "MiB are free" not in call(command)
+            monkeypatch.setattr(condition, "LEAST_FREE_BYTES", 1 << 60)
+            told = re.search(rf"only (\d+) MiB are free on the disk of the live store {store}, which refuses", call(command))
+        finally:
+            double.stop()
+    assert told
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["diagnose", "activate"])
