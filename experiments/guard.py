@@ -1,10 +1,13 @@
-"""Let the guard judge A/A experiments, and measure how long it looks at a large one.
+"""Let the guard judge A/A experiments and challengers that break late, and measure how long it looks at a large experiment.
 
     python -m experiments.guard [--runs 200]
 
 In an A/A experiment both arms are the same generation, so whatever the guard decides is a false alarm: latency, failures,
 coverage, degraded answers, the split, fewer clicks, or a promotion. Users come again and stay in their arm; they differ in how
 often they click. Answers and clicks are drawn, and judged by the guard's own code at LOOKS moments.
+
+A challenger that breaks late gave as good answers as the champion before. Failures, slowness and degraded answers then begin at
+once; each is drawn by itself.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
@@ -29,6 +33,7 @@ ANSWERS, USERS, ITEMS, LISTED = 10_000, 1_000, 500, 20
 LOOKS = 30
 CLICKED, DEGRADED = 0.1, 0.01  # shares of answers
 MANY = 1_000_000
+BREAKS_AT, BROKEN_FOR, LOOK = 20_000, 4_000, 50  # answers of both arms: before a challenger breaks, after it, between two looks
 MOST_ALARMS = 0.05
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -87,6 +92,20 @@ def judge_same(rng: np.random.Generator) -> str:
     return ""
 
 
+def count_until_found(column: str, broken: pa.Array, rng: np.random.Generator) -> int:
+    """Return how many answers of a challenger that breaks late the guard lets pass. broken: the column's value from then on"""
+    answers = draw_answers(BREAKS_AT + BROKEN_FOR, USERS, rng)
+    is_own = pc.equal(answers["arm"], CHALLENGER_ARM)
+    is_broken = pc.and_(is_own, pc.greater_equal(answers["time_ms"], BREAKS_AT))
+    broken = pa.concat_arrays([broken] * len(answers)).cast(answers.schema.field(column).type)
+    changed = pc.if_else(is_broken.combine_chunks(), broken, answers[column].combine_chunks())
+    answers = answers.set_column(answers.schema.get_field_index(column), column, changed)
+    for count in range(BREAKS_AT, len(answers) + 1, LOOK):
+        if judge(EXPERIMENT, answers.slice(0, count), ())[0] == "rolled back":
+            return pc.sum(is_broken.slice(0, count)).as_py()
+    return pc.sum(is_broken).as_py()
+
+
 def measure_look(count: int, rng: np.random.Generator) -> tuple[float, float]:
     """Return the seconds that a look at `count` answers takes, and the most MiB that the process had, the answers included."""
     answers = draw_answers(count, count // 10, rng)
@@ -101,9 +120,20 @@ def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
     alarms = runs - reasons.pop("", 0)
     for reason, count in reasons.items():
         typer.echo(f"{count} of {runs}: {reason}", err=True)
+    late = {
+        "all its answers fail": ("degraded", pa.array([["challenger"]])),
+        "the same items for everybody": ("item_ids", pa.array([list(range(LISTED))])),
+        "ten times as slow": ("latency_ms", pa.array([80.0])),
+        "all its answers are degraded": ("degraded", pa.array([["ranker"]])),
+    }
+    found = {fault: count_until_found(column, broken, rng) for fault, (column, broken) in late.items()}
     seconds, mib = measure_look(many, rng)
     return [
         Figure(name=f"{runs} A/A experiments that the guard ended", values=[alarms / runs], at_most=MOST_ALARMS),
+        *[
+            Figure(name=f"from its answer {BREAKS_AT // 2:,} on, {fault}: answers until rolled back", values=[count])
+            for fault, count in found.items()
+        ],
         Figure(name=f"a look at {many:,} answers", values=[seconds], unit="s"),
         Figure(name=f"memory of the process that looks at {many:,} answers", values=[mib], unit="MiB"),
     ]

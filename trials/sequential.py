@@ -106,14 +106,14 @@ def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA, tightest_
     return Comparison(difference, difference - half_width, difference + half_width, requests)
 
 
-def bound_mean(rewards: Arm, tightest_at: float = TIGHTEST_AT) -> tuple[float, float]:
+def bound_mean(rewards: Arm, alpha: float = ALPHA, tightest_at: float = TIGHTEST_AT) -> tuple[float, float]:
     """Return an interval of one arm's mean that holds at every look: for interleaving, whose arms share requests.
 
     tightest_at: independent answers at which a difference from 0 should be found soonest
     """
     if not rewards.is_enough or rewards.error == 0:
         return -np.inf, np.inf
-    half_width = compute_boundary(rewards.independent_answers, ALPHA, tightest_at) * rewards.error
+    half_width = compute_boundary(rewards.independent_answers, alpha, tightest_at) * rewards.error
     return rewards.mean - half_width, rewards.mean + half_width
 
 

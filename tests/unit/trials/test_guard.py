@@ -19,7 +19,8 @@ from tests.repositories import link_small_repository
 from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import MOST_FAILED_LOOKS, app
 from trials.feedback import join_feedback
-from trials.guard import find_lost_answers, guard_once
+from trials.guard import guard_once
+from trials.harm import find_lost_answers
 from trials.progress import compare_clicks
 
 ANSWERS = 400  # of each arm
@@ -30,20 +31,20 @@ def repo(tmp_path) -> Path:
     return link_small_repository(tmp_path / "shop")
 
 
-def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
+def show(repo: Path, champions: int | None = None, answers: int = ANSWERS, **of_challenger) -> None:
     """Log answers 0, 1, … of both arms, each to the user of that number.
 
-    champions: number of the champion's answers, at most ANSWERS; the other arm has ANSWERS
+    champions: number of the champion's answers; None: as many as the other arm has
     of_challenger: fields of Exposure in the other arm: values, or functions of the answer's number
     """
     experiment = read_experiment(find_experiment_folder(repo))
     assert experiment is not None
     log = ExposureLog(find_experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
-    for number in range(ANSWERS):
+    for number in range(answers):
         items = [1 + (number + place) % 30 for place in range(3)]
         own = Exposure(f"a{number}", experiment.changed_ms + number, number, 1, items, [1.0] * 3, [], "spring", "champion")
         own = replace(own, latency_ms=10.0 + number % 5, assignment=experiment.find_assignment("champion"))
-        if number < champions:
+        if champions is None or number < champions:
             log.add(own)
         arm = {"ab": "challenger", "interleave": "interleaved", "shadow": "shadow"}[experiment.mode]
         own = replace(own, assignment=experiment.find_assignment(arm))
@@ -54,9 +55,9 @@ def show(repo: Path, champions: int = ANSWERS, **of_challenger) -> None:
     log.close()
 
 
-def click(repo: Path, arm: str, share: float) -> None:
+def click(repo: Path, arm: str, share: float, answers: int = ANSWERS) -> None:
     """Record a purchase of the first item in a share of an arm's answers. arm: "a" or "b", with which its request ids begin"""
-    numbers = np.arange(int(share * ANSWERS))
+    numbers = np.arange(int(share * answers))
     given = {"user_id": numbers, "item_id": 1 + numbers % 30, "request_id": [f"{arm}{number}".encode() for number in numbers]}
     observe(repo, given)
 
@@ -83,7 +84,7 @@ def click(repo: Path, arm: str, share: float) -> None:
         ("shadow", {"latency_ms": lambda number: 20.0 + number % 5}, ""),
         ("ab", {"latency_ms": lambda number: 20.0 if number % 2 else 10.0}, ""),  # half may be chance
         ("ab", {"latency_ms": lambda number: 17.0 + number % 2}, ""),  # at most 1.5 times as long
-        ("ab", {"item_ids": [1, 2, 3]}, "show 3 items, as many of the champion's 30"),
+        ("ab", {"item_ids": [1, 2, 3]}, "it shows 3 items to 400 users, and the champion 30 to as many"),
     ],
 )
 def test_what_does_harm_is_rolled_back_with_its_reason(repo, mode, of_challenger, said):
@@ -96,6 +97,72 @@ def test_what_does_harm_is_rolled_back_with_its_reason(repo, mode, of_challenger
     if said:
         assert said in read_acts(repo)[-1].reason
         assert read_acts(repo)[-1].action == "rolled back"
+    assert guard_once(repo) is None
+
+
+LATE, BROKE_AT = 2_600, 2_200  # answers of each arm; the challenger's first one that does harm
+
+
+@pytest.mark.parametrize(
+    ("mode", "changed", "said"),
+    [
+        ("ab", {"degraded": ["challenger"]}, "it failed in 400 of 600 answers (seen in its latest 600 answers)"),
+        ("shadow", {"degraded": ["challenger"]}, "it failed in 400 of 600 answers (seen in its latest 600 answers)"),
+        (
+            "ab",
+            {"item_ids": [1, 2, 3]},
+            "it shows 3 items to 100 users, and the champion 30 to as many (seen in its latest 100",
+        ),
+        ("ab", {"latency_ms": 20.0}, "its p50 is 20 ms, the champion's 12 ms (seen in its latest 600 answers)"),
+        ("ab", {"degraded": ["ranker"]}, "more of its answers are degraded (at least"),
+    ],
+)
+def test_harm_that_begins_late_is_found_beside_the_good_answers_before(repo, mode, changed, said):
+    usual = {"degraded": [], "latency_ms": 10.0}
+    items = [[1 + (number + place) % 30 for place in range(3)] for number in range(LATE)]
+    late = {
+        name: lambda number, name=name, value=value: (
+            value if number >= BROKE_AT else usual[name] if name in usual else items[number]
+        )
+        for name, value in changed.items()
+    }
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5, mode))
+    show(repo, answers=LATE, **late)
+    ended = guard_once(repo)
+    assert ended is not None
+    assert said in ended.reason
+
+
+def test_clicks_that_end_late_are_missed_beside_those_before(repo):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    show(repo, answers=LATE)
+    click(repo, "a", 1.0, LATE)
+    click(repo, "b", 1.0, LATE - 200)
+    ended = guard_once(repo)
+    assert ended is not None
+    assert "33.3% fewer of its answers are clicked" in ended.reason
+    assert ended.reason.endswith("(seen in its latest 600 answers)")
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"), [(lambda number: 1 + number % 15, ""), (lambda number: 1, "it shows 1 items to 400")]
+)
+def test_an_interleaved_challenger_is_judged_by_its_own_items(repo, shown, said):
+    start_experiment(repo, Experiment("spring", 1, 2, 1.0, "interleave"))
+    own = {"item_ids": lambda number: [100 + number % 30, shown(number)], "teams": [0, 1]}
+    show(repo, champions=0, **own)
+    ended = guard_once(repo)
+    assert (ended is not None and said in ended.reason) if said else ended is None
+
+
+def test_one_user_who_comes_often_makes_no_challenger_look_narrow(repo):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5, "shadow"))
+    show(
+        repo,
+        answers=1_000,
+        user_id=lambda number: 5 if number >= 100 else number,
+        item_ids=lambda number: [1 + number % 30] if number < 100 else [7],
+    )
     assert guard_once(repo) is None
 
 

@@ -1,0 +1,196 @@
+"""Say what harm a challenger does, over the whole experiment and over its latest answers.
+
+A challenger that was good for a day may break in a minute, and the good answers before would hide that. So the same
+comparisons are made from several starts: the first answer, and every SPAN-th one of the challenger. Of these, the first and the
+latest two are looked at. The chance of a false alarm is spent over all starts: the intervals of rates hold at every look
+(sequential.py), and the later a start, the wider they are. If the challenger is harmless, each comparison ends at most ALPHA of
+the experiments by chance, however long they run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from serving.live.experiment import CHAMPION_ARM, INTERLEAVED_ARM, Mode
+from trials.feedback import Feedback, number_users
+from trials.interleaving import BOTH, CHALLENGER, CHAMPION
+from trials.progress import credit_answers
+from trials.sequential import ALPHA, LEAST_OBSERVATIONS, LEAST_USERS, Arm, Comparison, bound_mean, compare_arms, has_wrong_split
+
+FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
+FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # from so many answers on, a larger share of failures is harm
+MORE_DEGRADED = 0.02  # share of the answers that may be degraded in addition to the champion's
+FEWER_CLICKS = 0.1  # share of the champion's click rate, or of the answers that its items win, that may be lost
+SLOWER = 1.5  # times a quantile of the champion: slower answers are slow, if also by so many ms:
+SLOWER_P99_MS, SLOWER_P50_MS = 20.0, 3.0
+ENOUGH_FOR_P99 = 1_000  # answers of the champion; with fewer, the p99 is uncertain and the slowest one replaces it
+HARM_SOON = 500  # independent answers at which harm is found soonest; after 10,000, intervals are a tenth wider for it
+LEAST_COVERAGE = 0.3  # share of the distinct items that the champion shows to as many users; fewer are harm
+SPAN = 500  # answers of the challenger between two starts
+WHOLE_SHARE = 0.8  # of ALPHA, spent on the comparison from the first answer; all others share the rest
+
+
+@dataclass(frozen=True)
+class Span:
+    """The answers of both arms since a start. since_ms: unix milliseconds, 0 for all; alpha: its chance of a false alarm
+
+    count: the challenger's answers
+    """
+
+    since_ms: int
+    alpha: float
+    count: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.since_ms == 0
+
+    def take_answers(self, exposures: pa.Table) -> pa.Table:
+        return exposures if self.is_whole else exposures.filter(pc.greater_equal(exposures["time_ms"], self.since_ms))
+
+    def describe(self, harm: str) -> str:
+        """Return a sentence about harm, with the answers it is about unless these are all."""
+        return harm if self.is_whole else f"{harm} (seen in its latest {self.count:,} answers)"
+
+
+def list_spans(times_ms: np.ndarray) -> list[Span]:
+    """Return the spans to compare: the whole experiment, and those from the latest two starts.
+
+    times_ms: int64 [answers], of the challenger, in any order
+    """
+    count, last = len(times_ms), max(len(times_ms) - 1, 0) // SPAN  # the number of starts after the first
+    starts = [start for start in (last - 1, last) if start > 0]
+    times_ms = np.partition(times_ms, [start * SPAN for start in starts]) if starts else times_ms
+    later = (1 - WHOLE_SHARE) * ALPHA
+    return [Span(0, WHOLE_SHARE * ALPHA, count)] + [
+        Span(int(times_ms[start * SPAN]), later / (start * (start + 1)), count - start * SPAN) for start in starts
+    ]
+
+
+def find_visible_harm(exposures: pa.Table, tried: str, mode: Mode, alpha: float) -> str:
+    """Return a sentence on harm that answers alone show: failures, slowness, few distinct items; "" for none.
+
+    exposures: of the experiment; tried: the arm whose answers the challenger makes; alpha: chance of a false alarm
+    """
+    champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried))
+    harm = find_failures(challenger)
+    if min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS:
+        harm = harm or find_slowness(champion, challenger, mode, alpha)
+    return harm or (find_drafted_narrowness(challenger) if mode == "interleave" else find_narrowness(champion, challenger))
+
+
+def has_mark(exposures: pa.Table, mark: str) -> np.ndarray:
+    """Return which answers have `mark` in `degraded`, bool [answers]."""
+    marks = exposures["degraded"].combine_chunks()
+    has: np.ndarray = np.zeros(len(exposures), bool)
+    has[pc.list_parent_indices(marks).filter(pc.equal(pc.list_flatten(marks), mark)).to_numpy()] = True
+    return has
+
+
+def find_failures(challenger: pa.Table) -> str:
+    """Return a sentence on how many of its answers the challenger failed, "" if these are too few to matter."""
+    failures = has_mark(challenger, FAILED)
+    if len(failures) >= FEWEST_FAILURES and failures.mean() > MOST_FAILED:
+        return f"it failed in {failures.sum()} of {len(failures)} answers"
+    return ""
+
+
+def find_slowness(champion: pa.Table, challenger: pa.Table, mode: Mode, alpha: float) -> str:
+    """Return a sentence with both p99 or both p50; "" unless the challenger's is significantly slower.
+
+    It is if significantly more answers than the quantile allows, 1 % or half, take far longer than the champion's quantile.
+    Only A/B tests compare the p50: in other modes the challenger answers at the same time as the champion, which slows both.
+    """
+    champions_ms, own_ms = (arm["latency_ms"].drop_null().to_numpy() for arm in (champion, challenger))
+    if min(len(champions_ms), len(own_ms)) < LEAST_OBSERVATIONS:
+        return ""
+    p99_ms = float(np.percentile(champions_ms, 99) if len(champions_ms) >= ENOUGH_FOR_P99 else champions_ms.max())
+    bounds = [(99, p99_ms, SLOWER_P99_MS)]
+    if mode == "ab":
+        bounds.append((50, float(np.median(champions_ms)), SLOWER_P50_MS))
+    for percent, compared_ms, slower_ms in bounds:
+        slow = int((own_ms > max(SLOWER * compared_ms, compared_ms + slower_ms)).sum())
+        if is_significantly_more(slow, len(own_ms), 1 - percent / 100, alpha):
+            usual_ms, found_ms = (np.percentile(times, percent) for times in (champions_ms, own_ms))
+            return f"its p{percent} is {found_ms:.0f} ms, the champion's {usual_ms:.0f} ms"
+    return ""
+
+
+def is_significantly_more(count: int, of: int, share: float, alpha: float) -> bool:
+    """Return whether more than a share of the answers are `count`, at any look by chance in `alpha` of the experiments."""
+    return count > share * of and has_wrong_split((count, of - count), (share, 1 - share), alpha)
+
+
+def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
+    """Return how many distinct items each arm shows to equally many users, "" if the challenger shows enough.
+
+    The first list of each user counts: one who comes a hundred times would make any arm look narrow.
+    """
+    if min(len(champion), len(challenger)) < LEAST_OBSERVATIONS:
+        return ""
+    lists = [arm["item_ids"].take(find_first_answers(arm["user_id"])) for arm in (champion, challenger)]
+    count = min(map(len, lists))
+    champions, challengers = (pc.list_flatten(arm.slice(0, count)) for arm in lists)
+    return describe_narrowness(champions, challengers, count)
+
+
+def find_drafted_narrowness(interleaved: pa.Table) -> str:
+    """Return how many distinct items of each generation the same lists show, "" if the challenger's are enough."""
+    interleaved = interleaved.filter(pc.is_valid(interleaved["teams"]))  # null where it failed
+    if len(interleaved) < LEAST_OBSERVATIONS:
+        return ""
+    interleaved = interleaved.take(find_first_answers(interleaved["user_id"]))
+    items, teams = (pc.list_flatten(interleaved[name]) for name in ("item_ids", "teams"))
+    champions, challengers = (
+        items.filter(pc.is_in(teams, pa.array([team, BOTH], pa.int8()))) for team in (CHAMPION, CHALLENGER)
+    )
+    return describe_narrowness(champions, challengers, len(interleaved))
+
+
+def find_first_answers(user_ids: pa.ChunkedArray) -> np.ndarray:
+    """Return the row of each user's first answer, int64 [users], ascending. Every anonymous answer (null) has its own user."""
+    numbers = number_users(user_ids)
+    return np.sort(np.unique(numbers, return_index=True)[1])
+
+
+def describe_narrowness(champions: pa.ChunkedArray, challengers: pa.ChunkedArray, users: int) -> str:
+    """Return both numbers of distinct items, "" if the challenger shows enough of them, or too few users saw them."""
+    shown = [pc.count_distinct(items).as_py() for items in (champions, challengers)]
+    if users < LEAST_USERS or shown[1] >= LEAST_COVERAGE * shown[0]:
+        return ""
+    return f"it shows {shown[1]} items to {users} users, and the champion {shown[0]} to as many"
+
+
+def find_loss(feedback: Feedback, tried: str, mode: Mode, alpha: float) -> str:
+    """Return by how much the challenger is significantly more degraded or less clicked, "" if it is neither."""
+
+    def compare(metric: str) -> Comparison:
+        arms = feedback.sum_arm(metric, CHAMPION_ARM), feedback.sum_arm(metric, tried)
+        return compare_arms(*arms, alpha, tightest_at=HARM_SOON)
+
+    degraded = compare("degraded")
+    if degraded.low > MORE_DEGRADED:
+        return f"{degraded.difference:.1%} more of its answers are degraded (at least {degraded.low:.1%})"
+    if mode == "shadow":
+        return ""
+    if mode == "interleave":
+        return find_lost_answers(feedback, alpha)
+    clicks = compare("ctr")
+    if clicks.is_worse_than(FEWER_CLICKS * feedback.sum_arm("ctr", CHAMPION_ARM).mean):
+        return f"{-clicks.difference:.1%} fewer of its answers are clicked (at least {-clicks.high:.1%})"
+    return ""
+
+
+def find_lost_answers(feedback: Feedback, alpha: float = ALPHA) -> str:
+    """Return how many more interleaved answers the challenger's items lose than win, "" unless significantly too many."""
+    interleaved = feedback.take(feedback.arms == INTERLEAVED_ARM)
+    credits = credit_answers(interleaved)
+    seen = Arm.of(credits, interleaved.users)
+    _, high = bound_mean(seen, alpha, tightest_at=HARM_SOON)
+    if high < -FEWER_CLICKS * float(np.mean(credits < 0)):
+        return f"{-seen.mean:.1%} more of the answers are lost by its items than won (at least {-high:.1%})"
+    return ""
