@@ -38,7 +38,7 @@ from server.environment import RUN_DIR
 from server.experiment import begin_experiment
 from serving.live.experiment import CHALLENGER_ARM, Experiment
 from training.dataset import Dataset
-from trials.guard import guard_once
+from trials.guard import Guard
 
 SETTINGS = {
     "pipeline": {"recorded_requests": 64},
@@ -84,14 +84,14 @@ class Storefront:
         Return the experiment as it was ended, None where it was not, and the answers of the challenger.
         """
         running = begin_experiment([self.served.state], self.served.repo, experiment)
-        visited, ended, answers = 0, None, 0
+        judging, visited, ended, answers = Guard(self.served.repo), 0, None, 0
         with begin_fault(self.served.repo, experiment.challenger):
             while ended is None and answers < most:
                 count = int(LOOK_EVERY / running.share)
                 self.visit(count, rng)
                 visited += count
                 answers = wait_for_answers(self.served, running, visited)
-                ended = guard_once(self.served.repo)
+                ended = judging.look()
         if ended is None:
             end_experiment(self.served.repo, "tried long enough")
         unload_challenger(self.served.grpc_url, self.served.repo)

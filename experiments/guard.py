@@ -12,9 +12,12 @@ once; each is drawn by itself.
 
 from __future__ import annotations
 
-import resource
+import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -23,18 +26,20 @@ import pyarrow.compute as pc
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from live.exposures import SCHEMA
+from live.archive import write_table
+from live.exposures import FLUSH_ROWS, FOLDER, SCHEMA
 from perf.command import run
 from serving.live.events import HEADER, EventBatch
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, Experiment
 from trials.guard import judge
+from trials.judged import JudgedAnswers
 
 ANSWERS, USERS, ITEMS, LISTED = 10_000, 1_000, 500, 20
 LOOKS = 30
 CLICKED, DEGRADED = 0.1, 0.01  # shares of answers
-MANY = 1_000_000
+MANY = 2_000_000
 BREAKS_AT, BROKEN_FOR, LOOK = 20_000, 4_000, 50  # answers of both arms: before a challenger breaks, after it, between two looks
-MOST_ALARMS = 0.05
+MOST_ALARMS, MOST_MIB = 0.05, 700
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -106,13 +111,33 @@ def count_until_found(column: str, broken: pa.Array, rng: np.random.Generator) -
     return pc.sum(is_broken).as_py()
 
 
-def measure_look(count: int, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the seconds that a look at `count` answers takes, and the most MiB that the process had, the answers included."""
+def measure_looks(count: int, rng: np.random.Generator) -> tuple[float, float, float]:
+    """Return the seconds of a guard's first look at `count` logged answers and of the next one, and its memory in MiB."""
     answers = draw_answers(count, count // 10, rng)
     clicks = draw_clicks(answers, count // 10, rng)
-    began_s = time.perf_counter()
-    judge(EXPERIMENT, answers, [(np.arange(len(clicks.headers)), clicks)])
-    return time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    with tempfile.TemporaryDirectory() as store:
+        Path(store, FOLDER).mkdir()
+        for first in range(0, count, FLUSH_ROWS):
+            write_table(Path(store, FOLDER, f"exposures-{first:013d}-1-{first}.parquet"), answers.slice(first, FLUSH_ROWS))
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:  # so that its memory is the guard's alone
+            return process.submit(look_twice, Path(store), clicks).result()
+
+
+def look_twice(store: Path, clicks: EventBatch) -> tuple[float, float, float]:
+    """Do what `measure_looks` says in this process. store: folder of a live store with logged answers"""
+    own, seconds = JudgedAnswers(store), []
+    before_mib = read_most_mib()
+    for _ in range(2):
+        began_s = time.perf_counter()
+        judge(EXPERIMENT, own.read(EXPERIMENT), [(np.arange(len(clicks.headers)), clicks)])
+        seconds.append(time.perf_counter() - began_s)
+    return seconds[0], seconds[1], read_most_mib() - before_mib
+
+
+def read_most_mib() -> float:
+    """Return the most memory that this process has had, in MiB. `getrusage` would count that of the process it came from."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 2**10
 
 
 def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
@@ -127,15 +152,16 @@ def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
         "all its answers are degraded": ("degraded", pa.array([["ranker"]])),
     }
     found = {fault: count_until_found(column, broken, rng) for fault, (column, broken) in late.items()}
-    seconds, mib = measure_look(many, rng)
+    first_s, next_s, mib = measure_looks(many, rng)
     return [
         Figure(name=f"{runs} A/A experiments that the guard ended", values=[alarms / runs], at_most=MOST_ALARMS),
         *[
             Figure(name=f"from its answer {BREAKS_AT // 2:,} on, {fault}: answers until rolled back", values=[count])
             for fault, count in found.items()
         ],
-        Figure(name=f"a look at {many:,} answers", values=[seconds], unit="s"),
-        Figure(name=f"memory of the process that looks at {many:,} answers", values=[mib], unit="MiB"),
+        Figure(name=f"a guard's first look at {many:,} answers", values=[first_s], unit="s"),
+        Figure(name="its next look", values=[next_s], unit="s"),
+        Figure(name=f"its memory for {many:,} answers", values=[mib], unit="MiB", at_most=MOST_MIB),
     ]
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -223,7 +223,7 @@ def read_latest(folder: Path, wanted: pc.Expression, count: int, from_ms: int) -
     for path in reversed(list_exposure_files(folder / FOLDER)):
         if parse_written_ms(path) < from_ms or sum(map(len, parts)) >= count:
             break
-        if (table := _read_file(path)) is not None:
+        if (table := read_file(path)) is not None:
             parts.append(table.filter(wanted))
     found = pa.concat_tables(parts).sort_by("time_ms") if parts else SCHEMA.empty_table()
     return found.slice(max(len(found) - count, 0))
@@ -263,14 +263,22 @@ def count_exposures(folder: Path, user_id: int) -> int:
 def _read_files(folder: Path, from_ms: int = 0) -> Iterator[tuple[Path, pa.Table]]:
     """Yield each file of a log with its table, oldest first, without those that retention removes meanwhile."""
     for path in list_exposure_files(folder):
-        if parse_written_ms(path) >= from_ms and (table := _read_file(path)) is not None:
+        if parse_written_ms(path) >= from_ms and (table := read_file(path)) is not None:
             yield path, table
 
 
-def _read_file(path: Path) -> pa.Table | None:
+def find_erasures_ns(folder: Path) -> int:
+    """Return when users were last erased, in nanoseconds; 0 for never. Files that were read before may still have their ids."""
+    try:
+        return (folder / ERASED).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
     """Return a file's table, None if retention removed it meanwhile. Raises ArtifactError for one that cannot be read."""
     try:
-        return pq.read_table(path, schema=SCHEMA)
+        return pq.read_table(path, columns=columns and list(columns), schema=SCHEMA)
     except FileNotFoundError:
         return None
     except (pa.ArrowInvalid, OSError) as error:

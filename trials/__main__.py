@@ -27,7 +27,7 @@ from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, re
 from serving.live.store import find_live_folder
 from trials.calibration import measure_calibration
 from trials.feedback import Feedback, join_feedback, read_events
-from trials.guard import guard_once
+from trials.guard import Guard
 from trials.off_policy import Estimate, SlateKind, TrialError
 from trials.progress import describe_progress
 from trials.report import AnswerSummary, By, Summary, summarise
@@ -221,14 +221,14 @@ def guard(
     A server's supervisor runs this command by itself while an experiment runs. After 30 failed looks in a row it stops the
     experiment, because nobody protects the users any more. Looks that take long are rarer.
     """
-    folder, watched, failed = find_experiment_folder(repo), "", 0
+    folder, judging, watched, failed = find_experiment_folder(repo), Guard(repo), "", 0
     while (experiment := read_experiment(folder)) and experiment.runs:
         if experiment.name != watched:
             watched = experiment.name
             say(f"guards experiment {watched}: generation {experiment.challenger} beside {experiment.champion}")
         began_s = time.monotonic()
         try:
-            ended, failed = guard_once(repo), 0
+            ended, failed = judging.look(), 0
         except (RecommenderError, OSError) as error:
             failed += 1
             say(f"error: {error}")

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from live.exposures import FOLDER, read_exposures, read_removed_ms
+from live.exposures import FOLDER, read_removed_ms
 from repository.experiments import end_experiment, find_experiment_folder, find_running
 from serving.contract.errors import ConfigError
 from serving.live.events import EventBatch
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.harm import find_loss, find_visible_harm, has_mark, list_spans
+from trials.judged import JudgedAnswers
 from trials.progress import compare_clicks, find_wrong_split
 from trials.sequential import LEAST_OBSERVATIONS
 
@@ -26,22 +27,27 @@ FALLBACK = "gateway_fallback"  # in `degraded`: popular items of the gateway
 REMOVED = "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
 
 
-def guard_once(repo: Path) -> Experiment | None:
-    """Judge the running experiment, and end it if need be. Return it if this has ended it, otherwise None.
+class Guard:
+    """Judges the running experiment of a repository."""
 
-    A harmful challenger is rolled back. A better one is promoted if the experiment allows that. The experiment is stopped if
-    another generation answers in place of the champion, or if answers that the judgement needs were removed.
-    """
-    experiment, folder = find_running(repo), find_experiment_folder(repo)
-    if experiment is None:
-        return None
-    if read_removed_ms(folder / FOLDER) > experiment.changed_ms:  # the intervals need every answer since then
-        return end_judged(repo, experiment, "stopped", REMOVED)
-    exposures = read_exposures(folder, experiment.changed_ms)
-    state, reason = judge(experiment, exposures, read_events(folder, experiment.changed_ms))
-    if state == "running":
-        return None
-    return end_judged(repo, experiment, state, reason)
+    def __init__(self, repo: Path) -> None:
+        self._repo, self._folder = repo, find_experiment_folder(repo)
+        self._answers = JudgedAnswers(self._folder)
+
+    def look(self) -> Experiment | None:
+        """Judge the running experiment, and end it if need be. Return it if this has ended it, otherwise None.
+
+        A harmful challenger is rolled back. A better one is promoted if the experiment allows that. The experiment is stopped
+        if another generation answers in place of the champion, or if answers that the judgement needs were removed.
+        """
+        experiment = find_running(self._repo)
+        if experiment is None:
+            return None
+        if read_removed_ms(self._folder / FOLDER) > experiment.changed_ms:  # the intervals need every answer since then
+            return end_judged(self._repo, experiment, "stopped", REMOVED)
+        log = read_events(self._folder, experiment.changed_ms)
+        state, reason = judge(experiment, self._answers.read(experiment), log)
+        return None if state == "running" else end_judged(self._repo, experiment, state, reason)
 
 
 def end_judged(repo: Path, experiment: Experiment, state: State, reason: str) -> Experiment | None:
@@ -55,10 +61,8 @@ def end_judged(repo: Path, experiment: Experiment, state: State, reason: str) ->
 def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> tuple[State, str]:
     """Return the state that an experiment should have, and why.
 
-    exposures, log: as `join_feedback` takes them; both must go back to the experiment's last change
+    exposures, log: as `join_feedback` takes them, of the experiment and since its last change; the log may have more events
     """
-    since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
-    exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
     if strangers := find_strangers(experiment, exposures):
         return "stopped", strangers
     tried = find_tried_arm(experiment)

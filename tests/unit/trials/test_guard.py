@@ -19,7 +19,7 @@ from tests.repositories import link_small_repository
 from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import MOST_FAILED_LOOKS, app
 from trials.feedback import join_feedback
-from trials.guard import guard_once
+from trials.guard import Guard
 from trials.harm import find_lost_answers
 from trials.progress import compare_clicks
 
@@ -90,14 +90,14 @@ def click(repo: Path, arm: str, share: float, answers: int = ANSWERS) -> None:
 def test_what_does_harm_is_rolled_back_with_its_reason(repo, mode, of_challenger, said):
     start_experiment(repo, Experiment("spring", 1, 2, 0.5, mode))
     show(repo, **of_challenger)
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     experiment = read_experiment(find_experiment_folder(repo))
     assert ended == (experiment if said else None)
     assert (experiment.state, experiment.share) == (("rolled back", 0.0) if said else ("running", 0.5))
     if said:
         assert said in read_acts(repo)[-1].reason
         assert read_acts(repo)[-1].action == "rolled back"
-    assert guard_once(repo) is None
+    assert Guard(repo).look() is None
 
 
 LATE, BROKE_AT = 2_600, 2_200  # answers of each arm; the challenger's first one that does harm
@@ -128,7 +128,7 @@ def test_harm_that_begins_late_is_found_beside_the_good_answers_before(repo, mod
     }
     start_experiment(repo, Experiment("spring", 1, 2, 0.5, mode))
     show(repo, answers=LATE, **late)
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     assert ended is not None
     assert said in ended.reason
 
@@ -138,7 +138,7 @@ def test_clicks_that_end_late_are_missed_beside_those_before(repo):
     show(repo, answers=LATE)
     click(repo, "a", 1.0, LATE)
     click(repo, "b", 1.0, LATE - 200)
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     assert ended is not None
     assert "33.3% fewer of its answers are clicked" in ended.reason
     assert ended.reason.endswith("(seen in its latest 600 answers)")
@@ -151,7 +151,7 @@ def test_an_interleaved_challenger_is_judged_by_its_own_items(repo, shown, said)
     start_experiment(repo, Experiment("spring", 1, 2, 1.0, "interleave"))
     own = {"item_ids": lambda number: [100 + number % 30, shown(number)], "teams": [0, 1]}
     show(repo, champions=0, **own)
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     assert (ended is not None and said in ended.reason) if said else ended is None
 
 
@@ -163,7 +163,7 @@ def test_one_user_who_comes_often_makes_no_challenger_look_narrow(repo):
         user_id=lambda number: 5 if number >= 100 else number,
         item_ids=lambda number: [1 + number % 30] if number < 100 else [7],
     )
-    assert guard_once(repo) is None
+    assert Guard(repo).look() is None
 
 
 @pytest.mark.parametrize("mode", ["ab", "interleave", "shadow"])
@@ -183,7 +183,7 @@ def test_an_experiment_ends_once_another_generation_answers_in_place_of_its_cham
     show(
         repo, generation=lambda number: answering if number == 7 else 2, degraded=lambda number: degraded if number == 7 else []
     )
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     assert (ended.state, ended.share, ended.reason) == ("stopped", 0.0, said) if said else ended is None
 
 
@@ -193,7 +193,7 @@ def test_a_challenger_whose_answers_are_clicked_less_is_rolled_back(repo, challe
     show(repo)
     click(repo, "a", 0.5)
     click(repo, "b", challengers)
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     assert (ended is not None and said in ended.reason) if said else ended is None
 
 
@@ -203,7 +203,7 @@ def test_an_interleaved_challenger_whose_items_are_clicked_less_is_rolled_back(r
     start_experiment(repo, Experiment("spring", 1, 2, share, "interleave"))
     show(repo, champions, teams=lambda number: [0, 1, 2] if number % 10 < 10 * lost else [1, 0, 2])
     click(repo, "b", 1.0)
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     assert (ended is not None and said in ended.reason) if said else ended is None
 
 
@@ -235,7 +235,7 @@ def test_an_experiment_whose_users_do_not_come_in_its_share_ends_before_it_promo
     start_experiment(repo, Experiment("spring", 1, 2, 0.5, mode, promotes=bool(said)))
     show(repo, champions, **of_challenger)
     click(repo, "b", 0.9 if said else 0.0)
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     assert (ended is not None and said in ended.reason) if said else ended is None
     assert ended is None or ended.state == "rolled back"
 
@@ -249,7 +249,7 @@ def test_a_challenger_that_may_be_promoted_is_once_it_is_better(repo, promotes, 
     show(repo)
     click(repo, "a", 0.3)
     click(repo, "b", challengers)
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     experiment = read_experiment(find_experiment_folder(repo))
     assert (experiment.state, ended) == (state, None if state == "running" else experiment)
     if state == "promoted":
@@ -263,7 +263,7 @@ def test_answers_before_a_change_of_the_share_do_not_count(repo):
     path = find_experiment_folder(repo) / "experiment.json"
     facts = json.loads(path.read_text())
     path.write_text(json.dumps(facts | {"changed_ms": facts["changed_ms"] + ANSWERS}))
-    assert guard_once(repo) is None
+    assert Guard(repo).look() is None
 
 
 def guard_by_command(repo: Path, *options: str) -> str:
@@ -301,9 +301,9 @@ def test_an_experiment_whose_answers_were_removed_is_stopped(repo):
     show(repo)
     folder = find_experiment_folder(repo) / FOLDER
     assert remove_old(folder, oldest_s=0, most_bytes=1 << 30) == []
-    assert guard_once(repo) is None
+    assert Guard(repo).look() is None
     assert len(remove_old(folder, oldest_s=0, most_bytes=0)) == 1
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     assert (ended.state, ended.reason) == (
         "stopped",
         "answers that it is judged by were removed: raise exposure_bytes or exposure_days",
@@ -311,6 +311,6 @@ def test_an_experiment_whose_answers_were_removed_is_stopped(repo):
 
 
 def test_without_an_experiment_or_an_answer_there_is_nothing_to_guard(repo):
-    assert guard_once(repo) is None
+    assert Guard(repo).look() is None
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
-    assert guard_once(repo) is None
+    assert Guard(repo).look() is None

@@ -1,0 +1,66 @@
+"""Read the answers of a running experiment look by look: each file once, and of no more users than fit in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from live.exposures import FOLDER, SCHEMA, find_erasures_ns, list_exposure_files, parse_written_ms, read_file
+from serving.live.experiment import Experiment
+
+MOST_ANSWERS = 400_000  # in memory; some 300 MB while they are judged
+COLUMNS = (
+    *("request_id", "time_ms", "user_id", "generation", "degraded", "experiment", "arm"),
+    *("item_ids", "teams", "latency_ms", "assignment"),
+)
+
+
+class JudgedAnswers:
+    """The answers of the experiment that runs. folder: of the live store
+
+    Whenever they are more than MOST_ANSWERS, half of the users are left out, with all of their answers: a hash of the user id
+    chooses them, so that which users stay depends on nothing that they did.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+        self._version: tuple[str, int, int] | None = None
+        self._tables: dict[str, pa.Table] = {}
+        self._share = 1.0
+
+    def read(self, experiment: Experiment) -> pa.Table:
+        """Return the answers since the experiment's last change, with COLUMNS and an empty `sources`. Raises ArtifactError."""
+        version = experiment.name, experiment.changed_ms, find_erasures_ns(self._folder)
+        if version != self._version:
+            self._version, self._tables, self._share = version, {}, 1.0
+        wanted = (pc.field("experiment") == experiment.name) & (pc.field("time_ms") >= experiment.changed_ms)
+        for path in list_exposure_files(self._folder):
+            if parse_written_ms(path) < experiment.changed_ms or path.name in self._tables:
+                continue
+            if (table := read_file(path, COLUMNS)) is not None:
+                self._tables[path.name] = take_users(table.filter(wanted), self._share)
+                self._leave_out()
+        answers = pa.concat_tables([SCHEMA.empty_table().select(COLUMNS), *self._tables.values()])
+        return answers.append_column("sources", pa.nulls(len(answers), SCHEMA.field("sources").type))
+
+    def _leave_out(self) -> None:
+        while sum(map(len, self._tables.values())) > MOST_ANSWERS:
+            self._share /= 2
+            self._tables = {name: take_users(table, self._share) for name, table in self._tables.items()}
+
+
+def take_users(answers: pa.Table, share: float) -> pa.Table:
+    """Return all answers of a share of the users; erased users are chosen answer by answer."""
+    ids = pc.coalesce(answers["user_id"], answers["time_ms"]).to_numpy().astype(np.uint64)
+    return answers if share == 1.0 else answers.filter(hash_ids(ids) < np.uint64(share * 2**64))
+
+
+def hash_ids(ids: np.ndarray) -> np.ndarray:
+    """Return a hash of each id, uint64. ids: uint64. This is the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    mixed = ids + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
