@@ -36,11 +36,13 @@ class Enrolment(NamedTuple):
     """A request's part in an experiment. Outside of experiments `experiment` is None and `arm` is "".
 
     challenger: the generation to ask instead of the champion, or in addition to it; None: only the champion answers
+    forced: whether the caller demanded the generation; such answers of testers are not logged, as no user was assigned to them
     """
 
     experiment: Experiment | None = None
     arm: str = ""
     challenger: int | None = None
+    forced: bool = False
 
     @property
     def name(self) -> str:
@@ -90,7 +92,7 @@ class Experiments:
         forced: the generation that the caller demands; None: the experiment decides. champion: the served generation
         """
         if forced is not None:
-            return Enrolment(challenger=None if forced == champion else forced)
+            return Enrolment(challenger=None if forced == champion else forced, forced=True)
         experiment = self.read_current()
         if experiment is None or user_id is None or not experiment.runs:
             return NO_EXPERIMENT

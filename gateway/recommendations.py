@@ -247,7 +247,7 @@ class Answering:
         latency_ms: float | None = None,
     ) -> None:
         """Add an answer to the exposure log. Popular items have no scores."""
-        if not self._exposures.keeps(request_id, enrolment.name):
+        if enrolment.forced or not self._exposures.keeps(request_id, enrolment.name):
             return
         item_ids, time_ms = list(answer.item_ids), time.time_ns() // 1_000_000
         scores: list[float | None] = [*answer.scores] or [None] * len(item_ids)

@@ -19,14 +19,14 @@ COLUMNS = (
 
 
 class JudgedAnswers:
-    """The answers of the experiment that runs. folder: of the live store
+    """The answers of the experiment that runs. folder: of the live store; most: answers in memory
 
-    Whenever they are more than MOST_ANSWERS, half of the users are left out, with all of their answers: a hash of the user id
+    Whenever they are more than `most`, half of the users are left out, with all of their answers: a hash of the user id
     chooses them, so that which users stay depends on nothing that they did.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / FOLDER
+    def __init__(self, folder: Path, most: int = MOST_ANSWERS) -> None:
+        self._folder, self._most = folder / FOLDER, most
         self._version: tuple[str, int, int] | None = None
         self._tables: dict[str, pa.Table] = {}
         self._share = 1.0
@@ -47,7 +47,7 @@ class JudgedAnswers:
         return answers.append_column("sources", pa.nulls(len(answers), SCHEMA.field("sources").type))
 
     def _leave_out(self) -> None:
-        while sum(map(len, self._tables.values())) > MOST_ANSWERS:
+        while sum(map(len, self._tables.values())) > self._most:
             self._share /= 2
             self._tables = {name: take_users(table, self._share) for name, table in self._tables.items()}
 

@@ -176,7 +176,8 @@ def test_a_challenger_that_is_not_loaded_costs_no_answer(tried):
     assert {answer["generation"] for answer in tried.ask().values()} == {1}
 
 
-def test_a_tester_chooses_the_generation_and_is_in_no_experiment(tried):
+def test_a_tester_chooses_the_generation_and_is_in_no_experiment_nor_in_the_log(tmp_path):
+    tried = Tried(link_small_repository(tmp_path / "shop"), exposure_share=1.0)
     tried.start(share=0.5)
     for generation, items in ((1, CHAMPIONS), (2, CHALLENGERS)):
         answers = tried.ask(generation=generation)

@@ -1,0 +1,79 @@
+"""The answers that a guard judges: each file read once, whole users left out where they are too many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyarrow.compute import field as pa_field
+
+from live.exposures import Exposure, ExposureLog, erase_exposures, read_exposures
+from serving.live.experiment import Experiment
+from trials.judged import JudgedAnswers
+
+SPRING = Experiment("spring", 1, 2, 0.5, changed_ms=1_000)
+USERS = 40
+
+
+def log_answers(folder: Path, numbers: range, name: str = "spring", time_ms: int = 1_000) -> None:
+    """Log answers, that of number n to user n % USERS, into one file."""
+    log = ExposureLog(folder, 1.0, keep_days=1_000_000, keep_bytes=1 << 30)
+    for number in numbers:
+        log.add(Exposure(f"{name}{number}", time_ms + number, number % USERS, 1, [1, 2], [2.0, 1.0], [], name, "champion"))
+    log.close()
+
+
+def read_ids(answers: JudgedAnswers, experiment: Experiment = SPRING) -> set[str]:
+    return set(answers.read(experiment)["request_id"].to_pylist())
+
+
+def test_looks_see_what_one_look_at_the_whole_log_sees(tmp_path):
+    answers = JudgedAnswers(tmp_path)
+    assert read_ids(answers) == set()
+    log_answers(tmp_path, range(100))
+    log_answers(tmp_path, range(100), name="summer")
+    log_answers(tmp_path, range(50), time_ms=500)  # before the last change
+    assert len(read_ids(answers)) == 100
+    log_answers(tmp_path, range(100, 200))
+    read = answers.read(SPRING)
+    whole = read_exposures(tmp_path).filter((pa_field("experiment") == "spring") & (pa_field("time_ms") >= 1_000))
+    columns = [name for name in read.column_names if name != "sources"]
+    assert read.select(columns).sort_by("time_ms").equals(whole.select(columns).sort_by("time_ms"))
+
+
+def test_a_file_is_read_once(tmp_path):
+    answers = JudgedAnswers(tmp_path)
+    log_answers(tmp_path, range(100))
+    before = read_ids(answers)
+    for path in (tmp_path / "exposures").glob("*.parquet"):
+        path.write_bytes(b"damaged")
+    assert read_ids(answers) == before
+
+
+def test_a_change_of_the_experiment_begins_anew(tmp_path):
+    answers = JudgedAnswers(tmp_path, most=60)
+    log_answers(tmp_path, range(100))
+    assert 0 < len(read_ids(answers)) <= 60
+    later = Experiment("spring", 1, 2, 0.5, changed_ms=1_050)
+    assert len(read_ids(answers, later)) == 50
+
+
+@pytest.mark.parametrize("most", [100, 300])
+def test_whole_users_are_left_out_where_answers_are_too_many(tmp_path, most):
+    answers = JudgedAnswers(tmp_path, most)
+    for first in range(0, 800, 200):
+        log_answers(tmp_path, range(first, first + 200))
+        kept = Counter(answers.read(SPRING)["user_id"].to_pylist())
+        assert 0 < kept.total() <= most
+        assert set(kept.values()) == {(first + 200) // USERS}
+    assert JudgedAnswers(tmp_path, most).read(SPRING).num_rows == kept.total()  # as after a restart of the guard
+
+
+def test_users_who_are_erased_lose_their_ids(tmp_path):
+    answers = JudgedAnswers(tmp_path)
+    log_answers(tmp_path, range(100))
+    assert 7 in answers.read(SPRING)["user_id"].to_pylist()
+    erase_exposures(tmp_path, 7, 2_000)
+    assert 7 not in answers.read(SPRING)["user_id"].to_pylist()
+    assert len(read_ids(answers)) == 100
