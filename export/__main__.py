@@ -74,7 +74,7 @@ def follow(
     events: Annotated[int, typer.Option(help="train when so many are newer than the serving generation", min=1)] = 1_000,
     minutes: Annotated[float, typer.Option(help="from the end of a round to the next", min=0.1)] = 60.0,
     share: Annotated[float, typer.Option(help="share of users who get it until it is found better", min=0.001, max=1)] = 1.0,
-    days: Annotated[float, typer.Option(help="with --share: end a round's experiment undecided after so long", min=0)] = 7.0,
+    days: Annotated[float, typer.Option(help="with --share: after so long, not worse than before is enough", min=0)] = 7.0,
     once: Annotated[bool, typer.Option("--once", help="one round, for a timer")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
 ) -> None:

@@ -11,7 +11,6 @@ live store.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from export.relayout import relayout
 from export.settings import Settings, read_served_settings
 from export.verdict import LEAST_QUESTIONS, Verdict, judge
 from repository.config import CONFIG_FILE, read_layout
-from repository.experiments import end_experiment, find_running
+from repository.experiments import find_experiment_folder, find_running
 from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
@@ -37,21 +36,22 @@ from repository.rounds import Outcome
 from server.challenger import unload_challenger
 from server.control import activate, find_running_servers
 from server.environment import RUN_DIR
-from server.experiment import begin_experiment, release_challenger
+from server.experiment import begin_experiment
+from server.promotion import awaits_move
 from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import try_lock
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
-from serving.live.experiment import Experiment
+from serving.live.experiment import Experiment, read_experiment
 from serving.live.store import find_live_folder
 from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
-DAY_S = 86_400
+MOST_DOUBLED = 3  # candidates that were not as good, each of which doubles the wait
 ROUND_LOCK_FILE = ".follow.lock"  # beside the models; tritonserver ignores it
 STARTED = "Started from the weights"  # in the report of a round whose models started from those of the serving generation
 
@@ -85,7 +85,7 @@ def follow_once(
     dataset: without live events
     settings: of the export; None: those that the serving generation was exported with
     share: of the users who meet it; below 1 it is the challenger of an A/B experiment, and takes over once it is better
-    days: after so long, an experiment that an earlier round began ends undecided, and the champion stays
+    days: after so long, an undecided experiment ends: the challenger takes over if it is not worse
 
     Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
@@ -107,13 +107,12 @@ def follow_alone(
     days: float,
 ) -> Round:
     """Do what `follow_once` says, while no other round of the repository runs. serving: the pinned generation"""
-    end_undecided(repo, days)
-    if running := find_running(repo):
-        return Round(0, f"waits: experiment {running.name} runs, and its verdict comes first")  # its champion must stay
+    if reason := find_unfinished(repo):
+        return Round(0, f"waits: {reason}")
     refuse_follow(repo, share, serving, dataset.description.name)
     settings = settings or read_served_settings(repo)
-    refused = count_refused(repo, serving)
-    split = split_log(dataset, repo, serving, find_live_folder(repo, settings.live.folder), least_events * 2**refused)
+    least_events = count_awaited(repo, serving, least_events)
+    split = split_log(dataset, repo, serving, find_live_folder(repo, settings.live.folder), least_events)
     if isinstance(split, str):
         return Round(0, f"waits: {split}")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
@@ -128,7 +127,7 @@ def follow_alone(
         if running := find_running(repo):
             told = f"not published: experiment {running.name} was started meanwhile, and its verdict comes first"
             return Round(0, told, verdict)
-        generation = publish_candidate(candidate, repo, layout, serving, share, verdict)
+        generation = publish_candidate(candidate, repo, layout, serving, share, days, verdict)
         not_kept = keep_learned(learning, split.live, serving, generation, split.erasures)
     met = f" meets {share:.1%} of the users" if share < 1 else ""
     lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
@@ -209,7 +208,9 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
     )
 
 
-def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, share: float, verdict: Verdict) -> int:
+def publish_candidate(
+    candidate: Path, repo: Path, layout: str, serving: int, share: float, days: float, verdict: Verdict
+) -> int:
     """Publish the candidate, and let servers answer with it, or a share of the users meet it. Return its generation.
 
     Until then, and in an experiment, a restart serves what was served before. Raises ExportError where another generation than
@@ -220,7 +221,8 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, sh
     record_act(repo, "published", generation, reason=str(verdict))
     servers = find_running_servers(RUN_DIR, repo)
     if share < 1:
-        challenge(servers, repo, Experiment(name_experiment(generation), serving, generation, share, promotes=True))
+        name = f"generation-{generation}"
+        challenge(servers, repo, Experiment(name, serving, generation, share, promotes=True, days=days))
     else:
         unload_former(servers, repo, generation)
         for state in servers:
@@ -229,29 +231,29 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, sh
     return generation
 
 
-def count_refused(repo: Path, serving: int) -> int:
-    """Return how many candidates were not as good as generation `serving`; after each, the next waits for twice the events."""
-    return sum(act.action == "not published" and act.generation == serving for act in read_acts(repo))
+def count_awaited(repo: Path, serving: int, least_events: int) -> int:
+    """Return how many events must be newer than generation `serving` before a round trains.
 
-
-def name_experiment(challenger: int) -> str:
-    """Return the name of the experiment of a generation that a round publishes for a share of the users."""
-    return f"generation-{challenger}"
-
-
-def end_undecided(repo: Path, days: float) -> None:
-    """End the experiment of an earlier round that has run for `days` without a decision. Others are left to who began them.
-
-    Generations of nearly the same quality may never be told apart, and no round begins meanwhile.
-
-    Raises ServerError, ConfigError.
+    1, 2, 4, 8, 16, 24, … times `least_events`, after as many candidates that were not as good: a shop whose taste does not
+    change trains less often, but does not stop.
     """
-    running = find_running(repo)
-    if running is None or running.name != name_experiment(running.challenger):
-        return
-    if time.time() - running.started_ms / 1_000 >= days * DAY_S:
-        end_experiment(repo, f"no decision within {days:g} days", judged=running)
-        release_challenger(repo)
+    refused = sum(act.action == "not published" and act.generation == serving for act in read_acts(repo))
+    return least_events * (2 ** min(refused, MOST_DOUBLED) + 2**MOST_DOUBLED * max(0, refused - MOST_DOUBLED))
+
+
+def find_unfinished(repo: Path) -> str:
+    """Return which experiment a round must wait for, "" for none: publishing would replace what it compares or promotes."""
+    experiment = read_experiment(find_experiment_folder(repo))
+    if experiment is None:
+        return ""
+    if experiment.runs:
+        return f"experiment {experiment.name} runs, and its verdict comes first"
+    if any(awaits_move(state, experiment) for state in find_running_servers(RUN_DIR, repo)):
+        return (
+            f"experiment {experiment.name} promoted generation {experiment.challenger}, and a server has not moved to it yet. "
+            f"Without a supervisor: python -m server activate --generation {experiment.challenger}"
+        )
+    return ""
 
 
 def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:

@@ -86,6 +86,7 @@ def status(repo: Repo = DEFAULT) -> None:
         f"{experiment.name}: {experiment.state}, {experiment.mode}, generation {experiment.challenger} beside "
         f"{experiment.champion}, share {experiment.share:.1%}, since {began} UTC"
         + (", takes over once it is better" if experiment.runs and experiment.promotes else "")
+        + (f", after {experiment.days:g} days also if it is not worse" if experiment.runs and experiment.days else "")
         + (f"; {experiment.reason}" if experiment.reason else "")
         + note
     )

@@ -1,10 +1,12 @@
 """End a running experiment, with a reason: roll back a harmful challenger, promote a better one, or stop the experiment.
 
-What is harm, and since when answers are compared, is in harm.py.
+What is harm, and since when answers are compared, is in harm.py. A challenger that knows newer events than the champion need not
+be better: after the experiment's days, not worse is enough.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from serving.contract.errors import ConfigError
 from serving.live.events import EventBatch
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State
 from trials.feedback import Feedback, join_feedback, read_events
-from trials.harm import find_loss, find_visible_harm, has_mark, list_spans
+from trials.harm import FEWER_CLICKS, find_loss, find_visible_harm, has_mark, list_spans
 from trials.judged import JudgedAnswers
 from trials.progress import compare_clicks, find_wrong_split
 from trials.sequential import LEAST_OBSERVATIONS
@@ -37,8 +39,9 @@ class Guard:
     def look(self) -> Experiment | None:
         """Judge the running experiment, and end it if need be. Return it if this has ended it, otherwise None.
 
-        A harmful challenger is rolled back. A better one is promoted if the experiment allows that. The experiment is stopped
-        if another generation answers in place of the champion, or if answers that the judgement needs were removed.
+        A harmful challenger is rolled back. A better one is promoted if the experiment allows that, and after the experiment's
+        days one that is not worse. The experiment is stopped if another generation answers in place of the champion, if answers
+        that the judgement needs were removed, or if its days pass without a decision.
         """
         experiment = find_running(self._repo)
         if experiment is None:
@@ -74,7 +77,7 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
     if harm := find_wrong_split(experiment, exposures):
         return "rolled back", harm
     if len(own_times_ms) < LEAST_OBSERVATIONS:
-        return "running", ""
+        return end_in_time(experiment)
     feedback = join_feedback(exposures, log)
     for span in spans:
         own = feedback if span.is_whole else feedback.take(exposures["time_ms"].to_numpy() >= span.since_ms)
@@ -82,7 +85,23 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
             return "rolled back", span.describe(loss)
     if experiment.promotes and (gain := find_gain(feedback, experiment)):
         return "promoted", gain
-    return "running", ""
+    return end_in_time(experiment, feedback)
+
+
+def end_in_time(experiment: Experiment, feedback: Feedback | None = None) -> tuple[State, str]:
+    """Return the state of an experiment that nothing has decided yet, and why. feedback: None for too few answers to compare
+
+    After its days it ends: the challenger takes over if its click rate is not below the champion's by as much as is harm.
+    """
+    if not experiment.is_over(time.time_ns() // 1_000_000):
+        return "running", ""
+    if feedback is not None:
+        (clicks,) = compare_clicks(experiment, feedback, [len(feedback)])
+        harm = FEWER_CLICKS * feedback.sum_arm("ctr", CHAMPION_ARM).mean
+        if clicks.low > -harm:
+            found = f"its click rate differs by {clicks.difference:+.1%} (at least {clicks.low:+.1%}, and {-harm:+.1%} is harm)"
+            return "promoted", f"after {experiment.days:g} days it is not worse, and it knows newer events: {found}"
+    return "stopped", f"no decision within {experiment.days:g} days"
 
 
 def find_strangers(experiment: Experiment, exposures: pa.Table) -> str:

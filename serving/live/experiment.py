@@ -18,6 +18,7 @@ from serving.contract.errors import ArtifactError
 
 EXPERIMENT_FILE = "experiment.json"
 UNREADABLE = (-1, -1)  # in place of inode and time of a file whose folder cannot be entered
+DAY_MS = 86_400_000
 Mode = Literal["ab", "shadow", "interleave"]
 State = Literal["running", "stopped", "rolled back", "promoted"]
 # Arms, as the exposure log names them. "interleaved": both generations in one answer; "shadow": requested but never shown.
@@ -39,6 +40,8 @@ class Experiment:
         the challenger answers too and is not shown ("shadow")
     reason: why it has this state; version: number of changes; started_ms, changed_ms: unix milliseconds
     promotes: whether the challenger takes over automatically once it is significantly better
+    days: since the last change, after which a challenger that knows newer events takes over if it is not worse, and the
+        experiment ends otherwise; 0: it has no end of its own
     """
 
     name: str
@@ -52,6 +55,7 @@ class Experiment:
     started_ms: int = 0
     changed_ms: int = 0
     promotes: bool = False
+    days: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ArtifactError for a value that no experiment has."""
@@ -61,17 +65,22 @@ class Experiment:
             "mode": self.mode not in get_args(Mode),
             "state": self.state not in get_args(State),
             "challenger": self.challenger == self.champion,
+            "days": self.days < 0,
         }
         for key, is_wrong in wrong.items():
             if is_wrong:
                 raise ArtifactError(
                     f"The experiment's {key} is {getattr(self, key)!r}; expected a name, a share of 0 to 1, a mode of "
-                    f"{get_args(Mode)}, a state of {get_args(State)} and two generations."
+                    f"{get_args(Mode)}, a state of {get_args(State)}, two generations, and no days below 0."
                 )
 
     @property
     def runs(self) -> bool:
         return self.state == "running"
+
+    def is_over(self, now_ms: int) -> bool:
+        """Return whether its days have passed."""
+        return bool(self.days) and now_ms - self.changed_ms >= self.days * DAY_MS
 
     def enrols(self, user_id: int) -> bool:
         """Return whether a user is enrolled. user_id: int64 id on the wire, of a user or of a session"""

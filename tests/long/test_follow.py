@@ -14,23 +14,27 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from export import follow
 from export.follow import Round, choose_judged, follow_once, publish_candidate
 from export.prequential import make_event_inputs, split_blocks
 from export.relayout import relayout
 from export.settings import Settings
 from export.verdict import LEAST_QUESTIONS, Verdict
-from repository.experiments import find_experiment_folder, start_experiment
+from repository.experiments import end_experiment, start_experiment
 from repository.generations import list_published_generations, pin
 from repository.registry import read_acts, read_manifest, record_act
+from server.ports import find_free_ports
+from server.state import ServerState
 from serving.contract.errors import ConfigError, ExportError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE
-from serving.live.experiment import Experiment, read_experiment
+from serving.live.experiment import Experiment
 from serving.live.reader import Reader
 from serving.live.store import LEARNED, find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from tests.repositories import FOLLOWED_DATA, FOLLOWED_EVENTS, FOLLOWED_SETTINGS, followed_shop
+from tests.tags import draw_tag, run_tagged
 from training.dataset import Dataset, load_dataset
 
 EARLY, EVERYTHING = FOLLOWED_EVENTS, 4_500  # events: of the log, and with the live ones
@@ -140,17 +144,18 @@ def test_a_round_starts_from_the_weights_of_the_round_before(followed, whole, pa
     assert {path.name for path in (find_live_folder(followed) / LEARNED / "2").iterdir()} == {"ranker.npz"}
 
 
-@pytest.mark.parametrize(
-    ("name", "days_ago", "state"), [("generation-2", 8, "stopped"), ("generation-2", 6, "running"), ("spring", 8, "running")]
-)
-def test_an_experiment_of_a_round_that_stays_undecided_ends_so_that_another_round_begins(repo, past, name, days_ago, state):
-    experiment = start_experiment(repo, Experiment(name, 1, 2, 0.1, promotes=True))
-    path = find_experiment_folder(repo) / "experiment.json"
-    path.write_text(replace(experiment, started_ms=experiment.started_ms - days_ago * 86_400_000).write_text())
-    done = follow_once(past, repo, None, 1_000, QUIET)
-    assert done.report.startswith("waits: 0 events are newer" if state == "stopped" else f"waits: experiment {name} runs")
-    ended = read_experiment(path.parent)
-    assert (ended.state, ended.reason) == (state, "no decision within 7 days" if state == "stopped" else "")
+def test_a_round_waits_until_servers_have_moved_to_a_promoted_generation(repo, past, tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "RUN_DIR", tmp_path / "run")
+    start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True, days=7))
+    end_experiment(repo, "not worse", "promoted")
+    tag = draw_tag()
+    with run_tagged(tag) as server:  # a process that does nothing in the place of a server
+        state = ServerState(server.pid, tag, repo.resolve(), tmp_path / "log", find_free_ports(), generation=1)
+        state.save(tmp_path / "run")
+        told = follow_once(past, repo, None, 1_000, QUIET).report
+        assert told.startswith("waits: experiment generation-2 promoted generation 2, and a server has not moved to it yet")
+        replace(state, generation=2).save(tmp_path / "run")
+        assert follow_once(past, repo, None, 1_000, QUIET).report.startswith("waits: 0 events are newer")
 
 
 def test_events_that_a_list_led_to_judge_only_where_others_are_too_few(repo, whole, past):
@@ -214,7 +219,7 @@ def test_a_candidate_is_not_published_where_a_person_moved_to_another_generation
     assert relayout(exported, repo, "ensemble", beside=1) == 2
     pin(repo, 2)
     with pytest.raises(ExportError, match=r"Generation 2 is pinned in .* now, and the new one was made beside 1"):
-        publish_candidate(exported, repo, "ensemble", 1, 1.0, Verdict(0, ""))
+        publish_candidate(exported, repo, "ensemble", 1, 1.0, 7.0, Verdict(0, ""))
     assert (list_published_generations(repo), read_pinned_generation(repo)) == ((1, 2), 2)
 
 
@@ -226,10 +231,15 @@ def test_a_round_publishes_nothing_where_an_experiment_is_started_meanwhile(repo
     assert list_published_generations(repo) == (1,)
 
 
-def test_after_a_candidate_that_is_not_as_good_the_next_one_waits_for_twice_the_events(repo, past):
-    record_act(repo, "not published", 1, reason="worse")
+@pytest.mark.parametrize(("refused", "events"), [(1, "2,000"), (3, "8,000"), (4, "16,000"), (10, "64,000")])
+def test_after_candidates_that_are_not_as_good_the_next_one_waits_for_more_events_but_not_without_end(
+    repo, past, refused, events
+):
+    for _ in range(refused):
+        record_act(repo, "not published", 1, reason="worse")
     record_act(repo, "not published", 2, reason="worse than another generation")
-    assert "waits: 0 events are newer than generation 1, of 2,000" in follow_once(past, repo, None, 1_000, QUIET).report
+    done = follow_once(past, repo, None, 1_000, QUIET)
+    assert f"waits: 0 events are newer than generation 1, of {events}" in done.report
 
 
 def test_a_repository_without_live_events_is_refused(repo, past):

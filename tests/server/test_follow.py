@@ -69,7 +69,7 @@ def test_what_users_do_becomes_a_generation_that_half_of_them_meet_and_then_all(
     assert "generation 2 meets 50.0% of the users" in told
     experiment = find_running(shop.repo)
     assert experiment is not None
-    assert (experiment.name, experiment.champion, experiment.promotes) == ("generation-2", 1, True)
+    assert (experiment.name, experiment.champion, experiment.promotes, experiment.days) == ("generation-2", 1, True, 7)
     assert read_pinned_generation(shop.repo) == 1
     assert find_held_versions(shop.state.grpc_url) == {1, 2}
 

@@ -62,7 +62,9 @@ def test_an_experiment_that_ended_enrols_nobody(state):
     assert {spring(state=state, share=1.0).find_arm(user) for user in range(100)} == {""}
 
 
-@pytest.mark.parametrize("wrong", [{"share": 1.5}, {"mode": "abc"}, {"state": "on"}, {"name": ""}, {"challenger": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"share": 1.5}, {"mode": "abc"}, {"state": "on"}, {"name": ""}, {"challenger": 1}, {"days": -1}]
+)
 def test_what_is_no_experiment_is_refused(wrong):
     with pytest.raises(ArtifactError, match=f"The experiment's {next(iter(wrong))} is"):
         spring(**wrong)

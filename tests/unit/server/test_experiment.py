@@ -48,6 +48,13 @@ def test_an_experiment_whose_server_is_gone_ends_and_the_next_server_loads_the_c
     assert "still takes memory" not in run(repo, "status")
 
 
+def test_status_says_when_a_challenger_takes_over(repo):
+    start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True, days=7))
+    assert "takes over once it is better, after 7 days also if it is not worse" in run(repo, "status")
+    end_experiment(repo, "no decision within 7 days")
+    assert "takes over" not in run(repo, "status")
+
+
 def test_a_challenger_that_is_loaded_after_its_experiment_is_mentioned(repo):
     begin(repo)
     end_experiment(repo, "p99 is 90 ms", "rolled back")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from live.exposures import FOLDER, Exposure, ExposureLog, list_exposure_files, remove_old
 from repository.experiments import find_experiment_folder, find_running, start_experiment
 from repository.registry import read_acts
-from serving.live.experiment import Experiment, read_experiment
+from serving.live.experiment import DAY_MS, Experiment, read_experiment
 from tests.repositories import link_small_repository
 from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import MOST_FAILED_LOOKS, app
@@ -255,6 +255,33 @@ def test_a_challenger_that_may_be_promoted_is_once_it_is_better(repo, promotes, 
     if state == "promoted":
         assert "20.0% more of the answers are clicked (at least" in experiment.reason
         assert (read_acts(repo)[-1].action, read_acts(repo)[-1].generation) == ("promoted", 2)
+
+
+@pytest.mark.parametrize(
+    ("passed_days", "clicked", "state", "reason"),
+    [
+        (7, 1.0, "promoted", "after 7 days it is not worse, and it knows newer events: its click rate differs by -0.2% (at"),
+        (6.9, 1.0, "running", ""),
+        (7, 0.3, "stopped", "no decision within 7 days"),  # two rates of 30 % may by chance differ by more than is harm
+        (7, None, "stopped", "no decision within 7 days"),
+        (6.9, None, "running", ""),
+    ],
+)
+def test_after_its_days_an_experiment_promotes_a_challenger_that_is_not_worse(
+    repo, monkeypatch, passed_days, clicked, state, reason
+):
+    """clicked: share of the champion's answers, of which the challenger has one less; None: nobody asked"""
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5, promotes=True, days=7))
+    if clicked is not None:
+        show(repo)
+        click(repo, "a", clicked)
+        click(repo, "b", clicked - 1 / ANSWERS)
+    later_ns = time.time_ns() + int(passed_days * 1e6 * DAY_MS)
+    monkeypatch.setattr(time, "time_ns", lambda: later_ns)
+    ended = guard_once(repo)
+    experiment = read_experiment(find_experiment_folder(repo))
+    assert (experiment.state, ended) == (state, None if state == "running" else experiment)
+    assert experiment.reason.startswith(reason)
 
 
 def test_answers_before_a_change_of_the_share_do_not_count(repo):
