@@ -1,7 +1,7 @@
 """End a running experiment, with a reason: roll back a harmful challenger, promote a better one, or stop the experiment.
 
-What is harm, and since when answers are compared, is in harm.py. A challenger that knows newer events than the champion need not
-be better: after the experiment's days, not worse is enough.
+What is harm, and since when answers are compared, is in harm.py. A challenger that knows newer events than the champion need
+not be better: after the experiment's days, not worse is enough.
 """
 
 from __future__ import annotations

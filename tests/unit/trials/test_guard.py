@@ -278,7 +278,7 @@ def test_after_its_days_an_experiment_promotes_a_challenger_that_is_not_worse(
         click(repo, "b", clicked - 1 / ANSWERS)
     later_ns = time.time_ns() + int(passed_days * 1e6 * DAY_MS)
     monkeypatch.setattr(time, "time_ns", lambda: later_ns)
-    ended = guard_once(repo)
+    ended = Guard(repo).look()
     experiment = read_experiment(find_experiment_folder(repo))
     assert (experiment.state, ended) == (state, None if state == "running" else experiment)
     assert experiment.reason.startswith(reason)
