@@ -31,12 +31,12 @@ def parse_options(arguments: list[str]) -> dict[str, object]:
 
 def test_the_service_does_one_round_whose_generation_a_share_of_the_users_meets():
     service = read_unit(SYSTEMD / "recommender-follow.service")["Service"]
-    program, *words = shlex.split(service["ExecStart"].replace("${FOLLOW_SHARE}", "0.1"))
+    program, *words = shlex.split(service["ExecStart"].replace("${FOLLOW_SHARE}", "0.5"))
     assert program == "/opt/recommender/.venv/bin/python"
     assert words[:3] == COMMAND
     options = parse_options(words[3:])
-    assert (options["once"], options["share"], options["repo"]) == (True, 0.1, Path("/srv/models"))
-    assert "Environment=FOLLOW_SHARE=0.1\n" in (SYSTEMD / "recommender-follow.service").read_text()
+    assert (options["once"], options["share"], options["repo"]) == (True, 0.5, Path("/srv/models"))
+    assert "Environment=FOLLOW_SHARE=0.5\n" in (SYSTEMD / "recommender-follow.service").read_text()
     assert service["Type"] == "oneshot"
 
 
