@@ -31,6 +31,11 @@ Repo = Annotated[Path, typer.Option(help="the model repository")]
 Config = Annotated[Path | None, typer.Option(help="settings file (docs/settings.md lists every key)")]
 Layout = Annotated[str, typer.Option(help="ensemble: a model per stage; fused: one model that runs the four stages")]
 
+Keep = Annotated[
+    int,
+    typer.Option(help="how many of the newest generations stay, besides the one before and those that servers here use", min=1),
+]
+
 Triton = Annotated[str, typer.Option(help="for the merlin profile: 24.03, the last with HPS, or modern")]
 
 
@@ -42,6 +47,7 @@ def build(
     triton: Triton = "",
     repo: Repo = Path("model_repository"),
     config: Config = None,
+    keep: Keep = 1,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
 ) -> None:
     """Train on a data set and publish a new generation into a repository."""
@@ -60,7 +66,7 @@ def build(
 
     if settings.live.continue_log:
         dataset = continue_log(dataset, find_live_folder(repo, settings.live.folder))
-    generation = build_repository(dataset, repo, settings, console, layout, profile, verbose)
+    generation = build_repository(dataset, repo, settings, console, layout, profile, verbose, keep=keep)
     if not load_profile(profile).stays_writable:
         make_read_only(repo, generation)
     record_act(repo, "published", generation, reason=f"exported from {data}")
@@ -75,6 +81,7 @@ def follow(
     minutes: Annotated[float, typer.Option(help="from the end of a round to the next", min=0.1)] = 60.0,
     share: Annotated[float, typer.Option(help="share of users who get it until it is found better", min=0.001, max=1)] = 1.0,
     days: Annotated[float, typer.Option(help="with --share: after so long, not worse than before is enough", min=0)] = 7.0,
+    keep: Keep = 1,
     once: Annotated[bool, typer.Option("--once", help="one round, for a timer")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
 ) -> None:
@@ -91,7 +98,7 @@ def follow(
     while True:
         try:
             progress = console if verbose else Console(quiet=True)
-            finished = follow_once(load_dataset(data), repo, settings, events, progress, share, days)
+            finished = follow_once(load_dataset(data), repo, settings, events, progress, share, days, keep)
             console.print(escape(finished.report))
             record_round(repo, finished.outcome, finished.report)
         except (RecommenderError, OSError) as error:  # such as a full disk, which may be mended until the next round

@@ -77,15 +77,17 @@ def build_repository(
     profile: str = DEFAULT,
     verbose: bool = False,
     learning: Learning | None = None,
+    keep: int = 1,
 ) -> int:
     """Train on the whole log and publish. Return the generation. Raises ConfigError, ExportError or ArtifactError.
 
     learning: what to start from and where to keep what is learned; None: train from scratch, and keep nothing
+    keep: as of `Staging`
     """
     refuse_lost_log(dataset, repository)
     plugin, progress = load_profile(profile), Progress(console, verbose)
     progress.note(f"{dataset.description.name}: {dataset.report}")
-    staged = Staging(repository, layout, find_held=lambda repo: find_held_generations(repo, RUN_DIR))
+    staged = Staging(repository, layout, lambda repo: find_held_generations(repo, RUN_DIR), keep)
     with tempfile.TemporaryDirectory() as folder, staged as staging:  # staged first, so that a bad place costs no training
         rules = read_rules(dataset, repository, settings, progress)
         workflow = Path(folder, "workflow") if plugin.keeps_workflow(settings) else None

@@ -79,6 +79,7 @@ def follow_once(
     console: Console,
     share: float = 1.0,
     days: float = 7.0,
+    keep: int = 1,
 ) -> Round:
     """Train and judge a generation if `least_events` are new, and publish it if it passes. Servers of `repo` move to it.
 
@@ -86,6 +87,7 @@ def follow_once(
     settings: of the export; None: those that the serving generation was exported with
     share: of the users who meet it; below 1 it is the challenger of an A/B experiment, and takes over once it is better
     days: after so long, an undecided experiment ends: the challenger takes over if it is not worse
+    keep: how many of the newest generations a publication leaves in the repository, besides those in use
 
     Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
@@ -93,7 +95,7 @@ def follow_once(
     with open(repo / ROUND_LOCK_FILE, "wb") as file:  # closing it, or dying, releases the lock
         if not try_lock(file.fileno()):
             return Round(0, "waits: another round trains for this repository")
-        return follow_alone(dataset, repo, serving, settings, least_events, console, share, days)
+        return follow_alone(dataset, repo, serving, settings, least_events, console, share, days, keep)
 
 
 def follow_alone(
@@ -105,6 +107,7 @@ def follow_alone(
     console: Console,
     share: float,
     days: float,
+    keep: int,
 ) -> Round:
     """Do what `follow_once` says, while no other round of the repository runs. serving: the pinned generation"""
     if reason := find_unfinished(repo):
@@ -127,7 +130,7 @@ def follow_alone(
         if running := find_running(repo):
             told = f"not published: experiment {running.name} was started meanwhile, and its verdict comes first"
             return Round(0, told, verdict)
-        generation = publish_candidate(candidate, repo, layout, serving, share, days, verdict)
+        generation = publish_candidate(candidate, repo, layout, serving, share, days, verdict, keep)
         not_kept = keep_learned(learning, split.live, serving, generation, split.erasures)
     met = f" meets {share:.1%} of the users" if share < 1 else ""
     lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
@@ -209,14 +212,14 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
 
 
 def publish_candidate(
-    candidate: Path, repo: Path, layout: str, serving: int, share: float, days: float, verdict: Verdict
+    candidate: Path, repo: Path, layout: str, serving: int, share: float, days: float, verdict: Verdict, keep: int = 1
 ) -> int:
     """Publish the candidate, and let servers answer with it, or a share of the users meet it. Return its generation.
 
     Until then, and in an experiment, a restart serves what was served before. Raises ExportError where another generation than
     `serving`, which the candidate was compared with, has become the pinned one.
     """
-    generation = relayout(candidate, repo, layout, beside=serving)
+    generation = relayout(candidate, repo, layout, beside=serving, keep=keep)
     make_read_only(repo, generation)
     record_act(repo, "published", generation, reason=str(verdict))
     servers = find_running_servers(RUN_DIR, repo)

@@ -28,11 +28,13 @@ from training.retrieval.effort import widen_search
 REWRITTEN = ("serving", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RECORDED_FILE, *STAGES)  # not copied
 
 
-def relayout(source: Path, repository: Path, layout: str, candidates: int | None = None, beside: int | None = None) -> int:
+def relayout(
+    source: Path, repository: Path, layout: str, candidates: int | None = None, beside: int | None = None, keep: int = 1
+) -> int:
     """Publish again and return the generation in `repository`. Raises ConfigError, ArtifactError or ExportError.
 
     candidates: another C than the export's, for measurements; the search effort is tuned for it
-    beside: as of `Staging.publish`
+    beside: as of `Staging.publish`; keep: as of `Staging`
     """
     if source.resolve() == repository.resolve():
         raise ConfigError(f"{source} cannot be laid out again into itself. Name another repository.")
@@ -50,7 +52,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     axes = replace(first.axes, candidates=candidates or first.axes.candidates)
     specs = make_stage_specs(axes, first.context)
     settings = read_exported_settings(published, facts)
-    with Staging(repository, layout, find_held=lambda repo: find_held_generations(repo, RUN_DIR)) as staging:
+    with Staging(repository, layout, lambda repo: find_held_generations(repo, RUN_DIR), keep) as staging:
         staging.check_contract(specs)
         copy_artifacts(published, staging.folder(ENSEMBLE))
         for name, folder in folders.items():

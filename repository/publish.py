@@ -75,14 +75,15 @@ class Staging:
     layout: "ensemble", or "fused" (only `recommend`, with the stages in subfolders of its version)
     find_held: returns the generations that running servers have loaded, which a publication keeps; None when a server does not
         answer
+    keep: how many of the newest generations stay, besides those in use
     """
 
-    def __init__(self, repository: Path, layout: str = "ensemble", find_held: FindHeld = hold_nothing) -> None:
+    def __init__(self, repository: Path, layout: str = "ensemble", find_held: FindHeld = hold_nothing, keep: int = 1) -> None:
         self.repository = repository.resolve()  # links are followed, because staging must be on the target's file system
         self.layout, self.models = layout, list_models(layout)
         self.root = self.repository.parent / f".{self.repository.name}.staging"
         self.generation = 0
-        self._find_held = find_held
+        self._find_held, self._keep = find_held, keep
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Staging:
@@ -202,7 +203,8 @@ class Staging:
                 compile_current_rules(self.repository, self.generation)
             held = self._find_held(self.repository)
             if held is not None:  # a server that does not answer may hold any generation: the next publication prunes
-                prune(self.repository, {self.generation, previous, *held, *read_challengers(self.repository)})
+                newest = list_published_generations(self.repository)[-self._keep :]
+                prune(self.repository, {self.generation, previous, *newest, *held, *read_challengers(self.repository)})
         return self.generation
 
     def _place(

@@ -52,9 +52,9 @@ def recorded(specs, rows=4):
     return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
 
 
-def publish_once(repository, axes=AXES, layout="ensemble", find_held=hold_nothing):
+def publish_once(repository, axes=AXES, layout="ensemble", find_held=hold_nothing, keep=1):
     specs = make_stage_specs(axes)
-    with Staging(repository, layout, find_held) as staging:
+    with Staging(repository, layout, find_held, keep) as staging:
         for name in STAGES:
             StageInfo(name, staging.generation, axes).write(staging.folder(name))
         staging.seal_stages(specs)
@@ -319,6 +319,18 @@ def test_what_a_running_server_holds_stays(published):
     assert list_versions(repository) == {1, 3, 4, 5}
     publish_once(repository)
     assert list_versions(repository) == {5, 6}
+
+
+def test_as_many_of_the_newest_generations_stay_as_are_asked_for(published):
+    """So that servers elsewhere, which this machine does not know, have time to move."""
+    repository = published()
+    for _ in range(4):
+        publish_once(repository, keep=3)
+    assert list_versions(repository) == {3, 4, 5}
+    pin(repository, 3)
+    (repository / ENSEMBLE / "6").mkdir()  # left by a publication that was killed: no generation
+    publish_once(repository, keep=2)
+    assert list_versions(repository) == {3, 5, 7}
 
 
 def test_another_contract_is_refused(published):

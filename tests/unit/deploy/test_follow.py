@@ -53,4 +53,6 @@ def test_the_cron_job_does_one_round_at_a_time():
     (container,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     assert spec["concurrencyPolicy"] == "Forbid"
     assert '"$PY" -m export follow --once "$@"' in (PROJECT / "deploy" / "follow.sh").read_text()
-    assert parse_options(["--once", *container["args"]])["repo"] == Path("/srv/models")
+    options = parse_options(["--once", *container["args"]])
+    assert options["repo"] == Path("/srv/models")
+    assert options["keep"] > 2  # it cannot ask the pods what they have loaded
