@@ -49,7 +49,14 @@ def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
 
     This only writes files: a running server loads nothing. The caller must hold the publication lock.
     """
-    for model in order_models(read_repository(repo)):
+    for model in read_pinned_to(repo, generation, keep):
+        write_config(model.folder / "config.pbtxt", model.config)
+
+
+def read_pinned_to(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> list[Model]:
+    """Return the models in the order in which they must load, with the configs of `write_pins`. Nothing is written."""
+    models = order_models(read_repository(repo))
+    for model in models:
         config = model.config
         challenger = () if model.name in LIVE_MODELS else read_challengers(repo)  # only the served generation takes events
         versions = {generation} if model.name == ENSEMBLE else {generation, *keep, *challenger}
@@ -57,7 +64,7 @@ def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
         config.version_policy.specific.versions.extend(sorted(versions))
         for step in config.ensemble_scheduling.step:
             step.model_version = generation
-        write_config(model.folder / "config.pbtxt", config)
+    return models
 
 
 def require_published(repo: Path, generation: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from server.log import explain, explain_end
 from server.ports import LOOPBACK, Ports, listens
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState, find_unreadable_states, read_known_servers
-from serving.contract.errors import ServerError, run_program
+from serving.contract.errors import ConfigError, ServerError, run_program
 from serving.contract.generations import read_pinned_generation
 
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
@@ -30,7 +30,7 @@ app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.
 app.add_typer(rules.app, name="rules")
 app.add_typer(experiment.app, name="experiment")
 
-DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": LOOPBACK, "no_http": False, "tls": ""}
+DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": LOOPBACK, "no_http": False, "tls": "", "follow_pin": False}
 
 Settings = dict[str, int | bool | str | None]
 
@@ -65,6 +65,10 @@ def start(
     tls: Annotated[
         Path | None, typer.Option(help="folder of PEM files: gRPC over TLS, or mutual TLS (docs/operating.md)")
     ] = None,
+    follow_pin: Annotated[
+        bool,
+        typer.Option("--follow-pin", help="move by itself to the generation that another process pins, such as a CronJob's"),
+    ] = False,
     gateway_port: Annotated[
         int, typer.Option(min=0, max=65_535, help="port of the REST gateway, on this machine only; 0: no gateway")
     ] = 0,
@@ -90,9 +94,15 @@ def start(
 
     Settings that differ from those of the kept server are an error. A server that lost a model's process is restarted.
     """
+    if follow_pin and (fixed or unsupervised):
+        raise ConfigError(
+            f"--follow-pin needs a supervisor that moves the server, and {'--fixed' if fixed else '--unsupervised'} leaves "
+            f"{'no server that can move' if fixed else 'none'}. Use one of the two."
+        )
     ports = Ports(grpc_port, http_port, metrics_port)
     with hold_start_lock(RUN_DIR, grpc_port):  # a second command waits, and finds the server of the first
-        flags: Settings = {"fixed": fixed or None, "no_http": no_http or None, "tls": str(tls.resolve()) if tls else None}
+        flags: Settings = {"fixed": fixed or None, "no_http": no_http or None, "follow_pin": follow_pin or None}
+        flags["tls"] = str(tls.resolve()) if tls else None
         state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
         try:
             if gateway_port:

@@ -69,21 +69,23 @@ def clear_stale(run_dir: Path) -> list[ServerState]:
     return orphans
 
 
-def activate(state: ServerState, generation: int, run_dir: Path) -> int:
+def activate(state: ServerState, generation: int, run_dir: Path, writes: bool = True) -> int:
     """Move a running server and its helpers to another generation. Return the previous generation. Raises ServerError.
+
+    writes: whether to pin the repository to it, and to record the move there
 
     It also raises when the server has moved, and only what follows failed; the saved state then names the new generation.
     """
     failure: ServerError | None = None
     drift = describe_drift(f"http://{state.host}:{state.ports.metrics}/metrics", state.generation)
     try:
-        before = generations.activate(state.grpc_url, state.repo, generation)
+        before = generations.activate(state.grpc_url, state.repo, generation, writes)
     except ServerError as error:
         if not _answers_with(state.grpc_url, generation):
             raise
         before, failure = state.generation, error  # only the memory of the previous generation is not freed
-    state.change(run_dir, content=hash_manifest(state.repo), generation=generation, fault="")
-    if before != generation:
+    state = state.change(run_dir, content=hash_manifest(state.repo, generation), generation=generation, fault="")
+    if writes and before != generation:
         record_act(state.repo, "replaced", before, reason=f"by {generation}: {drift}")
         record_act(state.repo, "activated", generation, reason=f"in place of {before}")
     live_helpers.follow(state, run_dir)

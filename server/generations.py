@@ -12,6 +12,9 @@ model without steps, only the swap remains.
 
 Moves and publications take the lock of repository/lock.py, so that neither sees half-written configs.
 
+Where the repository is read-only, or other servers use it too, nothing is written (`writes=False`): the server is sent the
+configs of each step, and loads models by them instead of those on disk.
+
 tritonserver reloads a version it already holds when anything changed in that version's folder, in another folder of the model
 (warmup/), or in its config apart from instance_group and version_policy. So none of these may change after the publication,
 not even by a `__pycache__` that Python writes beside model.py: the publisher puts an empty *file* of that name there. After a
@@ -22,16 +25,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import tritonclient.grpc as grpcclient
+from google.protobuf.json_format import MessageToJson
 from tritonclient.utils import InferenceServerException
 
 from repository.challenger import read_challengers
-from repository.generations import order_models, require_published, write_pins
+from repository.generations import order_models, read_pinned_to, require_published, write_pins
 from repository.lock import publication_lock
-from repository.models import read_repository
+from repository.models import Model, read_repository
 from server.health import find_held_versions, open_local_client, read_model_states
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
@@ -46,15 +50,17 @@ PUBLICATION_TIMEOUT_S = 60.0  # a publication takes seconds, and a server that i
 POLL_S = 0.05
 
 
-def activate(grpc_url: str, repo: Path, generation: int) -> int:
+def activate(grpc_url: str, repo: Path, generation: int, writes: bool = True) -> int:
     """Move the running server at `grpc_url`, which serves `repo`, to `generation`. Return the generation that it served before.
+
+    writes: whether to pin the repository to it too. False: nothing is written, and the caller sees to the publication lock
 
     Raises ConfigError when the generation is not published; ServerError when the server refuses it and keeps the old one.
     """
-    with publication_lock(repo):
+    with publication_lock(repo) if writes else contextlib.nullcontext():
         published = require_published(repo, generation)
         old = find_served_generation(grpc_url)
-        if old != generation and (others := read_challengers(repo)):
+        if writes and old != generation and (others := read_challengers(repo)):
             raise ServerError(
                 f"Generation {others[0]} is served beside {old} as challenger. Stop the experiment before the move: "
                 "python -m server experiment stop"
@@ -67,36 +73,54 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
         steps = [model.name for model in order_models(read_repository(repo)) if model.name != ENSEMBLE]
         with open_local_client(grpc_url) as client:
             if old != generation:
-                _move(client, repo, steps, old, generation)
+                _move(client, repo, steps, old, generation, writes)
                 wait_drained(grpc_url, old)
-            write_pins(repo, generation)
-            if find_held_versions(grpc_url) - {generation}:
-                _unload_others(client, grpc_url, steps, generation)
+            held = find_held_versions(grpc_url) - {generation}
+            _pin_and_unload(client, grpc_url, repo, steps if held else [], generation, writes)
     return old
 
 
-def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str], old: int, new: int) -> None:
+def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str], old: int, new: int, writes: bool) -> None:
     """Load `new` beside `old` and switch the ensemble. When it does not load, restore `old` and raise ServerError."""
     try:
-        write_pins(repo, old, keep=(new,))
-        load_models(client, *steps)
-        write_pins(repo, new, keep=(old,))
-        load_models(client, ENSEMBLE)
+        _load_pinned(client, repo, steps, old, writes, keep=(new,))
+        _load_pinned(client, repo, [ENSEMBLE], new, writes, keep=(old,))
     except InferenceServerException as error:
-        write_pins(repo, old)
         with contextlib.suppress(InferenceServerException):  # the first error is the one to report
-            load_models(client, ENSEMBLE, *steps)
+            _load_pinned(client, repo, [ENSEMBLE, *steps], old, writes)
         reason = (error.message() or "").partition("\n")[0]  # a traceback is for the server's log
+        remedy = (
+            f"\nThe repository names {old} again. To serve {new} anyway: python -m export pin {new} --repo {repo}, then start "
+            "the server again."
+        )
         raise ServerError(
-            f"The server stays at generation {old}, generation {new} does not load: {reason}\nThe repository names "
-            f"{old} again. To serve {new} anyway: python -m export pin {new} --repo {repo}, then start the server again."
+            f"The server stays at generation {old}, generation {new} does not load: {reason}{remedy if writes else ''}"
         ) from error
 
 
-def _unload_others(client: grpcclient.InferenceServerClient, grpc_url: str, steps: list[str], generation: int) -> None:
-    """Unload every version of the steps but `generation`, which is serving already: a failure only costs memory."""
+def _load_pinned(
+    client: grpcclient.InferenceServerClient,
+    repo: Path,
+    names: list[str],
+    generation: int,
+    writes: bool,
+    keep: tuple[int, ...] = (),
+) -> None:
+    """Load models in order by the configs of `write_pins`, which are written first, or only sent."""
+    if writes:
+        write_pins(repo, generation, keep)
+        load_models(client, *names)
+    else:
+        models = {model.name: model for model in read_pinned_to(repo, generation, keep)}
+        load_by_sent_configs(client, [models[name] for name in names])
+
+
+def _pin_and_unload(
+    client: grpcclient.InferenceServerClient, grpc_url: str, repo: Path, steps: list[str], generation: int, writes: bool
+) -> None:
+    """Pin `generation`, which is serving already, and unload other versions of the steps: a failure only costs memory."""
     try:
-        load_models(client, *steps)
+        _load_pinned(client, repo, steps, generation, writes)
     except InferenceServerException as error:
         raise ServerError(
             f"The server answers with generation {find_served_generation(grpc_url)}, but did not unload what it served before, "
@@ -111,13 +135,23 @@ def load_models(client: grpcclient.InferenceServerClient, *models: str) -> None:
     Where the connection breaks, the order is given once more: a model that is loaded again is the same.
     """
     for model in models:
-        try:
-            client.load_model(model, client_timeout=LOAD_TIMEOUT_S)
-        except InferenceServerException as error:
-            if BROKEN_CONNECTION not in str(error):
-                raise
-            time.sleep(RECONNECT_S)
-            client.load_model(model, client_timeout=LOAD_TIMEOUT_S)
+        _load(client, model)
+
+
+def load_by_sent_configs(client: grpcclient.InferenceServerClient, models: Iterable[Model]) -> None:
+    """Load models as `load_models` does, but by their configs here: those on disk are not read, whatever they say."""
+    for model in models:
+        _load(client, model.name, MessageToJson(model.config, preserving_proto_field_name=True))
+
+
+def _load(client: grpcclient.InferenceServerClient, name: str, config: str | None = None) -> None:
+    try:
+        client.load_model(name, config=config, client_timeout=LOAD_TIMEOUT_S)
+    except InferenceServerException as error:
+        if BROKEN_CONNECTION not in str(error):
+            raise
+        time.sleep(RECONNECT_S)
+        client.load_model(name, config=config, client_timeout=LOAD_TIMEOUT_S)
 
 
 def find_served_generation(grpc_url: str) -> int:
@@ -142,33 +176,38 @@ def find_pinned_generation(repo: Path) -> int:
 
 
 @contextlib.contextmanager
-def pinned_to(repo: Path, generation: int) -> Iterator[None]:
+def pinned_to(repo: Path, generation: int) -> Iterator[bool]:
     """Pin a repository to a generation while a server starts, and afterwards to the former one again.
+
+    Yield whether its configs name the generation: not where they name another one and cannot be written.
 
     So a restarted server serves the same generation as before, whatever was published since. Nothing is published while the
     server loads; only where the repository is pinned to the generation already, it also starts if the lock cannot be had.
     """
     with contextlib.ExitStack() as stack:
-        if generation == 0:
-            is_locked = False
-        elif generation == find_pinned_generation(repo):
-            is_locked = _take_lock(stack, repo)
-        else:
-            stack.enter_context(publication_lock(repo))
-            is_locked = True
-        if is_locked and (before := find_pinned_generation(repo)) != generation:
-            require_published(repo, generation)
-            write_pins(repo, generation)
-            stack.callback(write_pins, repo, before)
-        yield
+        yield generation == 0 or _pin_meanwhile(stack, repo, generation)
 
 
-def _take_lock(stack: contextlib.ExitStack, repo: Path) -> bool:
-    """Take the publication lock. Return False where the repository is read-only, or another process keeps the lock."""
+def _pin_meanwhile(stack: contextlib.ExitStack, repo: Path, generation: int) -> bool:
+    """Pin a repository until `stack` is closed. Return whether its configs name the generation."""
+    is_pinned = generation == find_pinned_generation(repo)
     try:
-        stack.enter_context(publication_lock(repo, PUBLICATION_TIMEOUT_S))
-    except (ConfigError, ServerError):
-        return False
+        stack.enter_context(publication_lock(repo, PUBLICATION_TIMEOUT_S) if is_pinned else publication_lock(repo))
+    except ConfigError:  # the repository is read-only
+        return is_pinned
+    except ServerError:  # another process keeps the lock
+        if not is_pinned:
+            raise
+        return True
+    if (before := find_pinned_generation(repo)) != generation:
+        require_published(repo, generation)
+        try:
+            write_pins(repo, generation)
+        except OSError:  # some folders may be read-only, or the disk full
+            with contextlib.suppress(OSError):
+                write_pins(repo, before)
+            return False
+        stack.callback(write_pins, repo, before)
     return True
 
 

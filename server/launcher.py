@@ -10,6 +10,7 @@ server. If the process that started it was killed, the next start in the same ru
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -20,6 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from tritonclient.utils import InferenceServerException
+
+from repository.generations import read_pinned_to
 from repository.models import (
     Model,
     check_backends,
@@ -58,6 +62,7 @@ class TritonServer:
     host: the address to listen at, by default loopback; "0.0.0.0" opens it to the network
     http: whether to serve HTTP in addition to gRPC; tls: for gRPC; None: no TLS
     run_dir: folder of logs, state files and backends
+    follow_pin: for its supervisor: move to whichever generation the repository is pinned to (pin_follower.py)
     former: the server to restart. The new one keeps its tag, its owner, and the settings of its gateway; None: a new server
     stalled_after_s: time without progress after which a start is repeated, once
     """
@@ -73,6 +78,7 @@ class TritonServer:
         host: str = LOOPBACK,
         http: bool = True,
         tls: ServerTls | None = None,
+        follow_pin: bool = False,
         ready_timeout_s: float = READY_TIMEOUT_S,
         stalled_after_s: float = STALLED_AFTER_S,
         run_dir: Path = RUN_DIR,
@@ -86,12 +92,14 @@ class TritonServer:
         self.host = host
         self.http = http
         self.tls = tls
+        self.follow_pin = follow_pin
         self.ready_timeout_s, self.stalled_after_s = ready_timeout_s, stalled_after_s
         self.run_dir = Path(run_dir).resolve()
         self.log_path = self.run_dir / "logs" / f"tritonserver-{self.ports.grpc}.log"
         self._state: ServerState | None = None
         self.process: subprocess.Popen | None = None
         self._owner, self._former = former.owner if former else "", former
+        self._sends_configs = False
 
     @classmethod
     def with_settings(cls, repo: Path, ports: Ports, settings: Mapping[str, Any], **options: Any) -> Self:
@@ -105,6 +113,7 @@ class TritonServer:
             host=settings["host"],
             http=not settings["no_http"],
             tls=ServerTls(Path(settings["tls"])) if settings.get("tls") else None,
+            follow_pin=settings.get("follow_pin", False),
             **options,
         )
 
@@ -131,13 +140,17 @@ class TritonServer:
             raise ServerError(f"The server on {self.repo} does not run. Its log is {self.log_path}.")
         return self._state
 
-    def start(self) -> Self:
+    def start(self, generation: int | None = None) -> Self:
         """Start the server. Raises ServerError.
+
+        generation: the one to serve although the repository's configs name another one; None: the one that they name
 
         It also raises when only a helper of the live store or the tables' updater fails; the server then keeps answering.
         """
         refuse_unservable_path(self.run_dir)
         models = read_repository(self.repo)
+        if generation is not None:
+            models = self._read_models_to_send(generation)
         check_backends(models)
         clear_stale(self.run_dir)
         check_host(self.host)
@@ -145,19 +158,21 @@ class TritonServer:
         check_memory(models)
         settings: dict[str, int | bool | str] = dict(self._former.settings) if self._former else {}
         settings |= {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
-        settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder}
-        facts: dict[str, Any] = {"settings": settings, "content": hash_manifest(self.repo), "owner": self._owner}
-        if pinned := generations.find_pinned_generation(self.repo):
-            refuse_changed_manifests(self.repo, pinned)
-        facts["generation"] = pinned
+        settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder, "follow_pin": self.follow_pin}
+        served = generation or generations.find_pinned_generation(self.repo)
+        if served:
+            refuse_changed_manifests(self.repo, served)
+        facts: dict[str, Any] = {"settings": settings, "content": hash_manifest(self.repo, served), "owner": self._owner}
+        facts["generation"] = served
+        self._sends_configs = generation is not None
         deadline_s = time.monotonic() + self.ready_timeout_s
         try:
             self._launch(models, facts)
-            if fault := self._wait_ready(deadline_s, may_retry=True):
+            if fault := self._wait_ready(models, deadline_s, may_retry=True):
                 print(f"The start {fault}. Starting again; the log so far is {self.log_path}.1", file=sys.stderr)
                 self.stop(timeout_s=0)
                 self._launch(models, facts)
-                self._wait_ready(deadline_s, may_retry=False)
+                self._wait_ready(models, deadline_s, may_retry=False)
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # there are no requests to wait for
             raise
@@ -204,7 +219,7 @@ class TritonServer:
             *trace_options(os.environ),
             "--disable-auto-complete-config",  # our configs are complete; auto-completion costs one more process per model
         ]
-        if self.model_control == "explicit":
+        if self.model_control == "explicit" and not self._sends_configs:
             command.append("--load-model=*")
         if any(model.has_priorities for model in models):
             command.append("--rate-limit=execution_count")
@@ -229,15 +244,30 @@ class TritonServer:
         self._state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
         self._state.save(self.run_dir)
 
-    def _wait_ready(self, deadline_s: float, may_retry: bool) -> str:
+    def _read_models_to_send(self, generation: int) -> list[Model]:
+        """Return the models with the configs by which the server loads a generation without those on disk, in that order."""
+        if self.model_control == "none":
+            raise ServerError(
+                f"The configs in {self.repo} name another generation than {generation}, and cannot be written. A server that "
+                "was started with --fixed loads what they name, and nothing else: make the repository writable for this user."
+            )
+        pinned = read_pinned_to(self.repo, generation)
+        names = {model.name for model in pinned}
+        return [*pinned, *(model for model in read_repository(self.repo) if model.name not in names)]  # a challenger
+
+    def _wait_ready(self, models: list[Model], deadline_s: float, may_retry: bool) -> str:
         """Wait until the server is ready. Return "", or a fault that another start may not have. Raises ServerError for others.
 
         may_retry: whether another start is allowed; otherwise those faults are raised too
         """
         process = self.process
         assert process is not None  # launched just now
-        watch, dead_since = StallWatch(self.state.tag), float("inf")
+        watch, dead_since, is_to_load = StallWatch(self.state.tag), float("inf"), self._sends_configs
         while True:
+            if is_to_load and health.read_model_states(self.grpc_url) is not None:
+                is_to_load = False
+                with health.open_local_client(self.grpc_url) as client, contextlib.suppress(InferenceServerException):
+                    generations.load_by_sent_configs(client, models)  # its log says what did not load
             text = self.log_path.read_text(errors="replace")
             if may_retry and process.poll() == -signal.SIGABRT and MEMORY_RACE in text:
                 return "was ended by a race for shared memory"

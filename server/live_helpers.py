@@ -19,7 +19,6 @@ from server.state import ServerState
 from server.supervised import start_supervised
 from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import ArtifactError
-from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE
 from serving.stages.live.models import LiveSettings
 
@@ -38,8 +37,8 @@ def follow(state: ServerState, run_dir: Path) -> None:
 
 def list_commands(state: ServerState) -> dict[str, list[str]]:
     """Return the command of each helper by its name; none for a repository without `observe`."""
+    generation = state.generation
     try:
-        generation = read_pinned_generation(state.repo)
         folder = find_stage_folder(state.repo, OBSERVE, generation)
         info = read_stage(folder)
         settings = make_stage_settings(folder, info, LiveSettings)

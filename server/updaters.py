@@ -16,7 +16,6 @@ from server import processes, supervisor
 from server.state import ServerState
 from server.supervised import start_supervised, wait_for_start
 from serving.contract.errors import ArtifactError, ServerError
-from serving.contract.generations import read_pinned_generation
 
 START_TIMEOUT_S = 20.0  # until it logs that it follows its source
 MODULE = "serving.tables"
@@ -27,23 +26,22 @@ def follow(state: ServerState, run_dir: Path) -> None:
 
     Raises ServerError when it does not start; its supervisor keeps trying, as after a crash.
     """
-    settings, generation = find_served_settings(state.repo)
+    settings = find_served_settings(state)
     running = find_updaters(state.tag)
     current = [process for process in running if _has_argument(process, str(settings))]
     if not any(_has_argument(process, supervisor.__name__) for process in current):
         current = []  # an updater without a supervisor would not be restarted
     processes.terminate([process for process in running if process not in current])
     if settings is not None and not current:
-        _start(state, run_dir, generation, settings)
+        _start(state, run_dir, settings)
 
 
-def find_served_settings(repo: Path) -> tuple[Path | None, int]:
-    """Return the settings of the served tables, None without an update source, and their generation."""
+def find_served_settings(state: ServerState) -> Path | None:
+    """Return the settings of the served tables, None without an update source."""
     try:
-        generation = read_pinned_generation(repo)
-        return (find_tables_settings(repo, generation) if has_update_source(repo, generation) else None), generation
+        return find_tables_settings(state.repo, state.generation) if has_update_source(state.repo, state.generation) else None
     except ArtifactError:  # not one of our repositories
-        return None, 0
+        return None
 
 
 def find_updaters(tag: str) -> list[psutil.Process]:
@@ -59,13 +57,13 @@ def _has_argument(process: psutil.Process, argument: str) -> bool:
         return False
 
 
-def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -> None:
-    log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{generation}.log"
+def _start(state: ServerState, run_dir: Path, settings: Path) -> None:
+    log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{state.generation}.log"
     process = start_supervised(log_path, ["-m", MODULE, str(settings), "--tag", state.tag], _find_code(settings))
     if last_line := wait_for_start(process, log_path, "follows", START_TIMEOUT_S):
         tried = "is tried again, at most every 30 s" if process.poll() is None else "is not tried again before `make serve`"
         raise ServerError(
-            f"The updater of generation {generation} did not start: {last_line.rstrip('.')}. The server answers without "
+            f"The updater of generation {state.generation} did not start: {last_line.rstrip('.')}. The server answers without "
             f"updates, and the updater {tried}. Correct what it names. Whole log: {log_path}."
         )
 

@@ -11,6 +11,7 @@
                  an experiment without a guard ─▶ start the guard, which rolls back a harmful challenger
                  a challenger promoted         ─▶ activate it
                  an experiment ended otherwise ─▶ unload its challenger
+                 with `--follow-pin`, another generation is pinned ─▶ move to it within a minute
 
 While the server is down, the gateway answers with popular items. A server that keeps dying is restarted after a pause that
 doubles from 0.2 s to 30 s. Every line of the log says what was found and what was done.
@@ -27,8 +28,10 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -48,6 +51,7 @@ from server.launcher import TritonServer
 from server.leases import Leases, wait_until_closed
 from server.lock import hold_start_lock
 from server.observer import SCAN_EVERY_S, Observer, read_status
+from server.pin_follower import PinFollower
 from server.promotion import Promotion
 from server.release import Release
 from server.signals import name_signal
@@ -77,6 +81,7 @@ class Watch:
         self._gateways: list[psutil.Process] = []
         self._process: subprocess.Popen | None = None
         self._scanned_s = float("-inf")
+        self._unwritten: set[str] = set()
 
     def run(self) -> None:
         """Supervise until the server is stopped."""
@@ -98,7 +103,12 @@ class Watch:
             self._observer = Observer(state)
             if self._check is None or (self._check.repo, self._check.generation) != (state.repo, state.generation):
                 self._guard_files(state.repo, state.generation)
-            self._followers = ExperimentGuard(state, self._run_dir), Promotion(state, self._run_dir), Release(state)
+            self._followers = (
+                ExperimentGuard(state, self._run_dir),
+                Promotion(state, self._run_dir),
+                Release(state),
+                PinFollower(state, self._run_dir),
+            )
             self._follow_challenger(state)
         self._observed = state
         assert self._challenger_files is not None
@@ -184,8 +194,8 @@ class Watch:
             options = {"run_dir": self._run_dir, "former": now, "ready_timeout_s": RESTART_TIMEOUT_S}
             server = TritonServer.with_settings(state.repo, state.ports, state.settings, **options)
             try:
-                with pinned_to(state.repo, generation):
-                    server.start()
+                with pinned_to(state.repo, generation) as is_pinned:
+                    server.start(None if is_pinned else generation)
             except (RecommenderError, OSError) as error:
                 if server.process is None or server.process.poll() is not None:
                     say(f"restart failed: {error}")
@@ -202,9 +212,9 @@ class Watch:
         self._leases.release()  # whoever mends the files must not wait
         for generation in list_other_generations(state):
             if is_intact(state.repo, generation):
-                pin(state.repo, generation)
+                self._try_to_write(partial(pin, state.repo, generation))
                 self._restart(state, fault, generation)
-                record_act(state.repo, "pinned", generation, reason=fault)  # last: on a full disk the server is restarted too
+                self._try_to_write(partial(record_act, state.repo, "pinned", generation, reason=fault))
                 return
         say(f"no other generation is intact: {ENSEMBLE} is taken out of service until the files are as published")
         if state.settings.get("fixed") or not processes.is_running(state.pid, state.tag):
@@ -214,6 +224,15 @@ class Watch:
                 client.unload_model(ENSEMBLE, client_timeout=LOAD_TIMEOUT_S)
         state.change(self._run_dir, fault=fault)
         self._check = None  # so that the next tick reads the files: they may be as published by then
+
+    def _try_to_write(self, write: Callable[[], object]) -> None:
+        """Write into the repository, or say once why that fails: it may be read-only, or its disk full."""
+        try:
+            write()
+        except (RecommenderError, OSError) as error:
+            if str(error) not in self._unwritten:
+                self._unwritten.add(str(error))
+                say(str(error))
 
     def _return_to_service(self, state: ServerState) -> None:
         """Restart a server that was taken out of service once its files are as published."""

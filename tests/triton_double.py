@@ -1,6 +1,6 @@
 """A double of tritonserver: real gRPC on a real port, in this process or as the program of a wheel, and no model that computes.
 
-It loads and unloads what the configs of a repository say, as tritonserver does, and reports that.
+It loads and unloads what the configs of a repository say, or those that it is sent, as tritonserver does, and reports that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from google.protobuf.json_format import Parse
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from repository.models import Model, read_config, read_repository
 
@@ -35,16 +36,20 @@ class TritonDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Serves a repository at a gRPC port.
 
     before_load, before_unload, before_index: called with a model's name ("" for the index); return why to refuse, "" to go on
+    loads: whether it loads the models at once
     """
 
-    def __init__(self, repo: Path, grpc_port: int) -> None:
+    def __init__(self, repo: Path, grpc_port: int, loads: bool = True) -> None:
         self.repo = repo
         self.before_load: Callable[[str], str] = accept
         self.before_unload: Callable[[str], str] = accept
         self.before_index: Callable[[str], str] = accept
         self.states: dict[tuple[str, int], str] = {}
         for model in read_repository(repo):
-            self._load(model)
+            if loads:
+                self._load(model)
+            else:
+                self.states[model.name, 0] = ""
         self._server = grpc.server(ThreadPoolExecutor(8))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"127.0.0.1:{grpc_port}")
@@ -83,7 +88,9 @@ class TritonDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
     def RepositoryModelLoad(self, request, context):
         name = request.model_name
         _refuse(context, self.before_load(name))
-        self._load(Model(name, self.repo / name, read_config(self.repo / name / "config.pbtxt")))
+        sent = request.parameters["config"].string_param
+        config = Parse(sent, model_config_pb2.ModelConfig()) if sent else read_config(self.repo / name / "config.pbtxt")
+        self._load(Model(name, self.repo / name, config))
         return service_pb2.RepositoryModelLoadResponse()
 
     def RepositoryModelUnload(self, request, context):
@@ -113,7 +120,8 @@ def main() -> None:
     parser.add_argument("--model-repository", type=Path)
     parser.add_argument("--grpc-port", type=int)
     parser.add_argument("--metrics-port", type=int)
+    parser.add_argument("--load-model")
     options, _ = parser.parse_known_args()
     with socket.create_server(("127.0.0.1", options.metrics_port)):
-        TritonDouble(options.model_repository, options.grpc_port)
+        TritonDouble(options.model_repository, options.grpc_port, loads=options.load_model == "*")
         threading.Event().wait()

@@ -17,6 +17,7 @@ from server.health import read_model_states
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from tests.interrupting import called_on_return
+from tests.repositories import describe_entries
 from tests.server import toys
 from tests.server.load import Load
 
@@ -54,6 +55,26 @@ def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repo, laun
     assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 1
     # one load per step and move: the generation being served is never loaded a second time
     assert len(loads_of(server, "first")) == len(loads_of(server, "second")) == 4
+
+
+def test_a_server_moves_and_starts_by_configs_that_it_is_sent(repo, launch):
+    """As where the repository cannot be written: its own configs name generation 2 all the time."""
+    server = launch(repo)
+    toys.publish(repo, 2)
+    pin(repo, 2)
+    before = describe_entries(repo)
+    with Questions(server.grpc_url) as load:
+        assert activate(server.grpc_url, repo, 2, writes=False) == 1
+        assert activate(server.grpc_url, repo, 1, writes=False) == 2
+    assert load.errors == []
+    assert set(load.generations) == {(1, 1), (2, 2)}
+    assert len(loads_of(server, "first")) == len(loads_of(server, "second")) == 3
+    server.stop()
+    server.start(generation=1)
+    assert (server.state.generation, find_served_generation(server.grpc_url), read_pinned_generation(repo)) == (1, 1, 2)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert toys.ask(client, 4) == toys.expected(4, generation=1)
+    assert describe_entries(repo) == before
 
 
 def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch):

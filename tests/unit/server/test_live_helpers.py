@@ -31,7 +31,7 @@ TOPIC = "shop-events"
 def state(tmp_path) -> Iterator[ServerState]:
     repo = link_code(repository_with_kinds(), tmp_path / "repo")
     Observe.load(find_stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
-    state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3))
+    state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
     yield state
     processes.terminate(live_helpers.find_helpers(state.tag))
     assert live_helpers.find_helpers(state.tag) == []

@@ -265,5 +265,9 @@ def test_a_server_starts_with_the_pinned_generation_although_the_lock_cannot_be_
         assert read_pinned_generation(repo) == 1
     (repo / LOCK_FILE).unlink()
     (repo / LOCK_FILE).mkdir()  # cannot be opened, as in a read-only repository
-    with pinned_to(repo, 1):
+    with pinned_to(repo, 1) as is_pinned:
+        assert is_pinned
         assert read_pinned_generation(repo) == 1
+    toys.publish(repo, 2)
+    with pinned_to(repo, 2) as is_pinned:
+        assert not is_pinned  # so that the server must be sent the configs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -33,14 +34,9 @@ def publish(repo: Path, generation: int, updates: dict | None, code: str = FOLLO
     (stage / "serving" / "tables" / "__main__.py").write_text(code)
 
 
-def pin(repo: Path, generation: int) -> None:
-    (repo / ENSEMBLE).mkdir(exist_ok=True)
-    (repo / ENSEMBLE / "config.pbtxt").write_text(f"version_policy {{ specific {{ versions: {generation} }} }}")
-
-
 @pytest.fixture
 def state(tmp_path) -> Iterator[ServerState]:
-    state = ServerState(1, draw_tag(), tmp_path / "repo", tmp_path / "log", Ports(1, 2, 3))
+    state = ServerState(1, draw_tag(), tmp_path / "repo", tmp_path / "log", Ports(1, 2, 3), generation=1)
     yield state
     processes.terminate(updaters.find_updaters(state.tag))
     assert updaters.find_updaters(state.tag) == []
@@ -65,8 +61,7 @@ def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
         publish(state.repo, generation, {"brokers": "a:1"})
     publish(state.repo, 3, None)
     for generation, followed in ((1, ["1"]), (2, ["2"]), (2, ["2"]), (3, []), (1, ["1"])):
-        pin(state.repo, generation)
-        updaters.follow(state, tmp_path)
+        updaters.follow(replace(state, generation=generation), tmp_path)
         assert generations_followed(state) == followed
     running = updaters.find_updaters(state.tag)
     assert len(running) == 2
@@ -81,7 +76,6 @@ def test_the_code_of_the_fused_layout_lies_once_above_its_stages(state, tmp_path
     fused.mkdir(parents=True)
     (state.repo / "rank" / "1").rename(fused / "rank")
     (fused / "rank" / "serving").rename(fused / "serving")
-    pin(state.repo, 1)
     updaters.follow(state, tmp_path)
     (process,) = working(state)
     assert Path(process.cwd()) == fused
@@ -93,7 +87,6 @@ def test_an_updater_that_ends_at_once_is_an_error_and_is_tried_again(state, tmp_
         f"import pathlib\nif not pathlib.Path('{mended}').exists(): raise SystemExit('confluent_kafka is missing')\n{FOLLOWS}"
     )
     publish(state.repo, 1, {"brokers": "a:1"}, code=code)
-    pin(state.repo, 1)
     with pytest.raises(ServerError, match=r"generation 1 did not start: confluent_kafka is missing.*updater-1-1\.log"):
         updaters.follow(state, tmp_path)
     mended.touch()
@@ -103,7 +96,6 @@ def test_an_updater_that_ends_at_once_is_an_error_and_is_tried_again(state, tmp_
 def test_repositories_that_are_not_ours_have_no_updater(state, tmp_path):
     updaters.follow(state, tmp_path)
     state.repo.mkdir()
-    pin(state.repo, 1)
     updaters.follow(state, tmp_path)
     assert updaters.find_updaters(state.tag) == []
 
@@ -112,7 +104,6 @@ def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch)
     monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.2)
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOLLOWS}"
     publish(state.repo, 1, {"brokers": "a:1"}, code=deaf)
-    pin(state.repo, 1)
     updaters.follow(state, tmp_path)
     running = updaters.find_updaters(state.tag)
     assert len(running) == 2
@@ -123,7 +114,6 @@ def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch)
 
 def test_an_updater_that_was_killed_is_started_again(state, tmp_path):
     publish(state.repo, 1, {"brokers": "a:1"})
-    pin(state.repo, 1)
     updaters.follow(state, tmp_path)
     before = set(updaters.find_updaters(state.tag))
     (killed,) = working(state)
@@ -137,7 +127,6 @@ def test_an_updater_that_was_killed_is_started_again(state, tmp_path):
 
 def test_an_updater_that_nobody_would_start_again_is_replaced(state, tmp_path):
     publish(state.repo, 1, {"brokers": "a:1"})
-    pin(state.repo, 1)
     updaters.follow(state, tmp_path)
     (updater,) = working(state)
     (keeper,) = set(updaters.find_updaters(state.tag)) - {updater}

@@ -19,9 +19,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from repository.registry import read_acts
+from repository.generations import pin
+from repository.lock import LOCK_FILE
+from repository.registry import RECORD_FILE, read_acts
 from repository.tables import find_tables_settings
 from server.control import stop_server
+from server.generations import find_served_generation
 from server.observer import HANGS_S, Observer
 from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
@@ -32,6 +35,7 @@ from serving.contract.generations import read_pinned_generation
 from tests.repositories import copy_generation, copy_small_repository
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import write_wheel
+from tests.unit.server.unwritable import make_unwritable
 from tests.waiting import until
 
 # A parent that never asks what became of its child, as tritonserver does not.
@@ -164,6 +168,38 @@ def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_p
     act = read_acts(repo)[0]
     assert (act.action, act.generation, read_pinned_generation(repo)) == ("pinned", 1, 1)
     assert MANIFEST_FILE in act.reason
+
+
+@pytest.mark.usefixtures("installed_double")
+def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(state, tmp_path, capsys):
+    repo = copy_small_repository(tmp_path / "shop")
+    copy_generation(repo)
+    pin(repo, 2)
+    state = replace(state, repo=repo, generation=2, settings=SETTINGS | {"follow_pin": True})
+    state.save(tmp_path)
+    make_unwritable(repo)
+    (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
+    path = make_state_path(tmp_path, state.ports.grpc)
+    printed = []
+
+    def said() -> str:
+        printed.append(capsys.readouterr().out)
+        return "".join(printed)
+
+    with watched(state, tmp_path):
+        until(lambda: "answers again" in said())
+        now = read_state(path)
+        assert now is not None
+        assert (now.generation, read_pinned_generation(repo), find_served_generation(now.grpc_url)) == (1, 2, 1)
+        assert now.settings == state.settings
+        os.kill(now.pid, signal.SIGKILL)  # a restart keeps the generation, which the configs do not name
+        until(lambda: said().count("answers again") == 2)
+        assert find_served_generation(now.grpc_url) == 1
+        (repo / "rank" / "1" / MANIFEST_FILE).write_text("{damaged")
+        until(lambda: "no other generation is intact" in said())  # and the supervisor goes on
+    assert said().count(f"{repo / LOCK_FILE} cannot be written") == 1
+    assert said().count(f"{repo / RECORD_FILE} cannot be written") == 1
+    assert "Traceback" not in said()
 
 
 @pytest.mark.usefixtures("installed_double")

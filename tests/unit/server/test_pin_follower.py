@@ -1,0 +1,155 @@
+"""A server follows the pin of its repository. Real servers, under load: tests/server/test_generations.py."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from repository.challenger import write_challenger
+from repository.experiments import end_experiment, start_experiment
+from repository.generations import pin
+from repository.lock import LOCK_FILE
+from server import __main__ as commands
+from server import processes
+from server.pin_follower import RETRY_S, SPREAD_S, PinFollower
+from server.ports import find_free_ports
+from server.state import ServerState, make_state_path, read_state
+from serving.contract.artifacts import MANIFEST_FILE
+from serving.contract.errors import ConfigError
+from serving.contract.generations import read_pinned_generation
+from serving.contract.tensors import CHALLENGER, ENSEMBLE
+from serving.live.experiment import Experiment
+from tests.clocks import PatientClock
+from tests.repositories import copy_generation, copy_small_repository, describe_entries
+from tests.tags import draw_tag
+from tests.triton_double import TritonDouble
+from tests.unit.server.unwritable import make_unwritable
+
+
+@pytest.fixture
+def served(tmp_path) -> Iterator[tuple[ServerState, TritonDouble]]:
+    """The saved state of a double of a server that answers with generation 1; generation 2 is published beside it."""
+    repo, ports = copy_small_repository(tmp_path / "repo"), find_free_ports()
+    copy_generation(repo)
+    state = ServerState(1, draw_tag(), repo, tmp_path / "log", ports, {"follow_pin": True}, generation=1)
+    state.save(tmp_path)
+    double = TritonDouble(repo, ports.grpc)
+    yield state, double
+    double.stop()
+    processes.terminate(processes.find_helpers(state.tag))
+
+
+@pytest.fixture
+def clock(monkeypatch) -> PatientClock:
+    clock = PatientClock()
+    monkeypatch.setattr("server.pin_follower.time", clock)
+    return clock
+
+
+def follow(follower: PinFollower, clock: PatientClock) -> str:
+    """Look once a pin is noticed, and again when its time has come. Return what was done."""
+    assert follower.look() == ""
+    clock.sleep(SPREAD_S)
+    return follower.look()
+
+
+def ready(double: TritonDouble) -> set[int]:
+    return {version for (_, version), state in double.states.items() if state == "READY"}
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_a_server_moves_to_what_was_pinned_elsewhere_and_writes_nothing(served, clock, tmp_path, is_writable):
+    state, double = served
+    pin(state.repo, 2)
+    if not is_writable:
+        make_unwritable(state.repo)
+    before = describe_entries(state.repo)
+    assert follow(PinFollower(state, tmp_path), clock) == "generation 2 is pinned: moved to it from 1"
+    changed = {name: facts for name, facts in describe_entries(state.repo).items() if facts != before[name]}
+    assert set(changed) <= {f"./{LOCK_FILE}"}  # opened, to wait for whoever holds it
+    assert ready(double) == {2}
+    moved = read_state(make_state_path(tmp_path, state.ports.grpc))
+    assert moved is not None
+    assert moved.generation == 2
+    pin_again = PinFollower(moved, tmp_path)
+    assert follow(pin_again, clock) == ""
+    if is_writable:
+        pin(state.repo, 1)  # back
+        assert follow(pin_again, clock) == "generation 1 is pinned: moved to it from 2"
+
+
+def test_servers_do_not_move_at_the_same_moment(served, clock, tmp_path):
+    """Of fifty servers, more than one moves in each third of the minute."""
+    state, _ = served
+    shutil.rmtree(state.repo / "rank" / "2")  # so that a look says that it tried, and moves nothing
+    pin_waiting = [PinFollower(state, tmp_path) for _ in range(50)]
+    config = state.repo / ENSEMBLE / "config.pbtxt"
+    config.write_text(config.read_text().replace("versions: 1", "versions: 2").replace("model_version: 1", "model_version: 2"))
+    assert read_pinned_generation(state.repo) == 2
+    moved = []
+    for _ in range(4):
+        moved.append(sum(bool(follower.look()) for follower in pin_waiting))
+        clock.sleep(SPREAD_S / 3)
+    assert moved[0] == 0
+    assert min(moved[1:]) > 1
+    assert sum(moved) == 50
+
+
+def test_no_server_moves_while_an_experiment_runs(served, clock, tmp_path):
+    state, double = served
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    pin(state.repo, 2)
+    follower = PinFollower(state, tmp_path)
+    assert follow(follower, clock) == ""
+    clock.sleep(10 * SPREAD_S)
+    assert follower.look() == ""
+    assert ready(double) == {1}
+    write_challenger(state.repo, 1)  # it stays loaded until its server has moved
+    end_experiment(state.repo, "enough")
+    assert "moved to it from 1" in follower.look()
+    assert (ENSEMBLE, 2) in double.states
+    assert (CHALLENGER, 1) not in double.states  # the move leaves it alone
+
+
+def test_a_damaged_generation_is_tried_again_once_it_may_be_mended(served, clock, tmp_path):
+    state, double = served
+    pin(state.repo, 2)
+    manifest = state.repo / "rank" / "2" / MANIFEST_FILE
+    content = manifest.read_text()
+    manifest.write_text("{damaged")
+    follower = PinFollower(state, tmp_path)
+    assert "stays at generation 1, and does not follow the pin: Files of generation 2" in follow(follower, clock)
+    assert ready(double) == {1}
+    manifest.write_text(content)
+    assert follower.look() == ""
+    clock.sleep(RETRY_S)
+    assert "moved to it from 1" in follower.look()
+
+
+def test_a_generation_that_does_not_load_leaves_the_server_where_it_is(served, clock, tmp_path):
+    state, double = served
+    pin(state.repo, 2)
+    double.before_load = lambda model: "it is too large" if model == "rank" and (ENSEMBLE, 2) not in double.states else ""
+    told = follow(PinFollower(state, tmp_path), clock)
+    assert "stays at generation 1, generation 2 does not load: it is too large" in told
+    assert "names 1 again" not in told  # nothing was written
+    assert read_pinned_generation(state.repo) == 2
+
+
+def test_a_server_that_was_not_asked_to_stays(served, clock, tmp_path):
+    state, double = served
+    pin(state.repo, 2)
+    assert follow(PinFollower(replace(state, settings={}), tmp_path), clock) == ""
+    assert ready(double) == {1}
+
+
+@pytest.mark.parametrize("other", ["--fixed", "--unsupervised"])
+def test_a_server_that_nobody_can_move_is_not_asked_to_follow(tmp_path, monkeypatch, other):
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    arguments = ["start", "--repo", str(tmp_path), "--follow-pin", other]
+    with pytest.raises(ConfigError, match=f"--follow-pin needs .*{other}"):
+        CliRunner().invoke(commands.app, arguments, catch_exceptions=False)
