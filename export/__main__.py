@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from repository.rounds import record_round
+from repository.rounds import mark_round, record_round
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.live.store import find_live_folder
 
@@ -98,25 +99,31 @@ def follow(
     while True:
         try:
             progress = console if verbose else Console(quiet=True)
-            finished = follow_once(load_dataset(data), repo, settings, events, progress, share, days, keep)
+            with mark_round(repo):
+                finished = follow_once(load_dataset(data), repo, settings, events, progress, share, days, keep)
             console.print(escape(finished.report))
             record_round(repo, finished.outcome, finished.report)
-        except (RecommenderError, OSError) as error:  # such as a full disk, which may be mended until the next round
-            report_failed_round(repo, error)
+        except Exception as error:  # such as a full disk or want of memory, which may be mended until the next round
+            is_expected = isinstance(error, (RecommenderError, OSError))
+            reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+            record_failed_round(repo, reason)
             if once:
                 raise
-            console.print(f"[red]error[/]: {escape(str(error))}")
+            if not is_expected:
+                traceback.print_exc()
+            console.print(f"[red]error[/]: {escape(reason)}")
         if once:
             return
         time.sleep(60 * minutes)
 
 
-def report_failed_round(repo: Path, error: Exception) -> None:
-    """Record a failed round for metrics, or print why that is not possible."""
+def record_failed_round(repo: Path, reason: str) -> None:
+    """Record a failed round for metrics, or print why that is not possible. Without a repository there is no place for it."""
     try:
-        record_round(repo, "failed", str(error))
-    except OSError as second:
-        console.print(f"[red]error[/]: the failed round is not recorded: {escape(str(second))}")
+        if repo.is_dir():
+            record_round(repo, "failed", reason)
+    except OSError as error:
+        console.print(f"[red]error[/]: the failed round is not recorded: {escape(str(error))}")
 
 
 @app.command()

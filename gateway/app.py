@@ -43,7 +43,7 @@ from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from gateway.tracing import Tracing
 from live.exposures import ExposureLog
-from repository.rounds import read_round
+from repository.rounds import read_round, read_running
 from serving.live.store import find_live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
@@ -238,7 +238,7 @@ def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
         metrics.show_experiment(experiments.read_current())
-        metrics.show_round(read_round(repo))
+        metrics.show_rounds(read_round(repo), read_running(repo))
         return Response(metrics.render_page(), media_type=CONTENT_TYPE_LATEST)
 
 

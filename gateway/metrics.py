@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from repository.rounds import EndedRound
+from repository.rounds import EndedRound, RunningRound
 from serving.live.experiment import Experiment
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -49,7 +49,7 @@ class Metrics:
         )
         self._round = Gauge(
             "gateway_training_round_timestamp_seconds",
-            "When the last round of continuous training ended",
+            "When the last round of continuous training ended; with outcome running: when the one that runs began",
             ["outcome"],
             registry=registry,
         )
@@ -77,11 +77,13 @@ class Metrics:
             labels = latest.name, str(latest.challenger), latest.state
             self._experiment.labels(*labels).set(latest.changed_ms / 1_000)
 
-    def show_round(self, ended: EndedRound | None) -> None:
-        """Show the last round of continuous training; nothing before the first one."""
+    def show_rounds(self, ended: EndedRound | None, running: RunningRound | None) -> None:
+        """Show the last round of continuous training and the one that runs; nothing before the first one."""
         self._round.clear()
         if ended is not None:
             self._round.labels(ended.outcome).set(ended.ended_s)
+        if running is not None:
+            self._round.labels("running").set(running.began_s)
 
     def render_page(self) -> bytes:
         """Return all metrics as text for Prometheus."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import isfinite
@@ -229,11 +230,15 @@ def guard(
         began_s = time.monotonic()
         try:
             ended, failed = judging.look(), 0
-        except (RecommenderError, OSError) as error:
+        except Exception as error:  # any: a guard that dies is started again, and would never count up to its last look
             failed += 1
-            say(f"error: {error}")
+            is_expected = isinstance(error, (RecommenderError, OSError))
+            reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+            if not is_expected:
+                traceback.print_exc()
+            say(f"error: {reason}")
             stopped = failed == MOST_FAILED_LOOKS
-            ended = end_experiment(repo, f"its guard fails: {error}", judged=experiment) if stopped else None
+            ended = end_experiment(repo, f"its guard fails: {reason}", judged=experiment) if stopped else None
         if ended:
             say(f"experiment {watched} is {ended.state}, because {ended.reason}")
         elif once:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from export.__main__ import app
+from repository.code import PROJECT
 from repository.registry import read_acts, read_manifest
-from repository.rounds import read_round
-from serving.contract.artifacts import write_manifest
+from repository.rounds import read_round, read_running
+from serving.contract.artifacts import MANIFEST_FILE, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from tests.repositories import copy_to_change, small_repository
+from tests.waiting import until
 
 DATA = small_repository().parent / "data"
 SETTINGS = """
@@ -76,3 +82,55 @@ def test_follow_without_a_config_reads_the_settings_of_what_serves(repo, config)
     assert failed.outcome == "failed"
     assert "an_old_key" in failed.report
     assert "waits: 0 events are newer than generation 1" in run(*follow, "--config", config)
+
+
+def forget_data_set(repo: Path) -> None:
+    """Remove what the manifest of generation 1 says of its data set, which no code expects."""
+    facts = {key: value for key, value in read_manifest(repo, 1).items() if key not in ("schema", "files", "dataset")}
+    write_manifest(repo / ENSEMBLE / "1", **facts)
+
+
+def test_follow_records_an_error_that_nobody_expected_and_raises_it_again(repo):
+    forget_data_set(repo)
+    with pytest.raises(KeyError):
+        run("follow", "--once", "--data", DATA, "--repo", repo)
+    assert (read_round(repo).outcome, read_round(repo).report) == ("failed", "KeyError: 'dataset'")
+    assert read_running(repo) is None
+
+
+def test_follow_goes_on_after_an_error_that_nobody_expected(repo, monkeypatch):
+    manifest = (repo / ENSEMBLE / "1" / MANIFEST_FILE).read_text()
+    forget_data_set(repo)
+    outcomes = []
+
+    def mend_or_end(seconds: float) -> None:
+        outcomes.append(read_round(repo).outcome)
+        if len(outcomes) == 2:
+            raise KeyboardInterrupt
+        (repo / ENSEMBLE / "1" / MANIFEST_FILE).write_text(manifest)
+
+    monkeypatch.setattr(time, "sleep", mend_or_end)
+    done = CliRunner().invoke(app, ["follow", "--data", str(DATA), "--repo", str(repo)], catch_exceptions=False)
+    assert outcomes == ["failed", "waits"]
+    assert "error: KeyError: 'dataset'" in done.stdout
+    assert "Traceback" in done.stderr
+
+
+def test_follow_of_a_repository_that_is_not_there_says_so_once(repo):
+    command = [sys.executable, "-m", "export", "follow", "--once", "--data", DATA, "--repo", repo.parent / "nowhere"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(r"error: There is no model repository at .*/nowhere\. Make one with `make export REPO=.*`\.", line)
+
+
+def test_a_round_that_is_killed_while_it_works_is_recorded_as_failed(repo):
+    data = "synthetic:users=20000,items=20000,events=2000000"  # takes seconds to generate
+    command = [sys.executable, "-m", "export", "follow", "--once", "--data", data, "--repo", repo]
+    with subprocess.Popen(command, cwd=PROJECT) as process:
+        until(lambda: read_running(repo) is not None)
+        assert read_running(repo).pid == process.pid
+        process.kill()
+    assert read_round(repo).outcome == "failed"
+    assert f"never ended: process {process.pid} " in read_round(repo).report

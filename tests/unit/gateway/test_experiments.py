@@ -15,7 +15,7 @@ from gateway import schema
 from gateway.experiments import interleave
 from live.exposures import read_exposures
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
-from repository.rounds import ROUND_FILE, record_round
+from repository.rounds import ROUND_FILE, mark_round, record_round
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository, link_small_repository
 from tests.unit.gateway.conftest import Gateway
@@ -139,6 +139,10 @@ def test_the_metrics_say_how_the_last_round_of_training_ended(tried):
     for outcome in ("published", "failed", "waits"):
         record_round(tried.repo, outcome, "as it may be")
         assert read_rounds() == {outcome: pytest.approx(time.time(), abs=60)}
+    with mark_round(tried.repo):
+        now_s = pytest.approx(time.time(), abs=60)
+        assert read_rounds() == {"waits": now_s, "running": now_s}
+    assert list(read_rounds()) == ["waits"]
     (tried.repo / ROUND_FILE).write_text('{"outcome": "fine"}')
     assert list(read_rounds()) == ["failed"]
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -320,6 +322,22 @@ def test_a_guard_that_cannot_read_the_answers_stops_the_experiment_after_some_tr
     said = guard_by_command(repo)
     assert said.count("cannot be read") == MOST_FAILED_LOOKS + 1  # the last one is the reason
     assert "experiment spring is stopped, because its guard fails" in said
+
+
+def test_a_guard_that_meets_an_error_that_nobody_expected_looks_again_and_stops_the_experiment_at_last(repo, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    show(repo)
+    (file,) = list_exposure_files(find_experiment_folder(repo) / FOLDER)
+    table = pq.read_table(file)
+    column = table.column_names.index("latency_ms")
+    pq.write_table(table.set_column(column, "latency_ms", pa.array([[1.0]] * len(table))), file)
+    with pytest.raises(NotImplementedError):
+        guard_once(repo)
+    done = CliRunner().invoke(app, ["guard", "--repo", str(repo)], catch_exceptions=False)
+    assert done.stdout.count("error: ArrowNotImplementedError: ") == MOST_FAILED_LOOKS
+    assert "experiment spring is stopped, because its guard fails: ArrowNotImplementedError: " in done.stdout
+    assert done.stderr.count("Traceback") == MOST_FAILED_LOOKS
 
 
 def test_an_experiment_whose_answers_were_removed_is_stopped(repo):

@@ -1,0 +1,100 @@
+"""The record of rounds of continuous training: one that is killed is told from one that runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repository.rounds import RUNNING_FILE, mark_round, read_round, read_running, record_round
+from serving.contract.errors import ConfigError
+
+ROUND = """
+import sys, time
+from pathlib import Path
+from repository.rounds import mark_round
+with mark_round(Path(sys.argv[1])):
+    print("runs", flush=True)
+    time.sleep(600)
+"""
+
+
+def begin_round(repo: Path) -> subprocess.Popen:
+    """Return a process in which a round runs."""
+    process = subprocess.Popen([sys.executable, "-c", ROUND, str(repo)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "runs\n"
+    return process
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_round_that_is_killed_has_failed_and_one_that_runs_has_not(tmp_path, reaped):
+    record_round(tmp_path, "waits", "0 events are new")
+    with begin_round(tmp_path) as process:
+        assert read_running(tmp_path).pid == process.pid
+        assert read_round(tmp_path).outcome == "waits"
+        began_s = read_running(tmp_path).began_s
+        process.kill()
+        if reaped:
+            process.wait()
+        else:
+            process.stdout.read()  # until it has ended; the kernel keeps its number until somebody asks how
+        assert read_running(tmp_path) is None
+        ended = read_round(tmp_path)
+    assert (ended.outcome, ended.ended_s) == ("failed", began_s)
+    assert f"never ended: process {process.pid} " in ended.report
+
+
+def test_the_next_round_records_that_the_one_before_was_killed(tmp_path):
+    process = begin_round(tmp_path)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with mark_round(tmp_path):
+        assert read_round(tmp_path).outcome == "failed"
+        assert f"process {process.pid} " in read_round(tmp_path).report
+        assert read_running(tmp_path).pid != process.pid
+    assert read_running(tmp_path) is None
+    assert read_round(tmp_path).outcome == "failed"
+
+
+def test_a_second_round_leaves_the_mark_of_one_that_runs(tmp_path):
+    with begin_round(tmp_path) as process:
+        with mark_round(tmp_path):
+            assert read_running(tmp_path).pid == process.pid
+        assert read_running(tmp_path).pid == process.pid
+        process.kill()
+
+
+@pytest.mark.parametrize("changed", [{"pid": 2**22 + 1}, {"created_s": 0.0}], ids=["gone", "number used again"])
+def test_whether_a_process_is_gone_is_known_on_its_own_machine_alone(tmp_path, changed):
+    with mark_round(tmp_path):
+        mark = json.loads((tmp_path / RUNNING_FILE).read_text()) | changed
+        for machine, is_gone in ((mark["machine"], True), ("another", False)):
+            (tmp_path / RUNNING_FILE).write_text(json.dumps(mark | {"machine": machine}))
+            assert (read_running(tmp_path) is None) == is_gone
+            assert (read_round(tmp_path) is not None) == is_gone
+
+
+def test_a_mark_that_cannot_be_read_is_of_a_round_that_may_run_until_the_next_one(tmp_path):
+    (tmp_path / RUNNING_FILE).write_text("{")
+    assert read_running(tmp_path).machine == "an unknown machine"
+    with mark_round(tmp_path):
+        assert "on an unknown machine" in read_round(tmp_path).report
+    assert read_running(tmp_path) is None
+
+
+def test_a_round_that_ends_by_an_error_leaves_no_mark(tmp_path):
+    with pytest.raises(KeyError), mark_round(tmp_path):
+        raise KeyError("dataset")
+    assert read_running(tmp_path) is None
+
+
+def test_a_round_without_a_repository_is_refused(tmp_path):
+    with (
+        pytest.raises(ConfigError, match=r"There is no model repository at .*nowhere. Make one with `make export"),
+        mark_round(tmp_path / "nowhere"),
+    ):
+        pass
