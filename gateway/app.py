@@ -43,6 +43,7 @@ from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from gateway.tracing import Tracing
 from live.exposures import ExposureLog
+from repository.generations import find_newest
 from repository.rounds import read_round, read_running
 from serving.live.store import find_live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
@@ -239,6 +240,7 @@ def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics
     async def metrics_page() -> Response:
         metrics.show_experiment(experiments.read_current())
         metrics.show_rounds(read_round(repo), read_running(repo))
+        metrics.show_newest(find_newest(repo))
         return Response(metrics.render_page(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -53,6 +53,12 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self._newest = Gauge(
+            "gateway_newest_generation_timestamp_seconds",
+            "When the newest generation of the repository was published",
+            ["generation"],
+            registry=registry,
+        )
         self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
@@ -84,6 +90,12 @@ class Metrics:
             self._round.labels(ended.outcome).set(ended.ended_s)
         if running is not None:
             self._round.labels("running").set(running.began_s)
+
+    def show_newest(self, newest: tuple[int, float] | None) -> None:
+        """Show the newest generation of the repository and when it was published, unix seconds; nothing without one."""
+        self._newest.clear()
+        if newest is not None:
+            self._newest.labels(str(newest[0])).set(newest[1])
 
     def render_page(self) -> bytes:
         """Return all metrics as text for Prometheus."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from repository.challenger import read_challengers, remove_challenger
 from repository.lock import publication_lock
 from repository.models import Model, read_repository, write_config
+from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS
@@ -24,6 +25,19 @@ def list_published_generations(repo: Path) -> tuple[int, ...]:
     """Return the generations for which every model has a version folder, ascending. Raises ConfigError."""
     models = order_models(read_repository(repo))
     return tuple(sorted(set.intersection(*(set(model.versions_on_disk) for model in models))))
+
+
+def find_newest(repo: Path) -> tuple[int, float] | None:
+    """Return the newest generation and when it was published, unix seconds; None where there is none.
+
+    Reads no config, because metrics ask every few seconds.
+    """
+    folders = {int(path.name): path for path in (repo / ENSEMBLE).glob("*") if path.name.isdecimal()}
+    try:
+        newest = max(folders)
+        return newest, (folders[newest] / MANIFEST_FILE).stat().st_mtime
+    except (ValueError, FileNotFoundError):  # without a generation, or while its folder is removed
+        return None
 
 
 def pin(repo: Path, generation: int) -> None:

@@ -101,17 +101,17 @@ def test_follow_records_an_error_that_nobody_expected_and_raises_it_again(repo):
 def test_follow_goes_on_after_an_error_that_nobody_expected(repo, monkeypatch):
     manifest = (repo / ENSEMBLE / "1" / MANIFEST_FILE).read_text()
     forget_data_set(repo)
-    outcomes = []
+    ended = []
 
     def mend_or_end(seconds: float) -> None:
-        outcomes.append(read_round(repo).outcome)
-        if len(outcomes) == 2:
+        ended.append(read_round(repo))
+        if len(ended) == 2:
             raise KeyboardInterrupt
         (repo / ENSEMBLE / "1" / MANIFEST_FILE).write_text(manifest)
 
     monkeypatch.setattr(time, "sleep", mend_or_end)
     done = CliRunner().invoke(app, ["follow", "--data", str(DATA), "--repo", str(repo)], catch_exceptions=False)
-    assert outcomes == ["failed", "waits"]
+    assert [each.outcome for each in ended] == ["failed", "waits"]
     assert "error: KeyError: 'dataset'" in done.stdout
     assert "Traceback" in done.stderr
 

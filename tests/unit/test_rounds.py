@@ -25,6 +25,7 @@ with mark_round(Path(sys.argv[1])):
 def begin_round(repo: Path) -> subprocess.Popen:
     """Return a process in which a round runs."""
     process = subprocess.Popen([sys.executable, "-c", ROUND, str(repo)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     assert process.stdout.readline() == "runs\n"
     return process
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,8 @@ from gateway.experiments import interleave
 from live.exposures import read_exposures
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from repository.rounds import ROUND_FILE, mark_round, record_round
+from serving.contract.artifacts import MANIFEST_FILE
+from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
 from tests.repositories import copy_small_repository, link_small_repository
 from tests.unit.gateway.conftest import Gateway
@@ -145,6 +149,21 @@ def test_the_metrics_say_how_the_last_round_of_training_ended(tried):
     assert list(read_rounds()) == ["waits"]
     (tried.repo / ROUND_FILE).write_text('{"outcome": "fine"}')
     assert list(read_rounds()) == ["failed"]
+
+
+def test_the_metrics_say_when_the_newest_generation_was_published(tried):
+    def read_newest() -> list[str]:
+        page = tried.door.ask("GET", "/metrics").text
+        return [line for line in page.splitlines() if line.startswith("gateway_newest_generation_timestamp_seconds{")]
+
+    os.utime(tried.repo / ENSEMBLE / "1" / MANIFEST_FILE, (1_000, 1_000))
+    assert read_newest() == ['gateway_newest_generation_timestamp_seconds{generation="1"} 1000.0']
+    (tried.repo / ENSEMBLE / "12").mkdir()
+    (tried.repo / ENSEMBLE / "12" / MANIFEST_FILE).touch()
+    os.utime(tried.repo / ENSEMBLE / "12" / MANIFEST_FILE, (2_000, 2_000))
+    assert read_newest() == ['gateway_newest_generation_timestamp_seconds{generation="12"} 2000.0']
+    shutil.rmtree(tried.repo / ENSEMBLE)
+    assert read_newest() == []
 
 
 def test_without_an_experiment_nothing_is_logged_and_the_champion_answers(tried):

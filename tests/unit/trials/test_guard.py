@@ -333,7 +333,7 @@ def test_a_guard_that_meets_an_error_that_nobody_expected_looks_again_and_stops_
     column = table.column_names.index("latency_ms")
     pq.write_table(table.set_column(column, "latency_ms", pa.array([[1.0]] * len(table))), file)
     with pytest.raises(NotImplementedError):
-        guard_once(repo)
+        Guard(repo).look()
     done = CliRunner().invoke(app, ["guard", "--repo", str(repo)], catch_exceptions=False)
     assert done.stdout.count("error: ArrowNotImplementedError: ") == MOST_FAILED_LOOKS
     assert "experiment spring is stopped, because its guard fails: ArrowNotImplementedError: " in done.stdout
