@@ -7,10 +7,12 @@ import shlex
 from pathlib import Path
 
 import yaml
+from typer import Typer
 from typer.main import get_command
 
-from export.__main__ import app
+from export import __main__ as export
 from repository.code import PROJECT
+from server import __main__ as server
 
 SYSTEMD = PROJECT / "deploy" / "systemd"
 COMMAND = ["-m", "export", "follow"]
@@ -23,10 +25,10 @@ def read_unit(path: Path) -> configparser.ConfigParser:
     return unit
 
 
-def parse_options(arguments: list[str]) -> dict[str, object]:
-    """Parse options of `export follow` as the command does. Raises click's UsageError for one that it does not have."""
-    command = get_command(app).commands["follow"]  # type: ignore[attr-defined]
-    return command.make_context("follow", list(arguments)).params
+def parse_options(arguments: list[str], app: Typer = export.app, name: str = "follow") -> dict[str, object]:
+    """Parse options of a command as it does, by default `export follow`. Raises click's UsageError for one that it lacks."""
+    command = get_command(app).commands[name]  # type: ignore[attr-defined]
+    return command.make_context(name, list(arguments)).params
 
 
 def test_the_service_does_one_round_whose_generation_a_share_of_the_users_meets():
@@ -56,3 +58,14 @@ def test_the_cron_job_does_one_round_at_a_time():
     options = parse_options(["--once", *container["args"]])
     assert options["repo"] == Path("/srv/models")
     assert options["keep"] > 2  # it cannot ask the pods what they have loaded
+
+
+def test_servers_that_only_read_the_repository_move_to_what_a_round_publishes():
+    pods = yaml.safe_load((PROJECT / "deploy" / "kubernetes" / "workload" / "statefulset.yaml").read_text())
+    in_pod = pods["spec"]["template"]["spec"]["containers"][0]
+    in_compose = yaml.safe_load((PROJECT / "deploy" / "compose.cpu.yaml").read_text())["services"]["triton"]
+    assert {"name": "models", "mountPath": "/srv/models", "readOnly": True} in in_pod["volumeMounts"]
+    assert "${REPO:-../model_repository}:/srv/models:ro" in in_compose["volumes"]
+    for command, *options in (in_pod["args"], in_compose["command"]):
+        assert command == "server"
+        assert parse_options(options, server.app, "start")["follow_pin"] is True

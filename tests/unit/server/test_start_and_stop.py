@@ -117,7 +117,7 @@ def test_a_server_that_is_looked_for_at_another_port_is_named(sleeping, tmp_path
 @pytest.mark.parametrize(("fault", "lost"), [("its files are damaged", 0), ("", 2)])
 def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sleeping, tmp_path, monkeypatch):
     repo = toys.publish(tmp_path / "repo", 1)
-    own = {"threads": 4, "cache_mib": 0, "fixed": True, "host": "127.0.0.1", "no_http": True, "tls": ""}
+    own = {"threads": 4, "cache_mib": 0, "fixed": True, "host": "127.0.0.1", "no_http": True, "tls": "", "follow_pin": False}
     stub = shutil.copy(shutil.which("true"), tmp_path / STUB_PROGRAM)
     parent = [sys.executable, "-c", PARENT, sleeping.tag, str(stub), str(lost)]
     write_wheel(tmp_path / "wheel")

@@ -47,7 +47,15 @@ os.waitid(os.P_PID, stub.pid, os.WEXITED | os.WNOWAIT)
 print("killed", flush=True)
 time.sleep(600)
 """
-SETTINGS = {"threads": 1, "fixed": False, "cache_mib": 0, "host": "127.0.0.1", "no_http": False, "tls": ""}
+SETTINGS = {
+    "threads": 1,
+    "fixed": False,
+    "cache_mib": 0,
+    "host": "127.0.0.1",
+    "no_http": False,
+    "tls": "",
+    "follow_pin": False,
+}
 
 
 @pytest.fixture
