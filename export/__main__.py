@@ -63,14 +63,14 @@ def build(
     from export.build import build_repository  # imported late, because training imports take seconds
     from export.continued import continue_log
     from repository.publish import make_read_only
-    from repository.registry import record_act
+    from repository.registry import record_publication
 
     if settings.live.continue_log:
         dataset = continue_log(dataset, find_live_folder(repo, settings.live.folder))
     generation = build_repository(dataset, repo, settings, console, layout, profile, verbose, keep=keep)
     if not load_profile(profile).stays_writable:
         make_read_only(repo, generation)
-    record_act(repo, "published", generation, reason=f"exported from {data}")
+    record_publication(repo, generation, f"exported from {data}")
 
 
 @app.command()
@@ -134,11 +134,11 @@ def relayout(
 ) -> None:
     """Publish a repository's models again, without training: in another layout, with the code as it is now."""
     from export.relayout import relayout as lay_out_again
-    from repository.registry import record_act
+    from repository.registry import record_publication
 
     refuse_unknown(layout)
     generation = lay_out_again(source, repo, layout)
-    record_act(repo, "published", generation, reason=f"laid out again from {source}")
+    record_publication(repo, generation, f"laid out again from {source}")
     console.print(f"generation {generation} published in {repo}, {layout} layout")
 
 

@@ -31,7 +31,7 @@ from repository.experiments import find_experiment_folder, find_running
 from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
-from repository.registry import read_acts, read_manifest, record_act
+from repository.registry import read_acts, read_manifest, record_act, record_publication
 from repository.rounds import Outcome
 from server.challenger import unload_challenger
 from server.control import activate, find_running_servers
@@ -221,7 +221,7 @@ def publish_candidate(
     """
     generation = relayout(candidate, repo, layout, beside=serving, keep=keep)
     make_read_only(repo, generation)
-    record_act(repo, "published", generation, reason=str(verdict))
+    record_publication(repo, generation, str(verdict))
     servers = find_running_servers(RUN_DIR, repo)
     if share < 1:
         name = f"generation-{generation}"

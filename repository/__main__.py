@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from repository.registry import diff_generations, find_tags, list_generations, read_acts, read_manifest, record_act
+from repository.registry import diff_generations, find_tags, list_generations, read_acts, read_facts, read_manifest, record_act
 from serving.contract.errors import ConfigError, run_program
 
 app = typer.Typer(help="The generations of a model repository.", no_args_is_help=True, add_completion=False)
@@ -30,7 +30,8 @@ UNLIMITED = 10_000  # characters: wider than any table
 def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
     """List the generations with their data, quality on validation requests and tags, and which one a server starts with.
 
-    Below: settings that changed from one to the next, drift up to a replacement, and how experiments with a challenger ended.
+    Below: settings that changed from one to the next, drift up to a replacement, how experiments with a challenger ended, where
+    a generation came from, and the verdicts of `export follow`. Removed ones are listed as they were recorded.
     """
     entries = list_generations(repo)
     if as_json:
@@ -39,7 +40,7 @@ def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
     names = ("generation", "published (UTC)", "data", "events", "log", "NDCG@10", "Recall@20", "tags")
     table = Table(*(Column(name, overflow="fold") for name in names), box=None, padding=(0, 1, 0, 0))  # fits 80 characters
     for entry in entries:
-        number = f"{entry.generation}{' (pinned)' if entry.pinned else ''}"
+        number = f"{entry.generation}{' (pinned)' if entry.pinned else ' (removed)' if entry.removed else ''}"
         quality = (f"{entry.quality[name]:.4f}" if name in entry.quality else "" for name in ("ndcg_at_10", "recall_at_20"))
         events, days = entry.log.get("events"), " to ".join(entry.log[end] for end in ("first", "last") if end in entry.log)
         count = "" if events is None else f"{events:,}"
@@ -47,18 +48,20 @@ def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
     print_table(table)
     for entry in entries:
         changed = ", ".join(f"{key} = {json.dumps(value)}" for key, value in entry.settings.items())
-        facts = [("settings", changed), ("replaced", entry.drift), *(("experiment", verdict) for verdict in entry.verdicts)]
+        facts = [("settings: ", changed), ("replaced: ", entry.drift)]
+        facts += [("experiment: ", verdict) for verdict in entry.verdicts] + [("", verdict) for verdict in entry.gate]
         for name, fact in facts:
             if fact:
-                typer.echo(f"generation {entry.generation}, {name}: {fact}")
+                typer.echo(f"generation {entry.generation}, {name}{fact}")
 
 
 @app.command()
 def show(generation: Generation, repo: Repo = DEFAULT) -> None:
     """Print a generation as JSON: its manifest without the files, its tags, and what the record says of it (`acts`)."""
-    shown, acts = {key: value for key, value in read_manifest(repo, generation).items() if key != "files"}, read_acts(repo)
+    shown, acts = read_facts(repo, generation), read_acts(repo)
     shown["tags"] = find_tags(acts, generation)
-    shown["acts"] = [asdict(act) for act in acts if act.generation == generation]
+    own = (asdict(act) for act in acts if act.generation == generation)
+    shown["acts"] = [{key: value for key, value in act.items() if key != "facts"} for act in own]
     typer.echo(json.dumps(shown, indent=2))
 
 
@@ -85,7 +88,7 @@ def diff(
 
 @app.command()
 def tag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason = "") -> None:
-    """Give a generation a tag, such as `champion`. If another generation has the tag, it moves."""
+    """Give a generation a tag, such as `champion`, which keeps its files. If another generation has the tag, it moves."""
     read_manifest(repo, generation)
     if not name.strip():
         raise ConfigError(f"The tag is {name!r}; expected a name, such as champion.")
@@ -94,7 +97,7 @@ def tag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason 
 
 @app.command()
 def untag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason = "") -> None:
-    """Remove a tag of a generation."""
+    """Remove a tag of a generation. Without any, a later publication may remove its files."""
     if name not in (tags := find_tags(read_acts(repo), generation)):
         raise ConfigError(f"Generation {generation} has no tag {name!r}; it has {', '.join(tags) or 'none'}.")
     record_act(repo, "untagged", generation, name, reason)

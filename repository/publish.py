@@ -41,6 +41,7 @@ from repository.generations import list_published_generations, write_pins
 from repository.lock import publication_lock
 from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
 from repository.models import read_config, refuse_unservable_path, write_config
+from repository.registry import find_holders, read_acts
 from repository.same_file_system import can_rename, refuse_other_file_system
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_stage, verify_manifest, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
@@ -138,9 +139,11 @@ class Staging:
     def check_contract(self, specs: dict[str, ModelSpec]) -> int | None:
         """Return the pinned generation, None without one.
 
-        Raises ExportError when its contract differs from `specs`, ConfigError when nothing can be served from its path.
+        Raises ExportError when its contract differs from `specs`, ConfigError when nothing can be served from its path, or when
+        the record of the repository cannot be read, which says what must be kept.
         """
         refuse_unservable_path(self.repository)
+        read_acts(self.repository)
         previous = find_served_generation(self.repository)
         if previous:
             refuse_other_contract(self.repository, self.layout, specs)
@@ -204,7 +207,9 @@ class Staging:
             held = self._find_held(self.repository)
             if held is not None:  # a server that does not answer may hold any generation: the next publication prunes
                 newest = list_published_generations(self.repository)[-self._keep :]
-                prune(self.repository, {self.generation, previous, *newest, *held, *read_challengers(self.repository)})
+                tagged = find_holders(read_acts(self.repository)).values()
+                kept = {self.generation, previous, *newest, *held, *tagged, *read_challengers(self.repository)}
+                prune(self.repository, kept)
         return self.generation
 
     def _place(

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 
 RECORD_FILE = "registry.jsonl"
 VERDICTS = ("experiment stopped", "rolled back", "promoted", "not promoted")  # acts that end an experiment
+GATE = ("published", "not published")  # acts that say where a generation came from, and what `follow` refused in its place
+CUT_VALUES = ("true", "false", "null", "NaN", "-Infinity", "Infinity", ".", "e-", "e+")  # their beginnings are no JSON
 # Keys of a manifest that differ between any two generations and say nothing about what they are like
-NOT_COMPARED = ("files", "stages", "generation", "schema", "reports.preprocess_replay", "reports.onnx_parity")
+NOT_COMPARED = ("stages", "generation", "schema", "reports.preprocess_replay", "reports.onnx_parity")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Act:
         the generation is then the one that stays), or a change of an experiment, whose generation is the challenger
         (experiments.py)
     tag: "" unless one was set
+    facts: of a publication: the generation's manifest without its files, which outlives it; {} of other acts
     """
 
     time_s: int
@@ -49,6 +52,7 @@ class Act:
     generation: int
     tag: str = ""
     reason: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Entry:
     settings: those that differ from the generation before in the list, by key with dots; {} for the first one
     drift: of its requests, in words, when another generation last took its place; "" if none did
     verdicts: how its experiments as the challenger ended, in words, oldest first
+    gate: where it came from or the verdict of `follow` on it, then those on candidates refused in its place, oldest first
+    removed: whether its files are gone, so that only the record has it
     """
 
     generation: int
@@ -72,14 +78,26 @@ class Entry:
     settings: dict[str, Any]
     drift: str
     verdicts: tuple[str, ...]
+    gate: tuple[str, ...]
+    removed: bool
 
 
-def record_act(repo: Path, action: str, generation: int, tag: str = "", reason: str = "") -> Act:
+def record_publication(repo: Path, generation: int, reason: str) -> Act:
+    """Append that a generation was published, with what `list`, `show` and `diff` need once it is removed.
+
+    Raises DependencyError where it cannot be written, ConfigError, ArtifactError.
+    """
+    return record_act(repo, "published", generation, reason=reason, facts=read_published_facts(repo, generation))
+
+
+def record_act(
+    repo: Path, action: str, generation: int, tag: str = "", reason: str = "", facts: dict[str, Any] | None = None
+) -> Act:
     """Append what was done, and return when it is on disk. The author is the user of this process.
 
     Raises DependencyError where it cannot be written.
     """
-    act = Act(int(time.time()), find_author(), action, generation, tag, reason)
+    act = Act(int(time.time()), find_author(), action, generation, tag, reason, facts or {})
     path, line = repo / RECORD_FILE, f"{json.dumps(asdict(act))}\n".encode()
     try:
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as file:
@@ -130,39 +148,68 @@ def read_acts(repo: Path) -> list[Act]:
 def _is_cut_short(line: str, error: json.JSONDecodeError) -> bool:
     """Return whether a line is the beginning of a record: nothing in it is wrong but that it ends."""
     ends_in_escape = error.msg.startswith("Invalid \\u") and error.pos > len(line) - len("\\u0000")
-    return line.startswith("{") and (error.pos == len(line) or error.msg.startswith("Unterminated string") or ends_in_escape)
+    ends_in_value = any(value.startswith(line[error.pos :]) for value in CUT_VALUES)  # at its end too
+    return line.startswith("{") and (ends_in_value or error.msg.startswith("Unterminated string") or ends_in_escape)
 
 
 def find_tags(acts: list[Act], generation: int) -> tuple[str, ...]:
-    """Return the tags of a generation. A tag belongs to one generation: setting it elsewhere moves it."""
+    """Return the tags of a generation."""
+    return tuple(sorted(tag for tag, holder in find_holders(acts).items() if holder == generation))
+
+
+def find_holders(acts: list[Act]) -> dict[str, int]:
+    """Return the generation of each tag. A tag belongs to one generation: setting it elsewhere moves it."""
     holders: dict[str, int] = {}
     for act in acts:
         if act.action == "tagged":
             holders[act.tag] = act.generation
         elif act.action == "untagged":
             holders.pop(act.tag, None)
-    return tuple(sorted(tag for tag, holder in holders.items() if holder == generation))
+    return holders
 
 
 def list_generations(repo: Path) -> list[Entry]:
-    """Return the published generations, oldest first. Raises ConfigError, ArtifactError."""
+    """Return the published generations, and those that are removed but recorded, oldest first.
+
+    Raises ConfigError, ArtifactError.
+    """
     pinned, acts, published = read_pinned_generation(repo), read_acts(repo), list_published_generations(repo)
-    manifests = [read_manifest(repo, generation) for generation in published]
-    before = [manifests[0], *manifests]
-    return [
-        describe_generation(repo, generation, pinned, acts, *pair)
-        for generation, *pair in zip(published, manifests, before, strict=False)
-    ]
+    recorded = find_recorded(acts)
+    entries: list[Entry] = []
+    before: dict[str, Any] | None = None
+    for generation in sorted({*published, *recorded}):
+        removed = generation not in published
+        manifest = recorded[generation].facts if removed else read_manifest(repo, generation)
+        published_s = recorded[generation].time_s if removed else read_published_s(repo, generation)
+        entries.append(describe_generation(generation, pinned, acts, manifest, before or manifest, published_s, removed))
+        before = manifest
+    return entries
+
+
+def read_published_s(repo: Path, generation: int) -> int:
+    """Return when a generation was published that is not removed, unix seconds."""
+    return int((find_stage_folder(repo, ENSEMBLE, generation) / MANIFEST_FILE).stat().st_mtime)
+
+
+def find_recorded(acts: list[Act]) -> dict[int, Act]:
+    """Return the publications that were recorded with facts, by generation."""
+    return {act.generation: act for act in acts if act.action == "published" and act.facts}
 
 
 def describe_generation(
-    repo: Path, generation: int, pinned: int, acts: list[Act], manifest: dict[str, Any], before: dict[str, Any]
+    generation: int,
+    pinned: int,
+    acts: list[Act],
+    manifest: dict[str, Any],
+    before: dict[str, Any],
+    published_s: int,
+    removed: bool,
 ) -> Entry:
     """Return one entry of the list.
 
-    pinned: the pinned generation; acts: the record; before: manifest of the generation before
+    pinned: the pinned generation; acts: the record; manifest, before: of this generation, and of the one before in the list
+    published_s, removed: as of Entry
     """
-    published_s = int((find_stage_folder(repo, ENSEMBLE, generation) / MANIFEST_FILE).stat().st_mtime)
     quality = manifest.get("reports", {}).get("validation", {}).get("ranker", {})
     name = manifest.get("dataset", {}).get("name", "")
     former = dict(_flatten(before.get("settings", {}), "settings"))
@@ -185,6 +232,8 @@ def describe_generation(
         settings,
         drift,
         verdicts,
+        tuple(f"{act.action}: {act.reason}" for act in own if act.action in GATE and act.reason),
+        removed,
     )
 
 
@@ -196,9 +245,28 @@ def read_manifest(repo: Path, generation: int) -> dict[str, Any]:
     return read_json(find_stage_folder(repo, ENSEMBLE, generation), MANIFEST_FILE)
 
 
+def read_facts(repo: Path, generation: int) -> dict[str, Any]:
+    """Return the manifest of a generation without its files, and as `removed` whether only the record still has it.
+
+    Raises ConfigError where it is neither published nor recorded, ArtifactError.
+    """
+    recorded = find_recorded(read_acts(repo)).get(generation)
+    if recorded and generation not in list_published_generations(repo):
+        return recorded.facts | {"removed": True}
+    return read_published_facts(repo, generation) | {"removed": False}
+
+
+def read_published_facts(repo: Path, generation: int) -> dict[str, Any]:
+    """Return the manifest of a published generation without its files. Raises ConfigError, ArtifactError."""
+    return {key: value for key, value in read_manifest(repo, generation).items() if key != "files"}
+
+
 def diff_generations(repo: Path, one: int, other: int) -> dict[str, tuple[Any, Any]]:
-    """Return what differs between two manifests: key with dots -> (value of one, value of the other), None where absent."""
-    flat = [dict(_flatten(read_manifest(repo, generation))) for generation in (one, other)]
+    """Return what differs between two manifests: key with dots -> (value of one, value of the other), None where absent.
+
+    Removed generations are compared as they were recorded. Raises ConfigError, ArtifactError.
+    """
+    flat = [dict(_flatten(read_facts(repo, generation))) for generation in (one, other)]
     keys = sorted(flat[0].keys() | flat[1].keys())
     return {key: (flat[0].get(key), flat[1].get(key)) for key in keys if flat[0].get(key) != flat[1].get(key)}
 

@@ -20,6 +20,7 @@ from repository.lock import publication_lock
 from repository.model_files import write_warmup
 from repository.models import read_config, read_repository
 from repository.publish import Staging, find_served_generation, hold_nothing, list_versions
+from repository.registry import RECORD_FILE, record_act
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     StageInfo,
@@ -331,6 +332,32 @@ def test_as_many_of_the_newest_generations_stay_as_are_asked_for(published):
     (repository / ENSEMBLE / "6").mkdir()  # left by a publication that was killed: no generation
     publish_once(repository, keep=2)
     assert list_versions(repository) == {3, 5, 7}
+
+
+def test_a_generation_with_a_tag_stays_until_the_tag_is_removed(published):
+    repository = published()
+    record_act(repository, "tagged", 1, "safe")
+    record_act(repository, "tagged", 1, "champion")
+    for _ in range(3):
+        publish_once(repository)
+    assert list_versions(repository) == {1, 3, 4}
+    record_act(repository, "untagged", 1, "champion")
+    publish_once(repository)
+    assert list_versions(repository) == {1, 4, 5}
+    record_act(repository, "tagged", 4, "safe")  # a tag that moves releases the generation that had it
+    publish_once(repository)
+    publish_once(repository)
+    assert list_versions(repository) == {4, 6, 7}
+
+
+def test_a_record_that_cannot_be_read_is_refused_before_training_and_nothing_is_removed(published):
+    repository = published()
+    (repository / RECORD_FILE).write_text("{broken\n")
+    with Staging(repository) as staging, pytest.raises(ConfigError, match="line 1 is no record"):
+        staging.check_contract(make_stage_specs(AXES))
+    with pytest.raises(ConfigError, match="line 1 is no record"):
+        publish_once(repository)
+    assert list_versions(repository) == {1}
 
 
 def test_another_contract_is_refused(published):

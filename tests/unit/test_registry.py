@@ -3,13 +3,22 @@
 import json
 import os
 import shutil
+import time
 
 import pytest
 from typer.testing import CliRunner
 
 from repository.__main__ import app
 from repository.experiments import end_experiment, start_experiment
-from repository.registry import RECORD_FILE, diff_generations, list_generations, read_acts, read_manifest, record_act
+from repository.registry import (
+    RECORD_FILE,
+    diff_generations,
+    list_generations,
+    read_acts,
+    read_manifest,
+    record_act,
+    record_publication,
+)
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
@@ -110,6 +119,56 @@ def test_a_generation_is_shown_with_its_tags_and_what_the_record_says_of_it(repo
     assert second["settings"]["pipeline"]["seed"] == 7
 
 
+@pytest.fixture
+def removed(repo):
+    """The repository of `repo`, whose second generation was published by a round, and removed since. It says what it was."""
+    record_publication(repo, 1, "exported from a log")
+    record_publication(repo, 2, "NDCG@10 0.2 against 0.1: published")
+    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
+        shutil.rmtree(repo / model / "2")
+    return repo
+
+
+def test_a_removed_generation_is_listed_as_it_was_recorded(removed):
+    first, second = list_generations(removed)
+    assert (first.removed, second.removed) == (False, True)
+    assert second.published_s == pytest.approx(time.time(), abs=60)
+    assert (second.dataset, second.log, second.quality) == (first.dataset, first.log, first.quality)
+    assert first.quality["ndcg_at_10"] >= 0
+    assert second.settings == {"pipeline.seed": 7}
+    listed = run(removed, "list").stdout
+    assert listed.count("2 (removed)") == 1
+    assert "generation 2, settings: pipeline.seed = 7" in listed
+    assert json.loads(run(removed, "list", "--json").stdout)[1]["removed"] is True
+
+
+def test_a_removed_generation_is_shown_and_compared_as_it_was_recorded(removed):
+    first, second = (json.loads(run(removed, "show", generation).stdout) for generation in ("1", "2"))
+    assert (first["removed"], second["removed"]) == (False, True)
+    assert second["settings"]["pipeline"]["seed"] == 7
+    assert first["reports"] == second["reports"]
+    assert [(act["action"], act["reason"]) for act in second["acts"]] == [("published", "NDCG@10 0.2 against 0.1: published")]
+    assert "facts" not in second["acts"][0]
+    assert "files" not in second
+    assert diff_generations(removed, 1, 2) == {"removed": (False, True), "settings.pipeline.seed": (0, 7)}
+
+
+def test_a_removed_generation_gets_no_tag(removed):
+    with pytest.raises(ConfigError, match=r"Generation 2 is not in .*\[1\]"):
+        run(removed, "tag", "2", "champion")
+
+
+def test_the_list_has_the_verdicts_by_which_rounds_published_or_not(removed):
+    record_act(removed, "not published", 1, reason="NDCG@10 0.1 against 0.2: not published, because it is worse")
+    first, second = list_generations(removed)
+    refused = "not published: NDCG@10 0.1 against 0.2: not published, because it is worse"
+    assert first.gate == ("published: exported from a log", refused)
+    assert second.gate == ("published: NDCG@10 0.2 against 0.1: published",)
+    listed = run(removed, "list").stdout
+    assert f"generation 1, {refused}\n" in listed
+    assert "generation 2, published: NDCG@10 0.2 against 0.1: published\n" in listed
+
+
 def test_tags_move_and_the_record_keeps_every_act(repo):
     for words in (("tag", "1", "champion"), ("tag", "2", "champion", "--reason", "sold more"), ("tag", "1", "safe")):
         assert run(repo, *words).exit_code == 0
@@ -154,7 +213,8 @@ def test_an_act_of_a_user_without_a_name_is_recorded(tmp_path, monkeypatch):
 
 def test_a_record_that_was_cut_short_anywhere_is_skipped_and_keeps_all_others(tmp_path, caplog):
     path = tmp_path / RECORD_FILE
-    acts = [record_act(tmp_path, "tagged", 1, "ménage", 'says "ü\\"'), record_act(tmp_path, "activated", 2)]
+    facts = {"é": [True, False, None, -1.5e-07, 2.5, 1e22, float("inf"), -float("inf"), "\\"], "seed": {"n": -7}, "none": {}}
+    acts = [record_act(tmp_path, "tagged", 1, "ménage", 'says "ü\\"', facts), record_act(tmp_path, "activated", 2)]
     first, second = path.read_text().splitlines(keepends=True)
     for length in range(1, len(first) - 1):
         path.write_text(second + first[:length])
