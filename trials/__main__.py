@@ -38,6 +38,7 @@ from trials.unseen import Reward, find_shadow_lists, pair_answers, read_lists
 
 MOST_FAILED_LOOKS = 30
 LEAST_PAUSE = 20  # times as long as a look took
+DAY_MS = 86_400_000
 METRICS = ("ctr", "conversion", "revenue", "degraded")
 
 app = typer.Typer(help="Reports on generations from what users did.", no_args_is_help=True, add_completion=False)
@@ -50,6 +51,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="one line of JSON, for mach
 def report(
     experiment: Annotated[str, typer.Argument(help="only its answers; without, all that are logged")] = "",
     by: Annotated[By, typer.Option(help="what to group by; position, category and source count shown items")] = "generation",
+    generation: Annotated[int | None, typer.Option(help="only its answers", min=1)] = None,
+    days: Annotated[float | None, typer.Option(help="only answers of the last so many days", min=0)] = None,
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +60,11 @@ def report(
 
     Of an A/B test, a line says whether its arms have the share of the users that they should.
     """
-    summaries = summarise(read_shown(repo, experiment), by, repo)
+    since_ms = 0 if days is None else time.time_ns() // 1_000_000 - int(days * DAY_MS)
+    feedback = read_shown(repo, experiment, since_ms)
+    if generation is not None:
+        feedback = take_generation(feedback, generation)
+    summaries = summarise(feedback, by, repo)
     if experiment and (split := find_split(repo, experiment)):
         typer.echo(f"{experiment}: {split.text}.", err=as_json)
     if as_json:
@@ -69,6 +76,15 @@ def report(
     for group, summary in summaries.items():
         table.add_row(group, *format_cells(summary))
     Console().print(table)
+
+
+def take_generation(feedback: Feedback, generation: int) -> Feedback:
+    """Return the answers of a generation. Raises TrialError without any."""
+    own = feedback.generations == generation
+    if not own.any():
+        known = ", ".join(map(str, np.unique(feedback.generations)))
+        raise TrialError(f"No answer of generation {generation} is logged; expected one of {known}, which have some.")
+    return feedback.take(own)
 
 
 def find_split(repo: Path, experiment: str) -> Split | None:
@@ -264,13 +280,14 @@ def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
     if experiment:
         chosen &= feedback.experiments == experiment
     if not chosen.any():
-        names = ", ".join(sorted({name for name in feedback.experiments if name})) or "no experiment"
-        raise TrialError(
-            f"No answer of experiment {experiment!r} is logged{' since its last change' if since_ms else ''}; the log has "
-            f"answers of {names}."
-            if experiment
-            else "The log has answers of shadows alone, which nobody saw. Wait for shown answers."
-        )
+        names, since = ", ".join(sorted({name for name in feedback.experiments if name})) or "no experiment", ""
+        if since_ms:
+            since = f" since {datetime.fromtimestamp(since_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        if experiment:
+            raise TrialError(f"No answer of experiment {experiment!r} is logged{since}; the log has answers of {names}.")
+        if len(feedback):
+            raise TrialError("The log has answers of shadows alone, which nobody saw. Wait for shown answers.")
+        raise TrialError(f"No answer is logged{since}. Choose more --days.")
     return feedback.take(chosen)
 
 

@@ -15,6 +15,7 @@ from live.exposures import Exposure, ExposureLog
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from serving.contract.artifacts import find_stage_folder
 from serving.live.experiment import Experiment
+from tests.repositories import link_small_repository
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.trials.logs import events, exposures
 from trials.__main__ import app
@@ -133,7 +134,9 @@ def test_of_the_running_experiment_the_answers_since_its_last_change_are_compare
         show(arm, 3)
     assert count_answers() == [3, 3]
     start_experiment(repo, Experiment("autumn", 1, 2, 0.1))
-    with pytest.raises(TrialError, match="No answer of experiment 'autumn' is logged since its last change"):
+    with pytest.raises(
+        TrialError, match=r"No answer of experiment 'autumn' is logged since \d{4}-.* UTC; the log has answers of"
+    ):
         count_answers()
     for arm in ("champion", "challenger"):
         show(arm, 2)
@@ -186,6 +189,30 @@ def test_a_report_of_an_ab_test_says_whether_its_users_are_those_of_its_share(re
     assert users in told.stderr
     assert json.loads(told.stdout)["1"]["count"] == 900 + challengers
     assert "users met" not in tell("spring").output + tell().output  # neither for a shadow nor for all answers
+
+
+def test_a_report_is_of_one_generation_and_of_the_last_days_if_asked(tmp_path):
+    repo, now_ms = link_small_repository(tmp_path / "shop"), time.time_ns() // 1_000_000
+    log = ExposureLog(find_experiment_folder(repo), 1.0, keep_days=100, keep_bytes=1 << 30)
+    for generation, days, count in ((1, 10, 5), (1, 0, 3), (2, 10, 2), (2, 0, 4)):
+        for number in range(count):
+            time_ms = now_ms - days * 86_400_000
+            log.add(Exposure(f"{generation}/{days}/{number}", time_ms, number, generation, [BOOK, FILM], [1.0, 0.5], []))
+    log.close()
+
+    def count(*arguments: str) -> dict[str, int]:
+        command = ["report", *arguments, "--repo", str(repo), "--json"]
+        told = json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)
+        return {group: summary["count"] for group, summary in told.items()}
+
+    assert count() == {"1": 8, "2": 6}
+    assert count("--days", "7") == {"1": 3, "2": 4}
+    assert count("--generation", "2") == {"2": 6}
+    assert count("--by", "position", "--generation", "1", "--days", "7") == {"1": 3, "2": 3}
+    with pytest.raises(TrialError, match="No answer of generation 5 is logged; expected one of 1, 2"):
+        count("--generation", "5")
+    with pytest.raises(TrialError, match=r"No answer is logged since \d{4}-.* UTC. Choose more --days"):
+        count("--days", "0")
 
 
 @pytest.mark.parametrize(("by", "heads"), [("arm", ["answers", "degraded"]), ("position", ["items", "revenue an item"])])
