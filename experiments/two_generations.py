@@ -1,8 +1,9 @@
-"""Serve one generation, then two in an A/B experiment, in turns: latency of one client, and memory of all processes.
+"""Serve one generation, then two in an experiment of each mode, in turns: latency of one client, and memory of all processes.
 
     python -m experiments.two_generations --repo model_repository [--requests 500] [--rounds 5]
 
-Both generations are the same models, so that only the number differs. Half of the users meet the challenger.
+Both generations are the same models, so that only the number differs. Half of the users meet the challenger: "two" is an A/B
+test, in "shadow" it is asked and not shown, in "interleaved" both are asked at once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import json
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +27,10 @@ from repository.experiments import end_experiment
 from server.challenger import unload_challenger
 from server.experiment import begin_experiment
 from serving.contract.errors import ServerError
-from serving.live.experiment import Experiment
+from serving.live.experiment import Experiment, Mode
 
-P50_OVER_ONE = 1.1  # bound
+P50_OVER_ONE = 1.1  # bound of an A/B test
+MODES: dict[str, Mode] = {"two": "ab", "shadow": "shadow", "interleaved": "interleave"}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -44,18 +47,15 @@ def ask(served: Served, users: list[int], what: str) -> dict[str, float]:
     return percentiles | {f"{what}: memory": served.measure_rss_mb()}
 
 
-def serve_one(served: Served, users: list[int]) -> dict[str, float]:
-    return ask(served, users, "one")
-
-
-def serve_two(served: Served, users: list[int], challenger: int) -> dict[str, float]:
-    """Let an experiment run while one client asks, and end it."""
-    begin_experiment([served.state], served.repo, Experiment("two", 0, challenger, 0.5))
+def serve_two(served: Served, users: list[int], challenger: int, what: str) -> dict[str, float]:
+    """Let an experiment run while one client asks, and end it. what: a key of MODES"""
+    begin_experiment([served.state], served.repo, Experiment(what, 0, challenger, 0.5, MODES[what]))
     try:
         met = asyncio.run(count_generations(served, users[:100]))
-        if set(met) != {served.state.generation, challenger}:
-            raise ServerError(f"Users met the generations {dict(met)}; expected {served.state.generation} and {challenger}.")
-        return ask(served, users, "two")
+        expected = {served.state.generation, challenger} if what == "two" else {served.state.generation}
+        if set(met) != expected:
+            raise ServerError(f"Users met the generations {dict(met)}; expected {expected}.")
+        return ask(served, users, what)
     finally:
         end_experiment(served.repo, "measured")
         unload_challenger(served.grpc_url, served.repo)
@@ -71,9 +71,11 @@ async def count_generations(served: Served, users: list[int]) -> Counter[int]:
 def make_figures(values: dict[str, list[float]]) -> list[Figure]:
     """Return the figures. values: by name, one of each round"""
     figures = [Figure(name=name, values=each, unit="MB" if "memory" in name else "ms") for name, each in values.items()]
-    for name, bound in ((": p50", P50_OVER_ONE), (": p99", None), (": memory", None)):
-        ratios = [two / one for one, two in zip(values[f"one{name}"], values[f"two{name}"], strict=True)]
-        figures.append(Figure(name=f"two over one{name}", values=ratios, at_most=bound))
+    for what in MODES:
+        for name in (": p50", ": p99", ": memory"):
+            ratios = [two / one for one, two in zip(values[f"one{name}"], values[f"{what}{name}"], strict=True)]
+            bound = P50_OVER_ONE if (what, name) == ("two", ": p50") else None
+            figures.append(Figure(name=f"{what} over one{name}", values=ratios, at_most=bound))
     return figures
 
 
@@ -92,8 +94,8 @@ def main(
         with serve_with_gateway(copy, "deadline_ms = 5_000\n") as served:
             users = served.draw_user_ids(requests, np.random.default_rng(0))
             challenger = 1 if served.state.generation == 2 else 2
-            tasks = {"one": lambda: serve_one(served, users), "two": lambda: serve_two(served, users, challenger)}
-            values = run_in_turns(tasks, rounds)
+            tasks = {what: partial(serve_two, served, users, challenger, what) for what in MODES}
+            values = run_in_turns({"one": partial(ask, served, users, "one"), **tasks}, rounds)
     command = f"python -m experiments.two_generations --repo {repo} --requests {requests} --rounds {rounds}"
     conditions = f"one client over REST, {requests} requests a round, {rounds} rounds"
     finish("two-generations", "Two generations at once", command, conditions, make_figures(values), results, machine)

@@ -315,7 +315,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     ),
     "warm_parts": lambda context: warm_parts.measure(context.dataset),
     "two_generations": lambda context: two_generations.make_figures(
-        {f"{how}: {what}": [2.0, 4.0] for how in ("one", "two") for what in ("p50", "p99", "memory")}
+        {f"{how}: {what}": [2.0, 4.0] for how in ("one", *two_generations.MODES) for what in ("p50", "p99", "memory")}
     ),
     "tables_large": smoke_tables_large,
     "tables_updates": smoke_tables_updates,
