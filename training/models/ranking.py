@@ -12,6 +12,7 @@ import pandas as pd
 from serving.stages.features.item_statistics import ItemStatistics
 from training.dataset import Dataset
 from training.features.build import Features
+from training.models.align import align_requests
 from training.models.compress import compress
 from training.models.distill import STUDENT, Lesson
 from training.models.item_statistics import StatisticsSettings
@@ -35,6 +36,7 @@ from training.models.train_ranker import Ranker, RankerSettings, Start, compute_
 from training.models.validation import drop_validating, split_training_log, split_validation
 
 MOST_SAMPLES = 32  # requests for the parity reports
+MOST_ALIGNED = 1_024  # requests as served whose scale the training requests take, where no others are needed
 EVENTLESS = (2, 5)  # so many of so many requests before a visit teach without events too; with all of them, live answers lose
 
 FitTrainingRetriever = Callable[[pd.DataFrame], Retrieve]
@@ -147,7 +149,7 @@ def _halve_events(requests: Requests) -> Requests:
     return requests.without_events(np.arange(len(requests)) % 2 == 1)
 
 
-def add_unlabelled(
+def prepare_for_serving(
     lessons: Lessons,
     log: pd.DataFrame,
     features: Features,
@@ -156,14 +158,18 @@ def add_unlabelled(
     settings: RankingSettings,
     rng: np.random.Generator,
 ) -> Lessons:
-    """Add unlabelled requests from candidates of the served retriever, where the ranker is distilled from them.
+    """Bring the requests to the scale at which they are served, and add unlabelled ones if the ranker is distilled from them.
 
     statistics, served: fitted on the whole log
     """
-    if settings.compression == "none":
-        return lessons
-    unlabelled = make_unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
-    return replace(lessons, unlabelled=(unlabelled,))
+    distils = settings.compression != "none"
+    most_requests = settings.most_requests if distils else MOST_ALIGNED
+    unlabelled = make_unlabelled_requests(features, log, statistics, served, most_requests, rng)
+    teaching, without_events, (validation,) = (
+        tuple(align_requests(requests, unlabelled) for requests in part)
+        for part in (lessons.teaching, lessons.without_events, (lessons.validation,))
+    )
+    return Lessons(teaching, without_events, validation, (unlabelled,) if distils else ())
 
 
 def fit_ranker(

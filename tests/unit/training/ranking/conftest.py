@@ -19,10 +19,10 @@ from training.models.item_statistics import StatisticsSettings
 from training.models.ranking import (
     Ranking,
     RankingSettings,
-    add_unlabelled,
     collect_lessons,
     fit_ranker,
     fit_reranker,
+    prepare_for_serving,
     save_ranking,
     take_sample,
 )
@@ -67,7 +67,7 @@ def fit_ranking(dataset, log, features, fit_retriever, settings):
     """Train both models as an export does, quietly."""
     statistics, rng = fit_item_statistics(features, log, settings.statistics), np.random.default_rng(0)
     lessons = collect_lessons(dataset, log, features, fit_retriever, settings, rng)
-    lessons = add_unlabelled(lessons, log, features, statistics, fit_retriever(log), settings, rng)
+    lessons = prepare_for_serving(lessons, log, features, statistics, fit_retriever(log), settings, rng)
     ranker = fit_ranker(lessons, features, settings, 0, lambda _: None)
     reranker = fit_reranker(lessons, ranker, settings.reranker, 0, lambda _: None)
     return Ranking(ranker, reranker, statistics, take_sample(lessons, features))
