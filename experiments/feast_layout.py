@@ -20,6 +20,8 @@ import numpy as np
 import typer
 
 from experiments.fault_backends import RedisNode
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from perf.command import run
 from repository.code import PROJECT
 from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View, list_item_features, list_user_features
 from serving.live.layout import Layout
@@ -131,20 +133,33 @@ def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
 
 
 @app.command()
-def main(vectors: Annotated[bool, typer.Option("--vectors", help="write Feast's bytes for the unit test")] = False) -> None:
+def main(
+    vectors: Annotated[bool, typer.Option("--vectors", help="write Feast's bytes for the unit test")] = False,
+    results: ResultsFolder = RESULTS,
+) -> None:
     """Check the layout against Feast. Exit code 1 when anything differs."""
-    python = make_environment()
+    machine, python = read_machine(), make_environment()
     with tempfile.TemporaryDirectory() as name, RedisNode(Path(name)) as node:
         faults, theirs = check(Path(name), node.address, python)
     for fault in faults[:20]:
-        typer.echo(fault)
-    typer.echo(f"{2 * N_ENTITIES} entities written by us and read by Feast, as many the other way: {len(faults)} differences")
+        typer.echo(fault, err=True)
     if vectors:
         VECTORS.write_text(json.dumps(theirs, indent=1) + "\n")
-        typer.echo(f"wrote {VECTORS}")
-    if faults:
-        raise typer.Exit(1)
+        typer.echo(f"wrote {VECTORS}", err=True)
+    both_ways = ("written by us and read by Feast", "written by Feast and read by us")
+    figures = [Figure(name=f"users and items {way}", values=[2 * N_ENTITIES]) for way in both_ways]
+    figures.append(Figure(name="features of them that differ", values=[len(faults)], at_most=0))
+    command = "python -m experiments.feast_layout"
+    finish(
+        "live-feast",
+        "Live state in Feast's layout",
+        command,
+        f"{FEAST}, a Redis cluster of one node",
+        figures,
+        results,
+        machine,
+    )
 
 
 if __name__ == "__main__":
-    app()
+    run(app, "python -m experiments.feast_layout")
