@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -15,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from repository.rounds import mark_round, record_round
+from repository.rounds import record_round
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.live.store import find_live_folder
 
@@ -81,7 +82,7 @@ def follow(
     events: Annotated[int, typer.Option(help="train when so many are newer than the serving generation", min=1)] = 1_000,
     minutes: Annotated[float, typer.Option(help="from the end of a round to the next", min=0.1)] = 60.0,
     share: Annotated[float, typer.Option(help="share of users who get it until it is found better", min=0.001, max=1)] = 1.0,
-    days: Annotated[float, typer.Option(help="with --share: after so long, not worse than before is enough", min=0)] = 7.0,
+    days: Annotated[float, typer.Option(help="with --share: after so long, not worse is enough", min=0.1, max=14)] = 7.0,
     keep: Keep = 1,
     once: Annotated[bool, typer.Option("--once", help="one round, for a timer")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
@@ -96,11 +97,11 @@ def follow(
     settings = read_settings(config) if config else None
     from export.follow import follow_once  # imported late, because training imports take seconds
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # a round that is stopped was not killed
     while True:
         try:
             progress = console if verbose else Console(quiet=True)
-            with mark_round(repo):
-                finished = follow_once(load_dataset(data), repo, settings, events, progress, share, days, keep)
+            finished = follow_once(load_dataset(data), repo, settings, events, progress, share, days, keep)
             console.print(escape(finished.report))
             record_round(repo, finished.outcome, finished.report)
         except Exception as error:  # such as a full disk or want of memory, which may be mended until the next round

@@ -32,7 +32,7 @@ from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
 from repository.registry import read_acts, read_manifest, record_act, record_publication
-from repository.rounds import Outcome
+from repository.rounds import Outcome, mark_round
 from server.challenger import unload_challenger
 from server.control import activate, find_running_servers
 from server.environment import RUN_DIR
@@ -95,7 +95,8 @@ def follow_once(
     with open(repo / ROUND_LOCK_FILE, "wb") as file:  # closing it, or dying, releases the lock
         if not try_lock(file.fileno()):
             return Round(0, "waits: another round trains for this repository")
-        return follow_alone(dataset, repo, serving, settings, least_events, console, share, days, keep)
+        with mark_round(repo):
+            return follow_alone(dataset, repo, serving, settings, least_events, console, share, days, keep)
 
 
 def follow_alone(

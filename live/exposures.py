@@ -267,14 +267,6 @@ def _read_files(folder: Path, from_ms: int = 0) -> Iterator[tuple[Path, pa.Table
             yield path, table
 
 
-def find_erasures_ns(folder: Path) -> int:
-    """Return when users were last erased, in nanoseconds; 0 for never. Files that were read before may still have their ids."""
-    try:
-        return (folder / ERASED).stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
 def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
     """Return a file's table, None if retention removed it meanwhile. Raises ArtifactError for one that cannot be read."""
     try:

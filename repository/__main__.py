@@ -27,13 +27,17 @@ UNLIMITED = 10_000  # characters: wider than any table
 
 
 @app.command("list")
-def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
+def list_command(
+    repo: Repo = DEFAULT,
+    removed: Annotated[bool, typer.Option("--removed", help="also those whose files are gone, as they were recorded")] = False,
+    as_json: AsJson = False,
+) -> None:
     """List the generations with their data, quality on validation requests and tags, and which one a server starts with.
 
     Below: settings that changed from one to the next, drift up to a replacement, how experiments with a challenger ended, where
-    a generation came from, and the verdicts of `export follow`. Removed ones are listed as they were recorded.
+    a generation came from, and the verdicts of `export follow`.
     """
-    entries = list_generations(repo)
+    entries = [entry for entry in list_generations(repo) if removed or not entry.removed]
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries]))
         return

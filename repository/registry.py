@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,9 @@ class Act:
     tag: str = ""
     reason: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+KEYS = {each.name for each in fields(Act)}
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,9 @@ def read_acts(repo: Path) -> list[Act]:
     acts = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
-            acts.append(Act(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            stated = json.loads(line)
+            acts.append(Act(**{name: value for name, value in stated.items() if name in KEYS}))  # newer versions may add keys
+        except (ValueError, TypeError, AttributeError) as error:
             if isinstance(error, json.JSONDecodeError) and _is_cut_short(line, error):
                 log.warning("%s, line %d was cut short, perhaps by a full disk, and is skipped: %s", path, number, line)
                 continue

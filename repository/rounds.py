@@ -21,8 +21,6 @@ from typing import Literal, get_args
 
 import psutil
 
-from serving.contract.errors import ConfigError
-
 ROUND_FILE = ".follow.json"  # tritonserver ignores it
 RUNNING_FILE = ".follow.running.json"
 SAME_PROCESS_S = 1.0  # more than the creation times differ that are read of one process
@@ -76,17 +74,11 @@ class RunningRound:
 
 @contextmanager
 def mark_round(repo: Path) -> Iterator[None]:
-    """Record that a round runs, until the block ends. A former one that was killed is recorded as failed.
+    """Record that a round runs, until the block ends. A former one, whose mark is still there, is recorded as failed.
 
-    Does nothing while another process of this machine has a round. Raises ConfigError without a repository, OSError.
+    The caller holds the lock of the repository's rounds, so a former round was killed, wherever it ran. Raises OSError.
     """
-    if not repo.is_dir():
-        raise ConfigError(f"There is no model repository at {repo}. Make one with `make export REPO={repo}`.")
-    former = read_mark(repo)
-    if former and former.is_here and not former.is_dead:
-        yield
-        return
-    if former:  # also on another machine, because what starts rounds starts one at a time: a pod that was killed, for instance
+    if former := read_mark(repo):
         record_round(repo, "failed", former.describe_death())
     process = psutil.Process()
     replace_file(repo / RUNNING_FILE, RunningRound(time.time(), process.pid, process.create_time(), find_machine()))

@@ -70,6 +70,8 @@ class PinFollower:
                 stack.enter_context(publication_lock(repo, PUBLICATION_TIMEOUT_S))
             if self._is_experimenting():
                 raise ServerError("an experiment has begun.")
+            if (now := read_pinned_generation(repo)) != pinned:  # pinned back while this waited for the lock
+                raise ServerError(f"generation {now} is pinned by now.")
             before = activate(self._state, pinned, self._run_dir, writes=False)
         return f"generation {pinned} is pinned: moved to it from {before}"
 

@@ -11,7 +11,7 @@
                  an experiment without a guard ─▶ start the guard, which rolls back a harmful challenger
                  a challenger promoted         ─▶ activate it
                  an experiment ended otherwise ─▶ unload its challenger
-                 with `--follow-pin`, another generation is pinned ─▶ move to it within a minute
+                 with `--follow-pin`, another generation is pinned ─▶ move to it within two minutes
 
 While the server is down, the gateway answers with popular items. A server that keeps dying is restarted after a pause that
 doubles from 0.2 s to 30 s. Every line of the log says what was found and what was done.

@@ -37,7 +37,7 @@ from trials.split import Split, measure_split
 from trials.unseen import Reward, find_shadow_lists, pair_answers, read_lists
 
 MOST_FAILED_LOOKS = 30
-LEAST_PAUSE = 20  # times as long as a look took
+LEAST_PAUSE, LONGEST_PAUSE_S = 20, 60.0  # times as long as a look took, but no longer than this
 DAY_MS = 86_400_000
 METRICS = ("ctr", "conversion", "revenue", "degraded")
 
@@ -83,7 +83,7 @@ def take_generation(feedback: Feedback, generation: int) -> Feedback:
     own = feedback.generations == generation
     if not own.any():
         known = ", ".join(map(str, np.unique(feedback.generations)))
-        raise TrialError(f"No answer of generation {generation} is logged; expected one of {known}, which have some.")
+        raise TrialError(f"None of these answers is of generation {generation}; expected one of {known}, which have some.")
     return feedback.take(own)
 
 
@@ -260,7 +260,7 @@ def guard(
         elif once:
             return
         else:
-            time.sleep(max(every, LEAST_PAUSE * (time.monotonic() - began_s)))
+            time.sleep(max(every, min(LEAST_PAUSE * (time.monotonic() - began_s), LONGEST_PAUSE_S)))
     say(f"experiment {experiment.name} is {experiment.state}" if experiment else "no experiment was started")
 
 

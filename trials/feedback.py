@@ -86,9 +86,9 @@ def join_feedback(
     width = pc.max(pc.list_value_length(exposures["item_ids"])).as_py() or 0
     item_ids = pad_rows(exposures["item_ids"], width, -1, np.int64)
     clicks, conversions, revenue = np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape)
-    request_ids, headers = collect_reactions(log)
+    request_ids, headers = collect_reactions(log, set(exposures["request_id"].cast(pa.binary()).to_pylist()))
     rows = find_answers(exposures, arms, request_ids)
-    known = rows >= 0
+    known = rows >= 0  # a shadow's answer has none
     rows, headers = rows[known], headers[known]
     reacts = item_ids[rows] == headers["item_id"][:, None]
     in_time = headers["received_ms"] <= exposures["time_ms"].to_numpy()[rows] + 1_000 * attribution_s
@@ -115,12 +115,15 @@ def join_feedback(
     )
 
 
-def collect_reactions(log: Iterable[tuple[np.ndarray, EventBatch]]) -> tuple[list[bytes], np.ndarray]:
-    """Return the request ids of the observed events that name one, and their HEADER [events]."""
+def collect_reactions(log: Iterable[tuple[np.ndarray, EventBatch]], answers: set[bytes]) -> tuple[list[bytes], np.ndarray]:
+    """Return the request ids of the observed events that name one of the answers, and their HEADER [events].
+
+    answers: request ids
+    """
     request_ids, headers = [], [np.empty(0, HEADER)]
     for _, batch in log:
         observed = (batch.headers["type"] == OBSERVED).tolist()
-        chosen = [event for event, request_id in enumerate(batch.request_ids) if request_id and observed[event]]
+        chosen = [event for event, request_id in enumerate(batch.request_ids) if request_id in answers and observed[event]]
         request_ids += [batch.request_ids[event] for event in chosen]
         headers.append(batch.headers[chosen])
     return request_ids, np.concatenate(headers)

@@ -3,8 +3,9 @@
 A challenger that was good for a day may break in a minute, and the good answers before would hide that. So the same
 comparisons are made from several starts: the first answer, and every SPAN-th one of the challenger. Of these, the first and the
 latest two are looked at. The chance of a false alarm is spent over all starts: the intervals of rates hold at every look
-(sequential.py), and the later a start, the wider they are. If the challenger is harmless, each comparison ends at most ALPHA of
-the experiments by chance, however long they run.
+(sequential.py), and the later a start, the wider they are. If the challenger is harmless, each comparison of rates or latency
+ends at most ALPHA of the experiments by chance, as long as no users are left out (judged.py): that begins the comparisons
+anew. Failures and coverage have no intervals, and are harm only where they are gross.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from trials.progress import credit_answers
 from trials.sequential import ALPHA, LEAST_OBSERVATIONS, LEAST_USERS, Arm, Comparison, bound_mean, compare_arms, has_wrong_split
 
 FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
+FALLBACK = "gateway_fallback"  # in `degraded`: popular items of the gateway
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # from so many answers on, a larger share of failures is harm
 MORE_DEGRADED = 0.02  # share of the answers that may be degraded in addition to the champion's
 FEWER_CLICKS = 0.1  # share of the champion's click rate, or of the answers that its items win, that may be lost
@@ -71,13 +73,14 @@ def list_spans(times_ms: np.ndarray) -> list[Span]:
     ]
 
 
-def find_visible_harm(exposures: pa.Table, tried: str, mode: Mode, alpha: float) -> str:
+def find_visible_harm(exposures: pa.Table, tried: str, mode: Mode, alpha: float, is_whole: bool) -> str:
     """Return a sentence on harm that answers alone show: failures, slowness, few distinct items; "" for none.
 
     exposures: of the experiment; tried: the arm whose answers the challenger makes; alpha: chance of a false alarm
+    is_whole: whether these are all answers since the experiment's last change
     """
     champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried))
-    harm = find_failures(challenger)
+    harm = find_failures(champion, challenger, FEWEST_FAILURES if is_whole else LEAST_OBSERVATIONS)
     if min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS:
         harm = harm or find_slowness(champion, challenger, mode, alpha)
     return harm or (find_drafted_narrowness(challenger) if mode == "interleave" else find_narrowness(champion, challenger))
@@ -91,10 +94,13 @@ def has_mark(exposures: pa.Table, mark: str) -> np.ndarray:
     return has
 
 
-def find_failures(challenger: pa.Table) -> str:
-    """Return a sentence on how many of its answers the challenger failed, "" if these are too few to matter."""
-    failures = has_mark(challenger, FAILED)
-    if len(failures) >= FEWEST_FAILURES and failures.mean() > MOST_FAILED:
+def find_failures(champion: pa.Table, challenger: pa.Table, fewest: int) -> str:
+    """Return a sentence on how many of its answers the challenger failed, "" if these are too few to matter.
+
+    Where the champion fails too, as while the server is down, what the challenger fails in addition counts. fewest: answers
+    """
+    failures, fallbacks = has_mark(challenger, FAILED), has_mark(champion, FALLBACK)
+    if len(failures) >= fewest and failures.mean() - (fallbacks.mean() if len(fallbacks) else 0.0) > MOST_FAILED:
         return f"it failed in {failures.sum()} of {len(failures)} answers"
     return ""
 
@@ -185,7 +191,7 @@ def find_loss(feedback: Feedback, tried: str, mode: Mode, alpha: float) -> str:
     return ""
 
 
-def find_lost_answers(feedback: Feedback, alpha: float = ALPHA) -> str:
+def find_lost_answers(feedback: Feedback, alpha: float) -> str:
     """Return how many more interleaved answers the challenger's items lose than win, "" unless significantly too many."""
     interleaved = feedback.take(feedback.arms == INTERLEAVED_ARM)
     credits = credit_answers(interleaved)

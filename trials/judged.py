@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from live.exposures import FOLDER, SCHEMA, find_erasures_ns, list_exposure_files, parse_written_ms, read_file
+from live.exposures import FOLDER, SCHEMA, list_exposure_files, parse_written_ms, read_file
+from repository.file_stamps import Stamp, read_stamp
 from serving.live.experiment import Experiment
 
 MOST_ANSWERS = 400_000  # in memory; some 300 MB while they are judged
@@ -27,29 +28,38 @@ class JudgedAnswers:
 
     def __init__(self, folder: Path, most: int = MOST_ANSWERS) -> None:
         self._folder, self._most = folder / FOLDER, most
-        self._version: tuple[str, int, int] | None = None
-        self._tables: dict[str, pa.Table] = {}
+        self._version: tuple[str, int] | None = None
+        self._tables: dict[Path, tuple[Stamp | None, pa.Table]] = {}
         self._share = 1.0
 
     def read(self, experiment: Experiment) -> pa.Table:
         """Return the answers since the experiment's last change, with COLUMNS and an empty `sources`. Raises ArtifactError."""
-        version = experiment.name, experiment.changed_ms, find_erasures_ns(self._folder)
+        version = experiment.name, experiment.changed_ms
         if version != self._version:
             self._version, self._tables, self._share = version, {}, 1.0
+        count = sum(len(table) for _, table in self._tables.values())
         wanted = (pc.field("experiment") == experiment.name) & (pc.field("time_ms") >= experiment.changed_ms)
         for path in list_exposure_files(self._folder):
-            if parse_written_ms(path) < experiment.changed_ms or path.name in self._tables:
+            stamp = read_stamp(path)  # before the file is read: an erasure that replaces it meanwhile changes the stamp
+            if parse_written_ms(path) < experiment.changed_ms or (path in self._tables and self._tables[path][0] == stamp):
                 continue
             if (table := read_file(path, COLUMNS)) is not None:
-                self._tables[path.name] = take_users(table.filter(wanted), self._share)
-                self._leave_out()
-        answers = pa.concat_tables([SCHEMA.empty_table().select(COLUMNS), *self._tables.values()])
+                count -= len(self._tables[path][1]) if path in self._tables else 0
+                self._tables[path] = stamp, take_users(table.filter(wanted), self._share)
+                count += len(self._tables[path][1])
+                if count > self._most:
+                    count = self._leave_out()
+        tables = [table for _, table in self._tables.values()]
+        answers = pa.concat_tables([SCHEMA.empty_table().select(COLUMNS), *tables]).combine_chunks()
         return answers.append_column("sources", pa.nulls(len(answers), SCHEMA.field("sources").type))
 
-    def _leave_out(self) -> None:
-        while sum(map(len, self._tables.values())) > self._most:
+    def _leave_out(self) -> int:
+        """Leave out half of the users until the answers are not too many. Return their number."""
+        while True:
             self._share /= 2
-            self._tables = {name: take_users(table, self._share) for name, table in self._tables.items()}
+            self._tables = {path: (stamp, take_users(table, self._share)) for path, (stamp, table) in self._tables.items()}
+            if (count := sum(len(table) for _, table in self._tables.values())) <= self._most:
+                return count
 
 
 def take_users(answers: pa.Table, share: float) -> pa.Table:

@@ -136,10 +136,11 @@ def test_a_removed_generation_is_listed_as_it_was_recorded(removed):
     assert (second.dataset, second.log, second.quality) == (first.dataset, first.log, first.quality)
     assert first.quality["ndcg_at_10"] >= 0
     assert second.settings == {"pipeline.seed": 7}
-    listed = run(removed, "list").stdout
+    assert "2 (removed)" not in run(removed, "list").stdout
+    listed = run(removed, "list", "--removed").stdout
     assert listed.count("2 (removed)") == 1
     assert "generation 2, settings: pipeline.seed = 7" in listed
-    assert json.loads(run(removed, "list", "--json").stdout)[1]["removed"] is True
+    assert json.loads(run(removed, "list", "--removed", "--json").stdout)[1]["removed"] is True
 
 
 def test_a_removed_generation_is_shown_and_compared_as_it_was_recorded(removed):
@@ -164,9 +165,16 @@ def test_the_list_has_the_verdicts_by_which_rounds_published_or_not(removed):
     refused = "not published: NDCG@10 0.1 against 0.2: not published, because it is worse"
     assert first.gate == ("published: exported from a log", refused)
     assert second.gate == ("published: NDCG@10 0.2 against 0.1: published",)
-    listed = run(removed, "list").stdout
+    listed = run(removed, "list", "--removed").stdout
     assert f"generation 1, {refused}\n" in listed
     assert "generation 2, published: NDCG@10 0.2 against 0.1: published\n" in listed
+
+
+def test_a_record_of_a_newer_version_is_read(repo):
+    record_act(repo, "tagged", 1, "safe")
+    path = repo / RECORD_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"added_later": 1}) + "\n")
+    assert [act.tag for act in read_acts(repo)] == ["safe"]
 
 
 def test_tags_move_and_the_record_keeps_every_act(repo):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from repository.rounds import RUNNING_FILE, mark_round, read_round, read_running, record_round
-from serving.contract.errors import ConfigError
 
 ROUND = """
 import sys, time
@@ -41,7 +41,7 @@ def test_a_round_that_is_killed_has_failed_and_one_that_runs_has_not(tmp_path, r
         if reaped:
             process.wait()
         else:
-            process.stdout.read()  # until it has ended; the kernel keeps its number until somebody asks how
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the kernel keeps its number until somebody asks how
         assert read_running(tmp_path) is None
         ended = read_round(tmp_path)
     assert (ended.outcome, ended.ended_s) == ("failed", began_s)
@@ -59,14 +59,6 @@ def test_the_next_round_records_that_the_one_before_was_killed(tmp_path):
         assert read_running(tmp_path).pid != process.pid
     assert read_running(tmp_path) is None
     assert read_round(tmp_path).outcome == "failed"
-
-
-def test_a_second_round_leaves_the_mark_of_one_that_runs(tmp_path):
-    with begin_round(tmp_path) as process:
-        with mark_round(tmp_path):
-            assert read_running(tmp_path).pid == process.pid
-        assert read_running(tmp_path).pid == process.pid
-        process.kill()
 
 
 @pytest.mark.parametrize("changed", [{"pid": 2**22 + 1}, {"created_s": 0.0}], ids=["gone", "number used again"])
@@ -91,11 +83,3 @@ def test_a_round_that_ends_by_an_error_leaves_no_mark(tmp_path):
     with pytest.raises(KeyError), mark_round(tmp_path):
         raise KeyError("dataset")
     assert read_running(tmp_path) is None
-
-
-def test_a_round_without_a_repository_is_refused(tmp_path):
-    with (
-        pytest.raises(ConfigError, match=r"There is no model repository at .*nowhere. Make one with `make export"),
-        mark_round(tmp_path / "nowhere"),
-    ):
-        pass

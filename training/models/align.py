@@ -14,9 +14,8 @@ import numpy as np
 from serving.stages.features.ranking import N_FEATURES, POPULARITY, SHARE
 from training.models.ranking_data import Requests
 
-SALES = slice(
-    POPULARITY - N_FEATURES, SHARE - N_FEATURES
-)  # of the last axis of `Requests.cross`: popularity to last_sold_since
+# of the last axis of `Requests.cross`: popularity to last_sold_since
+SALES = slice(POPULARITY - N_FEATURES, SHARE - N_FEATURES)
 
 
 def align_requests(requests: Requests, served: Requests) -> Requests:

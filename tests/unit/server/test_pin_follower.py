@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from repository.challenger import write_challenger
 from repository.experiments import end_experiment, start_experiment
-from repository.generations import pin
-from repository.lock import LOCK_FILE
+from repository.generations import pin, write_pins
+from repository.lock import LOCK_FILE, publication_lock
 from server import __main__ as commands
 from server import processes
 from server.pin_follower import RETRY_S, SPREAD_S, PinFollower
@@ -138,6 +142,27 @@ def test_a_generation_that_does_not_load_leaves_the_server_where_it_is(served, c
     assert "stays at generation 1, generation 2 does not load: it is too large" in told
     assert "names 1 again" not in told  # nothing was written
     assert read_pinned_generation(state.repo) == 2
+
+
+def test_a_pin_that_moves_back_while_a_publication_is_waited_for_is_not_followed(served, clock, tmp_path):
+    state, _ = served
+    pin(state.repo, 2)
+    follower = PinFollower(state, tmp_path)
+    assert follower.look() == ""
+    clock.sleep(SPREAD_S)
+    with ThreadPoolExecutor() as threads:
+        with publication_lock(state.repo):
+            looking = threads.submit(follower.look)
+            while count_locks(state.repo) < 2:  # until it has read the pin, and waits for the lock
+                time.sleep(0.01)
+            write_pins(state.repo, 1)
+        assert "generation 1 is pinned by now" in looking.result()
+    assert read_state(make_state_path(tmp_path, state.ports.grpc)).generation == 1
+
+
+def count_locks(repo: Path) -> int:
+    """Return how many times this process has opened the lock of publications."""
+    return [Path(file.path) for file in psutil.Process().open_files()].count((repo / LOCK_FILE).resolve())
 
 
 def test_a_server_that_was_not_asked_to_stays(served, clock, tmp_path):

@@ -22,8 +22,9 @@ from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import MOST_FAILED_LOOKS, app
 from trials.feedback import join_feedback
 from trials.guard import Guard
-from trials.harm import find_lost_answers
+from trials.harm import find_lost_answers, find_visible_harm
 from trials.progress import compare_clicks
+from trials.sequential import ALPHA
 
 ANSWERS = 400  # of each arm
 
@@ -157,6 +158,15 @@ def test_an_interleaved_challenger_is_judged_by_its_own_items(repo, shown, said)
     assert (ended is not None and said in ended.reason) if said else ended is None
 
 
+@pytest.mark.parametrize(("down", "said"), [(0, "it failed in 600 of 800 answers"), (600, "")])
+def test_a_shadow_that_fails_while_the_champion_does_has_not_failed(down, said):
+    """As while the server is down: the gateway then shows popular items. down: answers of the champion that are such"""
+    failing = [{"arm": "shadow", "degraded": ["challenger"] if number < 600 else []} for number in range(800)]
+    shown = [{"arm": "champion", "degraded": ["gateway_fallback"] if number < down else []} for number in range(800)]
+    rows = [row | {"request_id": f"{number}", "item_ids": [1 + number % 30]} for number, row in enumerate(failing + shown)]
+    assert find_visible_harm(exposures(*rows), "shadow", "shadow", ALPHA, is_whole=True) == said
+
+
 def test_one_user_who_comes_often_makes_no_challenger_look_narrow(repo):
     start_experiment(repo, Experiment("spring", 1, 2, 0.5, "shadow"))
     show(
@@ -216,8 +226,8 @@ def test_few_more_lost_than_won_answers_are_borne_though_they_are_significant(lo
     clicks = [(f"b{number}", 1 if number < lost * count else 2, False, 0.0, 1) for number in range(count)]
     feedback = join_feedback(exposures(*rows), events(*clicks))
     assert compare_clicks(Experiment("e", 1, 2, 0.5, "interleave"), feedback, [count])[0].verdict == "worse"
-    assert find_lost_answers(feedback).startswith(said)
-    assert bool(find_lost_answers(feedback)) == bool(said)
+    assert find_lost_answers(feedback, ALPHA).startswith(said)
+    assert bool(find_lost_answers(feedback, ALPHA)) == bool(said)
 
 
 @pytest.mark.parametrize(

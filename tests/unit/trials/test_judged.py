@@ -42,15 +42,6 @@ def test_looks_see_what_one_look_at_the_whole_log_sees(tmp_path):
     assert read.select(columns).sort_by("time_ms").equals(whole.select(columns).sort_by("time_ms"))
 
 
-def test_a_file_is_read_once(tmp_path):
-    answers = JudgedAnswers(tmp_path)
-    log_answers(tmp_path, range(100))
-    before = read_ids(answers)
-    for path in (tmp_path / "exposures").glob("*.parquet"):
-        path.write_bytes(b"damaged")
-    assert read_ids(answers) == before
-
-
 def test_a_change_of_the_experiment_begins_anew(tmp_path):
     answers = JudgedAnswers(tmp_path, most=60)
     log_answers(tmp_path, range(100))

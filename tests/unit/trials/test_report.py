@@ -209,7 +209,7 @@ def test_a_report_is_of_one_generation_and_of_the_last_days_if_asked(tmp_path):
     assert count("--days", "7") == {"1": 3, "2": 4}
     assert count("--generation", "2") == {"2": 6}
     assert count("--by", "position", "--generation", "1", "--days", "7") == {"1": 3, "2": 3}
-    with pytest.raises(TrialError, match="No answer of generation 5 is logged; expected one of 1, 2"):
+    with pytest.raises(TrialError, match="None of these answers is of generation 5; expected one of 1, 2"):
         count("--generation", "5")
     with pytest.raises(TrialError, match=r"No answer is logged since \d{4}-.* UTC. Choose more --days"):
         count("--days", "0")
