@@ -52,7 +52,7 @@ def draw_answers(count: int, users: int, rng: np.random.Generator) -> pa.Table:
     challenged = (rng.random(users) < EXPERIMENT.share)[user_ids]
     first = rng.integers(ITEMS, size=count)
     columns = {
-        "request_id": [f"{number}" for number in range(count)],
+        "request_id": [f"{number:032x}" for number in range(count)],
         "time_ms": np.arange(count),
         "user_id": user_ids,
         "generation": np.where(challenged, EXPERIMENT.challenger, EXPERIMENT.champion),
@@ -81,7 +81,7 @@ def draw_clicks(answers: pa.Table, users: int, rng: np.random.Generator) -> Even
     headers["item_id"] = answers["item_ids"].combine_chunks().values.to_numpy().reshape(-1, LISTED)[clicked, 0]
     headers["received_ms"] = clicked
     blanks = [b""] * len(clicked)
-    return EventBatch(headers, blanks, [f"{number}".encode() for number in clicked], blanks)
+    return EventBatch(headers, blanks, [f"{number:032x}".encode() for number in clicked], blanks)
 
 
 def judge_same(rng: np.random.Generator) -> str:
