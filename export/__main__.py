@@ -95,13 +95,14 @@ def follow(
     from training.dataset import load_dataset
 
     settings = read_settings(config) if config else None
-    from export.follow import follow_once  # imported late, because training imports take seconds
+    from export.follow import Terms, follow_once  # imported late, because training imports take seconds
 
+    terms = Terms(share, days, keep)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # a round that is stopped was not killed
     while True:
         try:
             progress = console if verbose else Console(quiet=True)
-            finished = follow_once(load_dataset(data), repo, settings, events, progress, share, days, keep)
+            finished = follow_once(load_dataset(data), repo, settings, events, progress, terms)
             console.print(escape(finished.report))
             record_round(repo, finished.outcome, finished.report)
         except Exception as error:  # such as a full disk or want of memory, which may be mended until the next round

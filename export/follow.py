@@ -71,23 +71,32 @@ class Round:
         return "not published" if self.verdict else "waits"
 
 
+@dataclass(frozen=True)
+class Terms:
+    """The terms on which a round publishes a generation.
+
+    share: of the users who meet it; below 1 it is the challenger of an A/B experiment, and takes over once it is better
+    days: after so long, an undecided experiment ends: the challenger takes over if it is not worse
+    keep: how many of the newest generations stay in the repository, besides those in use
+    """
+
+    share: float = 1.0
+    days: float = 7.0
+    keep: int = 1
+
+
 def follow_once(
     dataset: Dataset,
     repo: Path,
     settings: Settings | None,
     least_events: int,
     console: Console,
-    share: float = 1.0,
-    days: float = 7.0,
-    keep: int = 1,
+    terms: Terms = Terms(),
 ) -> Round:
     """Train and judge a generation if `least_events` are new, and publish it if it passes. Servers of `repo` move to it.
 
     dataset: without live events
     settings: of the export; None: those that the serving generation was exported with
-    share: of the users who meet it; below 1 it is the challenger of an A/B experiment, and takes over once it is better
-    days: after so long, an undecided experiment ends: the challenger takes over if it is not worse
-    keep: how many of the newest generations a publication leaves in the repository, besides those in use
 
     Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
@@ -96,7 +105,7 @@ def follow_once(
         if not try_lock(file.fileno()):
             return Round(0, "waits: another round trains for this repository")
         with mark_round(repo):
-            return follow_alone(dataset, repo, serving, settings, least_events, console, share, days, keep)
+            return follow_alone(dataset, repo, serving, settings, least_events, console, terms)
 
 
 def follow_alone(
@@ -106,14 +115,12 @@ def follow_alone(
     settings: Settings | None,
     least_events: int,
     console: Console,
-    share: float,
-    days: float,
-    keep: int,
+    terms: Terms,
 ) -> Round:
     """Do what `follow_once` says, while no other round of the repository runs. serving: the pinned generation"""
     if reason := find_unfinished(repo):
         return Round(0, f"waits: {reason}")
-    refuse_follow(repo, share, serving, dataset.description.name)
+    refuse_follow(repo, terms.share, serving, dataset.description.name)
     settings = settings or read_served_settings(repo)
     least_events = count_awaited(repo, serving, least_events)
     split = split_log(dataset, repo, serving, find_live_folder(repo, settings.live.folder), least_events)
@@ -131,9 +138,9 @@ def follow_alone(
         if running := find_running(repo):
             told = f"not published: experiment {running.name} was started meanwhile, and its verdict comes first"
             return Round(0, told, verdict)
-        generation = publish_candidate(candidate, repo, layout, serving, share, days, verdict, keep)
+        generation = publish_candidate(candidate, repo, layout, serving, terms, verdict)
         not_kept = keep_learned(learning, split.live, serving, generation, split.erasures)
-    met = f" meets {share:.1%} of the users" if share < 1 else ""
+    met = f" meets {terms.share:.1%} of the users" if terms.share < 1 else ""
     lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
     return Round(generation, f"generation {generation}{met}. {verdict}. {began}{lost}", verdict)
 
@@ -212,21 +219,19 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
     )
 
 
-def publish_candidate(
-    candidate: Path, repo: Path, layout: str, serving: int, share: float, days: float, verdict: Verdict, keep: int = 1
-) -> int:
+def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, terms: Terms, verdict: Verdict) -> int:
     """Publish the candidate, and let servers answer with it, or a share of the users meet it. Return its generation.
 
     Until then, and in an experiment, a restart serves what was served before. Raises ExportError where another generation than
     `serving`, which the candidate was compared with, has become the pinned one.
     """
-    generation = relayout(candidate, repo, layout, beside=serving, keep=keep)
+    generation = relayout(candidate, repo, layout, beside=serving, keep=terms.keep)
     make_read_only(repo, generation)
     record_publication(repo, generation, str(verdict))
     servers = find_running_servers(RUN_DIR, repo)
-    if share < 1:
+    if terms.share < 1:
         name = f"generation-{generation}"
-        challenge(servers, repo, Experiment(name, serving, generation, share, promotes=True, days=days))
+        challenge(servers, repo, Experiment(name, serving, generation, terms.share, promotes=True, days=terms.days))
     else:
         unload_former(servers, repo, generation)
         for state in servers:

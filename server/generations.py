@@ -138,20 +138,28 @@ def load_models(client: grpcclient.InferenceServerClient, *models: str) -> None:
         _load(client, model)
 
 
-def load_by_sent_configs(client: grpcclient.InferenceServerClient, models: Iterable[Model]) -> None:
-    """Load models as `load_models` does, but by their configs here: those on disk are not read, whatever they say."""
+def load_by_sent_configs(
+    client: grpcclient.InferenceServerClient, models: Iterable[Model], deadline_s: float = float("inf")
+) -> None:
+    """Load models as `load_models` does, but by their configs here: those on disk are not read, whatever they say.
+
+    deadline_s: of time.monotonic(); no model is waited for any longer
+    """
     for model in models:
-        _load(client, model.name, MessageToJson(model.config, preserving_proto_field_name=True))
+        left_s = min(max(deadline_s - time.monotonic(), POLL_S), LOAD_TIMEOUT_S)
+        _load(client, model.name, MessageToJson(model.config, preserving_proto_field_name=True), left_s)
 
 
-def _load(client: grpcclient.InferenceServerClient, name: str, config: str | None = None) -> None:
+def _load(
+    client: grpcclient.InferenceServerClient, name: str, config: str | None = None, timeout_s: float = LOAD_TIMEOUT_S
+) -> None:
     try:
-        client.load_model(name, config=config, client_timeout=LOAD_TIMEOUT_S)
+        client.load_model(name, config=config, client_timeout=timeout_s)
     except InferenceServerException as error:
         if BROKEN_CONNECTION not in str(error):
             raise
         time.sleep(RECONNECT_S)
-        client.load_model(name, config=config, client_timeout=LOAD_TIMEOUT_S)
+        client.load_model(name, config=config, client_timeout=timeout_s)
 
 
 def find_served_generation(grpc_url: str) -> int:

@@ -267,7 +267,7 @@ class TritonServer:
             if is_to_load and health.read_model_states(self.grpc_url) is not None:
                 is_to_load = False
                 with health.open_local_client(self.grpc_url) as client, contextlib.suppress(InferenceServerException):
-                    generations.load_by_sent_configs(client, models)  # its log says what did not load
+                    generations.load_by_sent_configs(client, models, deadline_s)  # its log says what did not load
             text = self.log_path.read_text(errors="replace")
             if may_retry and process.poll() == -signal.SIGABRT and MEMORY_RACE in text:
                 return "was ended by a race for shared memory"

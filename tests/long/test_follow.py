@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from export import follow
-from export.follow import Round, choose_judged, follow_once, publish_candidate
+from export.follow import Round, Terms, choose_judged, follow_once, publish_candidate
 from export.prequential import make_event_inputs, split_blocks
 from export.relayout import relayout
 from export.settings import Settings
@@ -127,10 +127,10 @@ def test_a_generation_with_the_live_events_is_published(round_done, followed, pa
         assert set(pipeline.recommend([1, 2, 3])["generation"].ravel().tolist()) == {2}
     assert "waits" in follow_once(past, repo, SETTINGS, 1_000, QUIET).report
     with pytest.raises(ConfigError, match="No server started here serves"):
-        follow_once(past, repo, SETTINGS, 1, QUIET, 0.1)
+        follow_once(past, repo, SETTINGS, 1, QUIET, Terms(0.1))
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     for share in (0.1, 1.0):  # the champion of an experiment is not replaced either
-        done = follow_once(past, repo, SETTINGS, 1, QUIET, share)
+        done = follow_once(past, repo, SETTINGS, 1, QUIET, Terms(share))
         assert "waits: experiment spring runs" in done.report
 
 
@@ -219,7 +219,7 @@ def test_a_candidate_is_not_published_where_a_person_moved_to_another_generation
     assert relayout(exported, repo, "ensemble", beside=1) == 2
     pin(repo, 2)
     with pytest.raises(ExportError, match=r"Generation 2 is pinned in .* now, and the new one was made beside 1"):
-        publish_candidate(exported, repo, "ensemble", 1, 1.0, 7.0, Verdict(0, ""))
+        publish_candidate(exported, repo, "ensemble", 1, Terms(), Verdict(0, ""))
     assert (list_published_generations(repo), read_pinned_generation(repo)) == ((1, 2), 2)
 
 
