@@ -122,7 +122,9 @@ def test_follow_of_a_repository_that_is_not_there_says_so_once(repo):
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert re.fullmatch(r"error: There is no model repository at .*/nowhere\. Make one with `make export REPO=.*`\.", line)
+    assert re.fullmatch(
+        r"error: .*/nowhere/recommend/config\.pbtxt cannot be read: .* Create a repository with `make export REPO=.*`\.", line
+    )
 
 
 def test_a_round_that_is_killed_while_it_works_is_recorded_as_failed(repo):
