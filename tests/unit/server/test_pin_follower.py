@@ -87,7 +87,7 @@ def test_a_server_moves_to_what_was_pinned_elsewhere_and_writes_nothing(served, 
 
 
 def test_servers_do_not_move_at_the_same_moment(served, clock, tmp_path):
-    """Of fifty servers, more than one moves in each third of the minute."""
+    """In each third of the minute, more than one of fifty servers moves."""
     state, _ = served
     shutil.rmtree(state.repo / "rank" / "2")  # so that a look says that it tried, and moves nothing
     pin_waiting = [PinFollower(state, tmp_path) for _ in range(50)]
