@@ -27,7 +27,6 @@ from triton_recommender.tensors import PAD_ID
 log = logging.getLogger("gateway")
 
 MOST_SHADOWS = 16  # shadow requests in flight; further ones are not sent, so that they do not pile up at a slow challenger
-FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
 
 Ask = Callable[[], Awaitable[Recommendations]]
 

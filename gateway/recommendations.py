@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from opentelemetry import trace
 
-from gateway.experiments import FAILED, NO_EXPERIMENT, Enrolment, Experiments, Shown
+from gateway.experiments import NO_EXPERIMENT, Enrolment, Experiments, Shown
 from gateway.explain import Explainer
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
-from live.exposures import POPULAR, Exposure, ExposureLog
+from live.exposures import FAILED, FALLBACK, POPULAR, Exposure, ExposureLog
 from serving.live.experiment import SHADOW_ARM
 from triton_recommender import (
     AsyncRecommender,
@@ -34,7 +34,6 @@ from triton_recommender.tensors import ANONYMOUS
 log = logging.getLogger("gateway")
 
 DEFAULT_K = 20
-FALLBACK = "gateway_fallback"
 GRACE_S = 0.05  # after the deadline, so that the client raises its own, more telling timeout first
 DEGRADED_NAMES = {
     Degraded.PREPROCESS: "feature_store",

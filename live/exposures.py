@@ -39,6 +39,8 @@ ERASED, ERASED_LOCK = "erased.jsonl", ".erased.lock"  # marks of erasures; held 
 MARKED_S = 7 * DAY_S  # no answer stays in memory for longer
 REMOVED_FILE = "removed.json"  # until when answers were removed, unix milliseconds
 FILE_NAME = re.compile(r"exposures-\d{13}-\d+-\d+\.parquet")  # unix milliseconds, process, number of the file
+# Marks in `degraded`: the challenger failed, and the champion answered; the gateway's own popular items
+FAILED, FALLBACK = "challenger", "gateway_fallback"
 POPULAR = 128  # bit of `sources` beside those of Sources: the gateway's own list of popular items
 SOURCE_NAMES = {int(source): source.name.lower() for source in Sources if source.name} | {POPULAR: "popular"}
 SCHEMA = pa.schema(

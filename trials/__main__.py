@@ -24,7 +24,7 @@ from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import STAGES
-from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, read_experiment
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, DAY_MS, SHADOW_ARM, read_experiment
 from serving.live.store import find_live_folder
 from trials.calibration import measure_calibration
 from trials.feedback import Feedback, join_feedback, read_events
@@ -38,7 +38,6 @@ from trials.unseen import Reward, find_shadow_lists, pair_answers, read_lists
 
 MOST_FAILED_LOOKS = 30
 LEAST_PAUSE, LONGEST_PAUSE_S = 20, 60.0  # times as long as a look took, but no longer than this
-DAY_MS = 86_400_000
 METRICS = ("ctr", "conversion", "revenue", "degraded")
 
 app = typer.Typer(help="Reports on generations from what users did.", no_args_is_help=True, add_completion=False)

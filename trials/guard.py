@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from live.exposures import FOLDER, read_removed_ms
+from live.exposures import FALLBACK, FOLDER, read_removed_ms
 from repository.experiments import end_experiment, find_experiment_folder, find_running
 from serving.contract.errors import ConfigError
 from serving.live.events import EventBatch
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State
 from trials.feedback import Feedback, join_feedback, read_events
-from trials.harm import FALLBACK, FEWER_CLICKS, find_loss, find_visible_harm, has_mark, list_spans
+from trials.harm import FEWER_CLICKS, find_loss, find_visible_harm, has_mark, list_spans
 from trials.judged import JudgedAnswers
 from trials.progress import compare_clicks, find_wrong_split
 from trials.sequential import LEAST_OBSERVATIONS
@@ -71,7 +71,7 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
     own_times_ms = exposures["time_ms"].filter(pc.equal(exposures["arm"], tried)).to_numpy()
     spans = list_spans(own_times_ms)
     for span in spans:
-        if harm := find_visible_harm(span.take_answers(exposures), tried, experiment.mode, span.alpha, span.is_whole):
+        if harm := find_visible_harm(exposures, tried, experiment.mode, span):
             return "rolled back", span.describe(harm)
     if harm := find_wrong_split(experiment, exposures):
         return "rolled back", harm

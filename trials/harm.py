@@ -16,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from live.exposures import FAILED, FALLBACK
 from serving.live.experiment import CHAMPION_ARM, INTERLEAVED_ARM, Mode
 from trials.feedback import Feedback, number_users
 from trials.interleaving import BOTH, CHALLENGER, CHAMPION
 from trials.progress import credit_answers
 from trials.sequential import ALPHA, LEAST_OBSERVATIONS, LEAST_USERS, Arm, Comparison, bound_mean, compare_arms, has_wrong_split
 
-FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
-FALLBACK = "gateway_fallback"  # in `degraded`: popular items of the gateway
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # from so many answers on, a larger share of failures is harm
 MORE_DEGRADED = 0.02  # share of the answers that may be degraded in addition to the champion's
 FEWER_CLICKS = 0.1  # share of the champion's click rate, or of the answers that its items win, that may be lost
@@ -73,16 +72,16 @@ def list_spans(times_ms: np.ndarray) -> list[Span]:
     ]
 
 
-def find_visible_harm(exposures: pa.Table, tried: str, mode: Mode, alpha: float, is_whole: bool) -> str:
-    """Return a sentence on harm that answers alone show: failures, slowness, few distinct items; "" for none.
+def find_visible_harm(exposures: pa.Table, tried: str, mode: Mode, span: Span) -> str:
+    """Return a sentence on harm that the answers of a span alone show: failures, slowness, few distinct items; "" for none.
 
-    exposures: of the experiment; tried: the arm whose answers the challenger makes; alpha: chance of a false alarm
-    is_whole: whether these are all answers since the experiment's last change
+    exposures: all of the experiment since its last change; tried: the arm whose answers the challenger makes
     """
+    exposures = span.take_answers(exposures)
     champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried))
-    harm = find_failures(champion, challenger, FEWEST_FAILURES if is_whole else LEAST_OBSERVATIONS)
+    harm = find_failures(champion, challenger, FEWEST_FAILURES if span.is_whole else LEAST_OBSERVATIONS)
     if min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS:
-        harm = harm or find_slowness(champion, challenger, mode, alpha)
+        harm = harm or find_slowness(champion, challenger, mode, span.alpha)
     return harm or (find_drafted_narrowness(challenger) if mode == "interleave" else find_narrowness(champion, challenger))
 
 

@@ -22,7 +22,7 @@ from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import MOST_FAILED_LOOKS, app
 from trials.feedback import join_feedback
 from trials.guard import Guard
-from trials.harm import find_lost_answers, find_visible_harm
+from trials.harm import Span, find_lost_answers, find_visible_harm
 from trials.progress import compare_clicks
 from trials.sequential import ALPHA
 
@@ -164,7 +164,7 @@ def test_a_shadow_that_fails_while_the_champion_does_has_not_failed(down, said):
     failing = [{"arm": "shadow", "degraded": ["challenger"] if number < 600 else []} for number in range(800)]
     shown = [{"arm": "champion", "degraded": ["gateway_fallback"] if number < down else []} for number in range(800)]
     rows = [row | {"request_id": f"{number}", "item_ids": [1 + number % 30]} for number, row in enumerate(failing + shown)]
-    assert find_visible_harm(exposures(*rows), "shadow", "shadow", ALPHA, is_whole=True) == said
+    assert find_visible_harm(exposures(*rows), "shadow", "shadow", Span(0, ALPHA, 800)) == said
 
 
 def test_one_user_who_comes_often_makes_no_challenger_look_narrow(repo):
