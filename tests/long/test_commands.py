@@ -84,14 +84,14 @@ def test_follow_without_a_config_reads_the_settings_of_what_serves(repo, config)
     assert "waits: 0 events are newer than generation 1" in run(*follow, "--config", config)
 
 
-def forget_data_set(repo: Path) -> None:
-    """Remove what the manifest of generation 1 says of its data set, which no code expects."""
+def rewrite_data_set(repo: Path, **dataset: object) -> None:
+    """Replace what the manifest of generation 1 says of its data set. Nothing given: remove it, which no code expects."""
     facts = {key: value for key, value in read_manifest(repo, 1).items() if key not in ("schema", "files", "dataset")}
-    write_manifest(repo / ENSEMBLE / "1", **facts)
+    write_manifest(repo / ENSEMBLE / "1", **facts, **({"dataset": dataset} if dataset else {}))
 
 
 def test_follow_records_an_error_that_nobody_expected_and_raises_it_again(repo):
-    forget_data_set(repo)
+    rewrite_data_set(repo)
     with pytest.raises(KeyError):
         run("follow", "--once", "--data", DATA, "--repo", repo)
     assert (read_round(repo).outcome, read_round(repo).report) == ("failed", "KeyError: 'dataset'")
@@ -100,7 +100,7 @@ def test_follow_records_an_error_that_nobody_expected_and_raises_it_again(repo):
 
 def test_follow_goes_on_after_an_error_that_nobody_expected(repo, monkeypatch):
     manifest = (repo / ENSEMBLE / "1" / MANIFEST_FILE).read_text()
-    forget_data_set(repo)
+    rewrite_data_set(repo)
     ended = []
 
     def mend_or_end(seconds: float) -> None:
@@ -128,7 +128,8 @@ def test_follow_of_a_repository_that_is_not_there_says_so_once(repo):
 
 
 def test_a_round_that_is_killed_while_it_works_is_recorded_as_failed(repo):
-    data = "synthetic:users=20000,items=20000,events=2000000"  # takes seconds to generate
+    data = "synthetic:users=20000,items=20000,events=2000000,seed=0,context=0"  # takes a round seconds to read
+    rewrite_data_set(repo, name=data)
     command = [sys.executable, "-m", "export", "follow", "--once", "--data", data, "--repo", repo]
     with subprocess.Popen(command, cwd=PROJECT) as process:
         until(lambda: read_running(repo) is not None)
