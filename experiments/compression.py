@@ -30,7 +30,7 @@ from export.settings import PipelineSettings
 from perf.command import run
 from serving.contract.artifacts import open_network
 from serving.stages.rank import PAIRS_AT_ONCE, choose_chunk_size
-from training.dataset import Dataset, load_dataset, split_by_time
+from training.dataset import Dataset, load_dataset, split_log
 from training.evaluation.metrics import auc, ndcg_at, recall_at
 from training.evaluation.problem import TEST_SHARE, make_problem
 from training.features.build import build_features
@@ -104,7 +104,7 @@ class Row:
 
 def make_workload(dataset: Dataset, say: Say) -> Workload:
     problem, pipeline = make_problem(dataset), PipelineSettings(seed=SEED)
-    train, _ = split_by_time(dataset.interactions, TEST_SHARE)
+    train, _ = split_log(dataset.interactions, TEST_SHARE)
     dataset = replace(dataset, interactions=train)
     features = build_features(dataset, train, FeatureSettings(history_length=pipeline.history), SEED)
     chosen, settings = RetrievalSettings(pipeline.candidates, pipeline.filter_seen, SEED), RankingSettings()

@@ -34,7 +34,7 @@ from export.settings import Settings
 from perf.command import run
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
-from training.dataset import Dataset, load_dataset, split_by_time
+from training.dataset import Dataset, load_dataset, split_log
 from training.evaluation.metrics import auc, ndcg_at
 from training.evaluation.problem import TEST_SHARE, Problem, make_problem
 
@@ -146,7 +146,7 @@ def make_figures(precision: str, quality: Quality, exact: Quality) -> list[Figur
 def export_training_part(dataset: Dataset, repository: Path, console: Console) -> Path:
     """Return a repository exported from the training part; an existing one is kept."""
     if not (repository / ENSEMBLE).is_dir():
-        train, _ = split_by_time(dataset.interactions, TEST_SHARE)
+        train, _ = split_log(dataset.interactions, TEST_SHARE)
         build_repository(replace(dataset, interactions=train), repository, Settings(), console)
     return repository
 

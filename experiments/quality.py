@@ -2,9 +2,10 @@
 
     python -m experiments.quality [--data online-retail --data movielens] [--seeds 0,1,2]
 
-Each user's events are split by time (the last 20 % are the test), a repository is exported from the rest alone and served by a
-real tritonserver. Items a user already had are neither served nor counted. Settings are the defaults everywhere. Beside the
-qualities stands what the export tried of the sources of candidates that it may leave out (training/retrieval/choose.py).
+The log is split by time (training/dataset/split.py: the last 20 % are the test), a repository is exported from the earlier
+part alone and served by a real tritonserver. Items a user already had are neither served nor counted. Settings are the defaults
+everywhere. Beside the qualities stands what the export tried of the sources of candidates that it may leave out
+(training/retrieval/choose.py).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main(
         figures = make_figures([evaluate_dataset(dataset, repository, each, Console(stderr=True)) for each in exports])
         exported = read_json(find_stage_folder(repository, ENSEMBLE, read_pinned_generation(repository)), MANIFEST_FILE)
         figures += make_choice_figures(exported["reports"]["sources"])
-        conditions = f"last 20 % of each user's events, default settings but for the seeds {seeds}, a real server"
+        conditions = f"last 20 % of the events, default settings but for the seeds {seeds}, a real server"
         if name in TUNED_ON:
             conditions += "; settings of the towers were compared on this test part, so the gain is somewhat optimistic"
         command = f"python -m experiments.quality --data {source} --seeds {seeds}"

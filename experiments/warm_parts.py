@@ -30,7 +30,7 @@ from training.features.build import Features, build_features
 from training.models.distill import Lesson, distil
 from training.models.dlrm import RankingModel
 from training.models.item_item import fit_neighbours
-from training.models.ranking import Lessons, RankingSettings, collect_lessons, prepare_for_serving
+from training.models.ranking import Lessons, RankingSettings, add_unlabelled, collect_lessons
 from training.models.ranking_data import Requests, fit_item_statistics
 from training.models.retriever import (
     Retriever,
@@ -167,7 +167,7 @@ def make_generation(dataset: Dataset, features: Features, part: Part, earlier: F
     served, _ = learn_towers(dataset, features, whole, seed)
     lessons = collect_lessons(dataset, part.log, features, lambda _: earlier, RANKING, rng)
     statistics = fit_item_statistics(features, part.log, RANKING.statistics)
-    return Generation(features, prepare_for_serving(lessons, part.log, features, statistics, served, RANKING, rng))
+    return Generation(features, add_unlabelled(lessons, part.log, features, statistics, served, RANKING, rng))
 
 
 def rank_best(model: RankingModel, asked: Requests) -> float:

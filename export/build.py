@@ -52,10 +52,10 @@ from training.models.ranking import (
     FitTrainingRetriever,
     Lessons,
     Ranking,
+    add_unlabelled,
     collect_lessons,
     fit_ranker,
     fit_reranker,
-    prepare_for_serving,
     take_sample,
 )
 from training.models.ranking_data import Retrieve, fit_item_statistics
@@ -216,7 +216,7 @@ def fit_ranking(
     log, pipeline, choices = dataset.interactions, settings.pipeline, choose_ranking_settings(settings)
     with progress.phase("ranker") as phase:
         statistics = fit_item_statistics(features, log, choices.statistics)
-        lessons = prepare_for_serving(lessons, log, features, statistics, served, choices, rng)
+        lessons = add_unlabelled(lessons, log, features, statistics, served, choices, rng)
         trainer = choose_trainer(settings, features, start)
         ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.note_detail, trainer, start)
         phase.result = describe_ranker(ranker, choices)

@@ -1,8 +1,9 @@
 """`make eval`: measure quality stage by stage and through a real server, beside four baselines.
 
-The test set is the last 20 % of each user's events in time. The pipeline is exported from the rest, into a repository of its
-own, and served by a real tritonserver. Items that users already had are neither served nor counted. AUC is over the whole
-catalogue: the items of a stage's list come first, then all others in the order of the stage before it.
+The test set is the last 20 % of the log, as training/dataset/split.py splits it. The pipeline is exported from what came
+before, into a repository of its own, and served by a real tritonserver. Items that users already had are neither served nor
+counted. AUC is over the whole catalogue: the items of a stage's list come first, then all others in the order of the stage
+before it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from serving.contract.errors import ConfigError, DataError
 from serving.contract.tensors import ENSEMBLE, PAD_ID
 from serving.pipeline import Pipeline
 from serving.stages.search.search import Blocked
-from training.dataset import Dataset, split_by_time
+from training.dataset import Dataset, split_log
 from training.evaluation.baselines import Baseline, Quality, evaluate, fit_baselines
 from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, recall_at
 from training.evaluation.problem import TEST_SHARE, Problem, make_problem
@@ -46,7 +47,7 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     problem = make_problem(dataset)
     refuse_nothing_to_find(dataset, problem)
     remove_repository(repository)
-    train, _ = split_by_time(dataset.interactions, TEST_SHARE)
+    train, _ = split_log(dataset.interactions, TEST_SHARE)
     build_repository(replace(dataset, interactions=train), repository, settings, console)
     rows: dict[str, Quality] = {}
     for baseline in fit_baselines(problem.validation, problem.test, console.print):
@@ -161,7 +162,7 @@ def measure_quality(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> 
 
 
 def make_table(dataset: Dataset, problem: Problem, rows: dict[str, Quality]) -> Table:
-    table = Table(title=f"{dataset.description.name}: {len(problem.test_users):,} test users, last 20 % of their events")
+    table = Table(title=f"{dataset.description.name}: {len(problem.test_users):,} test users, last 20 % of the events")
     table.caption = "coverage: share of the catalogue in any list; AUC: over the whole catalogue"
     table.add_column("")
     for heading in ("Recall@20", "NDCG@10", "coverage", "AUC"):

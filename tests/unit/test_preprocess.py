@@ -14,7 +14,7 @@ from serving.contract.tensors import FROM_STORE, MISSING_INT, OOV_ROW, PAD_ID, A
 from serving.stages.features.user_files import UserFiles
 from serving.stages.features.user_store import UserStore
 from serving.stages.preprocess import MAX_STRING_BYTES, Preprocess
-from training.dataset import load_dataset, split_by_time
+from training.dataset import load_dataset, split_log
 from training.features import FeatureSettings, build_features
 
 H = 8
@@ -24,7 +24,7 @@ H = 8
 def exported(tmp_path_factory):
     """(features, folder) of a small shop with users, context and histories."""
     dataset = load_dataset("synthetic:users=80,items=60,events=2500,seed=3,context=1")
-    train, _ = split_by_time(dataset.interactions)
+    train, _ = split_log(dataset.interactions)
     features = build_features(dataset, train, FeatureSettings(history_length=H))
     folder = tmp_path_factory.mktemp("preprocess")
     features.save_preprocess(folder)

@@ -12,7 +12,7 @@ from rich.table import Table
 from serving.contract.errors import DataError
 from training.dataset.dataset import Dataset
 from training.dataset.load import load_dataset
-from training.dataset.split import split_by_time
+from training.dataset.split import split_log
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -42,7 +42,7 @@ def collect_facts(dataset: Dataset) -> dict[str, str]:
     """Return what `describe` prints, in order."""
     log, items, users, spec = dataset.interactions, dataset.items, dataset.users, dataset.description
     n_users, n_items = log["user_id"].nunique(), log["item_id"].nunique()
-    train, test = split_by_time(log)
+    train, test = split_log(log)
     bounds_s = int(log["timestamp"].min()), int(log["timestamp"].max())
     first, last = (str(np.datetime64(s, "s"))[:-3].replace("T", " ") for s in bounds_s)
     per_user = log["user_id"].value_counts()
@@ -53,7 +53,7 @@ def collect_facts(dataset: Dataset) -> dict[str, str]:
         "events per user": f"median {per_user.median():.0f}, at most {per_user.max():,}",
         "items": f"{n_items:,} in the log, {len(items):,} in all, {int(items['available'].sum()):,} available",
         "density": f"{pairs / (n_users * n_items):.3%} of user-item pairs; {1 - pairs / len(log):.1%} of events repeat a pair",
-        "split": f"{len(train):,} events to train, {len(test):,} to test (the end of each user's)",
+        "split": f"{len(train):,} events to train, {len(test):,} to test",
         "item features": ", ".join(spec.items.feature_columns if spec.items else []) or "none",
         "user features": ", ".join(spec.users.feature_columns if spec.users else []) or "none",
         "context": ", ".join(f"{column.name} ({column.kind})" for column in dataset.context_columns) or "none",

@@ -1,4 +1,13 @@
-"""The train/test split of all experiments: the end of each user's history is the test set."""
+"""The train/test split of everything that learns or is judged: at one moment for all users, as a server meets them.
+
+                    the moment
+    user 1  ─•──•────•──┼──•──•─     earlier │ later
+    user 2  ───•──•─────┼────•──     earlier │ later
+    user 3  ────────────┼─•───•─     new: in neither part, because nothing is known of this user
+
+Whoever asks a server asks now, however long ago their last event was, and nothing is known of what others will do. A split of
+each user's own events would tell a model when the user came back, and what was in fashion then.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +16,52 @@ import pandas as pd
 
 from serving.contract.errors import DataError
 
+FEWEST_RETURNING = 200  # users. Raters of films, for instance, name hundreds in one visit and rarely return
 
-def split_by_time(interactions: pd.DataFrame, test_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return (train, test): of each user's n events, the last ceil(n * test_share) in time are the test set.
 
-    At least one event of every user stays in training, so a user with one event has no test events. Events with equal times
-    keep the order of `interactions`. Both parts are sorted by time.
+def split_log(interactions: pd.DataFrame, later_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return (earlier, later): at one moment if FEWEST_RETURNING users have a positive event in `later`, else `split_by_user`.
+
+    Raises DataError unless 0 < later_share < 1.
     """
-    if not 0 <= test_share < 1:
-        raise DataError(
-            f"test_share is {test_share}. Expected a share of each user's events, 0 <= test_share < 1, such as 0.2."
-        )
-    ordered = interactions
-    if not interactions["timestamp"].is_monotonic_increasing:
-        ordered = interactions.sort_values("timestamp", kind="stable", ignore_index=True)
+    earlier, later = split_at_moment(interactions, later_share)
+    if later.loc[later["positive"].to_numpy(), "user_id"].nunique() >= FEWEST_RETURNING:
+        return earlier, later
+    return split_by_user(interactions, later_share)
+
+
+def split_at_moment(interactions: pd.DataFrame, later_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return (earlier, later): `later` begins with the second of the first of the last events, a share of them all.
+
+    Events of users who have none in `earlier` are in neither part. Both parts are sorted by time. Raises DataError.
+    """
+    ordered = sort_by_time(interactions, later_share)
+    times_s = ordered["timestamp"].to_numpy()
+    moment_s = times_s[int(len(times_s) * (1 - later_share))] if len(times_s) else 0
+    earlier, later = (ordered[part] for part in (times_s < moment_s, times_s >= moment_s))
+    known = later["user_id"].isin(earlier["user_id"].unique()).to_numpy()
+    return earlier.reset_index(drop=True), later[known].reset_index(drop=True)
+
+
+def split_by_user(interactions: pd.DataFrame, later_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return (earlier, later): of each user's n events, the last ceil(n * later_share) in time are `later`.
+
+    At least one event of every user stays in `earlier`. Events with equal times keep the order of `interactions`. Both parts
+    are sorted by time. Raises DataError.
+    """
+    ordered = sort_by_time(interactions, later_share)
     by_user = ordered.groupby("user_id", sort=False)["user_id"]
     position = by_user.cumcount().to_numpy()  # 0 = the user's first event
     n_events = by_user.transform("size").to_numpy()
-    n_test = np.minimum(np.ceil(n_events * test_share - 1e-9), n_events - 1)  # 1e-9: 0.2 * 35 is 7.000000000000001
-    is_test = position >= n_events - n_test
-    return ordered[~is_test].reset_index(drop=True), ordered[is_test].reset_index(drop=True)
+    n_later = np.minimum(np.ceil(n_events * later_share - 1e-9), n_events - 1)  # 1e-9: 0.2 * 35 is 7.000000000000001
+    is_later = position >= n_events - n_later
+    return ordered[~is_later].reset_index(drop=True), ordered[is_later].reset_index(drop=True)
+
+
+def sort_by_time(interactions: pd.DataFrame, later_share: float) -> pd.DataFrame:
+    """Return the events sorted by time, those of equal times in their order. Raises DataError for an impossible share."""
+    if not 0 < later_share < 1:
+        raise DataError(f"later_share is {later_share}. Expected a share of the events, 0 < later_share < 1, such as 0.2.")
+    if interactions["timestamp"].is_monotonic_increasing:
+        return interactions
+    return interactions.sort_values("timestamp", kind="stable", ignore_index=True)

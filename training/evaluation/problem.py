@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from training.dataset import Dataset, split_by_time
+from training.dataset import Dataset, split_log
 from training.dataset.matrix import make_matrix
 from training.evaluation.baselines import Split
 from training.evaluation.metrics import has_test_items
@@ -34,10 +34,10 @@ class Problem:
 
 
 def make_problem(dataset: Dataset) -> Problem:
-    """Split each user's events by time, twice: train and test, and train again into fit and validation."""
+    """Split the log by time, twice: train and test, and train again into fit and validation."""
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
-    train, test = split_by_time(dataset.interactions, TEST_SHARE)
-    fit, held_out = split_by_time(train, TEST_SHARE)
+    train, test = split_log(dataset.interactions, TEST_SHARE)
+    fit, held_out = split_log(train, TEST_SHARE)
     return Problem(_split(fit, held_out, user_ids, item_ids), _split(train, test, user_ids, item_ids), user_ids, item_ids)
 
 

@@ -99,6 +99,11 @@ class Features:
         """float32 [n_items + 1, A]: aggregations of the items at the end of the log, as they are served without live state."""
         return self.log.aggregates.compute_for_catalogue(self.as_of_s)
 
+    def encode_items_before(self, items: pd.DataFrame, events: pd.DataFrame) -> ItemArrays:
+        """Encode the catalogue with the sales of `events` alone, seen from the last of them. items: frame of the data set"""
+        sold = compute_item_statistics(events, self.items, int(events["timestamp"].max()), self.settings)
+        return encode_items(self.item_plan, collect_item_columns(items, self.schema.item, sold))
+
     def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
         """Encode users as the store serves them: after the whole training log, at its clock."""
         return self.encode_moments(self.log.at_the_end(user_ids), np.full(len(user_ids), self.as_of_s), context)

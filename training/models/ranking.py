@@ -12,7 +12,6 @@ import pandas as pd
 from serving.stages.features.item_statistics import ItemStatistics
 from training.dataset import Dataset
 from training.features.build import Features
-from training.models.align import align_requests
 from training.models.compress import compress
 from training.models.distill import STUDENT, Lesson
 from training.models.item_statistics import StatisticsSettings
@@ -36,7 +35,6 @@ from training.models.train_ranker import Ranker, RankerSettings, Start, compute_
 from training.models.validation import drop_validating, split_training_log, split_validation
 
 MOST_SAMPLES = 32  # requests for the parity reports
-MOST_ALIGNED = 1_024  # requests as served whose scale the training requests take, where no others are needed
 EVENTLESS = (2, 5)  # so many of so many requests before a visit teach without events too; with all of them, live answers lose
 
 FitTrainingRetriever = Callable[[pd.DataFrame], Retrieve]
@@ -149,7 +147,7 @@ def _halve_events(requests: Requests) -> Requests:
     return requests.without_events(np.arange(len(requests)) % 2 == 1)
 
 
-def prepare_for_serving(
+def add_unlabelled(
     lessons: Lessons,
     log: pd.DataFrame,
     features: Features,
@@ -158,18 +156,14 @@ def prepare_for_serving(
     settings: RankingSettings,
     rng: np.random.Generator,
 ) -> Lessons:
-    """Bring the requests to the scale at which they are served, and add unlabelled ones if the ranker is distilled from them.
+    """Add unlabelled requests from candidates of the served retriever, where the ranker is distilled from them.
 
     statistics, served: fitted on the whole log
     """
-    distils = settings.compression != "none"
-    most_requests = settings.most_requests if distils else MOST_ALIGNED
-    unlabelled = make_unlabelled_requests(features, log, statistics, served, most_requests, rng)
-    teaching, without_events, (validation,) = (
-        tuple(align_requests(requests, unlabelled) for requests in part)
-        for part in (lessons.teaching, lessons.without_events, (lessons.validation,))
-    )
-    return Lessons(teaching, without_events, validation, (unlabelled,) if distils else ())
+    if settings.compression == "none":
+        return lessons
+    unlabelled = make_unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
+    return replace(lessons, unlabelled=(unlabelled,))
 
 
 def fit_ranker(
@@ -228,7 +222,7 @@ def make_requests_by_moment(
     settings: RankingSettings,
     rng: np.random.Generator,
 ) -> tuple[list[Requests], Requests | None]:
-    """Build requests before the last fifth of each user's events; on small logs repeat this on the rest.
+    """Build requests before the last fifth of the events; on small logs repeat this on the rest.
 
     Each moment has its own retriever and statistics, fitted on the events before it.
     -> (requests of each moment, the latest first; requests in the middle of visits, None where there are none)
@@ -246,7 +240,8 @@ def make_requests_by_moment(
         )
         retrieve = fit_training_retriever(earlier)
         shared = (features, train, later, items, statistics, retrieve)
-        by_moment.append(make_requests(*shared, settings.most_requests, rng))
+        clock_s = int(earlier["timestamp"].max())
+        by_moment.append(make_requests(*shared, clock_s, settings.most_requests, rng))
         if len(by_moment) == 1 and len(earlier) < len(before):
             visit_requests = make_visit_requests(*shared, min(settings.most_visit_requests, len(by_moment[0])), rng)
     return by_moment, visit_requests

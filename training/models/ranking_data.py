@@ -24,7 +24,7 @@ from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, compute_
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates, list_ranker_aggregations
 from training.features.build import Examples, Features, take_context
-from training.features.items import ItemArrays, collect_item_columns, compute_item_statistics, encode_items
+from training.features.items import ItemArrays
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
 from training.models.live_pairs import put_live_pairs
 
@@ -107,11 +107,10 @@ class Requests:
 
 
 def make_items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
-    """Return the catalogue with the sales and aggregations of `events` alone, seen from the store's clock."""
-    sold = compute_item_statistics(events, features.items, features.as_of_s, features.settings)
-    columns = collect_item_columns(dataset.items, features.schema.item, sold)
-    aggregates = LogAggregates.of(dataset, events, list_ranker_aggregations(dataset)).compute_for_catalogue(features.as_of_s)
-    return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows), aggregates)
+    """Return the catalogue with the sales and aggregations of `events` alone, seen from the last of them."""
+    log = LogAggregates.of(dataset, events, list_ranker_aggregations(dataset))
+    aggregates = log.compute_for_catalogue(int(events["timestamp"].max()))
+    return ItemSlots.of(features.encode_items_before(dataset.items, events), tuple(features.item_rows), aggregates)
 
 
 def make_served_items(features: Features) -> ItemSlots:
@@ -120,9 +119,10 @@ def make_served_items(features: Features) -> ItemSlots:
 
 
 def fit_item_statistics(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
-    """Fit the ranker's item statistics on a part of the training log, at the store's clock."""
+    """Fit the ranker's item statistics on the training log or an earlier part of it, seen from its last event."""
+    clock_s = int(events["timestamp"].max())
     groups = np.stack([features.categories.codes, features.providers.codes], axis=1)
-    return fit_statistics(collect_sales(features, events), features.items.n_items, features.as_of_s, groups, settings)
+    return fit_statistics(collect_sales(features, events), features.items.n_items, clock_s, groups, settings)
 
 
 def collect_sales(features: Features, events: pd.DataFrame) -> Sales:
@@ -139,6 +139,7 @@ def make_requests(
     items: ItemSlots,
     statistics: ItemStatistics,
     retrieve: Retrieve,
+    clock_s: int,
     max_requests: int,
     rng: np.random.Generator,
 ) -> Requests:
@@ -146,6 +147,7 @@ def make_requests(
 
     train: the frame `features` was built from; later: its rows after the split, with their row number in `train` as "row"
     items, statistics, retrieve: fitted on what came before `later`
+    clock_s: from which users see their past, as those who ask a server do from the present
     """
     first = later.drop_duplicates("user_id")
     takers = later.loc[later["positive"].to_numpy(), "user_id"].unique()
@@ -155,7 +157,7 @@ def make_requests(
     rows = first["row"].to_numpy()
     user_ids = first["user_id"].to_numpy()
     users = features.encode_moments(
-        features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), take_context(first, features.context)
+        features.log.before_rows(train, rows), np.full(len(rows), clock_s), take_context(first, features.context)
     )
     candidates, scores = retrieve(users, user_ids)
     trends = features.log.aggregates.compute_for_items(candidates, first["timestamp"].to_numpy(), rows)

@@ -25,6 +25,7 @@ from torch import Tensor
 from serving.stages.search.search import Neighbours, Search, compute_recency_weights
 from training.dataset.matrix import make_matrix
 from training.features.build import Examples, Features, take_context
+from training.features.items import ItemArrays
 from training.models.exact_search import search_exactly
 from training.models.graph import Graph, GraphAndTower, GraphSettings, fit_graph
 from training.models.item_item import ItemItemSettings, fit_neighbours
@@ -242,12 +243,14 @@ def prepare_data(
     filter_seen: bool = True,
     seed: int = 0,
     for_sequences: bool = True,
+    items: ItemArrays | None = None,
 ) -> RetrieverData:
     """Prepare the data. rows: int64 [N] ascending, positives to learn from. train: the log that the features were built from.
 
     filter_seen: do not learn targets that the user already had, because they are not served again
     seed: draws the towers' examples where there are more than MOST_EXAMPLES
     for_sequences: also list the positives that the sequence model learns from
+    items: the encoded catalogue; None: as it is served
     """
     taken = _list_taken(features, train, rows if for_sequences else rows[:0], filter_seen)
     if filter_seen:
@@ -257,11 +260,13 @@ def prepare_data(
     positives = make_matrix(events, user_ids, features.items.ids)
     if len(rows) > MOST_EXAMPLES:
         rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_EXAMPLES, replace=False))
+    examples, moments = train.iloc[rows], features.log.before_rows(train, rows)
+    times_s = examples["timestamp"].to_numpy()  # whoever asks a server asks now, however long ago the last event was
     return RetrieverData(
         positives=positives,
-        items=make_item_inputs(features),
+        items=make_item_inputs(features, features.item_arrays if items is None else items),
         user_rows=tuple(features.user_rows.values()),
-        examples=_encode_at_store_clock(features, train, rows),
+        examples=features.encode_moments(moments, times_s, take_context(examples, features.context)),
         targets=features.items.find_positions(train["item_id"].to_numpy()[rows]),
         takers=np.searchsorted(user_ids, train["user_id"].to_numpy()[rows]),
         taken=taken,
@@ -274,16 +279,8 @@ def _list_taken(features: Features, train: pd.DataFrame, rows: np.ndarray, filte
     return Taken(events["user_id"].to_numpy(), items, times_s, not filter_seen)
 
 
-def _encode_at_store_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:
-    """Encode users just before rows of `train`, with ages relative to the store's clock, as in serving."""
-    clocks = np.full(len(rows), features.as_of_s)
-    context = take_context(train.iloc[rows], features.context)
-    return features.encode_moments(features.log.before_rows(train, rows), clocks, context)
-
-
-def make_item_inputs(features: Features) -> ItemInputs:
-    """Return the catalogue without its ids, because every item has its own row by position."""
-    arrays = features.item_arrays
+def make_item_inputs(features: Features, arrays: ItemArrays) -> ItemInputs:
+    """Return an encoded catalogue without its ids, because every item has its own row by position."""
     return ItemInputs(
         arrays.categorical[:, 1:], tuple(arrays.lists.values()), arrays.continuous, tuple(features.item_rows.values())[1:]
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from serving.loops.hashing import hash_integers
-from training.dataset import split_by_time
+from training.dataset import split_log
 from training.models.ranking_data import Requests
 
 LATER_SHARE = 0.2
@@ -14,7 +14,7 @@ HASHES = 10_000
 
 
 def split_training_log(train: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split the training log, or an earlier part of it, by time, as the test set was split off. Return (earlier, later).
+    """Split the training log, or an earlier part of it, by time, as an evaluation splits off its test set: (earlier, later).
 
     Both have the row number in the whole training log as "row"; it is added when `train` is that log.
 
@@ -22,7 +22,7 @@ def split_training_log(train: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]
     and the later part its last positive event: later steps then have one request, from which `train_ranker` does not learn.
     """
     numbered = train if "row" in train else train.assign(row=np.arange(len(train)))
-    earlier, later = split_by_time(numbered, LATER_SHARE)
+    earlier, later = split_log(numbered, LATER_SHARE)
     if not (earlier["positive"].any() and later["positive"].any()):
         return numbered, numbered[numbered["positive"]].tail(1)
     return earlier, later

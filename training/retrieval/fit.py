@@ -89,7 +89,8 @@ def _fit(
 ) -> FittedRetriever:
     """Fit on `events`. rows: int64 ascending, row numbers of their positives in the log."""
     sequences = settings.sequence is not None
-    data = prepare_data(features, dataset.interactions, rows, settings.filter_seen, for_sequences=sequences)
+    items = features.encode_items_before(dataset.items, events)
+    data = prepare_data(features, dataset.interactions, rows, settings.filter_seen, for_sequences=sequences, items=items)
     models = RetrieverSettings(sequence=settings.sequence, graph=settings.graph)
     start = None
     if settings.sequence and settings.start_from and learned:

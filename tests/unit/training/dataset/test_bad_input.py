@@ -10,7 +10,7 @@ import pytest
 
 from serving.contract.errors import DataError
 from tests.unit.training.dataset.conftest import EVENTS_CSV, ITEMS, TOML, USERS
-from training.dataset import load_dataset, split_by_time
+from training.dataset import load_dataset, split_log
 
 LABELLED = TOML + 'label = "stars"\npositive_at = 4\n'
 
@@ -334,10 +334,10 @@ def test_parquet_rows_count_from_one(shop, tmp_path):
     assert "events.parquet: column 'sku', row 2: '-1'" in message(shop(TOML.replace("events.csv", "events.parquet")))
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_impossible_test_share(shop, share):
-    with pytest.raises(DataError, match=r"test_share is .* such as 0\.2"):
-        split_by_time(load_dataset(shop()).interactions, share)
+@pytest.mark.parametrize("share", [-0.1, 0.0, 1.0])
+def test_impossible_share_of_later_events(shop, share):
+    with pytest.raises(DataError, match=r"later_share is .* such as 0\.2"):
+        split_log(load_dataset(shop()).interactions, share)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from serving.contract.tensors import ContextColumn
-from training.dataset import load_dataset, split_by_time
+from training.dataset import load_dataset, split_log
 from training.dataset.synthetic import NAMED, parse_spec
 
 
@@ -69,7 +69,7 @@ def test_companions_follow_each_other_more_than_chance(medium):
 
 def test_taste_beats_popularity(medium):
     """Recall@20 of item co-occurrence against popularity, on unseen items of the later part of each history."""
-    train, test = split_by_time(medium.interactions)
+    train, test = split_log(medium.interactions)
     n_users, n_items = len(medium.users), len(medium.items)
     position = pd.Series(np.arange(n_items), index=medium.items["item_id"])
     seen, wanted = np.zeros((n_users, n_items)), np.zeros((n_users, n_items), bool)

@@ -11,7 +11,7 @@ from serving.contract.errors import ExportError
 from serving.contract.tensors import NULL_ROW, OOV_ROW
 from serving.stages.features.encode import FIRST_ROW
 from serving.stages.features.ids import ItemIndex
-from training.dataset import load_dataset, split_by_time
+from training.dataset import load_dataset, split_log
 from training.dataset.dataset import Dataset
 from training.dataset.description import Description
 from training.features import FeatureSettings, build_features
@@ -49,7 +49,7 @@ def bare_dataset(seed: int = 0) -> Dataset:
 @pytest.fixture(scope="module")
 def rich():
     dataset = load_dataset("synthetic:users=80,items=60,events=2500,seed=3,context=1")
-    train, test = split_by_time(dataset.interactions)
+    train, test = split_log(dataset.interactions)
     return dataset, train, test, build_features(dataset, train, FeatureSettings(history_length=8))
 
 

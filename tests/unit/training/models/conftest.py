@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.unit.training.ranking.conftest import popularity_retrieve
-from training.dataset import load_dataset, split_by_time
+from training.dataset import load_dataset, split_log
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.distill import Lesson
@@ -22,7 +22,7 @@ QUIET: dict[str, Any] = {"report": lambda _: None}
 def taught() -> tuple[object, Requests, Requests]:
     """A teacher, the requests it learned from, and validation requests."""
     dataset = load_dataset("synthetic:users=150,items=80,events=4000,seed=5")
-    train, _ = split_by_time(dataset.interactions)
+    train, _ = split_log(dataset.interactions)
     features = build_features(dataset, train, FeatureSettings(history_length=8))
     settings = RankingSettings(most_moments=2)
     rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from serving.contract.errors import ExportError
 from serving.contract.tensors import PAD_ID, Axes, new_lineage
 from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import INDEX_FILE, Neighbours
-from training.dataset import load_dataset, split_by_time
+from training.dataset import load_dataset, split_log
 from training.evaluation.metrics import has_test_items, ndcg_at, recall_at
 from training.evaluation.problem import Problem, make_problem
 from training.features.build import Examples, Features, build_features
@@ -54,7 +54,7 @@ class Fitted:
 def fitted() -> Fitted:
     dataset = load_dataset("synthetic:users=400,items=300,events=8000")
     problem = make_problem(dataset)
-    train, _ = split_by_time(dataset.interactions)
+    train, _ = split_log(dataset.interactions)
     features = build_features(dataset, train)
     data = prepare_data(features, train, np.flatnonzero(train["positive"].to_numpy()))
     return Fitted(train, features, problem, data, fit_retriever(data, SETTINGS, seed=1, say=lambda _: None))

@@ -12,17 +12,17 @@ from serving.contract.tensors import PAD_ID, Axes, new_lineage
 from serving.stages.rank import Rank
 from serving.stages.rerank import Rerank
 from serving.stages.rules.config import RulesConfig
-from training.dataset import load_dataset, split_by_time
+from training.dataset import load_dataset, split_log
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.item_statistics import StatisticsSettings
 from training.models.ranking import (
     Ranking,
     RankingSettings,
+    add_unlabelled,
     collect_lessons,
     fit_ranker,
     fit_reranker,
-    prepare_for_serving,
     save_ranking,
     take_sample,
 )
@@ -67,7 +67,7 @@ def fit_ranking(dataset, log, features, fit_retriever, settings):
     """Train both models as an export does, quietly."""
     statistics, rng = fit_item_statistics(features, log, settings.statistics), np.random.default_rng(0)
     lessons = collect_lessons(dataset, log, features, fit_retriever, settings, rng)
-    lessons = prepare_for_serving(lessons, log, features, statistics, fit_retriever(log), settings, rng)
+    lessons = add_unlabelled(lessons, log, features, statistics, fit_retriever(log), settings, rng)
     ranker = fit_ranker(lessons, features, settings, 0, lambda _: None)
     reranker = fit_reranker(lessons, ranker, settings.reranker, 0, lambda _: None)
     return Ranking(ranker, reranker, statistics, take_sample(lessons, features))
@@ -75,7 +75,7 @@ def fit_ranking(dataset, log, features, fit_retriever, settings):
 
 def train(folder, settings):
     dataset = load_dataset("synthetic:users=120,items=80,events=3000,seed=5")
-    train, test = split_by_time(dataset.interactions)
+    train, test = split_log(dataset.interactions)
     features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
     ranking = fit_ranking(dataset, train, features, partial(popularity_retrieve, features), settings)
     saved = save_ranking(folder / "rank", folder / "rerank", ranking, features)

@@ -70,9 +70,9 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
     features, train = trained.features, trained.train
     earlier, later = split_training_log(train)
     rng = np.random.default_rng(0)
-    statistics = trained.ranking.statistics
+    statistics, clock_s = trained.ranking.statistics, int(earlier["timestamp"].max())
     requests = make_requests(
-        features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier), 10**6, rng
+        features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier), clock_s, 10**6, rng
     )
     firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
     assert len(requests) == len(firsts)
@@ -89,9 +89,10 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
 def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_which(trained):
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
     earlier, later = split_training_log(train)
+    clock_s = int(earlier["timestamp"].max())
     items = make_items_before(trained.dataset, features, earlier)
     known = (items, trained.ranking.statistics, popularity_retrieve(features, earlier))
-    requests = make_requests(features, train, later, *known, 10**6, rng)
+    requests = make_requests(features, train, later, *known, clock_s, 10**6, rng)
     firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
     moments = firsts["timestamp"].to_numpy(), firsts["row"].to_numpy()
     width = items.aggregates.shape[1]
