@@ -99,14 +99,18 @@ def test_blocks_of_users_do_not_matter(fitted):
     assert (np.concatenate(got) == expected).mean() > 0.999  # a product of another shape may differ in the last bit
 
 
-def test_training_data_are_first_takings_seen_from_the_clock(fitted):
+def test_training_data_are_first_takings_seen_from_their_own_time(fitted):
     pairs = fitted.train.loc[fitted.train["positive"].to_numpy(), ["user_id", "item_id"]]
-    assert len(fitted.data.targets) == len(pairs.drop_duplicates()) == fitted.data.positives.nnz
+    first = fitted.train.loc[pairs.drop_duplicates().index]
+    assert len(fitted.data.targets) == len(first) == fitted.data.positives.nnz
     assert set(fitted.data.positives.data.tolist()) == {1.0}
-    ages = fitted.data.examples.history_age_days
-    known = fitted.data.examples.history_positions < fitted.features.items.n_items
-    first = fitted.train["timestamp"].min()
-    assert ages[known].max() <= (fitted.features.as_of_s - first) / 86_400 + 1e-3
+    examples = fitted.data.examples
+    known = examples.history_positions[:, 0] < fitted.features.items.n_items
+    positives = fitted.train[fitted.train["positive"].to_numpy()]
+    latest_s = positives.groupby("user_id")["timestamp"].shift().loc[first.index].to_numpy()
+    assert (known == ~np.isnan(latest_s)).all()
+    waited_days = (first["timestamp"].to_numpy() - latest_s) / 86_400
+    np.testing.assert_allclose(examples.history_age_days[known, 0], waited_days[known], rtol=1e-4, atol=1e-4)
     everything = prepare_data(fitted.features, fitted.train, np.arange(50), filter_seen=False)
     assert len(everything.targets) == 50
 

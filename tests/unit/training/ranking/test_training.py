@@ -86,6 +86,34 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
         assert not taken & set(earlier[earlier["user_id"] == user]["item_id"])
 
 
+def test_users_of_training_requests_see_their_past_from_the_moment_that_is_named(trained):
+    features, train = trained.features, trained.train
+    earlier, later = split_training_log(train)
+    clock_s = int(later["timestamp"].max()) + 86_400
+    known = trained.ranking.items, trained.ranking.statistics, popularity_retrieve(features, earlier)
+    requests = make_requests(features, train, later, *known, clock_s, 10**6, np.random.default_rng(0))
+    firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
+    latest_s = earlier[earlier["positive"]].groupby("user_id")["timestamp"].max().reindex(firsts["user_id"]).to_numpy()
+    has_history = requests.users.history_positions[:, 0] < features.items.n_items
+    assert (has_history == ~np.isnan(latest_s)).all()
+    waited_days = (clock_s - latest_s) / 86_400
+    np.testing.assert_allclose(requests.users.history_age_days[has_history, 0], waited_days[has_history], rtol=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_the_catalogue_of_training_requests_is_as_its_last_event_left_it(trained, share):
+    """Later sales change neither numbers nor statistics of items, and ages count from the last event that is known."""
+    features, events = trained.features, trained.train[: int(len(trained.train) * share)]
+    one_day_on = trained.train[: len(events)].assign(timestamp=lambda log: log["timestamp"] + 86_400)
+    for make in (
+        lambda log: make_items_before(trained.dataset, features, log).numbers,
+        lambda log: fit_item_statistics(features, log, SETTINGS.statistics).sold_days,
+        lambda log: fit_item_statistics(features, log, SETTINGS.statistics).popularity,
+    ):
+        np.testing.assert_allclose(make(one_day_on), make(events), atol=1e-5)
+    assert (make_items_before(trained.dataset, features, events).numbers != trained.ranking.items.numbers).any()
+
+
 def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_which(trained):
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
     earlier, later = split_training_log(train)
