@@ -16,7 +16,7 @@ from gateway.explain import Explainer
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
-from live.exposures import FAILED, FALLBACK, POPULAR, Exposure, ExposureLog
+from live.exposures import FAILED, FALLBACK, Exposure, ExposureLog
 from serving.live.experiment import SHADOW_ARM
 from triton_recommender import (
     AsyncRecommender,
@@ -27,6 +27,7 @@ from triton_recommender import (
     Query,
     Recommendations,
     RecommenderError,
+    Sources,
 )
 from triton_recommender.ids import session_id
 from triton_recommender.tensors import ANONYMOUS
@@ -253,7 +254,8 @@ class Answering:
         propensities = [*answer.propensities] or None  # None: the server does not say
         shown = (request_id, time_ms, user_id, answer.generation, item_ids, scores, degraded)
         part = (enrolment.name, enrolment.arm, teams, latency_ms, enrolment.assignment)
-        sources = [POPULAR] * len(item_ids) if degraded == [FALLBACK] else [int(bits) for bits in answer.sources] or None
+        marks = (Sources.POPULAR,) * len(item_ids) if degraded == [FALLBACK] else answer.sources
+        sources = [int(bits) for bits in marks] or None
         self._exposures.add(Exposure(*shown, *part, propensities, sources))
 
     def _build_answer(

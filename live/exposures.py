@@ -41,8 +41,7 @@ REMOVED_FILE = "removed.json"  # until when answers were removed, unix milliseco
 FILE_NAME = re.compile(r"exposures-\d{13}-\d+-\d+\.parquet")  # unix milliseconds, process, number of the file
 # Marks in `degraded`: the challenger failed, and the champion answered; the gateway's own popular items
 FAILED, FALLBACK = "challenger", "gateway_fallback"
-POPULAR = 128  # bit of `sources` beside those of Sources: the gateway's own list of popular items
-SOURCE_NAMES = {int(source): source.name.lower() for source in Sources if source.name} | {POPULAR: "popular"}
+SOURCE_NAMES = {int(source): source.name.lower() for source in Sources if source.name}
 SCHEMA = pa.schema(
     [
         ("request_id", pa.string()),

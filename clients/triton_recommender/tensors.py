@@ -28,7 +28,7 @@ class Degraded(IntFlag):
 
 
 class Sources(IntFlag):
-    """Bits of `sources`: what proposed an item, that is, the terms of its retrieval score that are above 0."""
+    """Bits of `sources`: what proposed an item."""
 
     NONE = 0
     SEQUENCE = 1
@@ -38,3 +38,4 @@ class Sources(IntFlag):
     LIVE_SALES = 16  # sold since the export, for users without a history
     LIVE_PAIRS = 32  # bought together with an item of the history since the export
     NEW_ITEMS = 64  # added since the export
+    POPULAR = 128  # sells more than the mean item

@@ -64,7 +64,7 @@ class Degraded(IntFlag):
 
 
 class Sources(IntFlag):
-    """Bits of the `sources` output: the terms of an item's retrieval score that are above 0 (docs/models.md)."""
+    """Bits of the `sources` output: the terms of the retrieval score that propose an item (docs/models.md)."""
 
     NONE = 0
     SEQUENCE = 1
@@ -74,6 +74,7 @@ class Sources(IntFlag):
     LIVE_SALES = 16  # sold since the export, for users without a history
     LIVE_PAIRS = 32  # bought together with an item of the history since the export
     NEW_ITEMS = 64  # upserted since the export
+    POPULAR = 128  # sold more than the mean item, or one of the gateway's own popular items
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.stages.live.users import LiveSeen, SeenSince
 from serving.stages.search.loading import load_search
-from serving.stages.search.search import Blocked, Search, compute_recency_weights
+from serving.stages.search.search import Blocked, Search, compute_mean_item, compute_recency_weights
 from serving.tables.store.tables import EmbeddingTables
 
 Arrays = dict[str, np.ndarray]
@@ -101,6 +101,7 @@ class RetrieveOutputs:
     """Finds candidates for user vectors, without items that are blocked for the user.
 
     columns: by source, the columns of user and item vectors whose inner product is its term of the score
+    mean_item: float32 [D], `compute_mean_item`
     """
 
     axes: Axes
@@ -109,6 +110,7 @@ class RetrieveOutputs:
     seen: SeenItems
     filter_seen: bool
     columns: Mapping[Sources, slice]
+    mean_item: np.ndarray
     live: LiveSeen | None = None
     live_items: LiveItems[SearchedItems] | None = None
 
@@ -118,7 +120,8 @@ class RetrieveOutputs:
         search = load_search(folder, settings.index)
         check_lengths(folder, items, search)
         columns = map_source_columns(settings, search.item_vectors.shape[1])
-        return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen, columns)
+        mean_item = compute_mean_item(search.item_vectors, search.servable[:-1])
+        return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen, columns, mean_item)
 
     def with_live(self, reader: Reader, live_items: LiveItems[SearchedItems] | None = None) -> RetrieveOutputs:
         """Return a copy that also filters what users have seen since the export, and that knows new and changed items."""
@@ -161,7 +164,7 @@ class RetrieveOutputs:
 
         vectors: float32 [B, D] of users; history: int64 [B, H]; positions: int64 [B, C], each item once, n_items = padding
         """
-        sources = self.search.find_sources(vectors, history, positions, self.columns)
+        sources = self.search.find_sources(vectors, history, positions, self.columns, self.mean_item)
         if self.live_items:
             arrays, stored = self.live_items.arrays, self.live_items.pairs
             arrays.mark_lifted(history, positions, np.uint8(Sources.LIVE_SALES), sources)

@@ -9,7 +9,7 @@ import torch
 
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ArtifactError, RequestError
-from serving.contract.tensors import PAD_ID, Axes, Degraded, make_stage_specs, new_lineage
+from serving.contract.tensors import PAD_ID, Axes, Degraded, Sources, make_stage_specs, new_lineage
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
 from serving.stages.retrieve import Retrieve
@@ -154,6 +154,19 @@ def test_a_broken_user_vector_falls_back_to_the_items_own_appeal(tmp_path):
     appeal = np.load(tmp_path / "item_vectors.npy")[:, -1]
     appeal[UNAVAILABLE] = -np.inf
     np.testing.assert_array_equal(got["candidate_ids"][0], ITEM_IDS[np.argsort(-appeal)[: AXES.candidates]])
+
+
+def test_items_that_only_their_popularity_proposes_say_so_and_a_taste_counts_without_popularity(tmp_path):
+    write_folder(tmp_path)
+    vectors = np.load(tmp_path / "item_vectors.npy")
+    vectors[:, -1] -= 20.0  # a logarithm of a share of sales, which outweighs every taste
+    np.save(tmp_path / "item_vectors.npy", vectors)
+    inputs = requests(users=(8, 8))
+    inputs["history_ids"][:] = PAD_ID
+    inputs["user_continuous"][0] = np.nan  # falls back to an unknown user's vector
+    got = Retrieve.load(tmp_path)(inputs)
+    assert (got["candidate_sources"][0] == Sources.POPULAR).all()
+    assert np.mean((got["candidate_sources"][1] & Sources.TWO_TOWER) > 0) > 0.5
 
 
 def test_a_list_too_short_to_fill_the_answer_says_so(tmp_path):

@@ -12,7 +12,15 @@ from serving.contract.tensors import Sources
 from serving.loops.inner_product import compute_inner_product
 from serving.stages.search.loading import load_search
 from serving.stages.search.loops import select_smallest
-from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, compute_recency_weights, make_index_queries
+from serving.stages.search.search import (
+    INDEX_FILE,
+    Blocked,
+    Neighbours,
+    Search,
+    compute_mean_item,
+    compute_recency_weights,
+    make_index_queries,
+)
 from tests.interrupting import called_on_return
 from training.retrieval.index import make_index_vectors
 
@@ -94,22 +102,33 @@ def search_item_by_item(vectors, neighbours, available, users, history, blocked,
     return positions, scores
 
 
-def test_sources_are_the_terms_above_zero_item_by_item():
+def test_sources_are_the_terms_above_those_of_the_mean_item_item_by_item():
     (vectors, neighbours, available), (users, history, blocked) = random_catalogue(), random_requests()
-    search, columns = Search(vectors, neighbours, available), {Sources.GRAPH: slice(0, 3), Sources.TWO_TOWER: slice(3, WIDTH)}
+    vectors[:, -1] -= 9.0  # popularity: the logarithm of a share, so below 0 for every item
+    users[:, -1] = 1.0
+    columns = {Sources.GRAPH: slice(0, 3), Sources.TWO_TOWER: slice(3, WIDTH)}
+    parts = columns | {Sources.TWO_TOWER: slice(3, WIDTH - 1), Sources.POPULAR: slice(WIDTH - 1, WIDTH)}
+    search, mean_item = Search(vectors, neighbours, available), vectors[available].mean(axis=0)
+    np.testing.assert_allclose(compute_mean_item(vectors, available), mean_item, atol=1e-5)
     asked = users, history, np.append(np.tile(np.arange(N_ITEMS), (B, 1)), np.full((B, 2), N_ITEMS), axis=1)
     before = search(users, history, blocked, 20)
-    for row, marks in enumerate(search.find_sources(*asked, columns)):
+    for row, marks in enumerate(search.find_sources(*asked, columns, mean_item)):
         for item in range(N_ITEMS):
             expected = Sources.NONE
-            for source, part in columns.items():
-                expected |= source if users[row, part] @ vectors[item, part] > 0 else Sources.NONE
+            for source, part in parts.items():
+                above = users[row, part] @ vectors[item, part] > users[row, part] @ mean_item[part]
+                expected |= source if above else Sources.NONE
             listed = neighbours.positions[history[row]] == item
             expected |= Sources.BOUGHT_TOGETHER if (neighbours.weights[history[row]][listed] > 0).any() else Sources.NONE
             assert Sources(int(marks[item])) == expected
         assert not marks[N_ITEMS:].any()
     for again, first in zip(search(users, history, blocked, 20), before, strict=True):
         np.testing.assert_array_equal(again, first)
+
+
+def test_the_mean_item_of_a_catalogue_without_available_ones_is_zero():
+    vectors, _, available = random_catalogue()
+    np.testing.assert_array_equal(compute_mean_item(vectors, np.zeros_like(available)), np.zeros(WIDTH, np.float32))
 
 
 @pytest.mark.parametrize("count", [1, 20, N_ITEMS + 10])

@@ -109,23 +109,32 @@ def search_request(vector, history, weights, blocked, near, catalogue, scratch, 
 def mark_sources(
     user_vectors, history, recency, positions,  # the requests and their items
     vectors, neighbours, weights, place,  # Catalogue, and `place` of Scratch
-    columns, bits, together_bit, sources,  # int64 [T, 2], uint8 [T], uint8; uint8 [B, C], written
+    mean_item, columns, bits, together_bit, popular_bit, sources,  # float32 [D], int64 [T, 2], uint8 [T]; uint8 [B, C], written
 ):  # fmt: skip
-    """Set the bits of an item's terms that are above 0: `Search.find_sources`.
+    """Set the bits of the terms that propose an item: `Search.find_sources`.
 
     positions: int64 [B, C], n_items = padding, which gets 0
-    columns: first column and end of each term that is an inner product; bits: theirs; together_bit: that of the neighbours
+    columns: first column and end of each term that is an inner product; bits: theirs
+    together_bit, popular_bit: of the neighbours, and of the last column, popularity, which counts in no other term
     """
-    n_items, before = len(vectors), np.empty(positions.shape[1], np.int32)
+    n_items, before, usual = len(vectors), np.empty(positions.shape[1], np.int32), np.empty(len(bits), np.float32)
+    vector = np.empty(vectors.shape[1], np.float32)
     for row in range(len(positions)):
-        vector, items, marks = user_vectors[row], positions[row], sources[row]
+        items, marks = positions[row], sources[row]
+        vector[:], popularity_weight = user_vectors[row], user_vectors[row, -1]
+        vector[-1] = 0.0  # a term of one column less would cost half as much again, because its width fills no whole lanes
+        for term in range(len(bits)):
+            first, end = columns[term]
+            usual[term] = compute_inner_product(mean_item[first:end], vector[first:end])
         for slot in range(len(items)):
             item, marks[slot] = items[slot], 0
             if item == n_items:
                 continue
+            if popularity_weight * (vectors[item, -1] - mean_item[-1]) > 0.0:
+                marks[slot] |= popular_bit
             for term in range(len(bits)):
                 first, end = columns[term]
-                if compute_inner_product(vectors[item][first:end], vector[first:end]) > 0.0:
+                if compute_inner_product(vectors[item][first:end], vector[first:end]) > usual[term]:
                     marks[slot] |= bits[term]
             before[slot], place[item] = place[item], slot
         for rank in range(len(recency[row])):

@@ -27,6 +27,7 @@ from serving.stages.search.loops import FREE, NEVER, Catalogue, Scratch, count_b
 
 MOST_ANN_RESULTS = 2_048  # requests that need more (long lists of seen items) are searched exactly
 INDEX_FILE = "items.faiss"
+MOST_AVERAGED = 65_536  # items, so that a large catalogue is not read whole when it is loaded
 SMALLEST_LENGTH = np.finfo(np.float32).tiny
 
 
@@ -98,6 +99,13 @@ def weigh_by_recency(history, n_items, weights):
             n_distinct += 1
             weights[place] = 1.0 / np.sqrt(n_distinct)
     return n_distinct
+
+
+def compute_mean_item(item_vectors: np.ndarray, available: np.ndarray) -> np.ndarray:
+    """Return the mean vector, float32 [D], of the available items, or of MOST_AVERAGED evenly spaced ones; 0 without any."""
+    positions = np.flatnonzero(available)
+    averaged = item_vectors[positions[:: -(-len(positions) // MOST_AVERAGED) or 1]]
+    return (averaged.sum(axis=0, dtype=np.float64) / max(len(averaged), 1)).astype(np.float32)
 
 
 def make_index_queries(user_vectors: np.ndarray) -> np.ndarray:
@@ -176,17 +184,27 @@ class Search:
         return positions, scores
 
     def find_sources(
-        self, user_vectors: np.ndarray, history: np.ndarray, positions: np.ndarray, columns: Mapping[Sources, slice]
+        self,
+        user_vectors: np.ndarray,
+        history: np.ndarray,
+        positions: np.ndarray,
+        columns: Mapping[Sources, slice],
+        mean_item: np.ndarray,
     ) -> np.ndarray:
-        """Return which terms of each item's score are above 0, bits of Sources, uint8 [B, C].
+        """Return which terms of the score propose each item, bits of Sources, uint8 [B, C].
+
+        An inner product does if it is above the mean item's, because what it adds to every item alike changes no list; a term
+        of the neighbours does if it is above 0.
 
         user_vectors: float32 [B, D]; history: int64 [B, H]; positions: int64 [B, C], each item once, n_items = padding
-        columns: by source, the columns of the vectors whose inner product is its term
+        columns: by source, the columns of the vectors whose inner product is its term; the last column of all, popularity, is a
+            term of its own
+        mean_item: float32 [D], `compute_mean_item`
         """
         sources, weights = np.empty(positions.shape, np.uint8), compute_recency_weights(history, self.n_items)
         ranges = np.array([(part.start, part.stop) for part in columns.values()], np.int64)
         bits = np.array([int(source) for source in columns], np.uint8)
-        terms = (ranges, bits, np.uint8(Sources.BOUGHT_TOGETHER), sources)
+        terms = (mean_item, ranges, bits, np.uint8(Sources.BOUGHT_TOGETHER), np.uint8(Sources.POPULAR), sources)
         with self._lock:
             mark_sources(
                 np.ascontiguousarray(user_vectors), history, weights, positions, *self._catalogue, self._scratch.place, *terms

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from live.exposures import POPULAR, read_exposures
+from live.exposures import read_exposures
 from repository.experiments import find_experiment_folder
 from tests.repositories import link_small_repository
 from tests.unit.gateway.conftest import Gateway
@@ -57,7 +57,7 @@ def test_a_repository_of_an_older_version_states_none(door, column):
     assert logged(door, column) is None
 
 
-@pytest.mark.parametrize(("column", "expected"), [("propensities", [1.0] * 3), ("sources", [POPULAR] * 3)])
+@pytest.mark.parametrize(("column", "expected"), [("propensities", [1.0] * 3), ("sources", [Sources.POPULAR] * 3)])
 def test_popular_items_are_certain(tmp_path, column, expected):
     def fail(_query):
         raise Unavailable("away")
