@@ -57,9 +57,9 @@ def make_choice_figures(sources: Mapping[str, Mapping[str, Any]]) -> list[Figure
     figures = []
     for name, choice in sources.items():
         found = {float(weight): value for weight, value in choice["validation"].items()}
-        figures.append(Figure(name=f"auto: weight of the {name} model", values=[choice["weight"]]))
-        if len(found) > 1:
+        if len(found) > 1:  # the model was tried
             best = max(value for weight, value in found.items() if weight)
+            figures.append(Figure(name=f"auto: weight of the {name} model", values=[choice["weight"]]))
             figures.append(Figure(name=f"auto, validation without the {name} model", values=[found[0.0]]))
             figures.append(Figure(name=f"auto, validation with the {name} model", values=[best]))
     return figures

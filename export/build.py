@@ -33,6 +33,8 @@ from export.training_settings import (
     choose_retrieval_settings,
     choose_sequence_settings,
     choose_trainer,
+    explain_no_graph,
+    explain_no_sequence,
     find_cluster,
 )
 from repository.applied_rules import read_current_values
@@ -61,7 +63,7 @@ from training.models.ranking import (
 from training.models.ranking_data import Retrieve, fit_item_statistics
 from training.models.train_ranker import Start
 from training.models.warm_ranker import start_ranker
-from training.retrieval.choose import Choices, PastRetrievers, choose_sources
+from training.retrieval.choose import Choices, NotTried, PastRetrievers, choose_sources
 from training.retrieval.effort import widen_search
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_served_retriever
 
@@ -170,7 +172,10 @@ def try_sources(
         n_positives = int(dataset.interactions["positive"].sum())
         sequence = choose_sequence_settings(settings, n_positives) if may_serve_sequences else None
         tried = choose_retrieval_settings(settings.pipeline, sequence, choose_graph_settings(settings, n_positives))
-        sources = Sources(*choose_sources(dataset, features, replace(tried, start_from=start_from), progress.note_detail))
+        why_no_sequence = "this profile serves none" if not may_serve_sequences else explain_no_sequence(settings, n_positives)
+        not_tried = NotTried(why_no_sequence, explain_no_graph(settings, n_positives))
+        tried = replace(tried, start_from=start_from)
+        sources = Sources(*choose_sources(dataset, features, tried, progress.note_detail, not_tried))
         phase.result = describe_sources(sources.choices)
     return sources
 

@@ -17,22 +17,24 @@ LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", 
 
 def describe_sources(choices: Choices) -> str:
     """Return the candidate sources for one line of output."""
-    optional = {"sequence model": choices.sequence.chosen, "graph": choices.graph.chosen}
-    return ", ".join(
-        ["item-item", "two towers", *(f"{name} with weight {weight:g}" for name, weight in optional.items() if weight)]
-    )
+    optional = {"sequence model": choices.sequence, "graph": choices.graph}
+    served = [f"{name} with weight {choice.chosen:g}" for name, choice in optional.items() if choice.chosen]
+    not_tried = [f"{name} not tried: {choice.not_tried}" for name, choice in optional.items() if choice.not_tried]
+    return "; ".join([", ".join(["item-item", "two towers", *served]), *not_tried])
 
 
 def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
     """Return a description of a ranker for one line of output."""
     if not ranker.learned:
         return "learned nothing, because the log leaves no request to learn from: items keep retrieval's order"
-    quality = ranker.quality
-    found = "NDCG@10 {ndcg_at_10:.4f}, Recall@20 {recall_at_20:.4f} on validation requests".format(**quality)
+    found = "NDCG@10 {ndcg_at_10:.4f}, Recall@20 {recall_at_20:.4f} among the retrieved items of validation requests".format(
+        **ranker.quality
+    )
+    teachers = f"; more teachers not tried: {ranker.no_teachers}" if ranker.no_teachers else ""
     if ranker.compression == choices.compression:
-        return f"{found}, {ranker.compression}"
+        return f"{found}, {ranker.compression}{teachers}"
     served = "the distilled network" if ranker.compression == "distilled" else "the DLRM itself"
-    return f"{found}; made smaller ({choices.compression}), it keeps too little, so {served} is served"
+    return f"{found}; made smaller ({choices.compression}), it keeps too little, so {served} is served{teachers}"
 
 
 def describe_export(dataset: Dataset, settings: Settings, reports: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from training.features.build import Features
 from training.features.trends import write_trends
 from training.models.ranking import Ranking, save_ranking
 from training.models.retriever import Retriever
+from training.models.train_ranker import Ranker
 from training.retrieval.content_tower import fit_content_tower
 from training.retrieval.save import save_retriever
 
@@ -90,8 +91,14 @@ def write_stages(
         "onnx_parity": [parity.as_dict() for parity in (*retrievers, rank.parity, rerank.parity)],
         "index": choice.report(),
         "content_tower": tower_report,
-        "validation": {"ranker": ranker.quality | {"compression": ranker.compression}, "reranker": ranking.reranker.quality},
+        "validation": {"ranker": report_ranker(ranker), "reranker": ranking.reranker.quality},
     }
+
+
+def report_ranker(ranker: Ranker) -> dict[str, Any]:
+    """Return a ranker's quality for the manifest, what serves, and why no other network was tried as a teacher."""
+    not_tried = {"teachers_not_tried": ranker.no_teachers} if ranker.no_teachers else {}
+    return ranker.quality | {"compression": ranker.compression} | not_tried
 
 
 def write_content_tower(folder: Path, content: Content, seed: int) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,20 +40,48 @@ def choose_retrieval_settings(
 
 
 def choose_graph_settings(settings: Settings, n_positives: int) -> GraphSettings | None:
-    """Return how to fit the graph model on trial; None where it is switched off, or the log is too large for the minutes."""
-    training = settings.training
-    if training.graph == "never" or n_positives > training.minutes * EVENTS_PER_MINUTE:
-        return None
-    return GraphSettings()
+    """Return how to fit the graph model on trial; None where `explain_no_graph` says why not."""
+    return None if explain_no_graph(settings, n_positives) else GraphSettings()
+
+
+def explain_no_graph(settings: Settings, n_positives: int) -> str:
+    """Return why no graph model is tried, "" where one is."""
+    if settings.training.graph == "never":
+        return '[training] graph = "never"'
+    if n_positives > settings.training.minutes * EVENTS_PER_MINUTE:
+        return explain_too_large(n_positives, n_positives / EVENTS_PER_MINUTE)
+    return ""
 
 
 def choose_sequence_settings(settings: Settings, n_positives: int) -> SequenceSettings | None:
-    """Return how to train the sequence model on trial; None where it is off, the log too small, or the minutes too few."""
-    pipeline, training = settings.pipeline, settings.training
-    most_events = int(training.minutes * SEQUENCE_SHARE * EVENTS_PER_MINUTE)
-    if training.sequence == "never" or pipeline.history < 2 or not FEWEST_EVENTS <= n_positives <= most_events / FEWEST_EPOCHS:
+    """Return how to train the sequence model on trial; None where `explain_no_sequence` says why not."""
+    if explain_no_sequence(settings, n_positives):
         return None
-    return SequenceSettings(SequenceShape(length=min(pipeline.history, MOST_READ)), most_events=most_events)
+    shape = SequenceShape(length=min(settings.pipeline.history, MOST_READ))
+    return SequenceSettings(shape, most_events=count_sequence_events(settings))
+
+
+def explain_no_sequence(settings: Settings, n_positives: int) -> str:
+    """Return why no sequence model is tried, "" where one is."""
+    if settings.training.sequence == "never":
+        return '[training] sequence = "never"'
+    if settings.pipeline.history < 2:
+        return f"it needs [pipeline] history = 2 at least, not {settings.pipeline.history}"
+    if n_positives < FEWEST_EVENTS:
+        return f"{n_positives:,} positive events; it needs {FEWEST_EVENTS:,}"
+    if n_positives > count_sequence_events(settings) / FEWEST_EPOCHS:
+        return explain_too_large(n_positives, n_positives * FEWEST_EPOCHS / SEQUENCE_SHARE / EVENTS_PER_MINUTE)
+    return ""
+
+
+def count_sequence_events(settings: Settings) -> int:
+    """Return from how many events a sequence model may learn, repeats counted."""
+    return int(settings.training.minutes * SEQUENCE_SHARE * EVENTS_PER_MINUTE)
+
+
+def explain_too_large(n_positives: int, minutes: float) -> str:
+    """Return what a log needs that is too large for the minutes that it has."""
+    return f"{n_positives:,} positive events need [training] minutes = {math.ceil(minutes)}"
 
 
 def choose_ranking_settings(settings: Settings) -> RankingSettings:

@@ -6,7 +6,7 @@ import pytest
 
 from export.settings import Settings, read_exported_settings, read_settings
 from export.settings_doc import DOCUMENT, compose_settings_doc
-from export.training_settings import choose_sequence_settings, find_cluster
+from export.training_settings import choose_sequence_settings, explain_no_graph, explain_no_sequence, find_cluster
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.features.cluster import Cluster
@@ -118,6 +118,24 @@ def test_a_missing_file_is_named(tmp_path):
 )
 def test_a_sequence_model_is_tried_where_log_and_time_suffice(changes, n_positives, tried):
     assert (choose_sequence_settings(Settings.model_validate(changes), n_positives) is not None) == tried
+
+
+@pytest.mark.parametrize(
+    ("explain", "changes", "n_positives", "why"),
+    [
+        (explain_no_sequence, {}, 100_000, ""),
+        (explain_no_sequence, {}, 10_000, "10,000 positive events; it needs 20,000"),
+        (explain_no_sequence, {}, 396_374, "396,374 positive events need [training] minutes = 12"),
+        (explain_no_sequence, {"training": {"minutes": 12.0}}, 396_374, ""),
+        (explain_no_sequence, {"training": {"sequence": "never"}}, 100_000, '[training] sequence = "never"'),
+        (explain_no_sequence, {"pipeline": {"history": 1}}, 100_000, "it needs [pipeline] history = 2 at least, not 1"),
+        (explain_no_graph, {}, 3_000_000, ""),
+        (explain_no_graph, {}, 3_000_001, "3,000,001 positive events need [training] minutes = 7"),
+        (explain_no_graph, {"training": {"graph": "never"}}, 100_000, '[training] graph = "never"'),
+    ],
+)
+def test_a_model_that_is_not_tried_has_a_reason(explain, changes, n_positives, why):
+    assert explain(Settings.model_validate(changes), n_positives) == why
 
 
 def test_a_sequence_model_reads_no_more_than_histories_hold():

@@ -30,7 +30,7 @@ from training.models.ranking_data import (
 from training.models.reranker import Lists, Reranker, RerankerSettings, train_reranker
 from training.models.save_ranker import join_item_vectors, save_ranker
 from training.models.save_reranker import save_reranker
-from training.models.teachers import choose_teachers
+from training.models.teachers import FEWEST_REQUESTS, choose_teachers
 from training.models.train_ranker import Ranker, RankerSettings, Start, compute_rank_scores, train_ranker
 from training.models.validation import drop_validating, split_training_log, split_validation
 
@@ -189,12 +189,24 @@ def fit_ranker(
     if not ranker.learned or settings.compression == "none":
         return ranker
     teaching = (*lessons.teaching, *lessons.without_events)
-    names = settings.teachers if once + twice <= settings.most_taught else ()
+    no_teachers = explain_no_teachers(settings, once + twice, int(lessons.validation.taken.any(axis=1).sum()))
+    names = () if no_teachers else settings.teachers
     teachers = choose_teachers(ranker, names, teaching, lessons.validation, settings.ranker, seed, say)
     # The student sees requests without events in the unlabelled ones; more of them made its live answers worse.
     lesson = Lesson.of(ranker, [*lessons.teaching, *lessons.unlabelled], lessons.validation, teachers.give_shares)
     smaller = compress(lesson, settings.compression, settings.student, seed, say, start=start)
-    return replace(smaller, quality=smaller.quality | teachers.report())
+    return replace(smaller, quality=smaller.quality | teachers.report(), no_teachers=no_teachers)
+
+
+def explain_no_teachers(settings: RankingSettings, n_requests: int, n_validating: int) -> str:
+    """Return why no network is tried as a teacher beside the DLRM, "" where some are. n_validating: with a taken candidate"""
+    if not settings.teachers:
+        return '[training] teachers = "one"'
+    if n_requests > settings.most_taught:
+        return f"{n_requests:,} training requests; [training] minutes suffice for {settings.most_taught:,}"
+    if n_validating < FEWEST_REQUESTS:
+        return f"{n_validating} validation requests with a taken item; expected {FEWEST_REQUESTS} at least"
+    return ""
 
 
 def fit_reranker(

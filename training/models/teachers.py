@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from training.gain import is_gain
 from training.models.dlrm import RankingModel, Shape
 from training.models.ranking_data import Requests
 from training.models.teacher_networks import AttentionNetwork, CrossNetwork
@@ -24,13 +25,14 @@ from training.models.train_ranker import (
     compute_shares,
     find_best_blend,
     fit,
-    measure_ranking_quality,
+    measure_gains,
     predict,
     take_retrieval_z,
 )
 
 NETWORKS: dict[str, type[CrossNetwork | AttentionNetwork]] = {"cross": CrossNetwork, "attention": AttentionNetwork}
 LEAST_GAIN = 1.005  # factor by which other teachers must raise NDCG@10 + Recall@20
+FEWEST_REQUESTS = 50  # for validation; from fewer, it learns too little for a trial
 
 
 class TeacherModel(RankingModel):
@@ -81,18 +83,20 @@ def choose_teachers(
     seed: int,
     report: Report,
 ) -> Teachers:
-    """Train the named networks, and return the combination that ranks validation requests best."""
+    """Train the named networks, and return the combination that ranks validation requests best.
+
+    It is the DLRM alone unless another one is better by LEAST_GAIN and beyond chance.
+    """
     trained = {"dlrm": Teacher(dlrm.model, dlrm.blend)}
     for name in names:
         trained[name] = train_teacher(name, dlrm, teaching, validation, settings, seed, report)
     shares = {name: teacher.give_shares(validation) for name, teacher in trained.items()}
     tried = [("dlrm", *others) for count in range(len(names) + 1) for others in itertools.combinations(names, count)]
-    quality = {
-        "+".join(members): measure_quality(average_shares([shares[name] for name in members]), validation) for members in tried
-    }
-    best = max(tried, key=lambda members: quality["+".join(members)])
-    if quality["+".join(best)] < LEAST_GAIN * quality["dlrm"]:
-        best = ("dlrm",)
+    gains = {"+".join(members): add_gains(average_shares([shares[name] for name in members]), validation) for members in tried}
+    quality = {names: float(values.mean()) if len(values) else 0.0 for names, values in gains.items()}
+    user_ids = [validation.user_ids[validation.taken.any(axis=1)]]
+    better = [members for members in tried if is_gain([gains["+".join(members)]], [gains["dlrm"]], user_ids, LEAST_GAIN)]
+    best = max(better, key=lambda members: quality["+".join(members)], default=("dlrm",))
     summary = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
     report(f"teachers: NDCG@10 + Recall@20 of {summary}; {'+'.join(best)} teaches")
     return Teachers({name: trained[name] for name in best}, quality)
@@ -122,6 +126,6 @@ def average_shares(shares: Sequence[np.ndarray]) -> np.ndarray:
     return np.mean(shares, axis=0, dtype=np.float32)
 
 
-def measure_quality(shares: np.ndarray, requests: Requests) -> float:
-    """Return NDCG@10 + Recall@20 of lists in the order of shares, float32 [N, C]."""
-    return sum(measure_ranking_quality(np.where(requests.valid, shares, -np.inf), requests.taken).values())
+def add_gains(shares: np.ndarray, requests: Requests) -> np.ndarray:
+    """Return NDCG@10 + Recall@20 of each list with a taken item, in the order of shares, float32 [N, C]."""
+    return np.add(*measure_gains(np.where(requests.valid, shares, -np.inf), requests.taken).values())

@@ -48,6 +48,7 @@ class Ranker:
 
     compression: of its network; started: whether its training started from the weights of an earlier generation
     teacher: the DLRM that its network imitates, None where it imitates none
+    no_teachers: why no other network was tried as a teacher; "" where one was, or where the network imitates none
     """
 
     model: DLRM
@@ -56,6 +57,7 @@ class Ranker:
     compression: str = "none"
     started: bool = False
     teacher: DLRM | None = None
+    no_teachers: str = ""
 
     @property
     def learned(self) -> bool:

@@ -9,8 +9,8 @@ candidates that teach the ranker, so choosing costs no second training.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ import scipy.sparse as sp
 from training.dataset import Dataset
 from training.evaluation.metrics import ndcg_at, recall_at
 from training.features.build import Examples, Features, take_context
+from training.gain import average, is_gain
 from training.models.validation import split_training_log
 from training.models.warm_start import EARLIER
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_training_retriever
@@ -28,6 +29,7 @@ Say = Callable[[str], None]
 SEQUENCE_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 GRAPH_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the root mean square of item-item scores
 MOST_QUESTIONS = 2_048  # of each kind
+FEWEST_QUESTIONS = 200  # of both kinds; from fewer, validation learns too little for a trial
 LEAST_GAIN = 1.01  # factor by which a model must raise the quality to be worth its time
 
 
@@ -42,32 +44,47 @@ class Questions:
 
 @dataclass(frozen=True)
 class Choice:
-    """The weight of a model. found: NDCG@10 + Recall@20 by weight, mean over the kinds of questions; chosen: serves."""
+    """The weight of a model. found: NDCG@10 + Recall@20 by weight, mean over the kinds of questions; chosen: serves.
 
-    found: dict[float, float]
-    chosen: float
+    not_tried: why `found` is empty
+    """
+
+    found: dict[float, float] = field(default_factory=dict)
+    chosen: float = 0.0
+    not_tried: str = ""
 
     @classmethod
-    def of(cls, found: dict[float, float]) -> Choice:
-        """Choose the best weight; 0 unless another one is better by LEAST_GAIN."""
-        best = max(found, key=lambda weight: found[weight])
-        return cls(found, best if found[best] >= LEAST_GAIN * found[0.0] else 0.0)
+    def of(cls, qualities: dict[float, list[np.ndarray]], user_ids: Sequence[np.ndarray]) -> Choice:
+        """Choose the best of the weights that are better than 0 by LEAST_GAIN and beyond chance; 0 without any.
 
+        qualities: by weight, for each kind of questions, the quality of each answer, float64 [N]; user_ids: theirs, by kind
+        """
+        found = {weight: average(kinds) for weight, kinds in qualities.items()}
+        better = [weight for weight, kinds in qualities.items() if is_gain(kinds, qualities[0.0], user_ids, LEAST_GAIN)]
+        return cls(found, max(better, key=lambda weight: found[weight], default=0.0))
 
-NOT_TRIED = Choice({0.0: 0.0}, 0.0)
+    def report(self) -> dict[str, object]:
+        """Return the entry of the manifest."""
+        validation = {str(weight): value for weight, value in self.found.items()}
+        return {"weight": self.chosen, "validation": validation} | ({"not_tried": self.not_tried} if self.not_tried else {})
 
 
 @dataclass(frozen=True)
 class Choices:
-    sequence: Choice = NOT_TRIED
-    graph: Choice = NOT_TRIED
+    sequence: Choice
+    graph: Choice
 
     def report(self) -> dict[str, object]:
         """Return the table for the manifest."""
-        return {
-            name: {"weight": choice.chosen, "validation": {str(weight): value for weight, value in choice.found.items()}}
-            for name, choice in (("sequence", self.sequence), ("graph", self.graph))
-        }
+        return {"sequence": self.sequence.report(), "graph": self.graph.report()}
+
+
+@dataclass(frozen=True)
+class NotTried:
+    """Why a model is not tried; "" where it is."""
+
+    sequence: str = ""
+    graph: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,18 +108,25 @@ class PastRetrievers:
 
 
 def choose_sources(
-    dataset: Dataset, features: Features, settings: RetrievalSettings, say: Say
+    dataset: Dataset, features: Features, settings: RetrievalSettings, say: Say, not_tried: NotTried
 ) -> tuple[Choices, RetrievalSettings, PastRetrievers]:
     """Return the choices, the settings of the served retriever, and the retrievers for training the ranker.
 
-    settings: with the models to try
+    settings: with the models to try; not_tried: why it has none
     """
     log = dataset.interactions
     earlier, later = split_training_log(log)
+    kinds = make_questions(features, log, later, settings)
+    if (count := sum(len(questions.user_ids) for questions in kinds)) < FEWEST_QUESTIONS:
+        few = f"the log leaves {count} validation questions; expected {FEWEST_QUESTIONS} at least"
+        settings, not_tried = (
+            replace(settings, sequence=None, graph=None),
+            NotTried(not_tried.sequence or few, not_tried.graph or few),
+        )
     earlier_rows = earlier["row"].to_numpy(copy=True)
     tried = fit_training_retriever(dataset, features, settings, say, earlier, EARLIER)
     del earlier
-    choices = choose_weights(tried, make_questions(features, log, later, settings), say)
+    choices = choose_weights(tried, kinds, say, not_tried)
     weights = (choices.sequence.chosen, choices.graph.chosen)
     chosen = replace(
         settings,
@@ -115,29 +139,29 @@ def choose_sources(
     return choices, chosen, PastRetrievers(dataset, features, chosen, say, earlier_rows, weighed)
 
 
-def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say) -> Choices:
+def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say, not_tried: NotTried) -> Choices:
     """Choose the weight of the sequence model without the graph, then the weight of the graph beside that."""
+    user_ids = [questions.user_ids for questions in kinds]
 
-    def find(sequence: float, graph: float) -> float:
+    def find(sequence: float, graph: float) -> list[np.ndarray]:
         retriever = replace(fitted, retriever=fitted.retriever.weigh(sequence=sequence, graph=graph))
-        found = float(np.mean([measure_quality(retriever, questions) for questions in kinds]))
-        say(f"  weights: sequence model {sequence:g}, graph {graph:g}: NDCG@10 + Recall@20 {found:.4f}")
+        found = [measure_quality(retriever, questions) for questions in kinds]
+        say(f"  weights: sequence model {sequence:g}, graph {graph:g}: NDCG@10 + Recall@20 {average(found):.4f}")
         return found
 
-    sequence = graph = NOT_TRIED
-    if fitted.retriever.sequence is not None and kinds:
-        sequence = Choice.of({weight: find(weight, 0.0) for weight in SEQUENCE_WEIGHTS})
-    if fitted.retriever.graph is not None and kinds:
-        graph = Choice.of({weight: find(sequence.chosen, weight) for weight in GRAPH_WEIGHTS})
+    sequence = Choice(not_tried=not_tried.sequence or "no user has two positive events to learn an order from")
+    graph = Choice(not_tried=not_tried.graph)
+    if fitted.retriever.sequence is not None:
+        sequence = Choice.of({weight: find(weight, 0.0) for weight in SEQUENCE_WEIGHTS}, user_ids)
+    if fitted.retriever.graph is not None:
+        graph = Choice.of({weight: find(sequence.chosen, weight) for weight in GRAPH_WEIGHTS}, user_ids)
     return Choices(sequence, graph)
 
 
-def measure_quality(fitted: FittedRetriever, questions: Questions) -> float:
-    """Return the mean NDCG@10 plus the mean Recall@20, NaN without a question that has an answer."""
+def measure_quality(fitted: FittedRetriever, questions: Questions) -> np.ndarray:
+    """Return NDCG@10 + Recall@20 of each question, float64 [N]."""
     positions, _ = fitted(questions.users, questions.user_ids)
-    qualities = (ndcg_at(positions, questions.relevant, 10), recall_at(positions, questions.relevant, 20))
-    known = [quality[~np.isnan(quality)] for quality in qualities]
-    return float(sum(quality.mean() for quality in known)) if len(known[0]) else np.nan
+    return ndcg_at(positions, questions.relevant, 10) + recall_at(positions, questions.relevant, 20)
 
 
 def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, settings: RetrievalSettings) -> list[Questions]:

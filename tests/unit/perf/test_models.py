@@ -18,7 +18,7 @@ from tests.repositories import copy_small_repository
 from training.models.sequence import SequenceModel, SequenceShape
 from training.retrieval.save import save_sequence
 
-SHAPE = SequenceShape(width=8, length=10)
+SHAPE, GRAPH_WIDTH = SequenceShape(width=8, length=10), 16
 NETWORKS, RANKER = {"two_tower", "sequence", "reranker"}, "ranker_"
 SOURCES = {"search", "item_item", "graph", "live_sales", "live_pairs", "new_items"}
 EVERY_MODEL = [*sorted(NETWORKS | SOURCES), *(RANKER + value for value in ("none", "distilled", "pruned", "int8"))]
@@ -26,7 +26,7 @@ EVERY_MODEL = [*sorted(NETWORKS | SOURCES), *(RANKER + value for value in ("none
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Path:
-    """The small repository, whose candidates come from an untrained sequence network too."""
+    """The small repository, whose candidates come from an untrained sequence network too, and from a made-up graph model."""
     repository = copy_small_repository(tmp_path_factory.mktemp("models") / "repository")
     folder = find_stage_folder(repository, "retrieve", 1)
     info, vectors = read_stage(folder), np.load(folder / "item_vectors.npy")
@@ -34,6 +34,7 @@ def repository(tmp_path_factory) -> Path:
     save_sequence(folder, model, np.zeros((2, SHAPE.length), np.int64), np.ones((2, SHAPE.length), np.float32))
     np.save(folder / "item_vectors.npy", np.concatenate([model.item_vectors, vectors], axis=1))
     settings = {"sequence_width": SHAPE.width, "sequence_length": SHAPE.length, "sequence_weight": 1.0}
+    settings["graph_width"] = GRAPH_WIDTH  # the towers' first columns pass for those of a graph model
     replace(info, settings=info.settings | settings).write(folder)
     write_manifest(folder, generation=1)
     return repository

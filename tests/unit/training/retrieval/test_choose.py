@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from training.models.graph import GraphSettings
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings
 from training.models.validation import split_training_log
-from training.retrieval.choose import choose_sources, make_questions
+from training.retrieval.choose import GRAPH_WEIGHTS, Choice, NotTried, choose_sources, make_questions
 from training.retrieval.fit import RetrievalSettings
 
 LENGTH = 8
@@ -23,9 +24,9 @@ SEQUENCE = SequenceSettings(SequenceShape(width=16, length=LENGTH, dropout=0.0),
 SETTINGS = RetrievalSettings(candidates=20, sequence=SEQUENCE, graph=GraphSettings(width=8))
 
 
-def choose(dataset, settings=SETTINGS):
+def choose(dataset, settings=SETTINGS, not_tried=NotTried()):  # noqa: B008, because nobody changes it
     features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=LENGTH))
-    return choose_sources(dataset, features, settings, lambda _: None)
+    return choose_sources(dataset, features, settings, lambda _: None, not_tried)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,29 @@ def test_a_log_in_which_nobody_returns_has_nothing_to_choose_by(tmp_path):
     assert settings.sequence is settings.graph is None
 
 
+def test_a_log_with_few_questions_tries_nothing_and_says_so(tmp_path):
+    dataset = shop(tmp_path / "data", users=30, items=20, events=200)
+    choices, settings, past = choose(dataset, not_tried=NotTried(sequence="it is switched off"))
+    assert settings.sequence is settings.graph is past.retriever.retriever.graph is None
+    sequence, graph = choices.report()["sequence"], choices.report()["graph"]
+    assert sequence == {"weight": 0.0, "validation": {}, "not_tried": "it is switched off"}
+    assert graph["validation"] == {}
+    assert re.fullmatch(r"the log leaves \d+ validation questions; expected 200 at least", graph["not_tried"])
+
+
+def test_a_weight_serves_only_where_the_differences_per_question_show_more_than_chance():
+    rng, user_ids = np.random.default_rng(0), np.arange(300)
+    without, noise = rng.random(300), rng.normal(size=300)
+    noise -= noise.mean()
+    by_chance, better = ({0.0: [without], 3.0: [without + 0.02 + spread * noise]} for spread in (0.3, 0.02))
+    for qualities, chosen in ((by_chance, 0.0), (better, 3.0)):
+        choice = Choice.of(qualities, [user_ids])
+        assert choice.found[3.0] > 1.01 * choice.found[0.0]
+        assert choice.chosen == chosen
+    assert Choice.of(better, [np.zeros(300, np.int64)]).chosen == 0.0  # one user's questions prove nothing of others
+    assert Choice.of({weight: [*kinds, without] for weight, kinds in better.items()}, [user_ids] * 2).chosen == 3.0
+
+
 def test_a_log_that_its_graph_explains_is_served_with_the_graph():
     """Users buy around a place on a ring of items, too few times for all neighbours to be seen together."""
     dataset, rng = load_dataset("synthetic:users=1000,items=400,events=4000,seed=1"), np.random.default_rng(0)
@@ -82,6 +106,9 @@ def test_a_log_that_its_graph_explains_is_served_with_the_graph():
     choice = choices.graph
     assert choice.found[choice.chosen] == max(choice.found.values()) > 1.01 * choice.found[0.0]
     assert settings.graph_weight == past.retriever.retriever.graph_weight == choice.chosen > 0
+    report = choices.report()["graph"]
+    assert report["validation"].keys() == {str(weight) for weight in GRAPH_WEIGHTS}
+    assert report.keys() == {"weight", "validation"}
 
 
 def test_questions_ask_for_items_that_the_user_never_had(cyclic):

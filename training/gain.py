@@ -1,0 +1,34 @@
+"""Judge whether a model answers the same questions better than another one, beyond chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+STANDARD_ERRORS = 1.96  # of the mean difference; a smaller gain may be chance
+
+
+def is_gain(
+    qualities: Sequence[np.ndarray], before: Sequence[np.ndarray], user_ids: Sequence[np.ndarray], least_gain: float
+) -> bool:
+    """Return whether the quality rises by the factor `least_gain` at least, and by more than chance.
+
+    qualities, before: for each kind of questions, the quality of the answers to them, float64 [N]; kinds count alike
+    user_ids: for each kind, whose questions they are, int64 [N]; those of one user depend on each other
+    """
+    if not all(map(len, qualities)) or average(qualities) < least_gain * average(before):
+        return False
+    differences = [own - other for own, other in zip(qualities, before, strict=True)]
+    residuals = [(values - values.mean()) / len(values) / len(differences) for values in differences]
+    users = np.unique(np.concatenate(user_ids), return_inverse=True)[1]
+    sums = np.bincount(users, np.concatenate(residuals))  # by user
+    if len(sums) < 2:
+        return False
+    error = np.sqrt(np.square(sums).sum() * len(sums) / (len(sums) - 1))
+    return bool(average(differences) > STANDARD_ERRORS * error)
+
+
+def average(kinds: Sequence[np.ndarray]) -> float:
+    """Return the mean of the kinds' means."""
+    return float(np.mean([values.mean() for values in kinds]))
