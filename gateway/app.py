@@ -203,7 +203,7 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
 
     @app.get("/v1/generation", response_model=schema.Generation)
     async def generation() -> Response:
-        """Return what the generation that answers learned from, and its quality on validation requests."""
+        """Return what the generation that answers learned from, and its ranker's quality on validation requests."""
         return JsonResponse(shop.published.describe())
 
     @app.get("/v1/experiment", response_model=schema.ExperimentReport)

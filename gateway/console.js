@@ -102,7 +102,7 @@ async function showQuality() {
   byId("generation").textContent = answer.generation;
   const { ndcg_at_10: ndcg, recall_at_20: recall, validation_requests: requests } = answer.quality;
   byId("quality").textContent = ndcg === undefined ? "not measured" : `NDCG@10 ${ndcg.toFixed(3)}, Recall@20 ${recall.toFixed(3)}`;
-  byId("quality").title = `the ranker on ${requests ?? 0} validation requests; ${answer.dataset}, ${answer.log.events} events, ${answer.log.first} to ${answer.log.last}`;
+  byId("quality").title = `the ranker among the retrieved items of ${requests ?? 0} validation requests; ${answer.dataset}, ${answer.log.events} events, ${answer.log.first} to ${answer.log.last}`;
 }
 
 async function click(item) {

@@ -63,7 +63,8 @@ class Recommendations(Strict):
 class Generation(Strict):
     """The generation that answers. log: number of events, first and last day of what it learned from
 
-    quality: NDCG@10 and Recall@20 of the ranker on validation requests, and their number; empty where the log held none
+    quality: NDCG@10 and Recall@20 of the ranker on validation requests, and their number; empty where the log held none. Items
+        that retrieval missed do not count, so they say nothing of retrieval, nor which of two generations is better.
     """
 
     generation: int

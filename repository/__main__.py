@@ -32,7 +32,10 @@ def list_command(
     removed: Annotated[bool, typer.Option("--removed", help="also those whose files are gone, as they were recorded")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the generations with their data, quality on validation requests and tags, and which one a server starts with.
+    """List the generations with their data, quality and tags, and which one a server starts with.
+
+    The quality is the ranker's on validation requests. Items that retrieval missed do not count, so it cannot tell which of two
+    generations is better.
 
     Below: settings that changed from one to the next, drift up to a replacement, how experiments with a challenger ended, where
     a generation came from, and the verdicts of `export follow`.
