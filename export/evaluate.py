@@ -2,8 +2,8 @@
 
 The test set is the last 20 % of the log, as training/dataset/split.py splits it. The pipeline is exported from what came
 before, into a repository of its own, and served by a real tritonserver. Items that users already had are neither served nor
-counted. AUC is over the whole catalogue: the items of a stage's list come first, then all others in the order of the stage
-before it.
+counted, unless `[pipeline] filter_seen` is false. AUC is over the whole catalogue: the items of a stage's list come first, then
+all others in the order of the stage before it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
 
     The last line printed is the same table as JSON.
     """
-    problem = make_problem(dataset)
+    problem = make_problem(dataset, settings.pipeline.filter_seen)
     refuse_nothing_to_find(dataset, problem)
     remove_repository(repository)
     train, _ = split_log(dataset.interactions, TEST_SHARE)

@@ -29,7 +29,7 @@ class Split(NamedTuple):
     """Inputs and targets of an evaluation, all CSR [n_users, n_items]."""
 
     positives: sp.csr_matrix  # training positives
-    seen: sp.csr_matrix  # any interaction: never served, never counted
+    seen: sp.csr_matrix  # any interaction: never served, never counted; empty where repeats are served
     relevant: sp.csr_matrix  # later positives that count
 
 

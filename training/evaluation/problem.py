@@ -33,17 +33,21 @@ class Problem:
         return np.flatnonzero(has_test_items(self.test.relevant))
 
 
-def make_problem(dataset: Dataset) -> Problem:
-    """Split the log by time, twice: train and test, and train again into fit and validation."""
+def make_problem(dataset: Dataset, filter_seen: bool = True) -> Problem:
+    """Split the log by time, twice: train and test, and train again into fit and validation.
+
+    filter_seen: what users had before is neither shown nor relevant; otherwise nothing is "seen", and repeats count
+    """
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
     train, test = split_log(dataset.interactions, TEST_SHARE)
     fit, held_out = split_log(train, TEST_SHARE)
-    return Problem(_split(fit, held_out, user_ids, item_ids), _split(train, test, user_ids, item_ids), user_ids, item_ids)
+    validation, tested = (_split(*parts, user_ids, item_ids, filter_seen) for parts in ((fit, held_out), (train, test)))
+    return Problem(validation, tested, user_ids, item_ids)
 
 
-def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> Split:
+def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray, filter_seen: bool) -> Split:
     """Split at a time. Relevant items are positive after the split and were not seen before it."""
-    seen = make_matrix(before, user_ids, item_ids)
+    seen = make_matrix(before if filter_seen else before.iloc[:0], user_ids, item_ids)
     later = make_matrix(after[after["positive"]], user_ids, item_ids)
     relevant = later - later.multiply(seen)
     relevant.eliminate_zeros()

@@ -1,25 +1,24 @@
 """The evaluation problem against a loop over users that does it the obvious way."""
 
-import numpy as np
 import pytest
 
-from training.dataset import load_dataset
+from training.dataset import load_dataset, split_log
 from training.evaluation.problem import make_problem
 
 
-@pytest.fixture(scope="module")
-def dataset():
-    return load_dataset("synthetic:tiny")
+@pytest.fixture(scope="module", params=["synthetic:tiny", "synthetic:small"])
+def dataset(request):
+    """A small log, which is split by user, and one that is split at one moment."""
+    return load_dataset(request.param)
 
 
-def test_train_seen_and_relevant_equal_the_obvious_loop(dataset):
-    problem = make_problem(dataset)
-    log = dataset.interactions
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_train_seen_and_relevant_equal_the_obvious_loop(dataset, filter_seen):
+    problem = make_problem(dataset, filter_seen)
+    parts = split_log(dataset.interactions)
     for row, user in enumerate(problem.user_ids):
-        events = log[log["user_id"] == user]
-        n_test = min(int(np.ceil(len(events) * 0.2 - 1e-9)), len(events) - 1)
-        before, after = events.iloc[: len(events) - n_test], events.iloc[len(events) - n_test :]
-        seen = set(before["item_id"])
+        before, after = (part[part["user_id"] == user] for part in parts)
+        seen = set(before["item_id"]) if filter_seen else set()
         expected = set(after[after["positive"]]["item_id"]) - seen
         assert ids(problem, problem.test.seen[row]) == seen
         assert ids(problem, problem.test.positives[row]) == set(before[before["positive"]]["item_id"])
