@@ -1,7 +1,7 @@
 """Predict events of a log before they are observed, in process: by a repository as it was exported, or with live state.
 
-A question is a positive event that is the user's first with its item. The whole pipeline answers just before the event; the
-answer is a hit if it holds the event's item.
+A question is the first positive event of a user with an item. The whole pipeline answers just before the event; the answer is a
+hit if it holds the event's item.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from serving.live.reader import Reader
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from training.dataset import Dataset
+from training.dataset.repeats import find_repeats
 from training.features.build import take_context
 
 QUESTIONS_PER_CALL = 64
@@ -75,7 +76,7 @@ def choose_questions(events: pd.DataFrame, first: int, end: int, most: int, excl
 
     excluded: bool [N], rows that may not become questions
     """
-    new = ~events.duplicated(["user_id", "item_id"]).to_numpy() & events["positive"].to_numpy() & ~np.asarray(excluded)
+    new = events["positive"].to_numpy() & ~find_repeats(events) & ~np.asarray(excluded)
     rows = first + np.flatnonzero(new[first:end])
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
 

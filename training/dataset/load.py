@@ -20,12 +20,14 @@ from training.dataset.columns import Column, find_line, read_columns
 from training.dataset.dataset import Dataset, Report
 from training.dataset.description import Description, Interactions, Items, Users, read_description
 from training.dataset.ids import convert_ids, parse_integers
+from training.dataset.repeats import find_repeats
 from training.dataset.synthetic import generate, parse_spec
 from training.dataset.times import parse_times
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery", "amazon-sports")
 FEW = 0.1  # share of ids or rows below which they are few
+MOST = 0.5  # share above which they are most
 DAY_S = 86_400
 DATA_VARIABLE = "RECOMMENDER_DATA"  # a folder with data files that are not bundled
 
@@ -80,7 +82,7 @@ def _load(folder: Path, description: Description) -> Dataset:
     report = Report()
     interactions = _make_interactions(description, log, user_ids[0], item_ids[0], ignored[0], report)
     report.notes += [*_note_odd_ids(item_columns, item_names), *_note_odd_ids(user_columns, user_names)]
-    report.notes += _note_odd_rows(interactions)
+    report.notes += [*_note_odd_rows(interactions), *_note_seen_before(interactions)]
     items = _collect_entities("item_id", interactions, item_columns[1:], item_ids[1:], ignored[1:], report)
     users = _collect_entities("user_id", interactions, user_columns[1:], user_ids[1:], [], report)
     item_names, user_names = _keep_names(item_names, items["item_id"]), _keep_names(user_names, users["user_id"])
@@ -200,6 +202,22 @@ def _note_odd_rows(interactions: pd.DataFrame) -> list[str]:
             "all of it. Correct the times"
         )
     return notes
+
+
+def _note_seen_before(interactions: pd.DataFrame) -> list[str]:
+    """Return a note where most positives come after a row of their user and item that is not positive."""
+    positive = interactions["positive"].to_numpy()
+    if positive.all():
+        return []
+    firsts = positive & ~find_repeats(interactions)
+    seen_before = int(interactions.duplicated(["user_id", "item_id"]).to_numpy()[firsts].sum())
+    if seen_before <= MOST * firsts.sum():
+        return []
+    return [
+        f"{seen_before:,} of {firsts.sum():,} first positives of a user with an item come after a row of both that is not "
+        "positive, such as a view. Items of such rows count as seen, and are not recommended to their users. "
+        "Leave the rows out of the log, or set [pipeline] filter_seen = false"
+    ]
 
 
 def _read_context(column: Column) -> pd.api.extensions.ExtensionArray | np.ndarray:

@@ -22,6 +22,7 @@ import pandas as pd
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, compute_cross_features, scale_strengths
 from training.dataset import Dataset
+from training.dataset.repeats import find_repeats
 from training.features.aggregates import LogAggregates, list_ranker_aggregations
 from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays
@@ -180,11 +181,11 @@ def make_visit_requests(
     """Return requests just before events of `later`, each labelled with the item of its event alone.
 
     Live requests come in the middle of a visit, seconds after the user's last event; requests before a visit do not cover them.
-    Labels are items that are new to the user, at most `max_requests`, sampled; None without any. In all but
+    Labels are items that the user has not taken before, at most `max_requests`, sampled; None without any. In all but
     PAIRLESS_SHARE of them, what was taken together in `later` before a request counts as live. Arguments as `make_requests`.
     """
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
-    rows = rows[~train.duplicated(["user_id", "item_id"]).to_numpy()[rows]]
+    rows = rows[~find_repeats(train)[rows]]
     if len(rows) > max_requests:
         rows = np.sort(rng.choice(rows, max_requests, replace=False))
     if not len(rows):

@@ -17,6 +17,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from training.dataset import Dataset
+from training.dataset.repeats import find_repeats
 from training.evaluation.metrics import ndcg_at, recall_at
 from training.features.build import Examples, Features, take_context
 from training.gain import average, is_gain
@@ -167,12 +168,12 @@ def measure_quality(fitted: FittedRetriever, questions: Questions) -> np.ndarray
 def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, settings: RetrievalSettings) -> list[Questions]:
     """Return two kinds of questions: the item of one event, and all items of a user's later part.
 
-    Items that users already had are left out where they are not served.
+    Items that users already took are left out where they are not served.
     """
     rng = np.random.default_rng(settings.seed)
     new = later[later["positive"].to_numpy()]
     if settings.filter_seen:
-        new = new[~log.duplicated(["user_id", "item_id"]).to_numpy()[new["row"].to_numpy()]]
+        new = new[~find_repeats(log)[new["row"].to_numpy()]]
     events, firsts = sample(new, rng), sample(new.drop_duplicates("user_id"), rng)
     user_ids = firsts["user_id"].to_numpy()
     place = pd.Index(user_ids).get_indexer(new["user_id"])

@@ -229,6 +229,16 @@ def test_many_repeated_rows_are_told_in_the_report(shop):
     assert dataset.report.notes[0].startswith("1 rows have user, item and time of an earlier row")
 
 
+@pytest.mark.parametrize(("views", "is_told"), [(3, True), (2, False)])
+def test_a_log_whose_purchases_follow_views_is_told_in_the_report(shop, views, is_told):
+    rows = [f"{user},1,1,1" for user in range(views)] + [f"{user},1,2,5" for user in range(4)] + ["0,1,3,5"]  # bought again
+    toml = TOML + 'label = "kind"\npositive_at = 5\n'
+    notes = load_dataset(shop(toml, **{"events.csv": "\n".join(["customer,sku,time,kind", *rows, ""])})).report.notes
+    assert [note.startswith(f"{views} of 4 first positives of a user with an item come after a row") for note in notes] == [
+        True
+    ] * is_told
+
+
 def test_a_log_that_ends_in_the_future_is_told_in_the_report(shop):
     dataset = load_dataset(shop(**{"events.csv": "customer,sku,time\n1,1,32472144000\n"}))
     assert dataset.report.notes[0].startswith("the log ends on 2999-01-01, in the future")

@@ -4,8 +4,10 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from export.prequential import choose_questions
 from serving.contract.tensors import PAD_ID
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER
 from tests.unit.training.models.conftest import lesson_of
@@ -26,6 +28,8 @@ from training.models.ranking_data import (
 )
 from training.models.train_ranker import compute_rank_scores, train_ranker
 from training.models.validation import split_training_log
+from training.retrieval.choose import make_questions
+from training.retrieval.fit import RetrievalSettings
 
 
 def fitted(trained, settings):
@@ -240,7 +244,25 @@ def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
 
 def had_before(train, row):
     past, event = train.iloc[:row], train.iloc[row]
-    return ((past["user_id"] == event["user_id"]) & (past["item_id"] == event["item_id"])).any()
+    return ((past["user_id"] == event["user_id"]) & (past["item_id"] == event["item_id"]) & past["positive"]).any()
+
+
+def test_a_purchase_after_a_view_of_the_same_item_teaches(trained):
+    dataset, rng = trained.dataset, np.random.default_rng(0)
+    bought = trained.train.assign(positive=True)
+    viewed = bought.assign(timestamp=bought["timestamp"] - 1, positive=False)
+    log = pd.concat([viewed, bought]).sort_values("timestamp", kind="stable", ignore_index=True)
+    features = build_features(dataset, log, FeatureSettings(history_length=HISTORY))
+    earlier, later = split_training_log(log)
+    statistics = fit_item_statistics(features, earlier, SETTINGS.statistics)
+    known = (features, log, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier))
+    assert make_visit_requests(*known, 10**6, rng).taken.any(axis=1).sum() > 10
+    rows = choose_questions(log, 0, len(log), len(log))
+    assert len(rows) == len(bought.drop_duplicates(["user_id", "item_id"]))
+    assert log["positive"].to_numpy()[rows].all()
+    settings = RetrievalSettings(C)
+    for questions in make_questions(features, log, later, settings):
+        assert len(questions.user_ids) > 10
 
 
 def test_small_logs_teach_with_requests_of_several_moments(trained):
