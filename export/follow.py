@@ -123,7 +123,7 @@ def follow_alone(
     refuse_follow(repo, terms.share, serving, dataset.description.name)
     settings = settings or read_served_settings(repo)
     least_events = count_awaited(repo, serving, least_events)
-    split = split_log(dataset, repo, serving, find_live_folder(repo, settings.live.folder), least_events)
+    split = split_log(dataset, repo, serving, settings, least_events)
     if isinstance(split, str):
         return Round(0, f"waits: {split}")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
@@ -186,8 +186,9 @@ def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
         )
 
 
-def split_log(dataset: Dataset, repo: Path, serving: int, live: Path, least_events: int) -> Split | str:
+def split_log(dataset: Dataset, repo: Path, serving: int, settings: Settings, least_events: int) -> Split | str:
     """Split the log; return why to wait where it does not hold enough that generation `serving` has not learned."""
+    live = find_live_folder(repo, settings.live.folder)
     erasures, whole = measure_erasures(live), continue_log(dataset, live)
     times_s = whole.interactions["timestamp"].to_numpy()
     known_until_s = UserStore(find_stage_folder(repo, STAGES[0], serving) / "store").as_of_s
@@ -203,7 +204,7 @@ def split_log(dataset: Dataset, repo: Path, serving: int, live: Path, least_even
     if int(earlier.interactions["timestamp"].max()) <= known_until_s:
         return "the new events are all of one second, and cannot be split into earlier ones to learn and later ones to judge by"
     first, serving_first = np.searchsorted(times_s, (judged_from_s, known_until_s + 1)).tolist()
-    questions = choose_judged(whole.interactions, live, first)
+    questions = choose_judged(whole.interactions, live, first, settings.pipeline.filter_seen)
     if len(questions) < LEAST_QUESTIONS:
         return f"the newest events hold {len(questions)} questions, and {LEAST_QUESTIONS} are needed to judge"
     return Split(live, erasures, whole, earlier, questions, first, serving_first)
@@ -265,15 +266,15 @@ def find_unfinished(repo: Path) -> str:
     return ""
 
 
-def choose_judged(log: pd.DataFrame, folder: Path, first: int) -> np.ndarray:
+def choose_judged(log: pd.DataFrame, folder: Path, first: int, filter_seen: bool) -> np.ndarray:
     """Return the rows from `first` on by which two generations are judged, int64 [Q]. folder: of the live store
 
     An event that followed a served list favours the generation that made the list. Such events are left out, unless too
     few others remain to judge by.
     """
     span = first, len(log), MOST_QUESTIONS
-    unprompted = choose_questions(log, *span, find_prompted(log, folder))
-    return unprompted if len(unprompted) >= LEAST_QUESTIONS else choose_questions(log, *span)
+    unprompted = choose_questions(log, *span, find_prompted(log, folder), filter_seen)
+    return unprompted if len(unprompted) >= LEAST_QUESTIONS else choose_questions(log, *span, filter_seen=filter_seen)
 
 
 def challenge(servers: list[ServerState], repo: Path, experiment: Experiment) -> None:

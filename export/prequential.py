@@ -71,13 +71,17 @@ def compute_gains(ranks: np.ndarray) -> np.ndarray:
     return np.where(ranks < 10, 1 / np.log2(ranks + 2), 0.0)
 
 
-def choose_questions(events: pd.DataFrame, first: int, end: int, most: int, excluded: np.ndarray | bool = False) -> np.ndarray:
+def choose_questions(
+    events: pd.DataFrame, first: int, end: int, most: int, excluded: np.ndarray | bool = False, filter_seen: bool = True
+) -> np.ndarray:
     """Return up to `most` questions among the rows from `first` to `end` (exclusive), evenly spaced: row numbers, int64 [Q].
 
-    excluded: bool [N], rows that may not become questions
+    excluded: bool [N], rows that may not become questions; filter_seen: nor may what the user took before
     """
-    new = events["positive"].to_numpy() & ~find_repeats(events) & ~np.asarray(excluded)
-    rows = first + np.flatnonzero(new[first:end])
+    asked = events["positive"].to_numpy() & ~np.asarray(excluded)
+    if filter_seen:
+        asked &= ~find_repeats(events)
+    rows = first + np.flatnonzero(asked[first:end])
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
 
 

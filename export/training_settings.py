@@ -94,6 +94,7 @@ def choose_ranking_settings(settings: Settings) -> RankingSettings:
         teachers=tuple(NETWORKS) if settings.training.teachers == "auto" else (),
         most_taught=int(settings.training.minutes * TAUGHT_PER_MINUTE),
         reranker=RerankerSettings(list_length=max(pipeline.items_returned, min(100, pipeline.candidates))),
+        filter_seen=pipeline.filter_seen,
     )
 
 

@@ -62,6 +62,7 @@ class RankingSettings:
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
     most_moments: int = 2  # limit of moments, because each needs its own retriever
     most_visit_requests: int = 4_096  # requests in the middle of visits; no more than requests of the latest moment
+    filter_seen: bool = True  # nobody is asked for what they took before
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,8 @@ def make_requests_by_moment(
         clock_s = int(earlier["timestamp"].max())
         by_moment.append(make_requests(*shared, clock_s, settings.most_requests, rng))
         if len(by_moment) == 1 and len(earlier) < len(before):
-            visit_requests = make_visit_requests(*shared, min(settings.most_visit_requests, len(by_moment[0])), rng)
+            most = min(settings.most_visit_requests, len(by_moment[0]))
+            visit_requests = make_visit_requests(*shared, most, rng, settings.filter_seen)
     return by_moment, visit_requests
 
 

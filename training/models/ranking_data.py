@@ -177,15 +177,18 @@ def make_visit_requests(
     retrieve: Retrieve,
     max_requests: int,
     rng: np.random.Generator,
+    filter_seen: bool = True,
 ) -> Requests | None:
     """Return requests just before events of `later`, each labelled with the item of its event alone.
 
     Live requests come in the middle of a visit, seconds after the user's last event; requests before a visit do not cover them.
-    Labels are items that the user has not taken before, at most `max_requests`, sampled; None without any. In all but
-    PAIRLESS_SHARE of them, what was taken together in `later` before a request counts as live. Arguments as `make_requests`.
+    Labels are items that the user has not taken before (with `filter_seen`), at most `max_requests`, sampled; None without any.
+    In all but PAIRLESS_SHARE of them, what was taken together in `later` before a request counts as live. Other arguments as
+    of `make_requests`.
     """
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
-    rows = rows[~find_repeats(train)[rows]]
+    if filter_seen:
+        rows = rows[~find_repeats(train)[rows]]
     if len(rows) > max_requests:
         rows = np.sort(rng.choice(rows, max_requests, replace=False))
     if not len(rows):

@@ -13,6 +13,7 @@ from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER
 from tests.unit.training.models.conftest import lesson_of
 from tests.unit.training.ranking.conftest import HISTORY, SETTINGS, C, fit_ranking, popularity_retrieve
 from training.dataset import load_dataset
+from training.dataset.repeats import find_repeats
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.compress import compress
@@ -240,6 +241,17 @@ def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
     assert requests.taken.any(axis=1).sum() > 10
     np.testing.assert_array_equal(requests.cross[..., LIVE - N_FEATURES], requests.valid)
     assert len(make_visit_requests(*known, 7, rng)) == 7
+
+
+def test_where_repeats_are_served_they_teach_and_judge(trained):
+    features, train, rng = trained.features, trained.train, np.random.default_rng(0)
+    earlier, later = split_training_log(train)
+    known = (features, train, later, trained.ranking.items, trained.ranking.statistics, popularity_retrieve(features, earlier))
+    requests = make_visit_requests(*known, 10**6, rng, filter_seen=False)
+    assert len(requests) == later["positive"].sum()
+    asked = choose_questions(train, 0, len(train), len(train), filter_seen=False)
+    np.testing.assert_array_equal(asked, np.flatnonzero(train["positive"].to_numpy()))
+    assert find_repeats(train)[asked].any()
 
 
 def had_before(train, row):
