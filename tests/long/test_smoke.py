@@ -197,6 +197,7 @@ def smoke_quality(context: Context) -> list[Figure]:
     figures = quality.make_figures(runs)
     (ratios,) = (figure.values for figure in figures if figure.name == f"{quality.SERVED} over the best baseline: Recall@20")
     assert ratios == pytest.approx([1.0, 2.0])
+    assert quality.make_choice_figures({"sequence": {"weight": 0.0, "validation": {"0.0": 0.0}}}) == []  # of an older export
     return figures + quality.make_choice_figures(sources)
 
 
