@@ -218,6 +218,10 @@ def test_messages_wait_for_a_broker_that_is_paused_or_killed(shop, broker):
     events.check()
 
 
+def read_log_lines(shop: Supervised) -> list[str]:
+    return watch.log_path(shop.run_dir, shop.grpc_port).read_text(errors="replace").splitlines()
+
+
 def fill(path: Path) -> None:
     """Write to a file until its file system is full. Raises OSError then."""
     with path.open("wb", buffering=0) as file:
@@ -248,9 +252,10 @@ def test_shared_memory_whose_files_are_removed_changes_no_answer_and_is_made_ane
     if is_namespace_of_its_own:
         with pytest.raises(OSError, match="No space left"):
             fill(folder / "filler")
+    n_lines = len(read_log_lines(shop))
     shop.stub("observe").kill()  # makes the supervisor restart the server, which needs shared memory
     if is_namespace_of_its_own:
-        shop.wait(lambda: any("restart failed" in line for line in watch.read_last_lines(shop.run_dir, shop.grpc_port, 50)))
+        shop.wait(lambda: any("restart failed" in line for line in read_log_lines(shop)[n_lines:]))
         assert not shop.is_ready()
         assert shop.ask()["degraded"] == ["gateway_fallback"]
         (folder / "filler").unlink()
