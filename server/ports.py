@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -17,6 +19,8 @@ IP = (socket.AF_INET, socket.AF_INET6)
 FIRST_OPEN_PORT = 1024  # every user may listen from here on
 # Free ports are chosen here. Linux gives those above 32,767 to outgoing connections, and may do so before a server takes one.
 CHOSEN_FROM = range(10_000, 20_000)
+CLOSING_S = 3.0  # for the kernel to close the sockets of a killed process, which it does with the last thread
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,20 @@ def find_free_port() -> int:
 
 
 def check_free(ports: Ports) -> None:
-    """Raise ServerError, with holder and remedy, when a port is taken."""
-    taken = [
-        f"{name} port {port} is taken by {_find_holder(port)}" for name, port in asdict(ports).items() if not is_free(port)
-    ]
+    """Raise ServerError, with holder and remedy, when a port is taken.
+
+    A port without a visible holder may belong to a server that was just killed, so it gets CLOSING_S to become free.
+    """
+    deadline_s = time.monotonic() + CLOSING_S
+    while taken := [(name, port, _find_holder(port)) for name, port in asdict(ports).items() if not is_free(port)]:
+        may_be_closing = all(port >= FIRST_OPEN_PORT and not holder for _, port, holder in taken)
+        if not may_be_closing or time.monotonic() > deadline_s:
+            break
+        time.sleep(POLL_S)
     if taken:
+        facts = [f"{name} port {port} is taken by {holder or _describe_other_holder(port)}" for name, port, holder in taken]
         raise ServerError(
-            f"{'; '.join(taken)}. Stop what listens there (`make stop` if it was started here), "
+            f"{'; '.join(facts)}. Stop what listens there (`make stop` if it was started here), "
             "or choose others: make serve GRPC_PORT=… HTTP_PORT=… METRICS_PORT=…"
         )
 
@@ -102,9 +113,16 @@ def _draw_free_ports() -> Iterator[int]:
 
 
 def _find_holder(port: int) -> str:
-    """Return the process that listens at the port, for a message."""
+    """Return the process that listens at the port; "" if none is visible: it is another user's, or is ending."""
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
-            return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"
+            with contextlib.suppress(psutil.Error):  # gone meanwhile
+                process = psutil.Process(connection.pid)
+                if process.cmdline():  # of a process that is ending, the memory with its arguments goes first
+                    return f"{process.name()} (process {connection.pid})"
+    return ""
+
+
+def _describe_other_holder(port: int) -> str:
     reserved = ", or reserved for root, as ports below 1024 are" if port < FIRST_OPEN_PORT else ""
     return f"a process of another user{reserved}"

@@ -1,4 +1,5 @@
 import socket
+import threading
 
 import pytest
 
@@ -24,6 +25,18 @@ def test_every_taken_port_is_named():
             check_free(ports)
         assert not is_free(ports.grpc)
     assert is_free(ports.grpc)
+
+
+def test_a_port_that_no_visible_process_holds_is_waited_for():
+    """As after the end of a server, whose sockets the kernel closes a moment later."""
+    ports = find_free_ports()
+    sock = socket.socket()
+    sock.bind(("0.0.0.0", ports.http))  # without listening, so that no process is shown as its holder
+    closing = threading.Timer(0.3, sock.close)
+    closing.start()
+    assert not is_free(ports.http)
+    check_free(ports)
+    closing.join()
 
 
 def test_a_port_that_only_root_may_open_is_explained(monkeypatch):
