@@ -131,8 +131,9 @@ def check_tables(folder: Path) -> list[Finding]:
     if replace(written, tables=plain, source=".", rocksdb=None) != replace(stated, rocksdb=None):
         fact = f"says something else than {PS_FILE}"
         found.append(Finding("error", CONFIG_FILE, fact, "Expected the same tables and levels."))
-    if written.updates and Path(tempfile.gettempdir()) in Path(written.database.path).parents:
-        fact = f"keeps updates in {written.database.path}, which may not outlive a reboot"
+    if written.rocksdb and Path(tempfile.gettempdir()) in Path(written.rocksdb.path).parents:
+        kept = "updates" if written.updates else "rows"
+        fact = f"keeps {kept} in {written.rocksdb.path}, which may not outlive a reboot or a clean-up of old files"
         found.append(Finding("warning", CONFIG_FILE, fact, "Set [tables] state."))
     return found
 

@@ -135,8 +135,9 @@ def test_sound_settings_have_no_faults(folder, tmp_path):
     for settings in ({}, {"l2": SOME}, {"redis": "h:7000"}, {"brokers": "a:1", "state": "/var/lib/shop"}):
         written(folder, **settings)
         assert count_errors(check_tables(folder)) == 0
-    written(folder, brokers="a:1")
-    assert "may not outlive a reboot" in check_tables(folder)[-1].fact
+    for settings, kept in (({"brokers": "a:1"}, "updates"), ({"l2": SOME}, "rows")):
+        written(folder, **settings)
+        assert check_tables(folder)[-1].fact.startswith(f"keeps {kept} in {tempfile.gettempdir()}/recommender-tables/")
 
 
 def test_settings_that_nvidia_would_not_read_are_faults(folder):
@@ -148,7 +149,7 @@ def test_settings_that_nvidia_would_not_read_are_faults(folder):
 
 
 def test_settings_that_disagree_are_a_fault(folder):
-    config = written(folder, l2=SOME)
+    config = written(folder, l2=SOME, state="/var/lib/shop")
     replace(config, hit_rate_threshold=0.5, source=".").write(folder / CONFIG_FILE)
     expected = Finding("error", CONFIG_FILE, "says something else than ps.json", "Expected the same tables and levels.")
     assert check_tables(folder) == [expected]

@@ -17,9 +17,10 @@ import logging
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -28,6 +29,7 @@ from serving.tables.config import LevelsConfig
 from serving.tables.levels.rocks_failures import DamagedError
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, RocksStore
 from serving.tables.levels.source import Source, list_tables_in
+from serving.tables.store.memory import PRIVATE_MODE, is_written_by_us_alone
 
 LOADED_MARK = "tables.loaded"  # in the database's folder: names of the loaded tables
 UPDATED_MARK = "tables.updated"  # exists once an updater has opened the database
@@ -69,9 +71,10 @@ def load_l3(config: LevelsConfig) -> None:
 def open_l3(config: LevelsConfig, writable: bool = False) -> RocksStore:
     """Open the database, filled, and protect it from removal until it is closed. A damaged one is replaced first.
 
-    Raises the errors of `load_l3`.
+    Raises the errors of `load_l3`, and DependencyError for a database that another user may have made.
     """
     try:
+        refuse_foreign(Path(config.database.path))
         if _can_refill(config) and _is_marked_damaged(config):
             _move_aside(config)
         try:
@@ -85,6 +88,25 @@ def open_l3(config: LevelsConfig, writable: bool = False) -> RocksStore:
             f"RocksDB at {config.database.path} cannot be used: {error}. Expected a readable folder, writable for the process "
             "that loads or updates it. Check the disk, its free space and the permissions."
         ) from error
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise DependencyError for a database in the temporary folder unless this user alone can have made it.
+
+    Its name is predictable, and every user can make folders there. Elsewhere, the operator has chosen who may.
+    """
+    temporary = Path(tempfile.gettempdir())
+    if temporary not in path.parents:
+        return
+    top = temporary / path.relative_to(temporary).parts[0]
+    with suppress(FileExistsError):
+        top.mkdir(mode=PRIVATE_MODE)
+    if not is_written_by_us_alone(top):
+        raise DependencyError(
+            f"RocksDB at {path} may hold rows that somebody else wrote. Expected {top} to be a folder, not a link, that "
+            f"belongs to user {os.geteuid()}, whom the server runs as, and that nobody else can write to. Remove it, if "
+            "necessary as its owner or as administrator, or set [tables] state to a folder of this user and export again."
+        )
 
 
 def _open(config: LevelsConfig, writable: bool) -> RocksStore:
@@ -132,7 +154,7 @@ def register_user(config: LevelsConfig) -> IO[bytes] | None:
 def _lock(path: Path, name: str, kind: int) -> IO[bytes]:
     """Wait for the lock `name` of the database at `path`, and check that the same database is still there."""
     while True:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
         file = open(path / name, "ab")  # noqa: SIM115 - the caller closes it to release the lock
         try:
             fcntl.flock(file, kind)

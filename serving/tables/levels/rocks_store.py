@@ -28,6 +28,7 @@ from serving.tables.levels.rocks_failures import DamagedError, Failures, is_dama
 from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, SST_ROWS, make_options
 from serving.tables.store.batch import Batch
 from serving.tables.store.log_position import LogPosition
+from serving.tables.store.memory import PRIVATE_MODE
 from serving.tables.store.wave import Wave
 
 KEYS_PER_READ = 2  # per thread: waking a thread for fewer does not pay
@@ -87,7 +88,7 @@ class RocksStore:
     def _open(self) -> None:
         synced = self._read_synced()
         if self.writable:
-            self._path.mkdir(parents=True, exist_ok=True)
+            self._path.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
             self._open_database()
         else:
             self._check_log_files()

@@ -129,10 +129,14 @@ def is_private(folder: Path) -> bool:
     return is_own(folder) and stat.S_IMODE(folder.lstat().st_mode) == PRIVATE_MODE
 
 
+def is_written_by_us_alone(folder: Path) -> bool:
+    """Return whether `folder` `is_own`, and nobody else may write to it. FileNotFoundError when absent."""
+    return is_own(folder) and not stat.S_IMODE(folder.lstat().st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def close_to_others(folder: Path) -> None:
-    """Give a folder the mode PRIVATE_MODE, if it `is_own` and nobody else could have written to it."""
-    others_may_write = stat.S_IWGRP | stat.S_IWOTH
-    if is_own(folder) and not stat.S_IMODE(folder.lstat().st_mode) & others_may_write:
+    """Give a folder the mode PRIVATE_MODE, if nobody else could have written to it."""
+    if is_written_by_us_alone(folder):
         folder.chmod(PRIVATE_MODE)
 
 

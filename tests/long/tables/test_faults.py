@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, Update
 from serving.tables.filling import UPKEEP_EVERY_S
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
-from serving.tables.levels.loading import load_l3
+from serving.tables.levels.loading import load_l3, open_l3
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.levels.source import Source
 from serving.tables.store import memory
@@ -274,6 +275,35 @@ def test_rows_that_somebody_else_may_have_written_are_refused(settings, tmp_path
     with pytest.raises(ArtifactError, match=r"embedding-tables-forged may hold rows that somebody else wrote.*mode 0700"):
         LeveledTables(LevelsConfig("rank", (PARTIAL,), "forged", str(tmp_path), **settings))
     assert arena.is_symlink() or arena.exists()  # it is not ours to remove
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [_as_a_link, _of_another_user, lambda path: _with_mode(path, 0o777), lambda path: path.symlink_to("nowhere")],
+    ids=["link", "another user", "writable", "dangling link"],
+)
+def test_a_database_in_a_temporary_folder_that_somebody_else_may_have_made_is_not_read(settings, tmp_path, monkeypatch, forge):
+    """Its name can be known before the server starts. The published rows are served instead."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    state = tmp_path / "temporary" / "recommender-tables"
+    forge(state)
+    config = LevelsConfig(
+        "rank", (PARTIAL,), "forged", str(tmp_path), **settings | {"rocksdb": RocksConfig(str(state / "rank"))}
+    )
+    with pytest.raises(DependencyError, match=r"may hold rows that somebody else wrote.*recommender-tables to be a folder"):
+        open_l3(config)
+    assert not (state / "rank").exists()
+    tiers = LeveledTables(config)
+    assert own_or_default(tiers)[0].all()
+    tiers.close()
+
+
+def test_a_new_database_is_closed_to_other_users(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    database = tmp_path / "recommender-tables" / "rank"
+    open_l3(LevelsConfig("rank", (PARTIAL,), "own", **settings | {"rocksdb": RocksConfig(str(database))})).close()
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (database.parent, database)] == [0o700, 0o700]
 
 
 def test_rows_are_shared_with_nobody_else(settings, tmp_path):
