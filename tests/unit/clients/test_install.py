@@ -52,6 +52,11 @@ def test_the_installed_package_answers_without_the_checkout(installed):
     assert others == "[]"
 
 
+def test_the_installed_package_carries_its_licence(installed):
+    (licence,) = installed.glob("*.dist-info/**/LICENSE")
+    assert licence.read_text() == (PROJECT / "LICENSE").read_text()
+
+
 def test_the_installed_package_is_typed_and_names_small_dependencies_only(installed):
     assert (installed / "triton_recommender" / "py.typed").exists()
     (metadata,) = installed.glob("*.dist-info/METADATA")
