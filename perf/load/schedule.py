@@ -9,6 +9,7 @@ import numpy as np
 from serving.contract.errors import ConfigError
 
 BURST_FACTOR, BURST_S = 10.0, 0.5
+VOLLEY = 8  # requests at the same instant
 MAX_REQUESTS = 200_000  # of one load: a bound on memory and time
 
 
@@ -34,14 +35,14 @@ def draw_bursts(rate: float, duration_s: float, rng: np.random.Generator, every_
     return due_s[keep]
 
 
-def make_volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
-    """Return `size` requests at the same instant, then none until the next volley. This detects a batcher that sleeps.
+def make_volleys(rate: float, duration_s: float) -> np.ndarray:
+    """Return VOLLEY requests at the same instant, then none until the next volley. This detects a batcher that sleeps.
 
     Under steady load such a fault stays hidden: each request wakes the batcher for the one before.
     """
     _check_load(rate, duration_s, rate * duration_s)
-    starts_s = np.arange(0.0, duration_s, size / rate)
-    return np.repeat(starts_s, size)
+    starts_s = np.arange(0.0, duration_s, VOLLEY / rate)
+    return np.repeat(starts_s, VOLLEY)
 
 
 def is_in_burst(due_s: np.ndarray, every_s: float = 5.0) -> np.ndarray:

@@ -137,16 +137,16 @@ def _draw_latent(spec: SyntheticSpec, rng: np.random.Generator) -> _Latent:
     return _Latent(user, item, department, centre, peak)
 
 
-def _make_zipf_weights(n: int, offset: float, exponent: float) -> np.ndarray:
-    """Return weights 1 / (rank + offset)^exponent, f8 [n], summing to 1."""
-    weights = (np.arange(n) + 1 + offset) ** -exponent
+def _make_zipf_weights(n: int, offset: float) -> np.ndarray:
+    """Return weights 1 / (rank + offset), f8 [n], summing to 1."""
+    weights = 1 / (np.arange(n) + 1 + offset)
     return weights / weights.sum()
 
 
 def _draw_visits(spec: SyntheticSpec, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return user i8 [E] and time f8 [E] in years, sorted by user, then time. Every user has at least one event."""
     n_each = min(3, spec.events // spec.users)
-    activity = _make_zipf_weights(spec.users, offset=10 + spec.users / 100, exponent=1.0)  # the offset limits the busiest user
+    activity = _make_zipf_weights(spec.users, offset=10 + spec.users / 100)  # the offset limits the busiest user
     n_events = n_each + rng.multinomial(spec.events - n_each * spec.users, rng.permutation(activity))
     user = np.repeat(np.arange(spec.users), n_events)
     joined = rng.uniform(0, 0.5, spec.users)[user]
@@ -174,9 +174,7 @@ def _choose(
     department_ends = (department_ends / department_ends[:, -1:] + np.arange(len(affinity))[:, None]).ravel()
     # Likewise department d goes from d to d + 1 over its items, the first ones being the popular ones.
     n_items = np.bincount(latent.department, minlength=n_departments)
-    item_ends = np.concatenate(
-        [d + np.cumsum(_make_zipf_weights(n, offset=2.0, exponent=1.0)) for d, n in enumerate(n_items) if n]
-    )
+    item_ends = np.concatenate([d + np.cumsum(_make_zipf_weights(n, offset=2.0)) for d, n in enumerate(n_items) if n])
     store_preference = rng.normal(size=(N_STORES + 1, n_departments)).astype(np.float32)  # by store and department
     item = np.empty(len(user), np.int64)
     for start in range(0, len(user), CHUNK_EVENTS):
@@ -224,7 +222,7 @@ def _draw_items(latent: _Latent, item_id: np.ndarray, rng: np.random.Generator) 
     shelf = latent.department * 8 + (offset[:, :3] > 0) @ np.array([1, 2, 4])
     n_brands = max(8, n // 50)
     near = rng.poisson(2.0, n) + latent.department * n_brands // len(latent.centre)  # brands cluster by department
-    brand = np.where(rng.random(n) < 0.7, near % n_brands, rng.choice(n_brands, n, p=_make_zipf_weights(n_brands, 2.0, 1.0)))
+    brand = np.where(rng.random(n) < 0.7, near % n_brands, rng.choice(n_brands, n, p=_make_zipf_weights(n_brands, 2.0)))
     brand = _to_labels("brand", brand, rng)
     frame = pd.DataFrame(
         {
@@ -236,7 +234,7 @@ def _draw_items(latent: _Latent, item_id: np.ndarray, rng: np.random.Generator) 
             "department": department,
             "shelf": _to_labels("shelf", shelf, rng),
             "brand": brand,
-            "colour": _to_labels("colour", rng.choice(12, n, p=_make_zipf_weights(12, 1.0, 1.0)), rng, missing=0.05),
+            "colour": _to_labels("colour", rng.choice(12, n, p=_make_zipf_weights(12, 1.0)), rng, missing=0.05),
             "size": _to_labels("size", _to_bands(offset[:, 3] / 0.6, 6), rng, missing=0.02),
             "price": _drop_some(np.exp(2 + 0.5 * latent.item[:, 4] + 0.3 * rng.normal(size=n)), rng),
             "weight_kg": _drop_some(rng.gamma(2.0, 0.5, n), rng),
@@ -254,7 +252,7 @@ def _draw_users(latent: _Latent, rng: np.random.Generator) -> pd.DataFrame:
             "segment": _to_labels("segment", np.argmax(blurred @ latent.centre.T, axis=1), rng),
             "age_band": _to_labels("age band", _to_bands(blurred[:, 0], 8), rng, missing=0.1),
             "plan": _to_labels("plan", _to_bands(blurred[:, 1], 5), rng),
-            "region": _to_labels("region", rng.choice(50, n, p=_make_zipf_weights(50, 2.0, 1.0)), rng, missing=0.02),
+            "region": _to_labels("region", rng.choice(50, n, p=_make_zipf_weights(50, 2.0)), rng, missing=0.02),
             "income": _drop_some(np.exp(10 + 0.4 * blurred[:, 2]), rng, missing=0.1),
             "tenure_days": _drop_some(rng.exponential(400.0, n), rng),
             "distance_km": _drop_some(np.abs(5 + 3 * blurred[:, 3]), rng),

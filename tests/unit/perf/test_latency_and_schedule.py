@@ -65,7 +65,7 @@ def test_bursts_are_ten_times_the_rate_and_quiet_before_the_first():
 
 
 def test_volleys_come_together_at_the_rate_asked_for():
-    due_s = schedule.make_volleys(40.0, 10.0, size=8)
+    due_s = schedule.make_volleys(40.0, 10.0)
     assert due_s.tolist() == [volley * 0.2 for volley in range(50) for _ in range(8)]
 
 
