@@ -72,7 +72,10 @@ def forge_http(rng: np.random.Generator) -> bytes:
     model = str(rng.choice(["recommend", "rank", "observe", "nothing"]))
     body = str(rng.choice(HOSTILE_JSON)).encode() if rng.random() < 0.7 else rng.bytes(int(rng.integers(1, 200)))
     length = f"inference-header-content-length: {rng.choice([0, 1, 7, 10**9])}\r\n" if rng.random() < 0.5 else ""
-    return f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: a\r\n{length}content-length: {len(body)}\r\n\r\n".encode() + body
+    return (
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\n{length}content-length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
 
 
 def forge_rest(rng: np.random.Generator) -> bytes:
@@ -82,10 +85,10 @@ def forge_rest(rng: np.random.Generator) -> bytes:
         path = rng.choice(["recommendations", "explain", "items/%00/similar", "items/7/similar", "users/-1", "nothing"])
         target = f"/v1/{path}?{pairs}".encode("ascii", "ignore").replace(b" ", b"")
         header = f"x-deadline-ms: {rng.choice(['-1', 'soon', '1e999', '5'])}\r\n".encode() if rng.random() < 0.3 else b""
-        return b"GET " + target + b" HTTP/1.1\r\nhost: a\r\n" + header + b"\r\n"
+        return b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\n" + header + b"\r\n"
     body = str(rng.choice(HOSTILE_JSON)).encode()
     method, path = str(rng.choice(["POST /v1/events", "PUT /v1/items/a", "PUT /v1/users/7"])).split()
-    return f"{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    return f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def _draw_values(tensor: TensorSpec, rng: np.random.Generator) -> np.ndarray:

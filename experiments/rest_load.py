@@ -121,7 +121,11 @@ class Connections:
 
 
 def encode_get(path: str, **headers: str) -> bytes:
-    lines = [f"GET {path} HTTP/1.1", "host: shop", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
+    lines = [
+        f"GET {path} HTTP/1.1",
+        "host: localhost",
+        *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join([*lines, "", ""]).encode()
 
 

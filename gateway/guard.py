@@ -1,6 +1,11 @@
 """Check every request before a route sees it, in this order:
 
-    rate of one client ─▶ 429   bearer token ─▶ 401   path ─▶ 400   headers ─▶ 431   length and time of the body ─▶ 413, 408
+    web page ─▶ 421, 403   rate of one client ─▶ 429   bearer token ─▶ 401   path ─▶ 400   headers ─▶ 431
+    length and time of the body ─▶ 413, 408
+
+Without tokens, any web page could use the gateway through the browser of a user of this machine. It may post here (the browser
+says that the request is `cross-site`), or let its own host name resolve to 127.0.0.1 (DNS rebinding; the request carries that
+name). Both are refused.
 
 A known client that asks for recommendations too often gets popular items instead of 429: a shop must never get an error page.
 
@@ -12,8 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
 from urllib.parse import unquote_to_bytes
 
 from cachetools import LRUCache
@@ -28,6 +35,9 @@ OPEN_PATHS = frozenset(  # need no token, because they show no data of the shop
     {"/healthz", "/readyz", "/", "/console.js", "/experiment.js", "/console.css"}
 )
 PROBES = ("/healthz", "/readyz")  # have no limit: many gateways are asked by one load balancer, which ends what fails
+LOCALHOST = "localhost"
+OTHER_SITES = (b"cross-site", b"same-site")  # of the header by which a browser says whose page makes a request
+PORT = re.compile(r":\d*$")  # of a `host` header; an IPv6 address is in brackets there
 RECOMMENDATIONS = "/v1/recommendations"
 REFUSAL = "refusal"  # in the scope of a request for recommendations: why it gets popular items at most
 REQUEST_ID = "x-request-id"  # header of an answer
@@ -130,6 +140,8 @@ class Guard:
     async def _admit(self, scope: Scope, receive: Receive) -> bytes:
         """Return the request's body, b"" without one. Raises Refused."""
         headers = dict(scope["headers"])
+        if not self._tokens and scope["path"] not in PROBES:
+            self._refuse_other_pages(scope["method"], headers)
         client = self._identify_client(scope, headers)
         refusal = (
             None if scope["path"] in PROBES else self._limit_rate(client or f"without a token from {_read_address(scope)}")
@@ -163,6 +175,22 @@ class Guard:
             message = f"The body did not arrive within {self._settings.body_timeout_s:g} s. Send it at once."
             raise Refused(408, "SLOW_BODY", message) from None
 
+    def _refuse_other_pages(self, method: str, headers: Mapping[bytes, bytes]) -> None:
+        """Raise Refused for a request that a web page from elsewhere may have made through somebody's browser."""
+        name = PORT.sub("", headers.get(b"host", b"").decode("latin-1")).lower()
+        if name and name not in (LOCALHOST, *self._settings.hosts) and not _is_address(name.strip("[]")):
+            message = (
+                f"The request is for the host {name!r}. Without tokens, the gateway answers only at {LOCALHOST}, at an IP "
+                "address, and at the names in `hosts` of its settings. Add the name there, or set `tokens`."
+            )
+            raise Refused(421, "UNKNOWN_HOST", message)
+        if method != "GET" and headers.get(b"sec-fetch-site", b"").lower() in OTHER_SITES:
+            message = (
+                "A web page from elsewhere makes this request. Without tokens, the gateway takes changes from its own page and "
+                "from programs only. Set `tokens`, and send the request from a server."
+            )
+            raise Refused(403, "OTHER_SITE", message)
+
     def _limit_rate(self, client: str) -> Refused | None:
         """Count a request of a client. Return why it is refused where there are too many."""
         now_s = time.monotonic()
@@ -195,6 +223,14 @@ class Guard:
 
 def _read_address(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else "unknown"
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from repository.toml_files import open_toml, refuse_unknown_keys
 from serving.contract.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+HOST_NAME = re.compile(r"[\w.-]+")
 FILES = {  # settings that name files; paths are relative to the settings file
     "tokens",
     "certificate",
@@ -32,6 +34,7 @@ class GatewaySettings(BaseModel):
     key: Path | None = None
     client_authorities: Path | None = None  # PEM: callers must show a certificate that one of these signed
     tokens: Path | None = None  # a file of `python -m gateway token`; None: no token is required
+    hosts: tuple[str, ...] = Field(default=(), strict=False)  # names at which it also answers without tokens
     servers: tuple[str, ...] = Field(default=(), strict=False)  # further host:port of gRPC, asked when the first fails
     server_authorities: Path | None = None  # PEM: who signed the servers' certificates; TLS to the servers
     server_certificate: Path | None = None  # PEM, with `server_key`: shown to servers that require a client certificate
@@ -72,6 +75,16 @@ class GatewaySettings(BaseModel):
         except ValueError:
             raise ValueError(f"{host!r} is no IP address; expected one of this machine, {LOOPBACK} or 0.0.0.0") from None
         return host
+
+    @field_validator("hosts")
+    @classmethod
+    def _require_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not HOST_NAME.fullmatch(host):
+                raise ValueError(
+                    f"{host!r} is no host name; expected one without scheme, port and path, such as 'shop.example'"
+                )
+        return tuple(map(str.lower, hosts))
 
     @model_validator(mode="after")
     def _require_tokens(self) -> GatewaySettings:

@@ -32,7 +32,7 @@ class Gateway:
 
     async def ask_async(self, method: str, path: str, **options) -> httpx.Response:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **options)
 
     def recommend(self, **params) -> dict:

@@ -32,6 +32,37 @@ def test_who_brings_no_valid_token_gets_nothing_of_the_shops(gateway, tmp_path):
     assert door.ask("GET", "/v1/recommendations?user=7", headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:8080", "127.0.0.1:9", "[::1]:8080", "[::1]", "10.0.0.7:8080", ""])
+def test_a_gateway_without_tokens_answers_at_localhost_and_at_addresses(gateway, host):
+    assert gateway().ask("GET", "/v1/recommendations?user=7", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["shop.example", "shop.example:8080", "localhost.shop.example", "127.0.0.1.shop.example:8080"])
+def test_a_web_page_whose_name_leads_here_gets_nothing_of_a_gateway_without_tokens(gateway, host):
+    """DNS rebinding: the browser sends the name of the page, which its owner lets resolve to 127.0.0.1."""
+    door, headers = gateway(), {"host": host}
+    for method, path, body in (("GET", "/v1/recommendations?user=7", None), ("POST", "/v1/events", EVENT), ("GET", "/", None)):
+        response = door.ask(method, path, json=body, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (421, "UNKNOWN_HOST")
+    assert door.shop.queries == []
+    assert door.ask("GET", "/healthz", headers=headers).status_code == 200
+    assert gateway(hosts=("Shop.example", host.partition(":")[0])).ask("GET", "/", headers=headers).status_code == 200
+    tokens = {hashlib.sha256(b"right").hexdigest(): "shop"}
+    headers |= {"authorization": "Bearer right"}
+    assert gateway(tokens=tokens).ask("GET", "/v1/recommendations?user=7", headers=headers).status_code == 200
+
+
+def test_a_web_page_from_elsewhere_may_post_nothing_to_a_gateway_without_tokens(gateway):
+    """No preflight protects a form's body, which the gateway reads as JSON."""
+    door = gateway()
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+        assert door.ask("POST", "/v1/events", json=EVENT, headers={"sec-fetch-site": site}).status_code == status, site
+    assert door.ask("GET", "/", headers={"sec-fetch-site": "cross-site"}).status_code == 200  # a link to the page
+    headers = {"authorization": "Bearer right", "sec-fetch-site": "cross-site"}
+    door = gateway(tokens={hashlib.sha256(b"right").hexdigest(): "shop"})
+    assert door.ask("POST", "/v1/events", json=EVENT, headers=headers).status_code == 200
+
+
 def test_a_token_is_kept_as_a_hash_alone_and_by_its_owner_alone(tmp_path):
     token = new_token(tmp_path / "tokens.txt", "shop")
     assert token not in (tmp_path / "tokens.txt").read_text()
@@ -140,6 +171,10 @@ def test_every_answer_forbids_scripts_from_elsewhere(gateway):
     [
         ("host = '0.0.0.0'", "other machines can reach, but no tokens are required"),
         ("colour = 1", "There is no section or key 'colour'. Allowed: host, certificate,"),
+        (
+            "hosts = ['https://shop.example']",
+            "'https://shop.example' is no host name; expected one without scheme, port and path",
+        ),
         ("body_bytes = 0", "body_bytes: Input should be greater than 0"),
         ("burst = '9'", "burst: Input should be a valid integer, got '9'."),
         ("servers = 'shop:8001'", "servers: Input should be a valid tuple, got 'shop:8001'"),

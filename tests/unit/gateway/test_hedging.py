@@ -39,7 +39,7 @@ def ask(repo: Path, urls: list[str], hedge_after_s: float | None, count: int = 1
     async def ask_all() -> list[dict]:
         recommender = AsyncRecommender(urls, timeouts=Timeouts(5.0), hedge_after_s=hedge_after_s)
         app = create_app(repo, recommender, GatewaySettings(deadline_ms=5_000))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             answers = [(await http.get("/v1/recommendations", params={"user": "7"})).json() for _ in range(count)]
         await recommender.close()
         return answers

@@ -22,8 +22,8 @@ from tests.unit.gateway.sockets import listening
 
 HEADER_BYTES, TIMEOUT_S = 1_024, 0.5
 SILENT_S = 60.0  # far above TIMEOUT_S: the machine that runs the tests may be slow
-GET = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
-LAST = GET.replace(b"host: a", b"host: a\r\nconnection: close")  # so that `send` need not wait for more
+GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+LAST = GET.replace(b"host: localhost", b"host: localhost\r\nconnection: close")  # so that `send` need not wait for more
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def send(address: tuple[str, int], *parts: bytes, pause_s: float = 0.0) -> bytes
 
 
 def post(body: bytes, *headers: bytes) -> bytes:
-    return b"\r\n".join([b"POST /v1/events HTTP/1.1", b"host: a", *headers, b"", body])
+    return b"\r\n".join([b"POST /v1/events HTTP/1.1", b"host: localhost", *headers, b"", body])
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def post(body: bytes, *headers: bytes) -> bytes:
         post(b"", b" x: a"),
         post(b"", b": a"),
         GET.replace(b"\r\n", b"\n"),
-        b"GET /healthz HTTP/1.1\rhost: a\r\n\r\n",
-        b"GET /healthz\x00 HTTP/1.1\r\nhost: a\r\n\r\n",
-        b"GET  /healthz HTTP/9.9\r\nhost: a\r\n\r\n",
+        b"GET /healthz HTTP/1.1\rhost: localhost\r\n\r\n",
+        b"GET /healthz\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET  /healthz HTTP/9.9\r\nhost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
@@ -85,12 +85,12 @@ def test_what_two_parsers_could_read_in_two_ways_is_refused_and_ends_the_connect
 
 @pytest.mark.parametrize("endless", [b"x: " + b"a" * 60_000, b"x: a\r\n" * 10_000, b"GET /" + b"a" * 60_000])
 def test_headers_without_an_end_are_cut_off_by_their_bytes(address, endless):
-    head = b"" if endless.startswith(b"GET") else b"GET /healthz HTTP/1.1\r\nhost: a\r\n"
+    head = b"" if endless.startswith(b"GET") else b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
     assert send(address, head, endless)[:12] in (b"HTTP/1.1 400", b"")
 
 
 def test_headers_beyond_the_limit_are_refused(address):
-    answer = send(address, GET.replace(b"host: a", b"host: a\r\nx: " + b"a" * HEADER_BYTES))
+    answer = send(address, GET.replace(b"host: localhost", b"host: localhost\r\nx: " + b"a" * HEADER_BYTES))
     assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431")
 
 
@@ -153,7 +153,7 @@ def test_callers_who_send_nothing_make_room_for_those_who_do(gateway, monkeypatc
         shop = connect()
         assert ask(shop) == 200
         begun = connect()
-        begun.sendall(b"POST /v1/events HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{")
+        begun.sendall(b"POST /v1/events HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{")
         silent = [connect() for _ in range(3 * most)]
         for caller in silent[: -(most - 1)]:
             with contextlib.suppress(ConnectionError):
