@@ -3,6 +3,7 @@
 <recommend>/<g>/{item_ids.npy, item_titles.json, popular.json, …}      as triton_recommender.Catalogue reads them
 <recommend>/<g>/manifest.json                                          what the generation learned from, and its quality
 <preprocess>/<g>/store/user_ids.npy                                    int64 [U] ascending
+<rerank>/<g>/{rules.json, rules_items.npy}                             the rules that it was exported with
 <retrieve>/<g>/{item_vectors, neighbours, neighbour_weights, available}.npy, mapped, and read on demand
 """
 
@@ -22,6 +23,7 @@ from serving.contract.ids import NAME, is_text_of
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES, UPSERT
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
+from serving.stages.rules.rules import Rules
 from triton_recommender import Catalogue
 
 POPULAR_FILE, POPULAR_BY_CONTEXT_FILE = "popular.json", "popular_by_context.json"
@@ -51,6 +53,7 @@ class Published:
     popular_by_context: Mapping[str, Mapping[str, Sequence[int]]]
     user_ids: np.ndarray
     item_ids: np.ndarray
+    rules: Rules
     retrieve_folder: Path
     manifest: Mapping[str, Any]
     takes_names: bool
@@ -77,8 +80,10 @@ class Published:
         manifest = read_json(path.parent, MANIFEST_FILE)
         upsert = repo / UPSERT / str(generation)
         takes_names = upsert.is_dir() and read_stage(upsert).settings["columns"]["item"].get(NAME) == "name"
+        exported = Rules.load(find_stage_folder(repo, STAGES[3], generation), generation)
+        rules = Rules(exported.config, np.array(exported.items), generation)
         arrays = (user_ids, item_ids)
-        return cls(read_stage(preprocess), catalogue, popular, by_context, *arrays, retrieve, manifest, takes_names)
+        return cls(read_stage(preprocess), catalogue, popular, by_context, *arrays, rules, retrieve, manifest, takes_names)
 
     @property
     def generation(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gateway.blocked_items import BlockedItems
 from gateway.metrics import Metrics
 from gateway.published import LiveItems, Published
 from serving.contract.errors import DependencyError, RecommenderError
@@ -31,8 +32,9 @@ class Shop:
         self.repo, self._metrics = repo, metrics
         self._moving: asyncio.Task[None] | None = None
         self._unreadable: set[int] = set()
-        self._use(Published.load(repo, read_pinned_generation(repo)))
-        self.reader = Reader(find_live_folder(repo, self.published.info.live_folder), self.published.info.shop)
+        pinned = Published.load(repo, read_pinned_generation(repo))
+        self.reader = Reader(find_live_folder(repo, pinned.info.live_folder), pinned.info.shop)
+        self._use(pinned)
         self.live_items = LiveItems(self.reader)
 
     async def move_to(self, generation: int, within_s: float) -> None:
@@ -115,14 +117,15 @@ class Shop:
 
     def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
         """Return the popular items that may be shown in a context, best first."""
-        hidden = exclude | self.live_items.unavailable
-        shown = (item_id for item_id in self.published.list_popular(context) if item_id not in hidden)
-        return list(islice(shown, count))
+        hidden = (exclude, self.live_items.unavailable, self._blocked_items.read_current())
+        popular = self.published.list_popular(context)
+        return list(islice((item_id for item_id in popular if not any(item_id in ids for ids in hidden)), count))
 
     def close(self) -> None:
         self.reader.close()
 
     def _use(self, published: Published) -> None:
+        self._blocked_items = BlockedItems(self.reader.folder, published)
         self.published = published
         self._metrics.generation.set(published.generation)
 

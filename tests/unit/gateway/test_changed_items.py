@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from export.relayout import relayout
-from repository.applied_rules import apply_rules
+from repository.applied_rules import apply_rules, compile_for_generation, find_rules_folder, revert_rules
 from repository.generations import pin
+from serving.contract.artifacts import find_stage_folder
 from serving.contract.tensors import UPSERT
 from serving.live.store import DATA_FILE, find_live_folder
 from serving.stages.live.models import Upsert
-from tests.repositories import copy_small_repository, small_repository
+from serving.stages.rules.applied import CURRENT_FILE
+from tests.repositories import copy_small_repository, copy_to_change, small_repository
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import Recommendations, Unavailable
 
@@ -68,6 +70,38 @@ def test_an_unavailable_item_is_not_popular_until_it_is_back(door, change):
     assert item not in list_popular(door)
     change(item, available=True, title="Mug")
     assert list_popular(door) == before | {item: "Mug"}
+
+
+def test_a_blocked_item_is_not_popular_until_its_rule_is_reverted(door):
+    before = list_popular(door)
+    item = next(iter(before))
+    apply_rules(door.repo, {"blocked_items": [item]})
+    blocked = list_popular(door)
+    assert item not in blocked
+    assert len(blocked) == len(before)  # the next popular one takes its place
+    revert_rules(door.repo, 1)
+    assert list_popular(door) == before
+
+
+def test_an_item_that_the_export_blocks_is_not_popular_unless_other_rules_are_applied(tmp_path):
+    repo = copy_to_change(small_repository(), tmp_path / "repository")
+    item = next(iter(list_popular(Gateway(repo, fail))))
+    compile_for_generation(repo, tmp_path / "rules", 1, {"blocked_items": [item]})
+    for path in (tmp_path / "rules" / "1").iterdir():
+        path.replace(find_stage_folder(repo, "rerank", 1) / path.name)
+    door = Gateway(repo, fail)
+    assert item not in list_popular(door)
+    apply_rules(repo, {})
+    assert item in list_popular(door)
+
+
+def test_rules_that_cannot_be_read_leave_the_last_ones_and_cost_no_answer(door, caplog):
+    item = next(iter(list_popular(door)))
+    apply_rules(door.repo, {"blocked_items": [item]})
+    assert item not in list_popular(door)
+    (find_rules_folder(door.repo) / CURRENT_FILE).write_text("{")
+    assert all(item not in list_popular(door) for _ in range(3))
+    assert caplog.text.count("items that were blocked since may be shown") == 1
 
 
 def test_an_unavailable_item_is_explained_as_such(door, change):
