@@ -25,7 +25,7 @@ from live.messages import MessageDecoder, Refusal
 from serving.contract.locks import hold_lock_unless
 from serving.live.events import OBSERVED, EventBatch, Flags
 from serving.live.offsets import KAFKA, read_offsets, write_offsets
-from serving.live.writer import Writer
+from serving.live.writer import REUSED_ID, Writer
 
 MESSAGES_PER_BATCH = 2_000
 POLL_S = 0.1
@@ -145,6 +145,9 @@ class EventConsumer:
             known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._find_recreated(partitions, offsets), 0)
             is_new = offsets >= np.array([known.get(number, 0) for number in partitions.tolist()])
             fresh = np.flatnonzero(is_new[rows])
+            reused = fresh[writer.find_reused_ids(txn, batch.take(fresh))]
+            refusals += [Refusal(int(row), REUSED_ID) for row in rows[reused]]
+            fresh = np.setdiff1d(fresh, reused)
             if len(fresh):
                 writer.append_within(txn, batch.take(fresh))
             refused = [refusal for refusal in refusals if is_new[refusal.row]]

@@ -101,8 +101,8 @@ class Event:
     event:        a name of the data set's [events] section, such as "view"; None is the server's default, the positive one
     timestamp_ms: milliseconds since 1970 UTC; None is now, by the server's clock
     value:        quantity, rating or amount
-    event_id:     idempotency key: a repeated one changes nothing and returns the first sequence. Only events with a key are
-                  sent again after a failure.
+    event_id:     idempotency key: a repeated one changes nothing and returns the first sequence; one of another user, item or
+                  event is refused. Only events with a key are sent again after a failure.
     request_id:   the `request_id` of the answer that the event reacts to
     context:      column -> value, as in Query
     session:      for a visitor without a user id, as in Query; user_id must then be None

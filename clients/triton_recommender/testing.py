@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from triton_recommender.async_recommender import AsyncRecommender
-from triton_recommender.errors import ModelNotFound
+from triton_recommender.errors import InvalidRequest, ModelNotFound
 from triton_recommender.models import Call, Event, ModelDescription, Query, Recommendations
 from triton_recommender.recommender import Recommender
 from triton_recommender.tensors import ANONYMOUS, CHALLENGER, FROM_STORE, MISSING_INT, OBSERVE, PAD_ID, RECOMMEND, UPSERT
@@ -80,7 +80,7 @@ class FakeServer:
         self.queries: list[Query] = []
         self.events: list[Event] = []
         self.upserts: list[tuple[str, int, dict]] = []  # kind, id, columns
-        self._sequences: dict[str, int] = {}  # event_id -> sequence
+        self._keyed: dict[str, tuple[Event, int]] = {}  # event_id -> first event and its sequence
         self._next_sequence = 1
 
     def answer(self, call: Call) -> dict[str, np.ndarray]:
@@ -88,7 +88,7 @@ class FakeServer:
         if call.model == CHALLENGER:
             return self._challenge(call)
         if call.model == OBSERVE:
-            return {"sequence": np.array([[self._observe(event)] for event in _decode_events(call.inputs)], np.int64)}
+            return {"sequence": np.array([[self._observe(event, call)] for event in _decode_events(call.inputs)], np.int64)}
         if call.model == UPSERT:
             for kind, record_id, columns in zip(*(call.inputs[name][:, 0] for name in ("kind", "id", "columns")), strict=True):
                 self.upserts.append((kind.decode(), int(record_id), json.loads(columns)))
@@ -134,13 +134,16 @@ class FakeServer:
         falling = tuple(1.0 - rank / max(len(answer), 1) for rank in range(len(answer)))
         return Recommendations(tuple(answer), falling, generation=generation)
 
-    def _observe(self, event: Event) -> int:
-        if event.event_id is not None and event.event_id in self._sequences:
-            return self._sequences[event.event_id]
+    def _observe(self, event: Event, call: Call) -> int:
+        if event.event_id is not None and event.event_id in self._keyed:
+            first, sequence = self._keyed[event.event_id]
+            if (first.user_id, first.item_id, first.event) != (event.user_id, event.item_id, event.event):
+                raise InvalidRequest("event_id was used for an event of another user, item or name before.", call)
+            return sequence
         self.events.append(event)
         sequence = self._new_sequence()
         if event.event_id is not None:
-            self._sequences[event.event_id] = sequence
+            self._keyed[event.event_id] = event, sequence
         return sequence
 
     def _new_sequence(self) -> int:

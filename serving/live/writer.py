@@ -21,7 +21,7 @@ from typing import Protocol
 import lmdb
 import numpy as np
 
-from serving.contract.errors import ConfigError, DependencyError
+from serving.contract.errors import ConfigError, DependencyError, RequestError
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, USER_EVICTED, EventBatch, Flags, pack, unpack
 from serving.live.eviction import apply_evictions, find_unchanged, make_evictions
 from serving.live.layout import Layout
@@ -47,6 +47,10 @@ from serving.live.store import (
 from serving.live.timeline import PAUSE_MS
 from serving.live.transitions import apply_to_items, apply_to_users
 
+REUSED_ID = (
+    "event_id was used for an event of another user, item or name before; expected an id of its own for each event, and the "
+    "same one only when that event is sent again. Add what tells them apart, such as the item of an order: order-1/22423."
+)
 KEY_BYTES = 16  # of the digest that stands for an event id
 KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
 READER_CHECK_EVERY_S = 60.0  # frees the slots of killed readers, which keep LMDB from reusing old pages
@@ -116,10 +120,13 @@ class Writer:
     def append(self, batch: EventBatch) -> np.ndarray:
         """Make events durable and apply them. Return their sequences, int64 [N]. DependencyError: nothing was written.
 
-        An event with a known id changes nothing and gets the sequence of the first event with that id.
+        An event with a known id changes nothing and gets the sequence of the first event with that id. Raises RequestError, and
+        writes nothing, when that one had another user, item or name (see `find_reused_ids`).
         """
         self._check_readers()  # first, because an error after the commit would be raised for events that were written
         with self.transaction() as txn:
+            if self.find_reused_ids(txn, batch):
+                raise RequestError(REUSED_ID)
             return self.append_within(txn, batch)
 
     def evict(self, user_ids: np.ndarray, received_ms: np.ndarray) -> int:
@@ -138,7 +145,7 @@ class Writer:
         txn.put(COUNTERS, json.dumps(counters).encode(), db=self.store.meta)
 
     def append_within(self, txn: lmdb.Transaction[bytes], batch: EventBatch) -> np.ndarray:
-        """Append like `append`, within the caller's transaction."""
+        """Append like `append`, within the caller's transaction. No event may be one that `find_reused_ids` reports."""
         now_ms = self.now_ms()
         batch.headers["received_ms"] = now_ms
         progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
@@ -247,6 +254,26 @@ class Writer:
         merged = known | json.loads(columns)
         txn.put(key, json.dumps(merged, sort_keys=True).encode(), db=self.store.columns)
         txn.put(make_sequence_key(sequence), key, db=self.store.changes)
+
+    def find_reused_ids(self, txn: lmdb.Transaction[bytes], batch: EventBatch) -> list[int]:
+        """Return the rows of events whose id belongs to an event of another user, item or name, earlier in log or batch."""
+        first_headers: dict[bytes, np.ndarray] = {}
+        rows = []
+        for row, event_id in enumerate(batch.event_ids):
+            if not event_id:
+                continue
+            header = batch.headers[row]
+            if event_id not in first_headers:
+                known = txn.get(compute_digest(event_id), db=self.store.keys)
+                first_headers[event_id] = self._read_header(txn, KEY_VALUE.unpack(known)[0]) if known else header
+            if any(first_headers[event_id][name] != header[name] for name in ("user_id", "item_id", "kind")):
+                rows.append(row)
+        return rows
+
+    def _read_header(self, txn: lmdb.Transaction[bytes], sequence: int) -> np.ndarray:
+        packed = txn.get(make_sequence_key(sequence), db=self.store.events)
+        assert packed is not None  # an event and its id leave the store in one transaction
+        return np.frombuffer(packed, HEADER, 1)[0]
 
     def _assign_sequences(
         self, txn: lmdb.Transaction[bytes], batch: EventBatch, last_sequence: int

@@ -121,7 +121,9 @@ def test_the_same_event_id_has_one_sequence(live_client, reader):
     first = observe(live_client, USER, 5, event_id=[[b"order-1"]])
     with reader.snapshot() as snapshot:
         before = snapshot.read_progress().last_sequence
-    assert observe(live_client, USER, 6, event_id=[[b"order-1"]]) == first
+    assert observe(live_client, USER, 5, event_id=[[b"order-1"]]) == first
+    with pytest.raises(InferenceServerException, match="event_id was used for an event of another user, item or name"):
+        observe(live_client, USER, 6, event_id=[[b"order-1"]])
     with reader.snapshot() as snapshot:
         assert snapshot.read_progress().last_sequence == before
 

@@ -166,6 +166,17 @@ def test_an_event_whose_acknowledgement_is_lost_can_be_sent_again_with_the_id_of
     assert len(door.shop.events) == 2
 
 
+def test_the_lines_of_an_order_under_one_id_are_refused_but_the_first(gateway):
+    door = gateway()
+    lines = [{"user": 7, "item": item, "id": "order-1"} for item in (3, 4, 3)]
+    response = door.ask("POST", "/v1/events", json=lines)
+    assert response.status_code == 207
+    first, second, third = response.json()["results"]
+    assert (first, third) == ({"sequence": 1, "id": "order-1"}, {"sequence": 1, "id": "order-1"})
+    assert second["error"]["code"] == "INVALID_ARGUMENT"
+    assert "event_id was used for an event of another user, item or name" in second["error"]["message"]
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_event_is_refused(gateway, body):
     assert gateway().ask("POST", "/v1/events", content=body).status_code == 400

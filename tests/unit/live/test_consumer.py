@@ -153,6 +153,15 @@ def test_what_is_no_event_is_counted_and_logged_and_the_rest_goes_on(consumer, f
     assert counters(folder) == {"kafka_messages": 2 * len(REFUSED) + 1, "kafka_refused": len(REFUSED) + 1}
 
 
+def test_an_event_id_of_another_event_is_refused_alone(consumer, folder, caplog):
+    lines = [{"user_id": 1, "item_id": item, "event_id": "order-1"} for item in (2, 3, 2)]
+    consumer.append_messages([Message(json.dumps(line).encode(), offset) for offset, line in enumerate(lines)])
+    consumer.append_messages([Message(json.dumps(lines[1]).encode(), 3), Message(b'{"user_id": 1, "item_id": 4}', 4)])
+    assert whole_log(folder).headers["item_id"].tolist() == [2, 4]
+    assert "offset 1 refused: event_id was used" in caplog.text
+    assert counters(folder) == {"kafka_messages": 5, "kafka_refused": 2}
+
+
 def test_a_message_that_comes_again_changes_nothing_until_the_topic_is_made_again(folder):
     first = [Message(json.dumps({"user_id": 1, "item_id": number}).encode(), number) for number in range(5)]
     again = [*first[3:], Message(b'{"user_id": 1, "item_id": 5}', 5), Message(b"no event", 2, partition=1)]

@@ -14,7 +14,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from serving.contract.errors import ConfigError, DependencyError
+from serving.contract.errors import ConfigError, DependencyError, RequestError
 from serving.contract.tensors import NO_SEQUENCE, PAD_ID
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKind, EventKinds, Flags, pack, unpack
 from serving.live.layout import Layout
@@ -97,12 +97,30 @@ def test_the_log_holds_every_event_in_order(writer, reader):
 
 def test_an_event_id_that_comes_again_changes_nothing_and_returns_the_first_sequence(writer, reader):
     assert writer.append(purchase(1, 5, event_id=b"a")).tolist() == [1]
-    again = EventBatch.join([purchase(1, 6, event_id=b"a"), purchase(1, 7, event_id=b"b"), purchase(1, 8, event_id=b"b")])
+    again = EventBatch.join([purchase(1, 5, event_id=b"a"), purchase(1, 7, event_id=b"b"), purchase(1, 7, event_id=b"b")])
     assert writer.append(again).tolist() == [1, 2, 2]
     with reader.snapshot() as snapshot:
         _, records = snapshot.read_users(np.array([1]))
         assert records["history_ids"][0, :3].tolist() == [7, 5, PAD_ID]
         assert (snapshot.read_progress().accepted, snapshot.read_progress().repeated) == (2, 2)
+
+
+@pytest.mark.parametrize("other", [{"user_id": 2}, {"item_id": 6}, {"kind": 0}])
+def test_an_event_id_of_another_event_is_refused_and_nothing_is_written(writer, reader, other):
+    def make_batch(user: int, **differing: int) -> EventBatch:
+        batch = purchase(user, 5, event_id=b"a")
+        for name, value in differing.items():
+            batch.headers[name] = value
+        return EventBatch.join([purchase(9, 9), batch])
+
+    with pytest.raises(RequestError, match="event_id was used for an event of another user, item or name"):
+        writer.append(EventBatch.join([make_batch(1), make_batch(1, **other)]))
+    writer.append(make_batch(1))
+    with pytest.raises(RequestError, match="expected an id of its own for each event"):
+        writer.append(make_batch(1, **other))
+    assert writer.append(make_batch(1, time_ms=START_MS + 1)).tolist() == [3, 2]  # sent again, with the time of the repeat
+    with reader.snapshot() as snapshot:
+        assert snapshot.read_progress().accepted == 3
 
 
 def test_event_ids_are_forgotten_when_they_expire(folder, clock):
