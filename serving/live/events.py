@@ -105,7 +105,10 @@ class EventKinds:
         return self._codes.get(name)
 
     def decide(self, headers: np.ndarray) -> None:
-        """Fill weight, label and flags of HEADER [N] in place, from kind and value."""
+        """Fill weight, label and flags of HEADER [N] in place, from kind and value.
+
+        A quantity of 0 or less is a return, which counts for nothing: training leaves such rows of the interaction log out.
+        """
         codes = set(headers["kind"].tobytes())  # one byte each
         for code in codes:
             kind, rows = self.kinds[code], headers["kind"] == code if len(codes) > 1 else slice(None)
@@ -120,7 +123,10 @@ class EventKinds:
             headers["weight"][rows] = weight
             headers["label"][rows] = value if self.value_is == "label" else np.nan
             always = (Flags.SEEN if kind.seen or kind.counted else 0) | (Flags.COUNTED if kind.counted else 0)
-            headers["flags"][rows] |= np.where(positive, Flags.POSITIVE | always, always).astype(np.uint16)
+            flags = np.where(positive, Flags.POSITIVE | always, always)
+            if self.value_is == "weight" and kind.counted:
+                flags[value <= 0] = 0
+            headers["flags"][rows] |= flags.astype(np.uint16)
 
 
 @dataclass(frozen=True)

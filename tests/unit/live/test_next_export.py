@@ -125,6 +125,26 @@ def test_archived_events_continue_the_log_too(dataset, folder, post):
     pd.testing.assert_frame_equal(continued.items, expected.items)
 
 
+def test_a_return_is_left_out_as_in_the_data_set(tmp_path, folder):
+    (tmp_path / "dataset.toml").write_text(
+        'name = "shop"\n[interactions]\npath = "events.csv"\nuser_id = "user"\nitem_id = "item"\ntimestamp = "time"\n'
+        'weight = "quantity"\n[items]\npath = "items.csv"\nitem_id = "item"\n'
+    )
+    (tmp_path / "events.csv").write_text("user,item,time,quantity\n1,10,100,3\n1,10,200,-3\n")
+    (tmp_path / "items.csv").write_text("item\n10\n")
+    dataset = load_dataset(tmp_path)
+    headers = np.zeros(3, HEADER)
+    headers["user_id"], headers["item_id"], headers["value"] = 2, 10, [2.0, -2.0, 0.0]
+    headers["time_ms"] = [300_000, 400_000, 500_000]
+    kinds = make_event_kinds(dataset.description)
+    kinds.decide(headers)
+    with closing(Writer(folder, Layout(), kinds.names, shop="shop")) as writer:
+        writer.append(EventBatch(headers, [b""] * 3, [b""] * 3, [b""] * 3))
+    log = continue_log(dataset, folder).interactions
+    assert log["timestamp"].tolist() == [100, 300]
+    assert log["weight"].tolist() == [3.0, 2.0]
+
+
 def test_an_event_that_the_log_holds_already_counts_once(dataset, folder, post):
     post(1, 10, 100, 5.0)
     post(1, 10, 101, 5.0)

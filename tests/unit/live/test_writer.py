@@ -313,6 +313,21 @@ def test_what_an_event_counts_follows_from_its_name_and_value():
     assert headers["weight"].tolist() == [6.0, 2.0]
 
 
+def test_a_return_changes_neither_history_nor_totals_nor_sales_nor_seen_items(writer, reader):
+    quantities = EventKinds((EventKind("view", 0.1, seen=True), EventKind("purchase", 2.0, positive=True)), value_is="weight")
+    batch = EventBatch.join([purchase(1, item) for item in (5, 6, 7, 8)])
+    batch.headers["value"], batch.headers["kind"], batch.headers["flags"] = [3.0, -3.0, 0.0, 0.0], [1, 1, 1, 0], 0
+    quantities.decide(batch.headers)
+    writer.append(batch)
+    with reader.snapshot() as snapshot:
+        _, records = snapshot.read_users(np.array([1]))
+        assert records["history_ids"][0, :2].tolist() == [5, PAD_ID]
+        assert (records["event_count"][0], records["sum_weight"][0]) == (1, 6.0)
+        assert snapshot.read_seen(np.array([1]))["item_id"].tolist() == [5, 8]  # a value says nothing about a view
+        assert snapshot.read_items(np.array([5, 6, 7]))[1]["positive_count"].tolist() == [1, 0, 0]
+        assert snapshot.read_progress().accepted == 4
+
+
 def test_events_without_a_positive_name_are_refused():
     with pytest.raises(ConfigError, match="positive"):
         EventKinds((EventKind("view"),))
