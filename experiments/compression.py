@@ -50,6 +50,7 @@ MOST_USERS = 3_000  # test users, drawn at random where there are more
 ROWS = (1, 64)  # of a request to the rank stage
 ROUNDS = 25
 SEED = 0
+DLRM = RankerSettings()
 TAUGHT, SERVED = "none", "distilled"  # the reference of all others; the default
 AFTER, WITHIN = "int8, quantised after training", "int8, trained in int8"  # the export chooses one of the two
 LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM
@@ -130,11 +131,13 @@ def say_nothing(_: str) -> None:
     pass
 
 
-def make_variants(work: Workload, say: Say, folder: Path, student: RankerSettings = STUDENT) -> list[Variant]:
+def make_variants(
+    work: Workload, say: Say, folder: Path, taught: RankerSettings = DLRM, student: RankerSettings = STUDENT
+) -> list[Variant]:
     """Train every network; the DLRM comes first, because the others are compared with it."""
     say(f"{TAUGHT}: the DLRM")
     known = (work.teaching, work.validation, work.tables)
-    teacher = train_ranker(*known, RankerSettings(), SEED, say_nothing, without_events=work.without_events)
+    teacher = train_ranker(*known, taught, SEED, say_nothing, without_events=work.without_events)
     shares = Teacher(teacher.model, teacher.blend).give_shares
     lesson = Lesson.of(teacher, work.imitated, work.validation, shares)
     say(SERVED)

@@ -1,7 +1,7 @@
 """Every experiment on tiny data: it runs, and its figures are finite, have names of their own and can be kept.
 
 What needs a tritonserver is run up to it: repositories are laid out, processes beside the server run, and figures are computed
-from made-up measurements. The soak runs in the server lane (tests/server/test_soak.py).
+from made-up measurements.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 import pytest
+import tomli_w
 from rich.console import Console
 
 from experiments import (
@@ -59,8 +60,9 @@ from repository.models import read_repository
 from serving.contract.artifacts import find_stage_folder, verify_manifest
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
+from serving.stages.features import drift as served_drift
 from serving.stages.rules.config import RulesConfig
-from tests.repositories import copy_to_change
+from tests.repositories import FOLLOWED_SETTINGS, copy_to_change
 from tests.unit.small_shops import export
 from training.dataset import load_dataset
 from training.evaluation.baselines import GRIDS, evaluate
@@ -68,9 +70,11 @@ from training.evaluation.problem import make_problem
 from training.features.aggregates import list_ranker_aggregations
 from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
+from training.models.train_ranker import RankerSettings
 from training.models.train_sequence import SequenceSettings
 
 DATA = "synthetic:tiny"
+SMALLER = "synthetic:users=40,items=30,events=250"  # of experiments that train more than once
 QUIET = Console(quiet=True)
 
 
@@ -98,7 +102,9 @@ def smoke_growth(context: Context) -> list[Figure]:
 
 
 def smoke_drift(context: Context) -> list[Figure]:
-    with drift.open_watched(context.repo, context.dataset) as watched:
+    with pytest.MonkeyPatch.context() as patch, drift.open_watched(context.repo, context.dataset) as watched:
+        for module in (drift, served_drift):
+            patch.setattr(module, "WINDOW_ROWS", 2 * drift.NEW_ROWS)
         return drift.measure(watched, replays=1, shifts=1)
 
 
@@ -143,7 +149,8 @@ def smoke_compression(context: Context) -> list[Figure]:
     """Every value of the setting, trained for a moment."""
     work, folder = context.work, context.folder / "networks"
     folder.mkdir()
-    variants = compression.make_variants(work, lambda _: None, folder, student=replace(STUDENT, epochs=1))
+    taught, student = replace(RankerSettings(), epochs=1), replace(STUDENT, epochs=1)
+    variants = compression.make_variants(work, lambda _: None, folder, taught, student)
     measure_latencies_us = compression.measure_latencies(variants, work)
     rows = [compression.measure_quality(variant, work, us) for variant, us in zip(variants, measure_latencies_us, strict=True)]
     assert rows[0].n_bytes > rows[1].n_bytes > rows[2].n_bytes
@@ -179,9 +186,12 @@ def smoke_leave_one_out(context: Context) -> list[Figure]:
 
 def smoke_scale(context: Context) -> list[Figure]:
     """A small log is exported by the command; latencies of servers are made up."""
-    figures = scale.measure_export("synthetic:users=40,items=30,events=250", context.folder / "scale")
+    fast = context.folder / "fast.toml"
+    fast.write_text(tomli_w.dumps(FOLLOWED_SETTINGS))
+    repo = context.folder / "scale"
+    figures = scale.measure_export(SMALLER, repo, "--config", str(fast))
     assert {"memory at its peak: export", "phase sources", "phase rehearsal"} < {figure.name for figure in figures}
-    assert read_repository(context.folder / "scale")
+    assert read_repository(repo)
     latencies_ms = {f"{name}: {what}": [2.0, 4.0] for name in ("large", "small") for what in ("p50", "p99")}
     return figures + scale.make_figures(latencies_ms, {name: {"tritonserver": 100.0} for name in ("large", "small")})
 
@@ -312,9 +322,9 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "simulated_shop": smoke_simulated_shop,
     "tables": smoke_tables,
     "warm_start": lambda context: warm_start.measure(
-        context.dataset, SequenceSettings(SequenceShape(width=8, length=8), most_events=5_000)
+        load_dataset(SMALLER), SequenceSettings(SequenceShape(width=8, length=8), most_events=500)
     ),
-    "warm_parts": lambda context: warm_parts.measure(context.dataset),
+    "warm_parts": lambda context: warm_parts.measure(load_dataset(SMALLER)),
     "two_generations": lambda context: two_generations.make_figures(
         {f"{how}: {what}": [2.0, 4.0] for how in ("one", *two_generations.MODES) for what in ("p50", "p99", "memory")}
     ),
