@@ -100,14 +100,18 @@ def random_config(rng, catalogue) -> RulesConfig:
     )
 
 
-@pytest.mark.parametrize("seed", range(120))
-def test_equals_the_greedy_walk(tmp_path, catalogue, seed):
-    rng = np.random.default_rng(seed)
-    config = random_config(rng, catalogue)
-    rules = compile_config(tmp_path, catalogue, config)
-    position, scores, user_id = requests(rng, batch=6, n_candidates=int(rng.choice([5, 12, 40, 100])))
-    got = rules.apply(position, scores, user_id, K)
-    np.testing.assert_array_equal(got, oracle_answer(catalogue, config, position, scores, user_id, K), err_msg=str(config))
+def test_equals_the_greedy_walk(tmp_path, catalogue):
+    for seed in range(120):
+        rng, folder = np.random.default_rng(seed), tmp_path / str(seed)
+        folder.mkdir()
+        config = random_config(rng, catalogue)
+        rules = compile_config(folder, catalogue, config)
+        position, scores, user_id = requests(rng, batch=6, n_candidates=int(rng.choice([5, 12, 40, 100])))
+        got, expected = (
+            rules.apply(position, scores, user_id, K),
+            oracle_answer(catalogue, config, position, scores, user_id, K),
+        )
+        np.testing.assert_array_equal(got, expected, err_msg=f"seed {seed}: {config}")
 
 
 def few_items(tmp_path, config: RulesConfig, category="AAABBBCC", k: int = 4) -> Rules:
