@@ -12,6 +12,7 @@ verdict over all. Such a run fails if no test of a lane ran. Only the gpu lane m
 
 from __future__ import annotations
 
+import argparse
 import gc
 import shutil
 from collections import Counter
@@ -23,7 +24,7 @@ from xdist import is_xdist_worker
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests.lanes import LANES, OUTCOMES, RUNS, LaneResult
+from tests.lanes import LANES, OUTCOMES, LaneResult
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.redis_server import RedisServer
 
@@ -37,7 +38,13 @@ _RESULTS = pytest.StashKey[list[LaneResult]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lane", choices={*LANES, *RUNS}, help="fail when no test of a lane ran, and keep their results")
+    parser.addoption("--lane", type=check_lanes, help="fail when no test of a lane ran, and keep their results")
+
+
+def check_lanes(run: str) -> str:
+    if unknown := set(run.split("+")) - set(LANES):
+        raise argparse.ArgumentTypeError(f"there is no lane {sorted(unknown)}; expected some of {LANES}, joined by +")
+    return run
 
 
 def pytest_configure(config: pytest.Config) -> None:

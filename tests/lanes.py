@@ -1,9 +1,9 @@
 """Run every lane, the computing ones beside the server's, and give the verdict over all: `python -m tests.lanes`.
 
-The server lane mostly waits, the others compute: two streams of pytest runs, one after the other in each, of which the second
-leaves the processor to the first. Lanes that import the same libraries share a run: importing takes each worker ten seconds.
-A run writes to .run/lanes/RUN.log, which is printed when it ends. Each run has a total of its own, and whoever reads only the
-last line must see all of them: it is in pytest's own form.
+The server lane mostly waits, the others compute: two runs of pytest at once, the second of which leaves the processor to the
+first. Lanes that compute share one, because importing takes each worker ten seconds. A run writes to .run/lanes/RUN.log, which
+is printed when it ends. Each run has a total of its own, and whoever reads only the last line must see all of them: it is in
+pytest's own form.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 LANES = ("unit", "long", "contract", "server", "gpu")
-STREAMS = {"server": 0, "unit+long contract gpu": 10}  # runs of a stream (lanes joined by +), how far it stands back (nice)
+RUNS = {"server": 0, "unit+long+contract+gpu": 10}  # lanes of a run, how far it stands back (nice)
 MORE_WORKERS = {"server": ["--numprocesses", str(1 + (os.cpu_count() or 1))]}  # than cores, because its tests mostly wait
-RUNS = [run for stream in STREAMS for run in stream.split()]
 PROJECT = Path(__file__).parents[1]
 LANES_DIR = PROJECT / ".run" / "lanes"
 OUTCOMES = ("failed", "passed", "skipped", "xfailed", "xpassed", "error")  # in the order in which pytest names them
@@ -79,25 +78,15 @@ def total(results: list[LaneResult], seconds: float) -> str:
     return f"{', '.join(named) or 'no tests ran'} in {seconds:.2f}s"
 
 
-def run_stream(pytest: list[str], runs: list[str], niceness: int, printing: threading.Lock) -> None:
-    """Do one run after the other, whatever became of those before it; a file that cannot be imported stops no other."""
-    for run in runs:
-        folders = [f"tests/{lane}" for lane in run.split("+")]
-        command = [
-            "nice",
-            f"-n{niceness}",
-            *pytest,
-            *MORE_WORKERS.get(run, []),
-            "--continue-on-collection-errors",
-            "--lane",
-            run,
-            *folders,
-        ]
-        output = LANES_DIR / f"{run}.log"
-        with output.open("w") as file:
-            subprocess.run(command, cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT)
-        with printing:
-            print(f"\n--- {run}\n{output.read_text(errors='replace')}", flush=True)
+def run_lanes(pytest: list[str], run: str, niceness: int, printing: threading.Lock) -> None:
+    """Do one run. A file that cannot be imported stops no other."""
+    folders = [f"tests/{lane}" for lane in run.split("+")]
+    own = [*MORE_WORKERS.get(run, []), "--continue-on-collection-errors", "--lane", run]
+    output = LANES_DIR / f"{run}.log"
+    with output.open("w") as file:
+        subprocess.run(["nice", f"-n{niceness}", *pytest, *own, *folders], cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT)
+    with printing:
+        print(f"\n--- {run}\n{output.read_text(errors='replace')}", flush=True)
 
 
 def main(pytest: list[str]) -> int:
@@ -106,15 +95,12 @@ def main(pytest: list[str]) -> int:
     LANES_DIR.mkdir(parents=True, exist_ok=True)
     for path in LANES_DIR.iterdir():
         path.unlink()
-    streams = [
-        threading.Thread(target=run_stream, args=(pytest, stream.split(), niceness, printing))
-        for stream, niceness in STREAMS.items()
-    ]
+    runs = [threading.Thread(target=run_lanes, args=(pytest, run, niceness, printing)) for run, niceness in RUNS.items()]
     print(f"lanes of tests: {', '.join(LANES)}; each run is printed when it ends; .run/lanes has what is known", flush=True)
-    for stream in streams:
-        stream.start()
-    for stream in streams:
-        stream.join()
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
     results = read_results()
     print(*results, total(results, time.monotonic() - started_s), sep="\n")
     return int(any(result.failed for result in results))
