@@ -81,9 +81,12 @@ def test_a_restart_serves_both_and_a_published_generation_changes_nothing(repo, 
         assert toys.ask(client, 4) == toys.expected(4, generation=1)
 
 
-def test_a_challenger_that_does_not_load_leaves_the_champion_alone(repo, launch):
+def test_a_challenger_that_does_not_load_or_cannot_be_one_leaves_the_champion_alone(repo, launch):
     server = launch(repo)
     toys.publish(repo, 2)
+    for generation, said in ((1, "is the one that the server serves"), (7, "Generation 7 is not in")):
+        with pytest.raises(ConfigError, match=said):
+            load_challenger(server.grpc_url, repo, generation)
     (repo / "second" / "2" / "model.py").write_text("raise RuntimeError('manifest does not match: publish again')")
     with Questions(server.grpc_url) as load, pytest.raises(ServerError, match=r"generation 1 is served as before: .*manifest"):
         load_challenger(server.grpc_url, repo, 2)
@@ -105,10 +108,3 @@ def test_a_move_waits_for_the_end_of_the_experiment(repo, launch):
     remove_challenger(repo)  # as another server on it does
     assert unload_challenger(server.grpc_url, repo) == 2
     assert activate(server.grpc_url, repo, 2) == 1
-
-
-@pytest.mark.parametrize(("generation", "said"), [(1, "is the one that the server serves"), (7, "Generation 7 is not in")])
-def test_what_cannot_challenge_is_refused(repo, launch, generation, said):
-    server = launch(repo)
-    with pytest.raises(ConfigError, match=said):
-        load_challenger(server.grpc_url, repo, generation)

@@ -191,11 +191,10 @@ def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
 @pytest.mark.parametrize(
     ("ending", "told"),
     [
-        (signal.SIGABRT, "it crashed: ended by SIGABRT"),
         (signal.SIGSEGV, "it crashed: ended by SIGSEGV"),
         (signal.SIGKILL, "it ended without a message, as after SIGKILL"),
     ],
-    ids=["SIGABRT", "SIGSEGV", "SIGKILL"],
+    ids=["SIGSEGV", "SIGKILL"],
 )
 def test_the_cause_of_a_servers_end_is_reported_first_and_its_log_is_kept(repo, call, run_dir, ending, told):
     ports = find_free_ports()
