@@ -76,7 +76,6 @@ def draw_each(champion: list[int], challenger: list[int]):
     [
         ("independent", draw_each, ([1, 3], [2, 4]), [2, 4], click_each),
         ("cascade", draw_each, ([1, 3], [2, 4]), [2, 3], click_first),
-        ("cascade", draft_lists, ([1, 2, 3, 4], [2, 1, 4, 3]), [2, 1, 4, 3], click_each),
         ("cascade", draft_lists, ([1, 2, 3, 4], [2, 1, 4, 3]), [2, 1, 4, 3], click_first),
         ("standard", draft_lists, ([1, 2, 3, 4], [2, 1, 4, 3]), [2, 1, 3, 4], click_first),
     ],

@@ -346,19 +346,33 @@ class TestMlp:
             read_foreign(tmp_path / "net.json")
 
 
-def test_nvidias_containers_serve_it_too(dataset, taught, ours, tmp_path):
+@pytest.fixture(scope="module")
+def settings(taught) -> Settings:
+    """Settings of an export that serves the imported model."""
+    pipeline, training = {"recorded_requests": 16}, {"graph": "never", "teachers": "one"}
+    return Settings(hugectr={"model": str(taught)}, pipeline=pipeline, training=training)
+
+
+@pytest.fixture(scope="module")
+def repository(dataset, settings, tmp_path_factory) -> Path:
+    """An export of the cpu profile, which nobody may change."""
+    repository = tmp_path_factory.mktemp("cpu") / "repository"
+    build_repository(dataset, repository, settings, Console(quiet=True))
+    return repository
+
+
+def test_nvidias_containers_serve_it_too(dataset, settings, repository, taught, ours, tmp_path):
     """PROFILE=merlin of the same settings: the cpu profile's answers, from HugeCTR's own rows behind `hps`."""
-    settings = Settings(hugectr={"model": str(taught)}, pipeline={"recorded_requests": 16})
-    for profile in ("cpu", "merlin"):
-        build_repository(dataset, tmp_path / profile, settings, Console(quiet=True), profile=profile)
-    recorded = read_recorded(tmp_path / "cpu" / ENSEMBLE / "1" / RECORDED_FILE)
-    answers = MerlinPipeline(tmp_path / "merlin", 1, "/models")(recorded.inputs)
+    merlin = tmp_path / "merlin"
+    build_repository(dataset, merlin, settings, Console(quiet=True), profile="merlin")
+    recorded = read_recorded(repository / ENSEMBLE / "1" / RECORDED_FILE)
+    answers = MerlinPipeline(merlin, 1, "/models")(recorded.inputs)
     assert compare_answers(answers, recorded.outputs, EXACT) == ""
 
-    first_keys = read_stage(tmp_path / "merlin" / "rank_features" / "1").settings["first_keys"]
-    params = read_ps_json(tmp_path / "merlin" / "ps.json").find_model("rank_embeddings")
+    first_keys = read_stage(merlin / "rank_features" / "1").settings["first_keys"]
+    params = read_ps_json(merlin / "ps.json").find_model("rank_embeddings")
     (width,) = params.embedding_vecsize_per_table
-    served = dict(read_sparse(map_to_host(tmp_path / "merlin", "/models", params.sparse_files[0]), width))
+    served = dict(read_sparse(map_to_host(merlin, "/models", params.sparse_files[0]), width))
     taught_rows = dict(read_sparse(next(taught.glob("dlrm0_sparse_*.model")), width))
     for slot, first in zip(ours.slots[: len(ours.user_slots)], first_keys.values(), strict=False):
         own = [key for key in taught_rows if slot.first_key <= key < slot.first_key + slot.rows]
@@ -366,13 +380,11 @@ def test_nvidias_containers_serve_it_too(dataset, taught, ours, tmp_path):
         assert [served[key - slot.first_key + first] for key in own] == [taught_rows[key] for key in own]
 
 
-def test_an_export_serves_the_imported_model(dataset, taught, ours, features, tmp_path):
+def test_an_export_serves_the_imported_model(repository, taught, ours, features):
     """The whole way: [hugectr] model in the settings, and what the published rank stage answers real requests."""
-    settings = Settings(hugectr={"model": str(taught)}, pipeline={"recorded_requests": 16})
-    build_repository(dataset, tmp_path / "repository", settings, Console(quiet=True))
-    rank = Rank.load(tmp_path / "repository" / "rank" / "1")
-    recorded = read_recorded(tmp_path / "repository" / ENSEMBLE / "1" / RECORDED_FILE)
-    given = Pipeline.load(tmp_path / "repository").trace({name: values[:4] for name, values in recorded.inputs.items()})
+    rank = Rank.load(repository / "rank" / "1")
+    recorded = read_recorded(repository / ENSEMBLE / "1" / RECORDED_FILE)
+    given = Pipeline.load(repository).trace({name: values[:4] for name, values in recorded.inputs.items()})
     candidates = rank.inputs.items.find_positions(given["candidate_ids"])
     pairs, _ = rank.inputs.compute_pair_inputs(given, candidates)
     got = rank(given)["rank_scores"]

@@ -27,7 +27,8 @@ from serving.stages.parts.preprocess import make_tensor
 from serving.stages.preprocess import Preprocess
 from tests.contract import fake_backend
 from tests.long.merlin.conftest import source_of
-from tests.unit.small_shops import CONTEXT, SETTINGS, shop
+from tests.unit.small_shops import SETTINGS
+from training.dataset import load_dataset
 from training.features.columns import make_frame
 from training.features.compile import compile_workflow
 from training.features.operators import Categories, HashValues
@@ -38,13 +39,12 @@ MODEL = "preprocess_workflow"
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
+def published(cpu, tmp_path_factory):
     """A merlin repository with NVTabular in it, and the cpu profile's of the same shop."""
-    folder = tmp_path_factory.mktemp("shop")
-    dataset = shop(folder / "data", users=12, items=30, events=60, more=CONTEXT)
-    for profile in ("cpu", "merlin"):
-        build_repository(dataset, folder / profile, Settings.model_validate(NVTABULAR), Console(quiet=True), profile=profile)
-    return folder / "merlin", folder / "cpu"
+    merlin = tmp_path_factory.mktemp("shop") / "merlin"
+    settings, dataset = Settings.model_validate(NVTABULAR), load_dataset(cpu.parent / "data")
+    build_repository(dataset, merlin, settings, Console(quiet=True), profile="merlin")
+    return merlin, cpu
 
 
 @pytest.fixture
