@@ -93,16 +93,26 @@ def update_rows(repository):
     reseal(repository)
 
 
+def keep_answers(repository):
+    path = repository / "recommend" / "config.pbtxt"
+    config = read_config(path)
+    config.response_cache.enable = True
+    write_config(path, config)
+
+
 def test_answers_that_changed_are_an_error(repository):
     change_an_answer(repository)
     (message,) = errors(repository)
     assert "answered differently: 1 of 64 id lists differ, first request 5. Compare the library versions" in message
 
 
-def test_rows_that_are_updated_may_change_answers(repository):
+def test_rows_that_are_updated_may_change_answers_and_go_with_no_kept_ones(repository):
     change_an_answer(repository)
     update_rows(repository)
     assert [finding.level for finding in check_repository(repository) if "answered differently" in finding.fact] == ["warning"]
+    keep_answers(repository)
+    told = "recommend/config.pbtxt: The response cache keeps answers, and the ranker's rows are updated"
+    assert [error.startswith(told) for error in errors(repository)].count(True) == 1
 
 
 def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(repository, tmp_path):
@@ -119,13 +129,23 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
     assert (tmp_path / "ran").exists()
 
 
-def test_damage_of_a_generation_that_is_kept_for_a_move_back_is_a_warning(repository):
+def test_what_a_served_generation_does_without_is_a_warning(repository):
+    """Another library, kept answers, and damage of a generation that is kept for a move back."""
     for name in (*STAGES, *LIVE_MODELS, ENSEMBLE):
         copy_to_change(repository / name / "1", repository / name / "2")
     replace_in(repository / "rank" / "2" / "stage.json", "{", "{ ")
-    (finding,) = check_repository(repository)
-    assert (finding.level, finding.where) == ("warning", "recommend/2")
-    assert "rank/2/stage.json is not the file that was published" in finding.fact
+    own = repository / ENSEMBLE / "1"
+    facts = {key: value for key, value in read_json(own, MANIFEST_FILE).items() if key not in ("schema", "files")}
+    write_manifest(own, **facts | {"versions": dict.fromkeys(facts["versions"], "0.0.1")})
+    keep_answers(repository)
+    found = check_repository(repository)
+    assert {finding.level for finding in found} == {"warning"}
+    told = {finding.where: finding.fact for finding in found}
+    assert len(found) == len(told)
+    assert "keeps answers, also those from before an event" in told.pop("recommend/config.pbtxt")
+    assert "rank/2/stage.json is not the file that was published" in told.pop("recommend/2")
+    assert told.keys() == set(check.SERVING_LIBRARIES)
+    assert all("is installed, the export used 0.0.1" in fact for fact in told.values())
 
 
 def test_a_manifest_that_is_not_the_published_one_is_not_published_again(repository, tmp_path):
@@ -161,7 +181,6 @@ def test_a_manifest_that_is_not_the_published_one_is_not_published_again(reposit
 def test_what_tritonserver_would_refuse(repository, broken, told):
     broken(repository)
     assert any(told in message for message in errors(repository))
-    assert CliRunner().invoke(app, ["check", "--repo", str(repository)]).exit_code == 1
 
 
 def test_a_path_that_no_model_starts_from(repository, tmp_path, monkeypatch):
@@ -176,20 +195,12 @@ def test_a_path_that_no_model_starts_from(repository, tmp_path, monkeypatch):
 def test_no_repository(tmp_path):
     (message,) = errors(tmp_path / "absent")
     assert "There is no such folder. Create the repository: make export" in message
+    assert CliRunner().invoke(app, ["check", "--repo", str(tmp_path / "absent")]).exit_code == 1
 
 
 def test_a_folder_without_models_has_one_finding(tmp_path):
     (message,) = errors(tmp_path)
     assert f"{tmp_path}: It holds no model. Fill it: make export REPO={tmp_path}" in message
-
-
-def test_another_library_is_a_warning(repository):
-    own = repository / ENSEMBLE / "1"
-    facts = {key: value for key, value in read_json(own, MANIFEST_FILE).items() if key not in ("schema", "files")}
-    write_manifest(own, **facts | {"versions": dict.fromkeys(facts["versions"], "0.0.1")})
-    found = check_repository(repository)
-    assert {f.where for f in found} == set(check.SERVING_LIBRARIES)
-    assert all(f.level == "warning" and "is installed, the export used 0.0.1" in f.fact for f in found)
 
 
 def replace_in(path, old, new):
@@ -203,19 +214,6 @@ def test_a_ps_json_that_nvidia_would_not_read_is_an_error(repository):
     (tables / "ps.json").write_text((tables / "ps.json").read_text().replace('"gpucacheper"', '"gpucacheshare"'))
     reseal(repository)
     assert any("rank/1/tables/ps.json models[0].gpucacheper" in error for error in errors(repository))
-
-
-def test_kept_answers_go_neither_with_events_nor_with_updated_rows(repository):
-    path = repository / "recommend" / "config.pbtxt"
-    config = read_config(path)
-    config.response_cache.enable = True
-    write_config(path, config)
-    (finding,) = check_repository(repository)
-    assert finding.level == "warning"
-    assert "keeps answers, also those from before an event" in finding.fact
-    update_rows(repository)
-    told = "recommend/config.pbtxt: The response cache keeps answers, and the ranker's rows are updated"
-    assert [error.startswith(told) for error in errors(repository)].count(True) == 1
 
 
 def test_a_warm_up_file_that_was_cut_off(repository):
