@@ -349,8 +349,10 @@ class TestMlp:
 @pytest.fixture(scope="module")
 def settings(taught) -> Settings:
     """Settings of an export that serves the imported model."""
-    pipeline, training = {"recorded_requests": 16}, {"graph": "never", "teachers": "one"}
-    return Settings(hugectr={"model": str(taught)}, pipeline=pipeline, training=training)
+    training = {"graph": "never", "teachers": "one"}
+    return Settings.model_validate(
+        {"hugectr": {"model": str(taught)}, "pipeline": {"recorded_requests": 16}, "training": training}
+    )
 
 
 @pytest.fixture(scope="module")
