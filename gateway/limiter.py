@@ -3,10 +3,10 @@
     latency of the last window ─▶ above the target: the limit falls by a tenth
                               └─▶ below it, and the limit was in use: it rises by one
 
-This is AIMD (additive increase, multiplicative decrease), as TCP uses it to find an unknown bandwidth. The target is a multiple
-of the latency without a queue, estimated as the smallest median of the last windows. A request beyond the limit is shed at
-once, because its answer would come too late anyway. Priority classes may use different shares of the limit, so that a mailing
-gives way to a checkout.
+This is AIMD (additive increase, multiplicative decrease), as TCP uses it to find an unknown bandwidth. The target is a
+multiple of the latency without a queue, estimated as the smallest median of the last windows in which the limit was not in use.
+A request beyond the limit is shed at once, because its answer would come too late anyway. Priority classes may use different
+shares of the limit, so that a mailing gives way to a checkout.
 
 Known limiters are for threads or for other languages; this one is for an event loop.
 """
@@ -71,10 +71,14 @@ class Limiter:
     def _adapt(self, now_s: float) -> None:
         latencies_s = sorted(self._latencies_s)
         median_s = latencies_s[len(latencies_s) // 2]
-        self._medians_s.append(median_s)
+        lowest, was_in_use = min(LEAST, self._most), self._busiest >= self.limit * SHARES["normal"] - 1
+        if (
+            not was_in_use or self.limit <= lowest
+        ):  # otherwise there may have been a queue, and hours of it would raise the target
+            self._medians_s.append(median_s)
         if median_s > self.target_s:
-            self.limit = max(self.limit * BACK_OFF, min(LEAST, self._most))
-        elif self._busiest >= self.limit * SHARES["normal"] - 1:
+            self.limit = max(self.limit * BACK_OFF, lowest)
+        elif was_in_use:
             self.limit = min(self.limit + 1, self._most)
         self._latencies_s.clear()
         self._window_began_s, self._busiest = now_s, self.in_flight

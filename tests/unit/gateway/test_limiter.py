@@ -49,6 +49,18 @@ def test_under_five_times_the_capacity_most_of_it_is_used_and_nobody_waits_long(
     assert len(calm_s) >= 95  # nothing is shed when the load is over
 
 
+def test_hours_of_overload_do_not_pass_for_the_latency_without_a_queue():
+    clock = Clock()
+    limiter = Limiter(1_000, factor=4.0, least_target_s=0.0, clock_s=clock)
+    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
+    target_s = limiter.target_s
+    run_load(limiter, clock, per_s=800, capacity=4, service_s=0.01, seconds=120)
+    latencies_s = sorted(run_load(limiter, clock, per_s=800, capacity=4, service_s=0.01, seconds=10))
+    assert limiter.target_s <= 1.01 * target_s
+    assert latencies_s[int(0.99 * len(latencies_s))] <= 2 * target_s
+    assert len(latencies_s) >= 0.9 * 10 * 400
+
+
 def test_who_is_less_important_gives_way_first():
     limiter = Limiter(1_000, factor=3.0, least_target_s=0.02)
     admitted = {"low": 0, "normal": 0, "high": 0}
