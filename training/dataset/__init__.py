@@ -3,6 +3,6 @@
 from training.dataset.dataset import Dataset, Report
 from training.dataset.description import Description
 from training.dataset.load import BUNDLED, load_dataset
-from training.dataset.split import split_log
+from training.dataset.split import keep_known, split_log
 
-__all__ = ["BUNDLED", "Dataset", "Description", "Report", "load_dataset", "split_log"]
+__all__ = ["BUNDLED", "Dataset", "Description", "Report", "keep_known", "load_dataset", "split_log"]

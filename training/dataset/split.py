@@ -3,7 +3,7 @@
                     the moment
     user 1  ─•──•────•──┼──•──•─     earlier │ later
     user 2  ───•──•─────┼────•──     earlier │ later
-    user 3  ────────────┼─•───•─     new: in neither part, because nothing is known of this user
+    user 3  ────────────┼─•───•─             later: nothing is known of this user at the moment
 
 Whoever asks a server asks now, however long ago their last event was, and nothing is known of what others will do. A split of
 each user's own events would tell a model when the user came back, and what was in fashion then.
@@ -20,27 +20,32 @@ FEWEST_RETURNING = 200  # users. Raters of films, for instance, name hundreds in
 
 
 def split_log(interactions: pd.DataFrame, later_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return (earlier, later): at one moment if FEWEST_RETURNING users have a positive event in `later`, else `split_by_user`.
+    """Return (earlier, later): at one moment if FEWEST_RETURNING users of `earlier` have a positive in `later`, else by user.
 
     Raises DataError unless 0 < later_share < 1.
     """
     earlier, later = split_at_moment(interactions, later_share)
-    if later.loc[later["positive"].to_numpy(), "user_id"].nunique() >= FEWEST_RETURNING:
+    returning = keep_known(later, earlier)
+    if returning.loc[returning["positive"].to_numpy(), "user_id"].nunique() >= FEWEST_RETURNING:
         return earlier, later
     return split_by_user(interactions, later_share)
+
+
+def keep_known(later: pd.DataFrame, earlier: pd.DataFrame) -> pd.DataFrame:
+    """Return the events of `later` whose users have an event in `earlier`."""
+    return later[later["user_id"].isin(earlier["user_id"].unique()).to_numpy()]
 
 
 def split_at_moment(interactions: pd.DataFrame, later_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return (earlier, later): `later` begins with the second of the first of the last events, a share of them all.
 
-    Events of users who have none in `earlier` are in neither part. Both parts are sorted by time. Raises DataError.
+    Both parts are sorted by time. Raises DataError.
     """
     ordered = sort_by_time(interactions, later_share)
     times_s = ordered["timestamp"].to_numpy()
     moment_s = times_s[int(len(times_s) * (1 - later_share))] if len(times_s) else 0
     earlier, later = (ordered[part] for part in (times_s < moment_s, times_s >= moment_s))
-    known = later["user_id"].isin(earlier["user_id"].unique()).to_numpy()
-    return earlier.reset_index(drop=True), later[known].reset_index(drop=True)
+    return earlier.reset_index(drop=True), later.reset_index(drop=True)
 
 
 def split_by_user(interactions: pd.DataFrame, later_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:

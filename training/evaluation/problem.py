@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from training.dataset import Dataset, split_log
+from training.dataset import Dataset, keep_known, split_log
 from training.dataset.matrix import make_matrix
 from training.evaluation.baselines import Split
 from training.evaluation.metrics import has_test_items
@@ -46,8 +46,9 @@ def make_problem(dataset: Dataset, filter_seen: bool = True) -> Problem:
 
 
 def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray, filter_seen: bool) -> Split:
-    """Split at a time. Relevant items are positive after the split and were not seen before it."""
+    """Split at a time. Relevant are positives after it, of users who are known before it, which they had not seen."""
     seen = make_matrix(before if filter_seen else before.iloc[:0], user_ids, item_ids)
+    after = keep_known(after, before)
     later = make_matrix(after[after["positive"]], user_ids, item_ids)
     relevant = later - later.multiply(seen)
     relevant.eliminate_zeros()

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from serving.stages.features.item_statistics import ItemStatistics
-from training.dataset import Dataset
+from training.dataset import Dataset, keep_known
 from training.features.build import Features
 from training.models.compress import compress
 from training.models.distill import STUDENT, Lesson
@@ -61,7 +61,7 @@ class RankingSettings:
     most_requests: int = 8_192  # users sampled for training per moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
     most_moments: int = 2  # limit of moments, because each needs its own retriever
-    most_visit_requests: int = 4_096  # requests in the middle of visits; no more than requests of the latest moment
+    most_visit_requests: int = 4_096  # requests in the middle of visits; no more than before visits
     filter_seen: bool = True  # nobody is asked for what they took before
 
 
@@ -241,7 +241,7 @@ def make_requests_by_moment(
     -> (requests of each moment, the latest first; requests in the middle of visits, None where there are none)
     """
     by_moment: list[Requests] = []
-    visit_requests = None
+    latest = None
     earlier = train
     while len(by_moment) < settings.most_moments and sum(map(len, by_moment)) < settings.enough_requests:
         before, (earlier, later) = earlier, split_training_log(earlier)
@@ -252,13 +252,16 @@ def make_requests_by_moment(
             fit_item_statistics(features, earlier, settings.statistics),
         )
         retrieve = fit_training_retriever(earlier)
-        shared = (features, train, later, items, statistics, retrieve)
-        clock_s = int(earlier["timestamp"].max())
-        by_moment.append(make_requests(*shared, clock_s, settings.most_requests, rng))
-        if len(by_moment) == 1 and len(earlier) < len(before):
-            most = min(settings.most_visit_requests, len(by_moment[0]))
-            visit_requests = make_visit_requests(*shared, most, rng, settings.filter_seen)
-    return by_moment, visit_requests
+        fitted, clock_s = (items, statistics, retrieve), int(earlier["timestamp"].max())
+        by_moment.append(
+            make_requests(features, train, keep_known(later, earlier), *fitted, clock_s, settings.most_requests, rng)
+        )
+        if latest is None and len(earlier) < len(before):
+            latest = (later, *fitted)
+    if latest is None:
+        return by_moment, None
+    most = min(settings.most_visit_requests, sum(map(len, by_moment)))
+    return by_moment, make_visit_requests(features, train, *latest, most, rng, settings.filter_seen)
 
 
 def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[SavedStage, SavedStage]:

@@ -179,7 +179,7 @@ def make_visit_requests(
     rng: np.random.Generator,
     filter_seen: bool = True,
 ) -> Requests | None:
-    """Return requests just before events of `later`, each labelled with the item of its event alone.
+    """Return requests just before events of `later`, of users with a past, each labelled with the item of its event alone.
 
     Live requests come in the middle of a visit, seconds after the user's last event; requests before a visit do not cover them.
     Labels are items that the user has not taken before (with `filter_seen`), at most `max_requests`, sampled; None without any.
@@ -187,6 +187,7 @@ def make_visit_requests(
     of `make_requests`.
     """
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
+    rows = rows[has_past(train)[rows]]
     if filter_seen:
         rows = rows[~find_repeats(train)[rows]]
     if len(rows) > max_requests:
@@ -210,6 +211,11 @@ def make_visit_requests(
     cross[..., LIVE - N_FEATURES] = candidates < items.n_items
     taken = candidates == features.items.find_positions(item_ids)[:, None]
     return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
+
+
+def has_past(log: pd.DataFrame) -> np.ndarray:
+    """Return whether the user of each event has an earlier one, bool [N]. log: sorted by time"""
+    return log["user_id"].duplicated().to_numpy()
 
 
 def make_served_requests(

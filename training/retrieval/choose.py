@@ -21,6 +21,7 @@ from training.dataset.repeats import find_repeats
 from training.evaluation.metrics import ndcg_at, recall_at
 from training.features.build import Examples, Features, take_context
 from training.gain import average, is_gain
+from training.models.ranking_data import has_past
 from training.models.validation import split_training_log
 from training.models.warm_start import EARLIER
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_training_retriever
@@ -166,12 +167,12 @@ def measure_quality(fitted: FittedRetriever, questions: Questions) -> np.ndarray
 
 
 def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, settings: RetrievalSettings) -> list[Questions]:
-    """Return two kinds of questions: the item of one event, and all items of a user's later part.
+    """Return two kinds of questions about users with a past: the item of one event, and all items of a user's later part.
 
     Items that users already took are left out where they are not served.
     """
     rng = np.random.default_rng(settings.seed)
-    new = later[later["positive"].to_numpy()]
+    new = later[later["positive"].to_numpy() & has_past(log)[later["row"].to_numpy()]]
     if settings.filter_seen:
         new = new[~find_repeats(log)[new["row"].to_numpy()]]
     events, firsts = sample(new, rng), sample(new.drop_duplicates("user_id"), rng)

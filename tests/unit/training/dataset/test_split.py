@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from training.dataset import split_log
-from training.dataset.split import FEWEST_RETURNING, split_at_moment, split_by_user
+from training.dataset.split import FEWEST_RETURNING, keep_known, split_at_moment, split_by_user
 
 
 def log_of(users: list[int], timestamps: list[int]) -> pd.DataFrame:
@@ -49,17 +49,18 @@ def test_the_split_at_one_moment_is_that_of_the_slow_twin(share):
     rng = np.random.default_rng(1)
     log = log_of(rng.integers(0, 90, 400).tolist(), rng.integers(0, 100, 400).tolist())
     moment = sorted(log["timestamp"])[int(400 * (1 - share))]
-    before = [row for row in range(400) if log["timestamp"][row] < moment]
-    known = {log["user_id"][row] for row in before}
-    after = [row for row in range(400) if log["timestamp"][row] >= moment and log["user_id"][row] in known]
-    for part, rows in zip(split_at_moment(log, share), (before, after), strict=True):
+    before, after = ([row for row in range(400) if (log["timestamp"][row] >= moment) == late] for late in (False, True))
+    users = {log["user_id"][row] for row in before}
+    known = [row for row in after if log["user_id"][row] in users]
+    earlier, later = split_at_moment(log, share)
+    for part, rows in ((earlier, before), (later, after), (keep_known(later, earlier), known)):
         assert part["row"].tolist() == sorted(rows, key=lambda row: (log["timestamp"][row], row))
 
 
 def test_what_is_bought_in_one_second_is_not_torn_apart():
     earlier, later = split_at_moment(log_of([1] * 10, [1] * 3 + [2] * 7))
     assert (len(earlier), len(later)) == (3, 7)
-    assert [len(part) for part in split_at_moment(log_of([1] * 10, [5] * 10))] == [0, 0]
+    assert [len(part) for part in split_at_moment(log_of([1] * 10, [5] * 10))] == [0, 10]
 
 
 @pytest.mark.parametrize("n_returning", [FEWEST_RETURNING - 1, FEWEST_RETURNING])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.dataset import load_dataset, split_log
+from training.dataset import keep_known, load_dataset, split_log
 from training.evaluation.problem import make_problem
 
 
@@ -15,7 +15,8 @@ def dataset(request):
 @pytest.mark.parametrize("filter_seen", [True, False])
 def test_train_seen_and_relevant_equal_the_obvious_loop(dataset, filter_seen):
     problem = make_problem(dataset, filter_seen)
-    parts = split_log(dataset.interactions)
+    earlier, later = split_log(dataset.interactions)
+    parts = earlier, keep_known(later, earlier)
     for row, user in enumerate(problem.user_ids):
         before, after = (part[part["user_id"] == user] for part in parts)
         seen = set(before["item_id"]) if filter_seen else set()
