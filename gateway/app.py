@@ -105,7 +105,7 @@ def create_app(
     handle_errors(app)
     _add_recommendations(app, answer)
     _add_feedback(app, Recorder(shop, recommender, metrics))
-    _add_explanations(app, shop, explainer, LogReports(shop.repo, "progress"))
+    _add_explanations(app, shop, explainer, experiments, LogReports(shop.repo, "progress"))
     _add_health(app, shop.repo, readiness, metrics, experiments)
     _add_console(app)
     return app
@@ -174,7 +174,7 @@ def _add_feedback(app: FastAPI, recorder: Recorder) -> None:
         return JsonResponse({"sequence": await recorder.change("user", user_id, await read_columns(request))})
 
 
-def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: LogReports) -> None:
+def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, experiments: Experiments, reports: LogReports) -> None:
     """Add the routes that say what is known: of items, users, answers, the generation and its experiment."""
 
     @app.get("/v1/items/{item_id:path}/similar", response_model=schema.Similar)
@@ -189,11 +189,16 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, reports: L
 
     @app.get("/v1/explain", response_model=schema.Explanation)
     async def explain(request: Request, user: Id, item: Id, exclude: Ids = None) -> Response:
-        """Explain why a user is shown an item or not: its rank and score after each stage, and what led to it."""
+        """Explain why a user is shown an item or not: its rank and score after each stage, and what led to it.
+
+        The served generation is explained. `experiment` says so if an experiment shows the user items of another one.
+        """
         context = read_context(request)
         excluded = [shop.parse_item_id(other) for other in split_ids(exclude)]
         shop.refresh()
-        return JsonResponse(await asyncio.to_thread(explainer.explain, user, item, excluded, context))
+        explanation = await asyncio.to_thread(explainer.explain, user, item, excluded, context)
+        enrolment = experiments.enrol(shop.parse_user_id(user), None, explanation["generation"])
+        return JsonResponse(explanation | {"experiment": enrolment.describe_difference(explanation["generation"])})
 
     @app.get("/v1/users/{user_id:path}", response_model=schema.User)
     async def describe_user(user_id: PathId) -> Response:

@@ -52,6 +52,16 @@ class Enrolment(NamedTuple):
         """The probability with which the user was assigned to this arm; 1 outside of experiments."""
         return self.experiment.find_assignment(self.arm) if self.experiment else 1.0
 
+    def describe_difference(self, explained: int) -> str | None:
+        """Return a sentence if the user is shown items of another generation than the explained one, None otherwise."""
+        if self.experiment is None or self.arm not in (CHALLENGER_ARM, INTERLEAVED_ARM) or self.challenger == explained:
+            return None
+        mixed = f" mixed with those of {self.experiment.champion}" if self.arm == INTERLEAVED_ARM else ""
+        return (
+            f"This explains generation {explained}. In the experiment {self.name!r} this user is shown items of generation "
+            f"{self.challenger}{mixed}."
+        )
+
 
 NO_EXPERIMENT = Enrolment()
 

@@ -49,7 +49,9 @@ class Explainer:
         self._stamps: dict[Path, Stamp | None] = {}  # of the files that the pipeline maps
 
     def explain(self, user: str, item: str, exclude: Sequence[int], context: Mapping[str, str]) -> dict[str, Any]:
-        """Return the explanation as a JSON object. Raises InvalidRequest, ArtifactError or RequestError.
+        """Return schema.Explanation as a JSON object, without `experiment`.
+
+        Raises InvalidRequest, ArtifactError or RequestError.
 
         user, item: ids as the shop writes them; exclude: ids on the wire
         """

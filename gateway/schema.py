@@ -135,7 +135,10 @@ class RuleMove(Strict):
 
 
 class Explanation(Strict):
-    """why: the reason in words; source: what proposes the item (docs/gateway.md); because: the history's contributors."""
+    """why: the reason in words; source: what proposes the item (docs/gateway.md); because: the history's contributors.
+
+    generation: the explained one; experiment: a sentence if an experiment shows the user items of another one, else null
+    """
 
     user: Id
     known: bool
@@ -143,6 +146,7 @@ class Explanation(Strict):
     shown: bool
     why: str
     generation: int
+    experiment: str | None
     places: list[Place]
     rules: list[RuleMove]
     source: list[str]

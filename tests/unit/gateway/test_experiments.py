@@ -69,6 +69,19 @@ def ids(answer: dict) -> list[int]:
     return [item["id"] for item in answer["items"]]
 
 
+def test_an_explanation_says_where_the_user_is_shown_items_of_another_generation(tmp_path):
+    tried = Tried(copy_small_repository(tmp_path / "shop"))
+    shown = "This explains generation 1. In the experiment 'spring' this user is shown items of generation 2"
+    for mode, expected in (("ab", f"{shown}."), ("interleave", f"{shown} mixed with those of 1."), ("shadow", None)):
+        experiment = tried.start(mode=mode, share=0.5)
+        for is_enrolled in (True, False):
+            user = next(user for user in USERS if experiment.enrols(int(user)) == is_enrolled)
+            told = tried.door.ask("GET", "/v1/explain", params={"user": user, "item": 3}).json()
+            schema.Explanation.model_validate(told)
+            assert (told["generation"], told["experiment"]) == (1, expected if is_enrolled else None)
+        end_experiment(tried.repo, "the next mode")
+
+
 def test_users_are_answered_by_their_generation_again_and_again(tried):
     experiment = tried.start(share=0.5)
     first = tried.ask()
