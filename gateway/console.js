@@ -2,7 +2,7 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const shown = { view: "recommendations", user: null, items: [], requestId: null };
+const shown = { view: "recommendations", user: null, items: [] };
 
 function element(tag, className, ...children) {
   const node = document.createElement(tag);
@@ -55,25 +55,27 @@ function line(rank, item, number, act) {
   return node;
 }
 
-async function showUser() {
-  const { answer } = await call("GET", `v1/users/${encodeURIComponent(shown.user)}`);
+// Answers about a user who is no longer followed are dropped.
+async function showUser(user) {
+  const { answer } = await call("GET", `v1/users/${encodeURIComponent(user)}`);
+  if (user !== shown.user) return;
   byId("known").textContent = answer.known ? `${answer.events} events` : "This user is unknown: a cold start.";
   byId("history").replaceChildren(
     ...answer.history.map((item, place) => line(place + 1, item, item.time.slice(0, 16).replace("T", " "))),
   );
 }
 
-async function showList(after) {
-  const query = new URLSearchParams({ user: shown.user });
+async function showList(user, after) {
+  const query = new URLSearchParams({ user });
   if (after !== undefined) query.set("after", after);
   const { answer, ms, timings } = await call("GET", `v1/recommendations?${query}`);
+  if (user !== shown.user) return ms;
   showWaterfall(ms, timings);
   const before = new Set(shown.items);
   shown.items = answer.items.map((item) => item.id);
-  shown.requestId = answer.request_id;
   const lines = answer.items.map((item, place) => {
-    const node = line(place + 1, item, item.score === null ? "popular" : item.score.toFixed(3), () => click(item));
-    node.append(button("small", "why?", () => explain(item.id)));
+    const node = line(place + 1, item, item.score === null ? "popular" : item.score.toFixed(3), () => click(user, item, answer.request_id));
+    node.append(button("small", "why?", () => explain(user, item.id)));
     if (before.size && !before.has(item.id)) node.classList.add("new");
     return node;
   });
@@ -105,20 +107,22 @@ async function showQuality() {
   byId("quality").title = `the ranker among the retrieved items of ${requests ?? 0} validation requests; ${answer.dataset}, ${answer.log.events} events, ${answer.log.first} to ${answer.log.last}`;
 }
 
-async function click(item) {
+async function click(user, item, requestId) {
   const before = shown.items.join();
-  const event = { user: shown.user, item: item.id, request_id: shown.requestId };
+  const event = { user, item: item.id, request_id: requestId };
   const { answer, ms } = await call("POST", "v1/events", event);
-  const listMs = await showList(answer.sequence);
+  const listMs = await showList(user, answer.sequence);
+  if (user !== shown.user) return;
   const changed = before === shown.items.join() ? "the list is as it was" : "the list changed";
   byId("change").textContent = `${nameOf(item)}: durable after ${milliseconds(ms)}, ${changed} ${milliseconds(listMs)} later.`;
-  await showUser();
+  await showUser(user);
 }
 
-async function explain(item) {
+async function explain(user, item) {
   byId("item").value = item;
-  const query = new URLSearchParams({ user: shown.user, item });
+  const query = new URLSearchParams({ user, item });
   const { answer } = await call("GET", `v1/explain?${query}`);
+  if (user !== shown.user) return;
   const rows = answer.places.map((place) => {
     const bar = document.createElement("meter");
     bar.max = 1;
@@ -129,16 +133,18 @@ async function explain(item) {
   const moved = answer.rules.filter((move) => move.rank_before !== move.rank_after);
   byId("why").replaceChildren(
     element("p", answer.shown ? "good" : "bad", `${nameOf(answer.item)}: ${answer.why}`),
+    ...(answer.experiment ? [element("p", "bad", answer.experiment)] : []),
     element("table", "", ...rows),
     ...moved.map((move) => element("p", "quiet", `Rule ${move.rule}: place ${move.rank_before ?? "–"} → ${move.rank_after ?? "out"}`)),
     element("p", "quiet", answer.source.length ? `Proposed by: ${answer.source.join(", ")}` : "No source proposed it."),
     ...answer.because.map((cause) => element("p", "quiet", `because of ${nameOf(cause)} (+${cause.weight.toFixed(3)})`)),
   );
   const { answer: alike } = await call("GET", `v1/items/${encodeURIComponent(item)}/similar?k=8`);
+  if (user !== shown.user) return;
   byId("similar").replaceChildren(
     ...alike.items.map((other, place) => {
       const source = other.source === "bought_together" ? "bought together" : "alike";
-      return line(place + 1, other, `${source} ${other.score.toFixed(2)}`, () => explain(other.id));
+      return line(place + 1, other, `${source} ${other.score.toFixed(2)}`, () => explain(user, other.id));
     }),
   );
 }
@@ -150,9 +156,9 @@ async function showHealth() {
 }
 
 async function follow(user) {
-  Object.assign(shown, { user, items: [], requestId: null });
+  Object.assign(shown, { user, items: [] });
   location.hash = new URLSearchParams({ user });
-  for (const id of ["why", "similar", "change"]) byId(id).replaceChildren();
+  for (const id of ["known", "history", "list", "why", "similar", "change"]) byId(id).replaceChildren();
   await showHealth();
   await showQuality();
   await showView();
@@ -162,8 +168,9 @@ async function showView() {
   if (shown.view === "experiment") {
     await showExperiment();
   } else if (shown.user) {
-    await showUser();
-    await showList();
+    const user = shown.user;
+    await showUser(user);
+    await showList(user);
   }
 }
 
@@ -182,7 +189,7 @@ byId("follow").addEventListener("submit", (event) => {
 });
 byId("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  attempt(() => explain(byId("item").value.trim()));
+  attempt(() => explain(shown.user, byId("item").value.trim()));
 });
 for (const name of ["recommendations", "experiment"]) byId(`to-${name}`).addEventListener("click", () => turnTo(name));
 byId("user").value = new URLSearchParams(location.hash.slice(1)).get("user") ?? "";

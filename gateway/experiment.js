@@ -81,13 +81,16 @@ function drawLooks({ mode }, looks) {
   ];
 }
 
-async function askGeneration(generation) {
-  const query = new URLSearchParams({ user: shown.user, generation });
+async function askGeneration(user, generation) {
+  const query = new URLSearchParams({ user, generation });
   return (await call("GET", `v1/recommendations?${query}`)).answer.items;
 }
 
 async function showBoth(experiment) {
-  const asked = await Promise.allSettled([experiment.champion, experiment.challenger].map(askGeneration));
+  const user = shown.user;
+  const asks = [experiment.champion, experiment.challenger].map((generation) => askGeneration(user, generation));
+  const asked = await Promise.allSettled(asks);
+  if (user !== shown.user) return;
   const lists = asked.map((list) => list.value?.map((item) => item.id));
   for (const [side, other] of [[0, 1], [1, 0]]) {
     const { value: items, reason } = asked[side];

@@ -26,6 +26,20 @@ from tests.waiting import until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WAIT_S = 180
+# Holds back what is asked about a user until `release()`; `answered` lists what was asked about the user and answered.
+HOLD = """
+const send = window.fetch, user = arguments[0], held = [];
+let holds = true;
+window.answered = [];
+window.fetch = async (path, options) => {
+  const isHeld = path.includes(`users/${user}`) || path.includes(`user=${user}`);
+  if (isHeld && holds) await new Promise((resolve) => held.push(resolve));
+  const response = await send(path, options);
+  if (isHeld) window.answered.push(path);
+  return response;
+};
+window.release = () => { holds = false; held.forEach((resolve) => resolve()); };
+"""
 MARKUP = "<img src=x onerror=document.title='broken'>Mug"
 
 if not (CHROMIUM and DRIVER):
@@ -99,6 +113,28 @@ def test_a_click_changes_the_list_and_says_how_fast(page):
     page.wait(lambda: page.items("history")[:1] == before[:1])
     assert page.text("generation") == "1"
     assert "ms" in page.text("latency")
+
+
+def test_a_list_is_only_shown_while_its_user_is_followed(page, served):
+    """An item of another user's list would be posted as an event of the wrong user."""
+    page.open(USER)
+    page.browser.execute_script(HOLD, USER + 1)
+    box = page.browser.find_element(By.ID, "user")
+
+    def follow(user: int) -> None:
+        box.clear()
+        box.send_keys(f"{user}\n")
+
+    follow(USER + 1)
+    assert (page.items(), page.items("history")) == ([], [])
+    follow(USER + 2)
+    page.wait(lambda: page.items())
+    page.browser.execute_script("release()")
+    page.wait(lambda: any("/recommendations" in path for path in page.browser.execute_script("return answered")))
+    mine, theirs = (
+        [str(item["id"]) for item in served.recommend(user=user, fallback="none")["items"]] for user in (USER + 2, USER + 1)
+    )
+    assert page.items() == mine != theirs
 
 
 def test_the_time_of_a_list_is_shown_by_part(page):
