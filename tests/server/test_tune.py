@@ -13,7 +13,7 @@ def test_a_heat_serves_variants_and_leaves_nothing():
     repository = small_repository()
     before = {path.name for path in repository.parent.iterdir()}
     changes = {"serving.rank.instances": 2, "compute.rank_threads": 2, SERVER_THREADS: 2}
-    with Lab(repository, clients=4, window_s=1.0, rng=np.random.default_rng(0)) as lab:
+    with Lab(repository, clients=4, window_s=0.2, rng=np.random.default_rng(0)) as lab:
         (trial,) = lab.measure([changes], turns=1)
         assert lab.offered_rate > 0
     assert trial.changes == changes
