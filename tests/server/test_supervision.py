@@ -60,13 +60,13 @@ def test_a_gateway_that_is_paused_is_ended_and_comes_back(shop):
 def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
     """Generation 2 is not loaded: every user of its share gets the champion's answer, and the log says why.
 
-    Before, the server is killed, and comes back with the generation that was active. tests/server/test_faults.py kills the live
-    writer, tests/server/test_soak.py the ranker.
+    Before, the ranker is killed, and the server comes back with the generation that was active. The tests below kill
+    tritonserver, tests/server/test_faults.py the live writer.
     """
     start_experiment(shop.repo, Experiment("spring", 1, 2, 0.0))
     shop.wait(lambda: len(guard.list_guards(shop.state.tag)) == 2)  # with its supervisor
     guards, before, answer = guard.list_guards(shop.state.tag), shop.state, shop.ask()
-    psutil.Process(before.pid).kill()
+    shop.stub("rank").kill()
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
     shop.wait(lambda: shop.ask()["items"] == answer["items"])  # popular ones while the server is slow at first
