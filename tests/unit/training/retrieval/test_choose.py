@@ -22,9 +22,10 @@ from training.retrieval.fit import RetrievalSettings
 LENGTH = 8
 SEQUENCE = SequenceSettings(SequenceShape(width=16, length=LENGTH, dropout=0.0), batch_events=256, learning_rate=1e-2)
 SETTINGS = RetrievalSettings(candidates=20, sequence=SEQUENCE, graph=GraphSettings(width=8))
+BOTH_TRIED = NotTried()
 
 
-def choose(dataset, settings=SETTINGS, not_tried=NotTried()):  # noqa: B008, because nobody changes it
+def choose(dataset, settings=SETTINGS, not_tried=BOTH_TRIED):
     features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=LENGTH))
     return choose_sources(dataset, features, settings, lambda _: None, not_tried)
 
