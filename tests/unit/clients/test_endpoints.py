@@ -152,7 +152,7 @@ def test_a_server_that_hangs_is_given_up_although_a_hedge_answers_each_call():
 
 @pytest.mark.parametrize(("timeout_s", "opens"), [(0.001, False), (0.11, True)])
 def test_calls_without_a_fair_time_do_not_keep_others_from_a_server(timeout_s, opens):
-    async def ask() -> list[BaseException]:
+    async def ask() -> list[object]:
         endpoints = AsyncEndpoints([Endpoint(Silent())], Policy(0, None, None))
         calls = [Call({}, timeout_s=timeout_s) for _ in range(10)]
         await asyncio.gather(*(endpoints.infer(call) for call in calls), return_exceptions=True)
