@@ -26,6 +26,7 @@ from gateway.guard import RECOMMENDATIONS, REFUSAL, REQUEST_ID, Guard, Refused
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.progress import LogReports, watch_calibration
+from gateway.published import MOST_SIMILAR
 from gateway.questions import (
     CONTEXT,
     PARAMETERS,
@@ -41,6 +42,7 @@ from gateway.readiness import Readiness
 from gateway.recommendations import DEGRADED_NAMES, Answering
 from gateway.settings import GatewaySettings
 from gateway.shop import Shop
+from gateway.similar import SimilarItems
 from gateway.tracing import Tracing
 from live.exposures import ExposureLog
 from repository.generations import find_newest
@@ -49,7 +51,6 @@ from serving.live.store import find_live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
 HERE = Path(__file__).parent
-MOST_SIMILAR = 100
 Ids = Annotated[list[str] | None, Query()]
 Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
 Id = Annotated[str, Query(min_length=1)]
@@ -76,6 +77,7 @@ def create_app(
     store = find_live_folder(shop.repo, shop.published.info.live_folder)
     exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
     experiments, explainer, readiness = Experiments(store), Explainer(shop), Readiness(recommender)
+    finder = SimilarItems(shop)
     answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender, explainer)
 
     @asynccontextmanager
@@ -88,6 +90,7 @@ def create_app(
         if watching:
             watching.cancel()
         explainer.close()
+        finder.close()
         experiments.close()
         await asyncio.to_thread(exposures.close)
         shop.close()
@@ -105,7 +108,7 @@ def create_app(
     handle_errors(app)
     _add_recommendations(app, answer)
     _add_feedback(app, Recorder(shop, recommender, metrics))
-    _add_explanations(app, shop, explainer, experiments, LogReports(shop.repo, "progress"))
+    _add_explanations(app, shop, explainer, finder, experiments, LogReports(shop.repo, "progress"))
     _add_health(app, shop.repo, readiness, metrics, experiments)
     _add_console(app)
     return app
@@ -174,7 +177,9 @@ def _add_feedback(app: FastAPI, recorder: Recorder) -> None:
         return JsonResponse({"sequence": await recorder.change("user", user_id, await read_columns(request))})
 
 
-def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, experiments: Experiments, reports: LogReports) -> None:
+def _add_explanations(
+    app: FastAPI, shop: Shop, explainer: Explainer, finder: SimilarItems, experiments: Experiments, reports: LogReports
+) -> None:
     """Add the routes that say what is known: of items, users, answers, the generation and its experiment."""
 
     @app.get("/v1/items/{item_id:path}/similar", response_model=schema.Similar)
@@ -182,7 +187,7 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, experiment
         """List the items that are bought with an item, then those with the nearest vectors."""
         shop.refresh()
         wire_id = shop.parse_item_id(item_id)
-        similar_items = await asyncio.to_thread(shop.published.find_similar_items, wire_id, k)
+        similar_items = await finder.find(wire_id, k)
         items = [shop.describe_item(item.item_id) | {"score": item.score, "source": item.source} for item in similar_items]
         known = shop.published.find_position(wire_id) is not None
         return JsonResponse({"item": shop.describe_item(wire_id, item_id), "known": known, "items": items})

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ from triton_recommender import Catalogue
 
 POPULAR_FILE, POPULAR_BY_CONTEXT_FILE = "popular.json", "popular_by_context.json"
 TOGETHER, ALIKE = "bought_together", "similar_vectors"
+MOST_SIMILAR = 100  # items of one answer
+MOST_NEAR = 256  # enough for them beside unavailable ones and those bought together
+MOST_REMEMBERED = 10_000  # answers of MOST_NEAR items: 20 MB
 QUALITY = ("ndcg_at_10", "recall_at_20", "validation_requests")  # of a manifest's report on the ranker
 
 
@@ -55,6 +59,7 @@ class Published:
     item_ids: np.ndarray
     rules: Rules
     retrieve_folder: Path
+    near: NearItems
     manifest: Mapping[str, Any]
     takes_names: bool
 
@@ -83,7 +88,8 @@ class Published:
         exported = Rules.load(find_stage_folder(repo, STAGES[3], generation), generation)
         rules = Rules(exported.config, np.array(exported.items), generation)
         arrays = (user_ids, item_ids)
-        return cls(read_stage(preprocess), catalogue, popular, by_context, *arrays, rules, retrieve, manifest, takes_names)
+        listed = (catalogue, popular, by_context, *arrays, rules)
+        return cls(read_stage(preprocess), *listed, retrieve, NearItems(retrieve), manifest, takes_names)
 
     @property
     def generation(self) -> int:
@@ -132,7 +138,7 @@ class Published:
         weights = open_array(self.retrieve_folder, "neighbour_weights")[position]
         strongest = [place for place in np.argsort(-weights, kind="stable") if weights[place] > 0]
         found = {int(neighbours[place]): (float(weights[place]), TOGETHER) for place in strongest}
-        for other, cosine in self._find_nearest(position, count + len(found) + 1):
+        for other, cosine in zip(*(part[: count + len(found) + 1].tolist() for part in self.near.find(position)), strict=True):
             found.setdefault(other, (cosine, ALIKE))
         found.pop(position, None)
         served = [
@@ -142,17 +148,31 @@ class Published:
         ]
         return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served[:count]]
 
-    def _find_nearest(self, position: int, count: int) -> list[tuple[int, float]]:
-        """Return the positions of the items with the nearest vectors, and their cosines.
 
-        The last dimension is left out: it is the item's popularity, which says nothing about what the item is like.
+class NearItems:
+    """Finds the items with the nearest vectors in one generation. It remembers the latest answers: few items get most visits.
+
+    The last dimension of a vector is left out: it is the item's popularity, which says nothing about what the item is like.
+    """
+
+    def __init__(self, retrieve_folder: Path) -> None:
+        self._folder = retrieve_folder
+        self._lengths: np.ndarray | None = None  # of the vectors; a copy of them would take as much memory as the catalogue
+        self.find = lru_cache(MOST_REMEMBERED)(self._find)
+
+    def _find(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nearest items, the item itself among them: positions, int32, and cosines, float32 [MOST_NEAR].
+
+        Raises ArtifactError.
         """
-        vectors = open_array(self.retrieve_folder, "item_vectors")[:, :-1]
-        lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
-        cosines = vectors @ vectors[position] / (lengths * lengths[position])
-        count = min(count, len(cosines))
-        nearest = np.argpartition(-cosines, count - 1)[:count]
-        return [(int(other), float(cosines[other])) for other in nearest[np.argsort(-cosines[nearest], kind="stable")]]
+        vectors = open_array(self._folder, "item_vectors")[:, :-1]
+        if self._lengths is None:
+            self._lengths = np.maximum(np.sqrt(np.einsum("nd,nd->n", vectors, vectors)), 1e-12)
+        cosines = vectors @ vectors[position] / (self._lengths * self._lengths[position])
+        count = min(MOST_NEAR, len(cosines))
+        nearest = np.argpartition(cosines, -count)[-count:]
+        nearest = nearest[np.argsort(-cosines[nearest], kind="stable")]
+        return nearest.astype(np.int32), cosines[nearest]
 
 
 class LiveItems:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
+import numpy as np
 import pytest
 from fastapi.openapi.utils import get_openapi
 
 from gateway import schema
+from gateway.similar import MOST_WAITING
 from live.exposures import read_exposures
+from serving.contract.artifacts import find_stage_folder
 from serving.live.store import find_live_folder
 from triton_recommender import Degraded, Overloaded, Recommendations, StageDied, Unavailable
 from triton_recommender.ids import session_id
@@ -208,6 +212,43 @@ def test_similar_items_are_those_bought_together_then_those_alike(gateway):
     for source in set(sources):
         scores = [item["score"] for item in answer["items"] if item["source"] == source]
         assert scores == sorted(scores, reverse=True)
+
+
+def test_alike_are_the_items_with_the_nearest_vectors(gateway, repo):
+    """Without the last dimension, which is popularity."""
+    folder, door = find_stage_folder(repo, "retrieve", 1), gateway()
+    ids = np.load(folder / "item_ids.npy")
+    vectors = np.load(folder / "item_vectors.npy")[: len(ids), :-1].astype(np.float64)[ids > 0]
+    ids = ids[ids > 0]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = dict(zip(ids.tolist(), unit @ unit[np.searchsorted(ids, 3)], strict=True))
+    for _ in range(2):
+        items = door.ask("GET", "/v1/items/3/similar", params={"k": 40}).json()["items"]
+        alike = {item["id"]: item["score"] for item in items if item["source"] == "similar_vectors"}
+        assert alike == pytest.approx({item: cosines[item] for item in alike}, abs=1e-5)
+        others = [cosines[item] for item in cosines.keys() - {item["id"] for item in items} - {3}]
+        assert min(alike.values()) > max(others, default=-1.0) - 1e-5
+
+
+def test_similar_items_are_refused_while_many_wait(gateway, monkeypatch):
+    """Each may read the vectors of the whole catalogue, and recommendations must not wait for that."""
+    door, load, goes_on = gateway(), np.load, threading.Event()
+
+    def load_slowly(*args, **kwargs):
+        goes_on.wait(60)
+        return load(*args, **kwargs)
+
+    async def ask() -> list[int]:
+        asked = [asyncio.create_task(door.ask_async("GET", "/v1/items/3/similar")) for _ in range(MOST_WAITING + 3)]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        goes_on.set()
+        answers = await asyncio.gather(*asked)
+        assert all(answer.headers["retry-after"] == "1" for answer in answers if answer.status_code == 503)
+        return [answer.status_code for answer in answers]
+
+    monkeypatch.setattr(np, "load", load_slowly)
+    statuses = asyncio.run(ask())
+    assert (statuses.count(200), statuses.count(503)) == (MOST_WAITING, 3)
 
 
 def test_nothing_is_similar_to_an_unknown_item(gateway):
