@@ -18,6 +18,7 @@ import yaml
 
 from export.settings import read_settings
 from gateway.metrics import Metrics as GatewayMetrics
+from gateway.settings import GatewaySettings
 from serving.contract.distributions import Reference
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
@@ -308,3 +309,11 @@ def test_what_runs_in_the_container_runs_on_its_python():
         version = OLDEST.get(name, (3, 10))
         newer[name] = list_names(PROJECT / name, version) & (SINCE_3_11 | (SINCE_3_9 if version < (3, 9) else set()))
     assert {name: found for name, found in newer.items() if found} == {}
+
+
+def test_istio_lets_the_gateway_answer_within_every_deadline():
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "overlays" / "istio-canary" / "traffic.yaml").read_text())
+    routes = next(each for each in documents if each["kind"] == "VirtualService")["spec"]["http"]
+    limits = {route["name"]: route.get("retries", {}).get("perTryTimeout") for route in routes}
+    assert float(limits.pop("recommendations").removesuffix("s")) > GatewaySettings().most_deadline_ms / 1_000
+    assert set(limits.values()) == {None}  # explanations and reports take longer
