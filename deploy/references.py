@@ -73,6 +73,10 @@ def find_pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str
         yield "the pod holds a token of the cluster's API"
     for container in [*spec.get("initContainers", ()), *spec["containers"]]:
         yield from (f"container {container['name']}: {fault}" for fault in find_container_faults(container, volumes))
+    memory = {volume["name"] for volume in spec.get("volumes", ()) if volume.get("emptyDir", {}).get("medium") == "Memory"}
+    for container in spec["containers"]:
+        for name in sorted(memory - {mount["name"] for mount in container.get("volumeMounts", ())}):
+            yield f"container {container['name']}: does not mount {name}, the memory that the pod's containers share"
     # a port belongs to the pod, so the probe of one container may use a port of another
     ports = {
         name for each in spec["containers"] for port in each.get("ports", ()) for name in (port["name"], port["containerPort"])

@@ -74,6 +74,9 @@ def test_our_services_are_locked(name):
     assert service["command"][0] in ("server", "gateway")
     assert service["pid"] == "service:processes"  # LMDB tells readers of the live store apart by their process ids
     assert SERVICES["processes"]["init"]
+    assert service["ipc"] == "service:processes"  # explanations read the server's embedding rows in shared memory
+    assert SERVICES["processes"]["ipc"] == "shareable"
+    assert SERVICES["processes"]["shm_size"]
 
 
 def test_only_this_machine_reaches_a_port_unless_it_is_told_otherwise():

@@ -107,6 +107,9 @@ BROKEN = {
     "no container has a readinessProbe": lambda d: pod(d)["containers"][0].pop("readinessProbe"),
     "readinessProbe asks port 81": lambda d: pod(d)["containers"][0]["readinessProbe"]["httpGet"].update(port=81),
     "mounts cache": lambda d: pod(d)["containers"][0]["volumeMounts"].append({"name": "cache", "mountPath": "/c"}),
+    "container gateway: does not mount shm": lambda d: pod(d)["volumes"].append(
+        {"name": "shm", "emptyDir": {"medium": "Memory"}}
+    ),
     "at one path": lambda d: pod(d)["containers"][0]["volumeMounts"].append({"name": "live", "mountPath": "/srv"}),
     "PersistentVolumeClaim live-shop-1, which is neither": lambda d: job(d)["volumes"][0]["persistentVolumeClaim"].update(
         claimName="live-shop-1"
