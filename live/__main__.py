@@ -31,6 +31,7 @@ from live.users import find_user_id
 from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
+from serving.contract.ids import session_id
 from serving.contract.logs import configure_logging
 from serving.contract.signals import stop_on_signals
 from serving.contract.tensors import OBSERVE, PAD_ID, STAGES
@@ -200,17 +201,27 @@ def export(
 
 
 @app.command()
-def erase(user: Annotated[str, typer.Argument(help="the user, as the shop writes it")], repo: Repo = DEFAULT) -> None:
-    """Erase a user from the store, the archive and Redis, search for remains, and keep the result as proof.
+def erase(
+    user: Annotated[str | None, typer.Argument(help="the user, as the shop writes it")] = None,
+    repo: Repo = DEFAULT,
+    session: Annotated[str | None, typer.Option(help="instead of a user, a visitor by the name of the session")] = None,
+) -> None:
+    """Erase a user or visitor from the store, the archive and Redis, search for remains, and keep the result as proof.
 
     Exit code 1 when there was nothing to erase, as after a typing error.
     """
+    if user is not None and session is None:
+        user_id, described = find_user_id(repo, user), f"user {user!r}"
+    elif session is not None and user is None:
+        user_id, described = session_id(session), f"session {session!r}"
+    else:
+        raise ConfigError("Expected either a user or --session, to erase one of them at a time.")
     with closing(open_writer(find_store(repo), repo)) as writer:
-        erasure = erase_user(writer, find_user_id(repo, user), open_shared_state(repo))
+        erasure = erase_user(writer, user_id, open_shared_state(repo))
     out.print(f"removed: {describe_counts(erasure.removed)}")
     out.print(f"left: {describe_counts(erasure.left)}")
     if not any(erasure.removed.values()):
-        out.print(f"warning: nothing was known of user {user!r}. Is that the id as the shop writes it?")
+        out.print(f"warning: nothing was known of {described}. Is that the id as the shop writes it?")
         raise typer.Exit(1)
 
 

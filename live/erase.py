@@ -12,8 +12,11 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import lmdb
@@ -24,15 +27,16 @@ from live.archive import Segment, list_segments, read_log, read_segment, to_tabl
 from live.exposures import count_exposures, digest_user, erase_exposures
 from live.maintenance import lock
 from serving.contract.errors import RecommenderError
-from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
+from serving.live.events import HEADER, ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
 from serving.live.feast_views import USERS_VIEW
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
-from serving.live.store import CHANGE, KEY_VALUE, LEARNED, Store, make_id_keys
-from serving.live.writer import Writer, compute_digest, read_wall_clock_ms
+from serving.live.store import CHANGE, KEY_VALUE, LEARNED, Store, make_erased_key, make_id_keys, make_sequence_key
+from serving.live.writer import BETWEEN_WRITES_S, Writer, compute_digest, read_wall_clock_ms
 
 PROOFS = "erasures.jsonl"
 SHARED_WITHIN_S = 10.0
+EVENTS_PER_READ = 4_096  # of which a transaction changes those of the user
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def remove_learned(folder: Path) -> None:
 
 def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Erasure:
     folder = writer.store.folder
-    removed = erase_from_store(writer, user_id)
+    removed = dict(erase_from_store(writer, user_id))
     rewritten = {}
     for segment in list_segments(folder):
         if count := erase_from_segment(folder, segment, user_id):
@@ -92,35 +96,60 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
     return erasure
 
 
-def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
-    """Anonymize a user's events and remove their records, in one transaction. Return counts by database."""
+def erase_from_store(writer: Writer, user_id: int) -> Counter[str]:
+    """Anonymize a user's events and remove their records. Return counts by database.
+
+    Each transaction is short, because new events wait for it. The last one covers the events that came during the others. Until
+    then the records stay: an erasure that was interrupted can be seen, and run again.
+    """
     store, (key,) = writer.store, make_id_keys(np.array([user_id]))
-    change = CHANGE.pack(USER_CHANGED, user_id)
-    removed = dict.fromkeys(("events", "event ids", "changes"), 0)
+    change, removed, after = CHANGE.pack(USER_CHANGED, user_id), Counter[str](), 0
     with writer.transaction() as txn:
-        cursor = txn.cursor(store.events)
-        found = cursor.first()
-        while found:
-            event = unpack([cursor.value()])
-            if match_user(event, user_id)[0]:
-                sequence = int.from_bytes(cursor.key(), "big")
-                removed["event ids"] += delete_event_id(txn, store, event.event_ids[0], sequence)
-                removed["events"] += 1
-                cursor.replace(cursor.key(), pack(anonymize(event, np.array([True])))[0])
-            found = cursor.next()
-        cursor = txn.cursor(store.changes)
-        found = cursor.first()
-        while found:
-            if cursor.value() != change:
-                found = cursor.next()
-                continue
-            removed["changes"] += 1
-            cursor.delete()  # moves the cursor to the next change, if there is one
-            found = bool(cursor.key())
+        txn.put(make_erased_key(user_id), b"1", db=store.meta)
+    while True:
+        with store.env.begin() as txn:
+            last, sequences = find_events(txn, store, user_id, after, EVENTS_PER_READ)
+        if last - after < EVENTS_PER_READ:  # the rest is left to the last transaction
+            break
+        if sequences:
+            with writer.transaction() as txn:
+                removed += anonymize_events(txn, store, sequences)
+            time.sleep(BETWEEN_WRITES_S)
+        after = last
+    with store.env.begin() as txn:
+        changes = [sequence for sequence, changed in txn.cursor(store.changes) if changed == change]
+    with writer.transaction() as txn:
+        _, sequences = find_events(txn, store, user_id, after)
+        removed += anonymize_events(txn, store, sequences)
+        removed["changes"] += sum(txn.delete(sequence, db=store.changes) for sequence in changes)
         removed["record"] = int(txn.delete(key, db=store.users))
         removed["first record"] = int(txn.delete(key, db=store.seeds))
         removed["seen items"] = int(txn.delete(key, db=store.seen))
         removed["columns"] = int(txn.delete(change, db=store.columns))
+    return removed
+
+
+def find_events(
+    txn: lmdb.Transaction[bytes], store: Store, user_id: int, after: int, most: int | None = None
+) -> tuple[int, list[bytes]]:
+    """Return the last of the first `most` sequences after one, and the keys of those that are a user's events."""
+    cursor = txn.cursor(store.events)
+    rows = list(islice(cursor.iternext(), most)) if cursor.set_range(make_sequence_key(after + 1)) else []
+    headers = np.frombuffer(b"".join(packed[: HEADER.itemsize] for _, packed in rows), HEADER)
+    keys = [rows[row][0] for row in np.flatnonzero(match_user(headers, user_id)).tolist()]
+    return int.from_bytes(rows[-1][0], "big") if rows else after, keys
+
+
+def anonymize_events(txn: lmdb.Transaction[bytes], store: Store, keys: Sequence[bytes]) -> Counter[str]:
+    """Anonymize events of the log, and remove their ids and changes, within a transaction. Return counts by database."""
+    removed = Counter[str](events=len(keys))
+    for key in keys:
+        packed = txn.get(key, db=store.events)
+        assert packed is not None  # nothing is archived during an erasure
+        event = unpack([packed])
+        removed["event ids"] += delete_event_id(txn, store, event.event_ids[0], int.from_bytes(key, "big"))
+        removed["changes"] += txn.delete(key, db=store.changes)
+        txn.put(key, pack(anonymize(event, np.array([True])))[0], db=store.events)
     return removed
 
 
@@ -175,7 +204,7 @@ def erase_from_segment(folder: Path, segment: Segment, user_id: int) -> int:
         names = snapshot.read_event_names()
     tables, count = [], 0
     for sequences, batch in read_segment(segment, names):
-        is_users = match_user(batch, user_id)
+        is_users = match_user(batch.headers, user_id)
         count += int(is_users.sum())
         tables.append(to_table(sequences, anonymize(batch, is_users), names))
     if count:
@@ -200,13 +229,13 @@ def search_user(folder: Path, user_id: int, shared: RedisState | None = None) ->
         left["fields in Redis"] = shared.count_fields(USERS_VIEW, user_id)
     left |= {"events": 0, "event ids": 0}
     for sequences, batch in read_log(folder):
-        is_users, is_erased = match_user(batch, user_id), (batch.headers["flags"] & Flags.ERASED) != 0
+        is_users, is_erased = match_user(batch.headers, user_id), (batch.headers["flags"] & Flags.ERASED) != 0
         left["events"] += int(is_users.sum())
         left["event ids"] += int(np.isin(sequences[is_users | is_erased], with_event_id).sum())
     return left
 
 
-def match_user(batch: EventBatch, user_id: int) -> np.ndarray:
-    """Return bool [N]: whether each event is an event or a change of this user."""
-    has_no_user = (batch.headers["type"] == ITEM_CHANGED) | ((batch.headers["flags"] & Flags.ERASED) != 0)
-    return (batch.headers["user_id"] == user_id) & ~has_no_user
+def match_user(headers: np.ndarray, user_id: int) -> np.ndarray:
+    """Return bool [N]: whether each of HEADER [N] is an event or a change of this user."""
+    has_no_user = (headers["type"] == ITEM_CHANGED) | ((headers["flags"] & Flags.ERASED) != 0)
+    return (headers["user_id"] == user_id) & ~has_no_user

@@ -8,13 +8,14 @@
     keys     digest of an event id     -> sequence, arrival    idempotency
     columns  type and id               -> JSON of the columns that `upsert` set
     changes  sequence (big-endian)     -> type and id          what `upsert` changed, in order
-    meta     layout, kinds, progress
+    meta     layout, kinds, progress, digests of erased users
 
 All users of a folder in one process share one environment, because LMDB forbids opening it twice.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -37,7 +38,7 @@ DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
 SETS = ("seen",)  # databases with many values of one size per key
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
-COUNTERS, MACHINE = b"counters", b"machine"
+COUNTERS, MACHINE, ERASED = b"counters", b"machine", b"erased "
 ARCHIVE = "archive"  # folder of the log's older part (live/archive.py)
 LEARNED = "learned"  # folder of weights that the next generation starts from (training/models/warm_start.py)
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
@@ -267,6 +268,11 @@ def make_id_keys(ids) -> list[bytes]:
     """Return the keys of ids, int64 [N]."""
     packed = ids.astype(ID, copy=False).tobytes()
     return [packed[start : start + 8] for start in range(0, len(packed), 8)]
+
+
+def make_erased_key(user_id: int) -> bytes:
+    """Return the key in `meta` of the mark that a user was erased. It holds a digest in place of the id."""
+    return ERASED + hashlib.blake2b(str(user_id).encode(), digest_size=16).digest()
 
 
 def make_sequence_key(sequence: int) -> bytes:

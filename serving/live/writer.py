@@ -38,6 +38,7 @@ from serving.live.store import (
     SHOP,
     Progress,
     Store,
+    make_erased_key,
     make_id_keys,
     make_sequence_key,
     open_store,
@@ -53,6 +54,8 @@ REUSED_ID = (
 )
 KEY_BYTES = 16  # of the digest that stands for an event id
 KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
+EVENTS_PER_WRITE = 1_000  # removed or changed by one transaction of maintenance or erasure, for which new events wait
+BETWEEN_WRITES_S = 0.001  # for those who wait for the store's lock, which is not fair
 READER_CHECK_EVERY_S = 60.0  # frees the slots of killed readers, which keep LMDB from reusing old pages
 
 
@@ -228,24 +231,39 @@ class Writer:
         write_records(txn, self.store.items, keys, items)
 
     def _create_seeds(self, txn: lmdb.Transaction[bytes], seeds: Seeds, user_ids: np.ndarray) -> np.ndarray:
-        """Return the first records of users, [N], and store them, because a replay of the log starts from them."""
+        """Return the first records of users, [N], and store them, because a replay of the log starts from them.
+
+        An erased user begins from nothing, because the generation may know what was erased.
+        """
         records = seeds.make_first_records(user_ids, self.layout)
+        for row, user_id in enumerate(user_ids.tolist()):
+            if txn.get(make_erased_key(user_id), db=self.store.meta):
+                records[row] = self.layout.make_empty_users(1)[0]
         known = np.flatnonzero(records["event_count"])
         write_records(txn, self.store.seeds, make_id_keys(user_ids[known]), records[known])
         return records
 
     def remove_events(self, last_sequence: int) -> None:
-        """Remove the log up to a sequence, with its event ids, after it was archived."""
+        """Remove the log up to a sequence, with its event ids, after it was archived. A crash leaves the later part of it."""
+        while self._remove_first_events(last_sequence) == EVENTS_PER_WRITE:
+            time.sleep(BETWEEN_WRITES_S)
+
+    def _remove_first_events(self, last_sequence: int) -> int:
+        """Remove the log's first EVENTS_PER_WRITE events, none after a sequence, in one transaction. Return their number."""
+        n_removed = 0
         with self.transaction() as txn:
             progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
-            cursor = txn.cursor(self.store.events)
+            done, cursor = progress.forgotten_keys, txn.cursor(self.store.events)
             while cursor.first() and (sequence := int.from_bytes(cursor.key(), "big")) <= last_sequence:
+                if n_removed == EVENTS_PER_WRITE:
+                    break
                 # An id that has expired may belong to a later event by now.
                 if sequence > progress.forgotten_keys and (event_id := unpack([cursor.value()]).event_ids[0]):
                     txn.delete(compute_digest(event_id), db=self.store.keys)
                 cursor.delete()
-            done = max(progress.forgotten_keys, last_sequence)
+                done, n_removed = max(done, sequence), n_removed + 1
             txn.put(PROGRESS, progress._replace(forgotten_keys=done).pack(), db=self.store.meta)
+        return n_removed
 
     def _apply_change(self, txn: lmdb.Transaction[bytes], header: np.ndarray, columns: bytes, sequence: int) -> None:
         kind = int(header["type"])

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from serving.contract import tensors as contract
+from serving.contract.ids import session_id as session_id_of_server
 from training.dataset.ids import stable_id as export_id
-from triton_recommender import stable_id, tensors
+from triton_recommender import session_id, stable_id, tensors
 
 CLIENT = Path(__file__).parents[3] / "clients" / "triton_recommender"
 KNOWN_IDS: dict[tuple[str, int], int] = {  # (text, attempt) -> id
@@ -91,3 +92,8 @@ def test_the_error_tree_is_drawn_as_it_is():
     drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
     assert sorted([*drawn, "RecommenderError"]) == sorted(classes)
     assert all(issubclass(found, errors.RecommenderError) for found in classes.values())
+
+
+@pytest.mark.parametrize("session", ["a3f9", "", "Besuch-ä-7"])
+def test_a_session_has_one_id_in_client_and_server(session):
+    assert session_id(session) == session_id_of_server(session)

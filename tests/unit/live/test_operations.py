@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import time
 from contextlib import closing
 from typing import Any
 
@@ -19,13 +20,14 @@ from live.erase import erase_user, search_user
 from live.exposures import erase_exposures
 from live.replay import count_differences, replay
 from serving.contract.errors import RecommenderError
-from serving.contract.tensors import OBSERVE
+from serving.contract.ids import session_id
+from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.events import HEADER, USER_CHANGED, EventBatch, pack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import LEARNED, find_live_folder
 from serving.live.writer import Writer
-from tests.interrupting import called_on_return
+from tests.interrupting import Killed, called_on_return, kill
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
@@ -277,6 +279,74 @@ def test_an_erasure_leaves_an_event_id_that_a_later_event_of_another_user_has(wr
     assert writer.append(purchase(8, 3, event_id=b"order-1"))[0] == later
 
 
+class KnownUsers:
+    """A generation that knows of every user that item 50 was bought."""
+
+    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+        records = layout.make_empty_users(len(user_ids))
+        records["event_count"], records["history_ids"][:, 0], records["history_s"][:, 0] = 1, 50, START_MS // 1000 - 1
+        return records
+
+
+def test_what_a_generation_knew_of_an_erased_user_does_not_come_back_with_the_next_event(folder):
+    def read_history(user: int) -> list[int]:
+        with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+            _, records = snapshot.read_users(np.array([user]))
+        return [item for item in records["history_ids"][0].tolist() if item != PAD_ID]
+
+    with closing(Writer(folder, Layout(), KINDS.names, KnownUsers())) as writer:
+        writer.append(purchase(7, 1))
+        assert read_history(7) == [1, 50]
+        erase_user(writer, 7)
+        writer.append(EventBatch.join([purchase(7, 2), purchase(8, 2)]))
+    assert (read_history(7), read_history(8)) == ([2], [2, 50])
+    assert search_user(folder, 7)["first record"] == 0
+    assert replay(folder).is_equal
+
+
+def test_an_erasure_leaves_room_for_events_and_covers_those_that_came_meanwhile(writer, folder, monkeypatch):
+    for start in range(0, 10_000, 1_000):
+        batches = [purchase(7 if number % 100 == 0 else 8, 3) for number in range(start, start + 1_000)]
+        writer.append(EventBatch.join(batches))
+    appended: list[int] = []
+    monkeypatch.setattr(time, "sleep", lambda _: appended.extend(writer.append(purchase(7, 4)).tolist()))
+    erasure = erase_user(writer, 7)
+    assert len(appended) == 2  # after each 4,096 events of the log
+    assert erasure.removed["events"] == 100 + len(appended)
+    assert not any(erasure.left.values())
+    assert replay(folder).is_equal
+
+
+def test_an_erasure_that_was_interrupted_can_be_run_again(writer, folder, monkeypatch):
+    for _ in range(5):
+        writer.append(EventBatch.join([purchase(7, 3)] * 1_000))
+    monkeypatch.setattr(time, "sleep", lambda _: kill())
+    with pytest.raises(Killed):
+        erase_user(writer, 7)
+    monkeypatch.undo()
+    left = search_user(folder, 7)
+    assert (left["record"], left["events"]) == (1, 5_000 - 4_096)
+    assert not any(erase_user(writer, 7).left.values())
+    assert replay(folder).is_equal
+
+
+def test_archived_events_leave_the_store_in_short_transactions_and_after_a_crash_later(writer, folder, clock, monkeypatch):
+    expected = [fill(writer, clock, days=1, each=2_500)]
+    monkeypatch.setattr(time, "sleep", lambda _: kill())
+    with pytest.raises(Killed):
+        compact(writer, older_than_ms=START_MS + DAY_MS)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert next(snapshot.read_events())[0] == 1_001
+    assert whole_log(folder) == (list(range(1, 2_501)), pack(expected[0]))
+    monkeypatch.setattr(time, "sleep", lambda _: expected.append(purchase(1, 2)) or writer.append(expected[-1]))
+    assert compact(writer, older_than_ms=START_MS + DAY_MS) == (0, [])
+    assert len(expected) == 2  # events can be written between two transactions
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert [sequence for sequence, _ in snapshot.read_events()] == [2_501]
+        assert snapshot.find_sequences_with_event_id().tolist() == []
+    assert replay(folder).is_equal
+
+
 def test_an_event_that_arrives_during_an_erasure_is_reported(writer, folder, clock):
     fill(writer, clock, days=1)
     arrival = called_on_return(lambda: writer.append(purchase(7, 3)), erase_exposures)
@@ -362,3 +432,14 @@ def test_erasing_somebody_who_is_unknown_is_no_success(repository, observe):
     result = CliRunner().invoke(app, ["erase", "--repo", str(repository), "4711"])
     assert result.exit_code == 1
     assert "nothing was known of user '4711'" in result.output
+
+
+def test_a_visitor_is_erased_by_the_name_of_the_session(writer, folder, tmp_path):
+    repo = ("--repo", tmp_path / "model_repository")
+    writer.append(EventBatch.join([purchase(session_id("a3f9"), 3), purchase(session_id("other"), 3)]))
+    assert "record 1, seen items 1" in call("erase", "--session", "a3f9", *repo)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert snapshot.list_users().tolist() == [session_id("other")]
+    for arguments in ((), ("7", "--session", "other")):
+        refused = CliRunner().invoke(app, ["erase", *arguments, *map(str, repo)])
+        assert "Expected either a user or --session" in str(refused.exception)
