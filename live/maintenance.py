@@ -6,6 +6,7 @@ A server runs a round every ten minutes (server/live_helpers.py), by `python -m 
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 from live.archive import Segment, compact, drop_segments
 from serving.contract.tensors import FIRST_USER_ID
 from serving.live.reader import Reader
-from serving.live.writer import Writer
+from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Writer
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 MOST_DAYS_SINCE_EXPORT = 30
@@ -109,22 +110,23 @@ def drop_superseded(writer: Writer) -> int:
 
     Readers follow changes by their sequence, and then read all columns that were ever set, so the latest change is enough.
     """
-    store, dropped = writer.store, 0
-    with writer.transaction() as txn:
+    store = writer.store
+    with store.env.begin() as txn:
         n_changed = txn.stat(store.columns)["entries"]
         if txn.stat(store.changes)["entries"] <= 2 * n_changed + CHANGES_LEFT:
             return 0
         seen: set[bytes] = set()
-        cursor = txn.cursor(store.changes)
-        found = cursor.last()
-        while found:
-            changed = bytes(cursor.value())
+        superseded = []
+        for sequence, changed in txn.cursor(store.changes).iterprev():
             if changed in seen:
-                dropped += 1
-                cursor.delete()  # moves the cursor to the next change, which was examined before
+                superseded.append(sequence)
             seen.add(changed)
-            found = cursor.prev() if cursor.key() else cursor.last()
-    return dropped
+    for start in range(0, len(superseded), EVENTS_PER_WRITE):
+        with writer.transaction() as txn:
+            for sequence in superseded[start : start + EVENTS_PER_WRITE]:
+                txn.delete(sequence, db=store.changes)
+        time.sleep(BETWEEN_WRITES_S)
+    return len(superseded)
 
 
 def read_arrivals(reader: Reader) -> Iterator[tuple[np.ndarray, np.ndarray]]:
