@@ -56,6 +56,7 @@ KEY_BYTES = 16  # of the digest that stands for an event id
 KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
 EVENTS_PER_WRITE = 1_000  # removed or changed by one transaction of maintenance or erasure, for which new events wait
 BETWEEN_WRITES_S = 0.001  # for those who wait for the store's lock, which is not fair
+CLOCK_JUMP_MS = 86_400_000
 READER_CHECK_EVERY_S = 60.0  # frees the slots of killed readers, which keep LMDB from reusing old pages
 
 
@@ -79,6 +80,11 @@ def read_wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def read_time_since_boot_ms() -> int:
+    """Return a time that runs on during sleep, and that nobody sets."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
 class Writer:
     """Appends events to the log of a store and keeps its state."""
 
@@ -91,13 +97,16 @@ class Writer:
         settings: WriterSettings | None = None,
         now_ms: Callable[[], int] = read_wall_clock_ms,
         shop: str = "",
+        elapsed_ms: Callable[[], int] = read_time_since_boot_ms,
     ) -> None:
         """Open the store, or create it. Raises ConfigError when it was made with another layout, or belongs to another shop.
 
         kinds: names of events by code; names the store does not know yet take the next codes
         shop: name of the data set whose events these are, kept with them
+        elapsed_ms: a clock that nobody sets, by which a jump of `now_ms` is noticed
         """
-        self.settings, self.now_ms = settings or WriterSettings(), now_ms
+        self.settings, self.now_ms, self._elapsed_ms = settings or WriterSettings(), now_ms, elapsed_ms
+        self._set_ms = now_ms() - elapsed_ms()  # moves when the wall clock is set
         self.layout, self.seeds = layout, seeds
         self.store: Store = open_store(folder, self.settings.store_bytes, create=True)
         self._checked_s = 0.0
@@ -130,7 +139,27 @@ class Writer:
         with self.transaction() as txn:
             if self.find_reused_ids(txn, batch):
                 raise RequestError(REUSED_ID)
+            self._check_clock(txn, batch.headers)
             return self.append_within(txn, batch)
+
+    def _check_clock(self, txn: lmdb.Transaction[bytes], headers: np.ndarray) -> None:
+        """Raise DependencyError for events that are far ahead of the log just after the wall clock was set far ahead.
+
+        One such event would move the watermark for good, and later events would be late. Without the jump, the log had a pause.
+        """
+        latest_ms = Progress.unpack(txn.get(PROGRESS, db=self.store.meta)).latest_ms
+        now_ms = self.now_ms()
+        set_ms = now_ms - self._elapsed_ms()
+        jump_ms = set_ms - self._set_ms
+        ahead_ms = int(headers["time_ms"][headers["type"] == OBSERVED].max(initial=0)) - latest_ms
+        if latest_ms and min(ahead_ms, jump_ms) > CLOCK_JUMP_MS:
+            raise DependencyError(
+                f"This machine's clock was set {jump_ms / 3_600_000:.0f} hours ahead, and the event is "
+                f"{ahead_ms / 3_600_000:.0f} hours later than all others; expected a steady clock. Nothing was saved. Correct "
+                "the clock, and send the event again. If the clock is right now, restart the server."
+            )
+        if jump_ms <= CLOCK_JUMP_MS or now_ms - latest_ms <= CLOCK_JUMP_MS:  # the log agrees with the clock
+            self._set_ms = set_ms
 
     def evict(self, user_ids: np.ndarray, received_ms: np.ndarray) -> int:
         """Forget those of the users, int64 [N], who have had no event since `received_ms`, int64 [N]. Return their number."""
