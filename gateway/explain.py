@@ -146,7 +146,10 @@ def build_inputs(
     known = {t.name: t for t in make_ensemble_spec(pipeline.specs).inputs}
     inputs = {name: tensor.make_filled(1) for name, tensor in known.items() if tensor.optional}
     inputs["user_id"] = np.array([[user_id]], np.int64)
-    inputs["exclude"] = pad_rows([exclude], known["exclude"].dims[0])
+    most = known["exclude"].dims[0]
+    if len(exclude) > most:
+        raise InvalidRequest(f"exclude has {len(exclude)} items; expected at most {most}. Send fewer.")
+    inputs["exclude"] = pad_rows([exclude], most)
     if history is not None:
         inputs["history"] = pad_rows([history], known["history"].dims[0])
     columns = {column.name for column in pipeline.info.context}

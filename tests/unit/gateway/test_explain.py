@@ -63,6 +63,14 @@ def test_why_not_seen_excluded_unknown(explained, history):
     assert explained(999)["why"].startswith("Generation 1 does not know the item")
 
 
+def test_more_excluded_items_than_a_server_takes_are_refused(explained):
+    for count, status in ((64, 200), (65, 400)):
+        params = {"user": USER, "item": 3, "exclude": ",".join(map(str, range(100, 100 + count)))}
+        response = explained.door.ask("GET", "/v1/explain", params=params)
+        assert response.status_code == status, response.text
+    assert "exclude has 65 items; expected at most 64" in response.json()["error"]["message"]
+
+
 def test_items_of_the_history_speak_for_what_is_bought_with_them(explained, history):
     told = [explained(item) for item in range(1, 31) if item not in history]
     spoken = [answer for answer in told if answer["because"]]
