@@ -38,7 +38,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
 LONGEST_OPEN_S = 1.0  # between trials of a server: a call that is refused costs little, and callers wait for its return
 MAX_RETRIES = 10
 HEDGE_THREADS = 256
-FAIR_S = 0.1  # a server that was given less time, and did not answer in it, is not called unavailable for everybody
 
 
 @dataclass
@@ -114,7 +113,6 @@ class _Attempts:
         self._timeout_s, self._safe = timeout_s, safe
         self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._turn, self._failures = 0, 0
-        self._endpoint, self._limit_s = endpoints[0], timeout_s  # of the latest attempt
 
     def begin(self) -> tuple[Endpoint, float | None]:
         """Return the endpoint to ask, and how long the attempt may take. Raises CircuitOpen or DeadlineExceeded."""
@@ -126,8 +124,7 @@ class _Attempts:
             if endpoint.find_breaker(self._model).admit():
                 self._turn += step
                 limits_s = [limit_s for limit_s in (left_s, self._policy.attempt_s) if limit_s is not None]
-                self._endpoint, self._limit_s = endpoint, min(limits_s, default=None)
-                return self._endpoint, self._limit_s
+                return endpoint, min(limits_s, default=None)
         last_error = self._endpoints[0].last_errors.get(self._model)
         urls = ", ".join(endpoint.transport.url for endpoint in self._endpoints)
         raise CircuitOpen(
@@ -140,21 +137,13 @@ class _Attempts:
         endpoint.find_breaker(self._model).record_success()
         self._budget.record_success()
 
-    def record_overtaken(self) -> None:
-        """Count a failure of the endpoint whose answer came later than that of another one, which was asked later."""
-        error = DeadlineExceeded(f"{self._endpoint.transport.url} was slower than a server that was asked after it.")
-        self._record_failure(self._endpoint, error)
-
-    def _record_failure(self, endpoint: Endpoint, error: RecommenderError) -> None:
-        endpoint.find_breaker(self._model).record_failure()
-        endpoint.last_errors[self._model] = error
-
     def plan_retry(self, endpoint: Endpoint, error: RecommenderError) -> float:
         """Return the seconds to pause before the next attempt. Raises `error` if there is none."""
         if not isinstance(error, Unavailable | StageDied | DeadlineExceeded):
             endpoint.find_breaker(self._model).record_success()  # an error, but the server answered
-        elif not isinstance(error, DeadlineExceeded) or self._limit_s is None or self._limit_s >= FAIR_S:
-            self._record_failure(endpoint, error)
+        else:
+            endpoint.find_breaker(self._model).record_failure()
+            endpoint.last_errors[self._model] = error
         others = len(self._endpoints) > 1
         worth_it = isinstance(error, Unavailable | DeadlineExceeded) or (others and isinstance(error, StageDied | Overloaded))
         if not (self._safe and worth_it and self._failures < self._policy.retries and self._budget.spend()):
@@ -239,10 +228,7 @@ class Endpoints(_Endpoints):
 
 
 class AsyncEndpoints(_Endpoints):
-    """Endpoints for asyncio, which belong to one event loop. The slower of two hedged attempts is cancelled.
-
-    If that is the first one, it counts as a failure: of a server that hangs, no other answer than silence ever comes.
-    """
+    """Endpoints for asyncio, which belong to one event loop. The slower of two hedged attempts is cancelled."""
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
         return await self._run(self._attempts(model, timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
@@ -258,9 +244,7 @@ class AsyncEndpoints(_Endpoints):
             await endpoint.transport.close()
 
     async def _infer(self, call: Call, first: int = 0) -> dict[str, np.ndarray]:
-        return await self._run_call(self._attempts(call.model, call.timeout_s, call.safe_to_repeat, first), call)
-
-    async def _run_call(self, attempts: _Attempts, call: Call) -> dict[str, np.ndarray]:
+        attempts = self._attempts(call.model, call.timeout_s, call.safe_to_repeat, first)
         return await self._run(attempts, lambda transport, limit_s: transport.infer(replace(call, timeout_s=limit_s)))
 
     async def _run(self, attempts: _Attempts, ask: Callable) -> Any:
@@ -275,9 +259,8 @@ class AsyncEndpoints(_Endpoints):
                 return answer
 
     async def _hedge(self, call: Call) -> dict[str, np.ndarray]:
-        started_s, attempts = time.monotonic(), self._attempts(call.model, call.timeout_s, call.safe_to_repeat)
-        leader = asyncio.create_task(self._run_call(attempts, call))
-        pending = {leader}
+        started_s = time.monotonic()
+        pending = {asyncio.create_task(self._infer(call))}
         try:
             done, pending = await asyncio.wait(pending, timeout=self._policy.hedge_after_s)
             if not done:
@@ -286,8 +269,6 @@ class AsyncEndpoints(_Endpoints):
             while True:
                 for task in sorted(done, key=_has_failed):
                     if not _has_failed(task) or not pending:
-                        if leader in pending:
-                            attempts.record_overtaken()
                         return task.result()
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         finally:

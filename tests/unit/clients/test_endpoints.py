@@ -117,51 +117,6 @@ def test_an_event_is_not_hedged(kind, server, other):
     assert (server.fake.events, other.fake.events) == ([event], [])
 
 
-class Silent:
-    """A transport that never answers within a call's time."""
-
-    url = "silent"
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def infer(self, call: Call) -> dict:
-        self.asked += 1
-        await asyncio.sleep(60.0 if call.timeout_s is None else call.timeout_s)
-        raise DeadlineExceeded("too late")
-
-
-class Quick:
-    url = "quick"
-
-    async def infer(self, call: Call) -> dict:
-        return {"item_ids": 3}
-
-
-def test_a_server_that_hangs_is_given_up_although_a_hedge_answers_each_call():
-    silent = Silent()
-
-    async def ask() -> None:
-        endpoints = AsyncEndpoints([Endpoint(silent), Endpoint(Quick())], Policy(0, None, hedge_after_s=0.001))
-        for _ in range(20):
-            assert await endpoints.infer(Call({}, timeout_s=30.0)) == {"item_ids": 3}
-
-    asyncio.run(ask())
-    assert silent.asked == 5
-
-
-@pytest.mark.parametrize(("timeout_s", "opens"), [(0.001, False), (0.11, True)])
-def test_calls_without_a_fair_time_do_not_keep_others_from_a_server(timeout_s, opens):
-    async def ask() -> list[object]:
-        endpoints = AsyncEndpoints([Endpoint(Silent())], Policy(0, None, None))
-        calls = [Call({}, timeout_s=timeout_s) for _ in range(10)]
-        await asyncio.gather(*(endpoints.infer(call) for call in calls), return_exceptions=True)
-        return [await endpoints.infer(calls[0])]
-
-    with pytest.raises(CircuitOpen if opens else DeadlineExceeded):
-        asyncio.run(ask())
-
-
 def test_of_two_hedged_attempts_that_end_together_the_answer_counts():
     class Waiting:
         def __init__(self, url: str, ended: asyncio.Event) -> None:
