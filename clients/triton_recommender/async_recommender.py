@@ -55,7 +55,7 @@ class AsyncRecommender(SharedClient):
             else [open_async_transport(address, tls, headers or {}) for address in list_urls(url)]
         )
         endpoints = [Endpoint(transport) for transport in transports]
-        self._endpoints = AsyncEndpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
+        self._endpoints = AsyncEndpoints(endpoints, Policy.from_timeouts(self.timeouts, retries, hedge_after_s))
         self._transport = AsyncCachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
 
     async def recommend(

@@ -31,12 +31,13 @@ from triton_recommender.errors import (
     StageDied,
     Unavailable,
 )
-from triton_recommender.models import Call, ModelDescription
+from triton_recommender.models import Call, ModelDescription, Timeouts
 from triton_recommender.tensors import RECOMMEND
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
 LONGEST_OPEN_S = 1.0  # between trials of a server: a call that is refused costs little, and callers wait for its return
 MAX_RETRIES = 10
+FAIR_S = 0.05  # a healthy server answers sooner: only a longer wait without an answer speaks against a server
 HEDGE_THREADS = 256
 
 
@@ -84,11 +85,20 @@ class Policy:
     """retries: further attempts of a call; attempt_s: limit of an attempt, or None
 
     hedge_after_s: as in Recommender, or None
+    fair_s: an attempt that gets no answer counts against the server only if it had this long; a caller may have less patience
     """
 
     retries: int
     attempt_s: float | None
     hedge_after_s: float | None
+    fair_s: float = FAIR_S
+
+    @classmethod
+    def from_timeouts(cls, timeouts: Timeouts, retries: int, hedge_after_s: float | None) -> Policy:
+        """Return the policy of a client, whose own timeouts count as fair."""
+        request_s = FAIR_S if timeouts.request is None else timeouts.request / 2  # half: encoding takes some of it
+        attempt_s = FAIR_S if timeouts.attempt is None else timeouts.attempt
+        return cls(retries, timeouts.attempt, hedge_after_s, min(FAIR_S, request_s, attempt_s))
 
     def __post_init__(self) -> None:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries <= MAX_RETRIES:
@@ -113,6 +123,7 @@ class _Attempts:
         self._timeout_s, self._safe = timeout_s, safe
         self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._turn, self._failures = 0, 0
+        self._began_s = 0.0
 
     def begin(self) -> tuple[Endpoint, float | None]:
         """Return the endpoint to ask, and how long the attempt may take. Raises CircuitOpen or DeadlineExceeded."""
@@ -123,6 +134,7 @@ class _Attempts:
             endpoint = self._endpoints[(self._turn + step) % len(self._endpoints)]
             if endpoint.find_breaker(self._model).admit():
                 self._turn += step
+                self._began_s = time.monotonic()
                 limits_s = [limit_s for limit_s in (left_s, self._policy.attempt_s) if limit_s is not None]
                 return endpoint, min(limits_s, default=None)
         last_error = self._endpoints[0].last_errors.get(self._model)
@@ -139,11 +151,12 @@ class _Attempts:
 
     def plan_retry(self, endpoint: Endpoint, error: RecommenderError) -> float:
         """Return the seconds to pause before the next attempt. Raises `error` if there is none."""
-        if not isinstance(error, Unavailable | StageDied | DeadlineExceeded):
-            endpoint.find_breaker(self._model).record_success()  # an error, but the server answered
+        if isinstance(error, DeadlineExceeded):
+            self._record_wait(endpoint, error)
+        elif isinstance(error, Unavailable | StageDied):
+            self._record_failure(endpoint, error)
         else:
-            endpoint.find_breaker(self._model).record_failure()
-            endpoint.last_errors[self._model] = error
+            endpoint.find_breaker(self._model).record_success()  # an error, but the server answered
         others = len(self._endpoints) > 1
         worth_it = isinstance(error, Unavailable | DeadlineExceeded) or (others and isinstance(error, StageDied | Overloaded))
         if not (self._safe and worth_it and self._failures < self._policy.retries and self._budget.spend()):
@@ -156,6 +169,20 @@ class _Attempts:
         if self._deadline_s is not None and time.monotonic() + pause_s >= self._deadline_s:
             raise error  # a later attempt could not answer in time
         return pause_s
+
+    def record_cancelled(self, endpoint: Endpoint) -> None:
+        """Judge a server whose attempt was given up: by the caller, or because another server answered first."""
+        waited_s = time.monotonic() - self._began_s
+        error = DeadlineExceeded(f"No answer from {endpoint.transport.url} within {waited_s:.3g} s, when it was given up.")
+        self._record_wait(endpoint, error)
+
+    def _record_wait(self, endpoint: Endpoint, error: DeadlineExceeded) -> None:
+        if time.monotonic() - self._began_s >= self._policy.fair_s:
+            self._record_failure(endpoint, error)
+
+    def _record_failure(self, endpoint: Endpoint, error: RecommenderError) -> None:
+        endpoint.find_breaker(self._model).record_failure()
+        endpoint.last_errors[self._model] = error
 
 
 class _Endpoints:
@@ -228,7 +255,10 @@ class Endpoints(_Endpoints):
 
 
 class AsyncEndpoints(_Endpoints):
-    """Endpoints for asyncio, which belong to one event loop. The slower of two hedged attempts is cancelled."""
+    """Endpoints for asyncio, which belong to one event loop.
+
+    The slower of two hedged attempts is cancelled once it had a fair time to answer, so that a server that hangs is noticed.
+    """
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
         return await self._run(self._attempts(model, timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
@@ -254,6 +284,9 @@ class AsyncEndpoints(_Endpoints):
                 answer = await ask(endpoint.transport, limit_s)
             except RecommenderError as error:
                 await asyncio.sleep(attempts.plan_retry(endpoint, error))
+            except asyncio.CancelledError:
+                attempts.record_cancelled(endpoint)
+                raise
             else:
                 attempts.record_success(endpoint)
                 return answer
@@ -273,7 +306,14 @@ class AsyncEndpoints(_Endpoints):
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in pending:
-                task.cancel()
+                task.add_done_callback(_drop_result)
+                asyncio.get_running_loop().call_later(self._policy.fair_s, task.cancel)
+
+
+def _drop_result(attempt: asyncio.Future) -> None:
+    """Read the error of an attempt that nobody waits for, because asyncio reports errors that are never read."""
+    if not attempt.cancelled():
+        attempt.exception()
 
 
 def _has_failed(attempt: Future | asyncio.Future) -> bool:

@@ -76,7 +76,7 @@ class Recommender(SharedClient):
             else [open_transport(address, tls, headers or {}) for address in list_urls(url)]
         )
         endpoints = [Endpoint(transport) for transport in transports]
-        self._endpoints = Endpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
+        self._endpoints = Endpoints(endpoints, Policy.from_timeouts(self.timeouts, retries, hedge_after_s))
         self._transport = CachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
 
     def recommend(

@@ -207,6 +207,88 @@ def test_a_model_that_refuses_again_and_again_leaves_the_others_asked(server):
         assert shop.recommend(1).item_ids
 
 
+class Hanging:
+    url = "hanging"
+
+    async def describe(self, model, timeout_s):
+        await asyncio.sleep(timeout_s)
+        raise DeadlineExceeded("late")
+
+    async def infer(self, call):
+        return await self.describe(call.model, call.timeout_s)
+
+
+class Answering:
+    url = "answering"
+
+    async def describe(self, model, timeout_s):
+        return model
+
+    async def infer(self, call):
+        await asyncio.sleep(0.005)
+        if call.timeout_s < 0.005:
+            raise DeadlineExceeded("late")
+        return {}
+
+
+def test_callers_in_a_hurry_do_not_open_the_breaker_for_others():
+    async def run():
+        endpoints = AsyncEndpoints([Endpoint(Answering())], Policy(0, None, None))
+        hasty = [endpoints.infer(Call({}, timeout_s=0.001)) for _ in range(10)]
+        failures = await asyncio.gather(*hasty, return_exceptions=True)
+        assert all(isinstance(failure, DeadlineExceeded) for failure in failures)
+        assert await endpoints.infer(Call({}, timeout_s=5.0)) == {}
+
+    asyncio.run(run())
+
+
+@both
+def test_a_clients_own_timeout_counts_however_short(kind, server):
+    server.delay_s = 1.0
+    if kind == "blocking":
+        with Recommender(server.url, timeouts=Timeouts(0.02, connect=5.0), retries=0) as shop:
+            for _ in range(5):
+                with pytest.raises(DeadlineExceeded):
+                    shop.recommend(1)
+            with pytest.raises(CircuitOpen):
+                shop.recommend(1)
+        return
+
+    async def run():
+        async with AsyncRecommender(server.url, timeouts=Timeouts(0.02, connect=5.0), retries=0) as shop:
+            for _ in range(5):
+                with pytest.raises(DeadlineExceeded):
+                    await shop.recommend(1)
+            with pytest.raises(CircuitOpen):
+                await shop.recommend(1)
+
+    asyncio.run(run())
+
+
+def test_a_hanging_first_server_is_given_up_although_hedged_calls_are_answered():
+    async def run():
+        hanging = Endpoint(Hanging())
+        endpoints = AsyncEndpoints([hanging, Endpoint(Answering())], Policy(0, None, hedge_after_s=0.01))
+        for _ in range(5):
+            assert await endpoints.infer(Call({}, timeout_s=5.0)) == {}
+        await asyncio.sleep(0.2)  # the losing attempts had a fair time
+        assert not hanging.find_breaker(Call({}).model).closed
+
+    asyncio.run(run())
+
+
+def test_a_hanging_first_server_is_given_up_by_callers_who_stop_waiting():
+    async def run():
+        endpoints = AsyncEndpoints([Endpoint(Hanging()), Endpoint(Answering())], Policy(0, None, None))
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await endpoints.describe("recommend", 5.0)
+        assert await endpoints.describe("recommend", 5.0) == "recommend"
+
+    asyncio.run(run())
+
+
 def test_a_breaker_opens_tries_and_closes():
     now_s = [0.0]
     breaker = Breaker(threshold=2, first_pause_s=1.0, longest_pause_s=3.0, clock_s=lambda: now_s[0])
