@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -87,11 +88,14 @@ class AsyncRecommender(SharedClient):
     ) -> list[Recommendations]:
         """See Recommender.recommend_many."""
         resolved, notices = self.resolve_queries(queries)
-        signature, deadline = await self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
-        answers: list[Recommendations] = []
-        for part, call in self.make_recommend_calls(resolved, signature, k, request_id, generation):
-            answers += decode(await self._infer(call, deadline), part, k, signature.exclusions)
-        return self.complete(answers, notices, call.request_id)
+        model, deadline = await self._describe(RECOMMEND), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
+        try:
+            answers, request_id = await self._ask(resolved, model, deadline, k, request_id, generation)
+        except InvalidRequest:
+            if not self.is_outdated(RECOMMEND, model) or (newer := await self._describe(RECOMMEND)) == model:
+                raise
+            answers, request_id = await self._ask(resolved, newer, deadline, k, request_id, generation)
+        return self.complete(answers, notices, request_id)
 
     async def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
         """See Recommender.observe."""
@@ -103,8 +107,14 @@ class AsyncRecommender(SharedClient):
         model, deadline = await self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.make_observe_calls(resolved, model):
-                sequences += decode_sequences(await self._infer(call, deadline))
+            try:
+                for call in self.make_observe_calls(resolved, model):
+                    sequences += decode_sequences(await self._infer(call, deadline))
+            except InvalidRequest:
+                if not self.is_outdated(OBSERVE, model) or (newer := await self._describe(OBSERVE)) == model:
+                    raise
+                for call in self.make_observe_calls(resolved[len(sequences) :], newer):
+                    sequences += decode_sequences(await self._infer(call, deadline))
         finally:
             await self._forget([event.user_id for event in resolved if isinstance(event.user_id, int)])
         return sequences
@@ -134,7 +144,24 @@ class AsyncRecommender(SharedClient):
     async def _describe(self, model: str) -> ModelDescription:
         if model not in self.models:
             self.models[model] = await self._transport.describe(model, self.timeouts.connect)
+            self._described_s[model] = time.monotonic()
         return self.models[model]
+
+    async def _ask(
+        self,
+        queries: list[Query],
+        model: ModelDescription,
+        deadline: Deadline,
+        k: int | None,
+        request_id: str,
+        generation: int | None,
+    ) -> tuple[list[Recommendations], str]:
+        """Return the answers to resolved queries, encoded by the server's description, and the request's id."""
+        signature = Signature.of(model)
+        answers: list[Recommendations] = []
+        for part, call in self.make_recommend_calls(queries, signature, k, request_id, generation):
+            answers += decode(await self._infer(call, deadline), part, k, signature.exclusions)
+        return answers, call.request_id
 
     async def _infer(self, call: Call, deadline: Deadline) -> dict:
         with client_span(call.model, self.describe_span(call)) as headers:

@@ -20,6 +20,7 @@ from triton_recommender.tensors import CHALLENGER, OBSERVE, UPSERT
 from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
 
 DEFAULT_URL = "localhost:8001"
+REREAD_S = 2.0  # between two readings of a model's description because of calls that it does not allow
 
 log = logging.getLogger("triton_recommender")
 
@@ -54,6 +55,16 @@ class SharedClient:
             )
         self.priority, self.catalogue, self.strict, self.cache = priority, catalogue, strict, cache
         self.models: dict[str, ModelDescription] = {}  # read in the first call, and again after the server changed them
+        self._described_s: dict[str, float] = {}
+
+    def is_outdated(self, model: str, used: ModelDescription) -> bool:
+        """Return whether a refused call should be encoded again: the server may have another description by now."""
+        if self.models.get(model) is not used:  # the server refused it, or another call read a newer one
+            return True
+        if time.monotonic() - self._described_s[model] < REREAD_S:
+            return False
+        del self.models[model]
+        return True
 
     def resolve_queries(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:
         """Return the queries with text ids resolved to numbers, and the notices of each. Raises InvalidRequest, UnknownId."""

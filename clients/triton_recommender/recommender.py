@@ -7,6 +7,7 @@ with Recommender("localhost:8001", timeouts=Timeouts(request=0.5)) as shop:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -119,11 +120,14 @@ class Recommender(SharedClient):
         timeout. Their answers may come from two generations if another one is activated meanwhile.
         """
         resolved, notices = self.resolve_queries(queries)
-        signature, deadline = self.signature(), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
-        answers: list[Recommendations] = []
-        for part, call in self.make_recommend_calls(resolved, signature, k, request_id, generation):
-            answers += decode(self._infer(call, deadline), part, k, signature.exclusions)
-        return self.complete(answers, notices, call.request_id)
+        model, deadline = self._describe(RECOMMEND), Deadline(self.timeouts.request if timeout_s is None else timeout_s)
+        try:
+            answers, request_id = self._ask(resolved, model, deadline, k, request_id, generation)
+        except InvalidRequest:
+            if not self.is_outdated(RECOMMEND, model) or (newer := self._describe(RECOMMEND)) == model:
+                raise
+            answers, request_id = self._ask(resolved, newer, deadline, k, request_id, generation)
+        return self.complete(answers, notices, request_id)
 
     def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
         """Tell the server what a user did. Return the event's sequence once the event is durable.
@@ -144,8 +148,14 @@ class Recommender(SharedClient):
         model, deadline = self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
-            for call in self.make_observe_calls(resolved, model):
-                sequences += decode_sequences(self._infer(call, deadline))
+            try:
+                for call in self.make_observe_calls(resolved, model):
+                    sequences += decode_sequences(self._infer(call, deadline))
+            except InvalidRequest:
+                if not self.is_outdated(OBSERVE, model) or (newer := self._describe(OBSERVE)) == model:
+                    raise
+                for call in self.make_observe_calls(resolved[len(sequences) :], newer):
+                    sequences += decode_sequences(self._infer(call, deadline))
         finally:
             self._forget([event.user_id for event in resolved if isinstance(event.user_id, int)])
         return sequences
@@ -179,7 +189,24 @@ class Recommender(SharedClient):
     def _describe(self, model: str) -> ModelDescription:
         if model not in self.models:
             self.models[model] = self._transport.describe(model, self.timeouts.connect)
+            self._described_s[model] = time.monotonic()
         return self.models[model]
+
+    def _ask(
+        self,
+        queries: list[Query],
+        model: ModelDescription,
+        deadline: Deadline,
+        k: int | None,
+        request_id: str,
+        generation: int | None,
+    ) -> tuple[list[Recommendations], str]:
+        """Return the answers to resolved queries, encoded by the server's description, and the request's id."""
+        signature = Signature.of(model)
+        answers: list[Recommendations] = []
+        for part, call in self.make_recommend_calls(queries, signature, k, request_id, generation):
+            answers += decode(self._infer(call, deadline), part, k, signature.exclusions)
+        return answers, call.request_id
 
     def _infer(self, call: Call, deadline: Deadline) -> dict:
         with client_span(call.model, self.describe_span(call)) as headers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from triton_recommender import (
     stable_id,
 )
 from triton_recommender.ids import FIRST_USER_ID, session_id
-from triton_recommender.testing import AsyncFakeRecommender, FakeRecommender, FakeTransport
+from triton_recommender.testing import AsyncFakeRecommender, FakeRecommender, FakeTransport, describe_models
 
 CLIENTS = Path(__file__).parents[3] / "clients"
 
@@ -208,3 +209,28 @@ def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
             shop.recommend(session)
     with pytest.raises(InvalidRequest, match="session is ''; expected a text that is not empty"):
         shop.recommend(session="")
+
+
+@pytest.mark.parametrize("fake", [FakeRecommender, AsyncFakeRecommender])
+def test_a_long_lived_client_takes_what_a_newer_generation_takes(fake, monkeypatch):
+    shop = fake(lambda query: list(range(1, 31)))
+
+    def call(step):
+        return asyncio.run(step) if fake is AsyncFakeRecommender else step
+
+    def refuse(ask):
+        with pytest.raises(InvalidRequest):
+            call(ask())
+
+    refuse(lambda: shop.recommend(7, context={"store": 3}))
+    refuse(lambda: shop.observe(7, 1, context={"store": 3}))
+    shop.server.models = describe_models(64, 64, 30, {"store": "INT64"}, 64)
+    shop.server.items_returned = 30
+    now_s = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now_s() + 5.0)
+    assert len(call(shop.recommend(7, context={"store": 3}, k=30))) == 30
+    assert call(shop.observe(7, 1, context={"store": 3}))
+    refuse(lambda: shop.recommend(7, context={"shop": 3}))
+    shop.server.models = describe_models(64, 64, 30, {}, 64)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s() + 10.0)
+    assert len(call(shop.recommend(7))) == 30
