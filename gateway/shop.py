@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,8 @@ from triton_recommender import RecommenderError as ClientError
 
 log = logging.getLogger("gateway")
 
+REREAD_S = 10.0  # until a generation that could not be read is tried again
+
 
 class Shop:
     """Names, titles and popular items of the generation that answers. They change when another generation answers."""
@@ -31,7 +34,7 @@ class Shop:
         """Load the pinned generation. Raises ArtifactError or CatalogueError."""
         self.repo, self._metrics = repo, metrics
         self._moving: asyncio.Task[None] | None = None
-        self._unreadable: set[int] = set()
+        self._failed_s: dict[int, float] = {}  # generation -> when it could not be read
         pinned = Published.load(repo, read_pinned_generation(repo))
         self.reader = Reader(find_live_folder(repo, pinned.info.live_folder), pinned.info.shop)
         self._use(pinned)
@@ -42,7 +45,9 @@ class Shop:
 
         It goes on in the background where it takes longer than `within_s`; the present names are used meanwhile.
         """
-        if generation in (0, self.published.generation) or generation in self._unreadable:
+        if generation in (0, self.published.generation):
+            return
+        if time.monotonic() - self._failed_s.get(generation, float("-inf")) < REREAD_S:
             return
         if self._moving is None or self._moving.done():
             self._moving = asyncio.create_task(self._load(generation))
@@ -52,7 +57,7 @@ class Shop:
         try:
             self._use(await asyncio.to_thread(Published.load, self.repo, generation))
         except Exception as error:  # of any kind: the answers of this generation need names, if only those of another one
-            self._unreadable.add(generation)
+            self._failed_s[generation] = time.monotonic()
             expected = isinstance(error, RecommenderError | ClientError)
             log.warning(
                 "titles and popular items stay those of generation %d: %s",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from gateway.similar import MOST_WAITING
 from live.exposures import read_exposures
 from serving.contract.artifacts import find_stage_folder
 from serving.live.store import find_live_folder
+from tests.repositories import copy_generation, copy_small_repository
+from tests.unit.gateway.conftest import Gateway
 from triton_recommender import Degraded, Overloaded, Recommendations, StageDied, Unavailable
 from triton_recommender.ids import session_id
 from triton_recommender.testing import Query
@@ -377,3 +380,25 @@ def test_answers_are_logged_beside_the_live_store(gateway):
     logged = read_exposures(find_live_folder(door.repo)).to_pylist()
     [row] = [row for row in logged if row["request_id"] == answer["request_id"]]
     assert (row["item_ids"], row["generation"], row["user_id"]) == ([3, 1], answer["generation"], 1)
+
+
+def test_a_generation_that_could_not_be_read_is_tried_again(tmp_path, monkeypatch):
+    def fail(query):
+        raise Unavailable("gone")
+
+    door = Gateway(copy_small_repository(tmp_path / "repository"))
+    door.shop.server.served_generation, answer = 2, door.shop.server.handler
+
+    def list_popular() -> list[int]:
+        door.shop.server.handler = answer
+        door.recommend(user="7")
+        door.shop.server.handler = fail
+        return [item["id"] for item in door.recommend(user="7")["items"]]
+
+    popular = list_popular()
+    copy_generation(door.repo)
+    (door.repo / "recommend" / "2" / "popular.json").write_text(json.dumps(popular[::-1]))
+    assert list_popular() == popular
+    now_s = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now_s() + 11.0)
+    assert list_popular() == popular[::-1]
