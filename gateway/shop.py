@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -122,9 +122,13 @@ class Shop:
 
     def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
         """Return the popular items that may be shown in a context, best first."""
-        hidden = (exclude, self.live_items.unavailable, self._blocked_items.read_current())
+        hidden = (exclude, *self.list_hidden())
         popular = self.published.list_popular(context)
         return list(islice((item_id for item_id in popular if not any(item_id in ids for ids in hidden)), count))
+
+    def list_hidden(self) -> tuple[Collection[int], ...]:
+        """Return sets of items that nobody may be shown: unavailable since the export, and blocked by the rules."""
+        return self.live_items.unavailable, self._blocked_items.read_current()
 
     def close(self) -> None:
         self.reader.close()

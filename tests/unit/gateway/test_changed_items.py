@@ -83,6 +83,19 @@ def test_a_blocked_item_is_not_popular_until_its_rule_is_reverted(door):
     assert list_popular(door) == before
 
 
+def test_what_is_hidden_since_the_export_is_similar_to_nothing(door, change):
+    def list_similar() -> list[int]:
+        return [item["id"] for item in door.ask("GET", "/v1/items/3/similar", params={"k": 5}).json()["items"]]
+
+    first, second, *others = list_similar()
+    apply_rules(door.repo, {"blocked_items": [first]})
+    change(second, available=False)
+    left = list_similar()
+    assert left[: len(others)] == others
+    assert len(left) == 5
+    assert not {first, second} & set(left)
+
+
 def test_an_item_that_the_export_blocks_is_not_popular_unless_other_rules_are_applied(tmp_path):
     repo = copy_to_change(small_repository(), tmp_path / "repository")
     item = next(iter(list_popular(Gateway(repo, fail))))
