@@ -45,6 +45,7 @@ from serving.contract.errors import ServerError
 from serving.live.events import HEADER, OBSERVED, EventBatch, EventKind, EventKinds, Flags, unpack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
+from serving.live.sequences import unpack_sequence
 from serving.live.store import DATABASES, LAYOUT, PROGRESS, Progress, find_live_folder
 from serving.live.writer import Writer
 
@@ -232,7 +233,8 @@ def post_until_killed(shop: Shop, number: int, seconds: float, pending: dict[int
                     users, items = (rng.choice(known, 4).tolist() for known in (shop.user_ids, shop.item_ids))
                     pending[client] = users, items, [f"{number}-{client}-{count}-{place}" for place in range(4)]
                 sequences = read_sequences(exchange.ask(shop.encode_observe(*pending[client])))
-                acknowledged.update(zip(sequences.tolist(), (text.encode() for text in pending.pop(client)[2]), strict=True))
+                places = [unpack_sequence(sequence).place for sequence in sequences.tolist()]
+                acknowledged.update(zip(places, (text.encode() for text in pending.pop(client)[2]), strict=True))
                 count += 1
 
     threads = [threading.Thread(target=post, args=(client,)) for client in range(CLIENTS)]

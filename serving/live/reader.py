@@ -18,8 +18,10 @@ import lmdb
 import numpy as np
 
 from serving.contract.errors import DependencyError
+from serving.contract.tensors import NO_SEQUENCE
 from serving.live.events import HEADER, USER_CHANGED
 from serving.live.layout import Layout, find_offset
+from serving.live.sequences import PLACES, hash_machine, unpack_sequence
 from serving.live.store import (
     CHANGE,
     KEY_VALUE,
@@ -70,7 +72,7 @@ class Snapshot:
         return Progress.unpack(self._txn.get(PROGRESS, db=self._store.meta))
 
     def read_machine(self) -> str:
-        """Return the name of this store among those that share Redis, "" before it shares anything."""
+        """Return the name of this store among those of other machines, "" before a model has given it one."""
         return bytes(self._txn.get(MACHINE, db=self._store.meta) or b"").decode()
 
     def read_event_names(self) -> list[str]:
@@ -247,15 +249,18 @@ class Reader:
     def wait_for(self, sequences: np.ndarray, timeout_s: float) -> np.ndarray:
         """Return which sequences can be read, bool [B], once all of them can or the time is over.
 
-        A sequence that is MOST_AHEAD of the log is nobody's: other requests of its batch do not wait for it.
+        A sequence of another machine, or MOST_AHEAD of the log, never can: other requests of its batch do not wait for it.
         """
+        with self.snapshot() as snapshot:
+            own_number = hash_machine(snapshot.read_machine())
+        places = np.array([find_place(sequence, own_number) for sequence in sequences.tolist()])
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self.snapshot() as snapshot:
                 last = snapshot.read_progress().last_sequence
-            awaited = (sequences > last) & (sequences <= last + MOST_AHEAD)
+            awaited = (places > last) & (places <= last + MOST_AHEAD)
             if not awaited.any() or time.monotonic() >= deadline_s:
-                return sequences <= last
+                return places <= last
             time.sleep(WAIT_STEP_S)
 
     def _open(self) -> tuple[Store, Layout]:
@@ -278,3 +283,11 @@ class Reader:
         if self._opened is not None:
             self._opened[0].close()
             self._opened = None
+
+
+def find_place(sequence: int, own_number: int) -> int:
+    """Return the place of a sequence in this machine's log, whose end is before PLACES; PLACES for another machine's."""
+    if sequence == NO_SEQUENCE:
+        return 0
+    origin = unpack_sequence(sequence)
+    return origin.place if origin.machine in (0, own_number) else PLACES

@@ -1,9 +1,10 @@
-"""Pack a place in a log, and the machine whose log it is, into a sequence. Needed where machines share their users.
+"""Pack a place in a log, and the machine whose log it is, into a sequence, so that no other machine takes it for its own.
 
-    bit  62                 61 … 47      46 … 0
+    bit  52                 51 … 38      37 … 0
          shared by Redis    machine      place in the machine's log
 
-A machine that shares nothing returns the place alone, as machine 0.
+53 bits, because many JSON readers hold numbers as doubles. 2^38 events are 8 years of 1,000 a second. Machine 0 stands for the
+machine that is asked.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-PLACE_BITS, MACHINE_BITS = 47, 15
+PLACE_BITS, MACHINE_BITS = 38, 14
 PLACES, MACHINES = 1 << PLACE_BITS, 1 << MACHINE_BITS
 
 
 class Origin(NamedTuple):
-    """The origin of a sequence. machine: its number, 0 for one that shares nothing; shared: whether other machines get it"""
+    """The origin of a sequence. machine: its number, 0 for the one that is asked; shared: whether other machines get it"""
 
     machine: int
     shared: bool
@@ -26,7 +27,7 @@ class Origin(NamedTuple):
 
 
 def hash_machine(machine: str) -> int:
-    """Return a number for a machine's name, 1 … 32,767. Two names may have the same number."""
+    """Return a number for a machine's name, 1 … 16,383. Two names may have the same number."""
     digest = int.from_bytes(hashlib.blake2b(machine.encode(), digest_size=8).digest(), "big")
     return 1 + digest % (MACHINES - 1)
 

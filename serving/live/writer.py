@@ -123,7 +123,7 @@ class Writer:
         self.store.close()
 
     def name_machine(self) -> str:
-        """Return the name of this store among those that share Redis. The first call chooses it."""
+        """Return the name of this store among those of other machines. The first call chooses it."""
         with self.transaction() as txn:
             name = bytes(txn.get(MACHINE, db=self.store.meta) or secrets.token_hex(8).encode())
             txn.put(MACHINE, name, db=self.store.meta)

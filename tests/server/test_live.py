@@ -33,6 +33,7 @@ from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, OBSERVE, PAD_ID, UPSERT
 from serving.live.events import unpack
 from serving.live.reader import Reader
+from serving.live.sequences import unpack_sequence
 from serving.live.store import find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.measurements import PREFIX, SILENT
@@ -241,7 +242,7 @@ def test_what_was_acknowledged_survives_a_kill_of_the_whole_server(live_server, 
             process.kill()
     with reader.snapshot() as snapshot:
         log = dict(snapshot.read_events())
-        users = unpack(log[sequence] for sequence in acknowledged).headers["user_id"]
+        users = unpack(log[unpack_sequence(sequence).place] for sequence in acknowledged).headers["user_id"]
         assert users.tolist() == list(range(900, 950))
         rows, records = snapshot.read_users(users)
     assert len(rows) == 50

@@ -71,15 +71,15 @@ class LiveSettings:
 
 @dataclass
 class LiveModel:
-    """The common base of both models. machine: this machine's name if machines share their users by Redis, else "" """
+    """The common base of both models. machine: name of this machine's store"""
 
-    is_shared: ClassVar[bool]  # whether other machines get what this model appends
+    is_shared: ClassVar[bool]  # whether other machines get what this model appends, where they share users by Redis
 
     info: StageInfo
     writer: Writer
     settings: LiveSettings
+    machine: str
     now_ms: Callable[[], int] = read_wall_clock_ms
-    machine: str = ""
     times: RecentTimes = field(default_factory=RecentTimes)
     refused: int = 0
 
@@ -104,7 +104,7 @@ class LiveModel:
             settings=settings.writer_settings,
             shop=info.shop,
         )
-        return cls(info, writer, settings, machine=writer.name_machine() if info.live_redis else "")
+        return cls(info, writer, settings, writer.name_machine())
 
     @classmethod
     def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds | None:
@@ -116,8 +116,7 @@ class LiveModel:
         started_s = time.perf_counter()
         sequences = self.writer.append(batch)
         self.times.add(time.perf_counter() - started_s)
-        if self.machine:
-            sequences = mark_sequences(sequences, self.machine, self.is_shared)
+        sequences = mark_sequences(sequences, self.machine, self.is_shared and bool(self.info.live_redis))
         return {"sequence": sequences.reshape(-1, 1)}
 
     def count_refused(self, faults: dict[int, str]) -> dict[int, str]:

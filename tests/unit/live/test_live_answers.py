@@ -22,7 +22,7 @@ from serving.live.writer import Writer, WriterSettings
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import UserStore
-from serving.stages.live.models import Upsert
+from serving.stages.live.models import Observe, Upsert
 from serving.stages.live.users import LiveUsers
 from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.small_shops import shop
@@ -125,6 +125,14 @@ def test_an_event_that_is_missing_is_waited_for_and_then_the_answer_is_degraded(
     sequence = observe(event_inputs(user_id=[7], item_id=[1], timestamp_ms=[last_event_ms(repository)]))["sequence"][0, 0]
     degraded = answer(pipeline, [7, 7, 7], after=[sequence, sequence + 1, -1])["degraded"]
     assert degraded[:, 0].tolist() == [0, Degraded.LIVE, 0]
+
+
+def test_an_answer_after_an_event_of_another_machine_is_degraded(repository, observe, reader, tmp_path):
+    at_ms, pipeline = last_event_ms(repository), Pipeline.load(repository, live=reader)
+    observe(event_inputs(user_id=[7, 8], item_id=[1, 2], timestamp_ms=[at_ms, at_ms]))
+    with closing(Observe.load(repository / OBSERVE / "1", tmp_path / "store of another machine")) as other:
+        sequence = other(event_inputs(user_id=[7], item_id=[1], timestamp_ms=[at_ms]))["sequence"][0, 0]
+    assert answer(pipeline, [7], after=[sequence])["degraded"].tolist() == [[Degraded.LIVE]]
 
 
 def test_an_answer_after_an_event_is_degraded_without_a_store(repository, reader):

@@ -20,6 +20,7 @@ from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, 
 from serving.live.layout import Layout
 from serving.live.reader import MOST_AHEAD, Reader
 from serving.live.seeds import GenerationSeeds
+from serving.live.sequences import mark_sequences
 from serving.live.store import DATABASES, set_aside
 from serving.live.timeline import Timeline
 from serving.live.writer import Writer, WriterSettings
@@ -289,6 +290,17 @@ def test_a_store_that_does_not_exist_is_a_dependency_that_is_away(reader):
 def test_an_acknowledged_event_is_visible_at_once_and_another_one_is_not_waited_for_longer_than_asked(writer, reader):
     sequence = int(writer.append(purchase(1, 2))[0])
     assert reader.wait_for(np.array([sequence, sequence + 1]), timeout_s=0.01).tolist() == [True, False]
+
+
+def test_a_sequence_of_another_machine_is_not_taken_for_one_of_this_log(writer, reader):
+    for item in range(5):
+        writer.append(purchase(1, item))
+    own, other = (mark_sequences(np.array([5]), name, shared=False)[0] for name in (writer.name_machine(), "another"))
+    asked = np.array([own, other, mark_sequences(np.array([5]), "another", shared=True)[0], NO_SEQUENCE])
+    begun_s = time.monotonic()
+    assert reader.wait_for(asked, timeout_s=60.0).tolist() == [True, False, False, True]
+    assert time.monotonic() - begun_s < 30
+    assert asked.max() < 2**53  # JSON readers hold numbers as doubles
 
 
 def test_a_sequence_that_cannot_exist_yet_makes_nobody_wait(writer, reader):
