@@ -38,6 +38,7 @@ from serving.contract.tensors import OBSERVE, PAD_ID, STAGES
 from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
 from serving.live.redis_state import PATIENT_S, RedisState
+from serving.live.seeds import GenerationSeeds
 from serving.live.store import find_live_folder, open_store
 from serving.live.writer import Writer, WriterSettings
 from serving.stages.live.models import LiveSettings, Observe
@@ -132,10 +133,11 @@ def maintain(
             out.print("another process maintains this store")
             return
         with closing(open_writer(folder, repo)) as writer:
-            done = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo))
+            generation = open_generation(repo)
+            done = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo), generation)
     out.print(
         f"{done.archived:,} events moved into {len(done.written)} segments, {len(done.dropped)} segments removed, "
-        f"{done.evicted:,} idle users forgotten"
+        f"{done.evicted:,} idle users forgotten, {done.surpassed:,} of whom the generation knows more"
     )
 
 
@@ -251,6 +253,13 @@ def read_clock_ms(repo: Path) -> int:
     """Return the clock of the generation that a start of the server serves, in unix milliseconds. Raises ArtifactError."""
     folder = find_stage_folder(repo, STAGES[1], read_pinned_generation(repo))
     return 1_000 * read_stage(folder).settings["as_of_s"]
+
+
+def open_generation(repo: Path) -> GenerationSeeds | None:
+    """Open what the pinned generation knows of users; None where machines share users, whose records are then in Redis."""
+    pinned = read_pinned_generation(repo)
+    is_shared = read_stage(find_stage_folder(repo, OBSERVE, pinned)).live_redis
+    return None if is_shared else Observe.open_seeds(repo, pinned)
 
 
 def open_shared_state(repo: Path) -> RedisState | None:

@@ -1,4 +1,4 @@
-"""Maintain a live store: archive the log's older part, remove what has expired, and forget idle users.
+"""Maintain a live store: archive the log's older part, remove what has expired, and forget users.
 
 A server runs a round every ten minutes (server/live_helpers.py), by `python -m live maintain`.
 """
@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from live.archive import Segment, compact, drop_segments
-from serving.contract.tensors import FIRST_USER_ID
+from serving.contract.tensors import FIRST_USER_ID, PAD_ID
 from serving.live.reader import Reader
-from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Writer
+from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Seeds, Writer
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 MOST_DAYS_SINCE_EXPORT = 30
+VISIT_MS = HOUR_MS // 2  # a record holds the session of a visit, which no generation has
 LOCK = "maintenance.lock"
 USERS_PER_READ = 20_000  # a long read would keep LMDB from reusing old pages
 CHANGES_LEFT = 10_000  # fewer superseded changes are not worth a transaction
@@ -52,13 +53,21 @@ class Round:
     superseded: int  # changes by `upsert` that a later one of the same item or user replaces
     written: list[Segment]
     dropped: list[Segment]
-    evicted: int  # users
+    evicted: int  # idle users
+    surpassed: int  # users of whom the generation knows more than their records
 
 
-def maintain(writer: Writer, retention: Retention, now_ms: int, exported_until_ms: int | None = None) -> Round:
+def maintain(
+    writer: Writer,
+    retention: Retention,
+    now_ms: int,
+    exported_until_ms: int | None = None,
+    generation: Seeds | None = None,
+) -> Round:
     """Do one round. Meanwhile other processes may write, but none may maintain (see `lock`).
 
     now_ms: unix milliseconds; exported_until_ms: the serving generation's clock, as in `find_archived_until`
+    generation: what it knows of users
     """
     folder = writer.store.folder
     if writer.store.measure_size_bytes() > writer.settings.store_bytes / 2:
@@ -69,7 +78,8 @@ def maintain(writer: Writer, retention: Retention, now_ms: int, exported_until_m
     idle_ms = now_ms - round(retention.idle_days * DAY_MS) if retention.idle_days else None
     session_ms = now_ms - round(retention.session_hours * HOUR_MS) if retention.session_hours else None
     evicted = evict_idle(writer, idle_ms, retention.most_users, session_ms)
-    return Round(archived, drop_superseded(writer), written, dropped, evicted)
+    surpassed = evict_surpassed(writer, generation, now_ms) if generation else 0
+    return Round(archived, drop_superseded(writer), written, dropped, evicted, surpassed)
 
 
 def find_archived_until(key_days: float, now_ms: int, exported_until_ms: int | None) -> int:
@@ -103,6 +113,40 @@ def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int, sessi
     starts = range(0, len(idle), USERS_PER_WRITE)
     chunks = (idle[start : start + USERS_PER_WRITE] for start in starts)
     return sum(writer.evict(user_ids[rows], arrivals_ms[rows]) for rows in chunks)
+
+
+def evict_surpassed(writer: Writer, generation: Seeds, now_ms: int) -> int:
+    """Forget users of whom the generation knows all that their records hold, and more. Return their number.
+
+    A record replaces the generation's state, so it would hide what a newer generation learned from the shop's log. A user who
+    is visiting the shop, and an anonymous session, keep their records.
+    """
+    evicted = 0
+    with closing(Reader(writer.store.folder)) as reader:
+        for everyone, arrivals_ms in read_arrivals(reader):
+            user_ids = everyone[(everyone >= FIRST_USER_ID) & (arrivals_ms < now_ms - VISIT_MS)]
+            for start in range(0, len(user_ids), USERS_PER_WRITE):
+                chunk = user_ids[start : start + USERS_PER_WRITE]
+                with reader.snapshot() as snapshot:
+                    rows, records = snapshot.read_users(chunk)
+                known = generation.make_first_records(chunk[rows], writer.layout)
+                found = find_surpassed(records, known)
+                if len(found):
+                    evicted += writer.evict(chunk[rows][found], records["received_ms"][found])
+    return evicted
+
+
+def find_surpassed(records: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return the rows, int64 [M], of records [N] that hold less than the generation knows. known: records [N] of its knowledge
+
+    It must know more events, the latest of them no older than the record's, and the record's latest positive event.
+    """
+    item_ids, times_s = records["history_ids"][:, :1], records["history_s"][:, :1]
+    learned = ((known["history_ids"] == item_ids) & (known["history_s"] == times_s)).any(axis=1)
+    learned |= times_s[:, 0] < known["history_s"][:, -1]  # older than all of a full history
+    learned |= item_ids[:, 0] == PAD_ID
+    more = known["event_count"] > records["event_count"]
+    return np.flatnonzero(more & (known["last_ms"] // 1_000 >= records["last_ms"] // 1_000) & learned)
 
 
 def drop_superseded(writer: Writer) -> int:

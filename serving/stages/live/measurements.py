@@ -22,7 +22,7 @@ STORE = {  # name -> description
     "archive_bytes": "Size of the log's older part",
 }
 COUNTED = {  # counters of the store's helpers (live/)
-    "evicted_users": "Idle users that were forgotten, ever",
+    "evicted_users": "Users that were forgotten, ever",
     "kafka_messages": "Messages that were read, ever",
     "kafka_refused": "Messages that are no events, ever",
     "kafka_lost": "Messages that the brokers removed unread, ever",

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from live.__main__ import app
 from live.archive import list_segments, read_log
 from live.erase import erase_user
 from live.maintenance import Retention, lock, maintain
 from live.replay import replay
-from serving.contract.tensors import FIRST_USER_ID
-from serving.live.events import HEADER, ITEM_CHANGED, EventBatch, unpack
+from serving.contract.tensors import FIRST_USER_ID, PAD_ID
+from serving.live.events import HEADER, ITEM_CHANGED, EventBatch, Flags, unpack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.writer import Writer, WriterSettings
+from serving.live.store import find_live_folder
+from serving.live.writer import Writer, WriterSettings, read_wall_clock_ms
 from tests.unit.live.batches import KINDS, events, purchase
 from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
@@ -92,6 +96,67 @@ def test_an_idle_user_is_forgotten_and_comes_back_as_the_generation_knows_them(w
     writer.append(purchase(1, item=5))
     assert counts_of(folder, 1) == {1: KNOWN_COUNT + 1}
     assert replay(folder).is_equal
+
+
+@dataclass
+class Generation:
+    """A generation that learned a history of every user: (item, second), the newest first."""
+
+    history: list[tuple[int, int]]
+
+    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+        records = layout.make_empty_users(len(user_ids))
+        for place, (item, second) in enumerate(self.history):
+            records["history_ids"][:, place], records["history_s"][:, place] = item, second
+        records["event_count"], records["last_ms"] = len(self.history), 1_000 * self.history[0][1]
+        return records
+
+
+BOUGHT_S = START_MS // 1_000  # when a user's only live purchase, of item 7, was
+
+
+@pytest.mark.parametrize(
+    ("history", "left"),
+    [
+        ([(99, BOUGHT_S + 500), (7, BOUGHT_S), (2, BOUGHT_S - 500)], 0),
+        ([(7, BOUGHT_S), (2, BOUGHT_S - 500)], 0),
+        ([(7, BOUGHT_S)], 1),  # it knows no more
+        ([(99, BOUGHT_S - 100), (2, BOUGHT_S - 500)], 1),  # it does not know the purchase
+        ([(99, BOUGHT_S + 500), (2, BOUGHT_S - 500)], 1),
+    ],
+)
+def test_a_record_gives_way_to_a_generation_that_knows_it_and_more(folder, clock, history, left):
+    session = FIRST_USER_ID - 5
+    with closing(Writer(folder, Layout(), KINDS.names, now_ms=clock)) as writer:
+        for user in (1, session):
+            batch = purchase(user, item=7)
+            batch.headers["time_ms"] = START_MS
+            writer.append(batch)
+        generation = Generation(history)
+        assert maintain(writer, KEEP_ALL, clock.ms, generation=generation).surpassed == 0  # the visit goes on
+        clock.ms += DAY_MS
+        assert maintain(writer, KEEP_ALL, clock.ms, generation=generation).surpassed == 1 - left
+        assert counts_of(folder, 1, session) == ({1: 1} if left else {}) | {session: 1}
+        assert maintain(writer, KEEP_ALL, clock.ms, generation=generation).surpassed == 0
+    assert replay(folder).is_equal
+
+
+def test_what_a_later_generation_learned_of_a_user_reaches_the_answers(repository, pipeline, observe):
+    def read_history() -> list[int]:
+        return pipeline.trace({"user_id": np.array([[1]])})["history_ids"][0].tolist()
+
+    learned = read_history()
+    assert learned[1] != PAD_ID
+    headers = np.zeros(1, HEADER)
+    headers["user_id"], headers["item_id"], headers["time_ms"], headers["flags"] = 1, 45, START_MS // 10, Flags.COUNTED
+    kinds, place = observe.settings.event_kinds.names, find_live_folder(repository)
+    yesterday_ms = read_wall_clock_ms() - DAY_MS
+    with closing(Writer(place, observe.writer.layout, kinds, now_ms=lambda: yesterday_ms)) as writer:  # without seeds
+        writer.append(EventBatch(headers, [b""], [b""], [b""]))
+    assert [item for item in read_history() if item != PAD_ID] == [45]
+    done = CliRunner().invoke(app, ["maintain", "--repo", str(repository)])
+    assert "0 idle users forgotten, 1 of whom the generation knows more" in done.output
+    assert read_history() == learned
 
 
 def test_an_anonymous_session_is_forgotten_sooner_than_a_user(writer, folder, clock):
