@@ -8,7 +8,7 @@ rows of the candidates ─▶ tables ──────┘
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.items import LiveItems
 from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.ranked_items import RankedItems
-from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
+from serving.stages.live.sales import LiveSales, load_learned_sales
 from serving.stages.live.trends import ItemTrends
 from serving.tables.leveled import LeveledTables
 from serving.tables.measurements import measure_tables
@@ -214,7 +214,7 @@ class Rank:
     content: Content | None = None
     item_plan: Plan | None = None
     trends: ItemTrends | None = None  # declared aggregations of items
-    learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
+    learned: np.ndarray | None = None
     drift: DriftWindow | None = None  # watches the best item of each request
     live_items: LiveItems | None = None
 
@@ -254,7 +254,7 @@ class Rank:
         trends = self.trends.compile_loops() if self.trends and as_of_s else None
         arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features, trends)
         sales = LiveSales(inputs.items, as_of_s, self.learned) if as_of_s else None
-        stored = StoredPairs.for_generation(inputs.items, self.learned) if sales else None
+        stored = StoredPairs.for_generation(inputs.items, as_of_s, self.learned) if sales else None
         # Before `refresh`, which adds live sales to the popularity.
         novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE)) if sales else None
         if novelty is not None:  # compile the loop, so that no request waits for it

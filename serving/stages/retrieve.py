@@ -8,7 +8,7 @@ seen items, exclude, unavailable items ─────────────�
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.items import LiveItems
 from serving.stages.live.measurements import measure_free_rows
 from serving.stages.live.pairs import StoredPairs
-from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
+from serving.stages.live.sales import LiveSales, load_learned_sales
 from serving.stages.live.users import LiveSeen, SeenSince
 from serving.stages.search.loading import load_search
 from serving.stages.search.search import Blocked, Search, compute_mean_item, compute_recency_weights
@@ -203,7 +203,7 @@ class Retrieve:
     popularity: np.ndarray | None = None  # float32 [n_items + 1] decayed counts, where live sales update them
     as_of_s: int = 0
     tower: ContentTower | None = None  # of new items
-    learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
+    learned: np.ndarray | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Retrieve:
@@ -231,7 +231,7 @@ class Retrieve:
             self.search, self.inputs.tables.tables[HISTORY_TABLE], self.popularity, self.tower
         ).compile_loops()
         sales = LiveSales(self.items, self.as_of_s, self.learned) if self.as_of_s else None
-        pairs = StoredPairs.for_generation(self.items, self.learned) if sales else None
+        pairs = StoredPairs.for_generation(self.items, self.as_of_s, self.learned) if sales else None
         live_items = LiveItems(reader, self.items, self.content, arrays, sales, pairs)
         live_items.catch_up()  # here, so that no request waits for it
         return replace(self, outputs=self.outputs.with_live(reader, live_items))

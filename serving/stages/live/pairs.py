@@ -33,7 +33,7 @@ NO_PAIRS = np.empty((0, 2), np.int64)
 class StoredPairs:
     """The pairs of a live store, for one stage.
 
-    learned_until_s: the time of the last live event that the generation learned from, 0 for none
+    learned_until_s: the time of the last event that the generation may have learned from, 0 for none
     """
 
     items: ItemIndex
@@ -48,9 +48,12 @@ class StoredPairs:
         self._collect(ids, times_s, is_new, 0, False)
 
     @classmethod
-    def for_generation(cls, items: ItemIndex, learned: np.ndarray) -> StoredPairs:
-        """Return a StoredPairs without counts. learned: LEARNED_SALE [L], the live sales that the generation learned from"""
-        return cls(items, int(learned["last_ms"].max()) // 1_000 if len(learned) else 0)
+    def for_generation(cls, items: ItemIndex, as_of_s: int, learned: np.ndarray | None) -> StoredPairs:
+        """Return a StoredPairs without counts.
+
+        as_of_s: the generation's clock; learned: LEARNED_SALE [L], the live sales that it learned from; None if unknown
+        """
+        return cls(items, as_of_s if learned is None else int(learned["last_ms"].max()) // 1_000)
 
     def find(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, n_unread: int = 0) -> np.ndarray:
         """Return the pairs of events, int64 [P, 2], for `pairs.add`.

@@ -6,7 +6,8 @@ Training computes the same numbers from a whole log (training/models/item_statis
 to an hour of event time. When it moves on, all items are computed again; in between, only those with new events.
 
 The live store counts all live events. A generation that learned from some of them publishes their counts (LEARNED_SALES), which
-are subtracted here, so that no sale counts twice.
+are subtracted here, so that no sale counts twice. One that publishes none was exported without this store: the shop's own log
+may hold the same events. Then those up to the generation's clock do not count.
 """
 
 from __future__ import annotations
@@ -17,26 +18,30 @@ from pathlib import Path
 import numpy as np
 
 from serving.contract.artifacts import open_checked_array
-from serving.live.layout import HORIZONS_DAYS
+from serving.live.events import OBSERVED
+from serving.live.layout import HORIZONS_DAYS, Layout
 from serving.live.reader import Snapshot
 from serving.live.store import Progress
 from serving.live.timeline import Timeline
+from serving.live.transitions import apply_to_items
 from serving.stages.features.ids import ItemIndex
+from serving.stages.live.counted_events import MOST_AHEAD_MS
 
 STEP_S = 3_600
 SECONDS_PER_DAY = 86_400.0
 HORIZONS_S = np.array(HORIZONS_DAYS) * SECONDS_PER_DAY
 FIELDS = ("positive_count", "decayed", "first_ms", "last_ms")
-LEARNED_SALES = "learned_sales"  # name of the file; missing if the generation learned from no live events
+LEARNED_FIELDS = ("positive_count", "decayed", "last_ms")
+LEARNED_SALES = "learned_sales"  # name of the file; missing if the export knew no live events
 LEARNED_SALE = np.dtype(  # one item's live sales; files are sorted by item_id
     [("item_id", "<i8"), ("positive_count", "<i8"), ("decayed", "<f8", (len(HORIZONS_DAYS),)), ("last_ms", "<i8")]
 )
 
 
-def load_learned_sales(folder: Path) -> np.ndarray:
-    """Return the live sales that a stage's generation learned from, LEARNED_SALE [L]. Raises ArtifactError."""
+def load_learned_sales(folder: Path) -> np.ndarray | None:
+    """Return the live sales that a stage's generation learned from, LEARNED_SALE [L]; None if unknown. Raises ArtifactError."""
     if not (folder / f"{LEARNED_SALES}.npy").exists():
-        return np.empty(0, LEARNED_SALE)
+        return None
     return open_checked_array(folder, LEARNED_SALES, LEARNED_SALE, None)
 
 
@@ -44,7 +49,8 @@ def load_learned_sales(folder: Path) -> np.ndarray:
 class LiveSales:
     """The live positive events of each item, by item position; the last row is padding.
 
-    items: the catalogue; as_of_s: the generation's clock; learned: LEARNED_SALE [L] of the generation
+    items: the catalogue; as_of_s: the generation's clock
+    learned: LEARNED_SALE [L] of the generation; None: those up to its clock, which the first read finds
     counts: int64 [n_items + 1]; decayed: float64 [n_items + 1, horizons], the counts decayed as of last_s
     first_s, last_s: int64 [n_items + 1], first and latest event; clock_s: now. All times are feature time (timeline.py)
     follows: whether an event of any kind came in a second after the generation's clock; set by `LiveItems`
@@ -52,7 +58,7 @@ class LiveSales:
 
     items: ItemIndex
     as_of_s: int
-    learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
+    learned: np.ndarray | None = None
     counts: np.ndarray = field(init=False)
     decayed: np.ndarray = field(init=False)
     first_s: np.ndarray = field(init=False)
@@ -85,6 +91,8 @@ class LiveSales:
         timeline = snapshot.read_timeline(progress, self.as_of_s)
         elapsed_s = max(timeline.skip_pauses(progress.watermark_ms // 1_000) - self.as_of_s, 0)
         clock_s = self.as_of_s + elapsed_s // STEP_S * STEP_S
+        if self.learned is None:
+            self.learned = find_sales_until(self.as_of_s, snapshot)
         if headers is None:
             ids, records = snapshot.read_all_items()
         else:
@@ -122,7 +130,7 @@ class LiveSales:
         self, ids: np.ndarray, counts: np.ndarray, decayed: np.ndarray, last_ms: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return counts int64 [N] and decayed float64 [N, horizons] of items, minus what the generation learned from."""
-        if not len(self.learned):
+        if self.learned is None or not len(self.learned):
             return counts, decayed
         places = np.minimum(np.searchsorted(self.learned["item_id"], ids), len(self.learned) - 1)
         learned = self.learned[places]
@@ -131,3 +139,30 @@ class LiveSales:
         left = np.where(applies[:, None], learned["decayed"] * np.exp(-age_s / HORIZONS_S), 0.0)
         remaining = np.maximum(counts - np.where(applies, learned["positive_count"], 0), 0)
         return remaining, np.where(remaining[:, None] > 0, np.maximum(decayed - left, 0.0), 0.0)
+
+
+def find_sales_until(as_of_s: int, snapshot: Snapshot) -> np.ndarray:
+    """Return the sales up to a moment, LEARNED_SALE [L]: those of all records, minus what the log holds of later ones.
+
+    The log holds the events of the last 30 days that came after an export (live/maintenance.py).
+    """
+    ids, records = snapshot.read_all_items()
+    earlier = (records["positive_count"] > 0) & (records["first_ms"] // 1_000 <= as_of_s)
+    order = np.argsort(ids[earlier])
+    ids, records = ids[earlier][order], records[earlier][order]
+    learned = np.zeros(len(ids), LEARNED_SALE)
+    for name in LEARNED_FIELDS:
+        learned[name] = records[name]
+    learned["item_id"] = ids
+    if not len(ids):
+        return learned
+    later = Layout().make_empty_items(len(ids))
+    for _, headers in snapshot.read_held_headers(snapshot.find_last_before(1_000 * as_of_s - MOST_AHEAD_MS)):
+        is_later = (headers["type"] == OBSERVED) & (headers["time_ms"] // 1_000 > as_of_s)
+        sold = headers[is_later & np.isin(headers["item_id"], ids)]
+        apply_to_items(later, np.searchsorted(ids, sold["item_id"]), sold)
+    age_s = (records["last_ms"] - later["last_ms"])[:, None] / 1_000
+    left = np.where(later["positive_count"][:, None] > 0, later["decayed"] * np.exp(-np.maximum(age_s, 0) / HORIZONS_S), 0.0)
+    learned["positive_count"] -= later["positive_count"]
+    learned["decayed"] = np.maximum(learned["decayed"] - left, 0.0)
+    return learned

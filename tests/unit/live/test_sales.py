@@ -119,6 +119,22 @@ def test_sales_that_a_generation_learned_from_do_not_count_again(tmp_path, learn
     reader.close()
 
 
+def test_sales_up_to_the_clock_of_a_generation_that_names_none_do_not_count(tmp_path):
+    log = log_of(2_400)
+    known, expected = statistics_of(*(column[:2_000] for column in log)), statistics_of(*log)
+    items, reader = ItemIndex(np.arange(N_ITEMS) * 10), Reader(tmp_path / "live")
+    write(reader.folder, *(column[1_600:2_200] for column in log))
+    ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), known)
+    live = LiveItems(reader, items, ranked.content, ranked, LiveSales(items, int(log[2][1_999])))
+    live.catch_up()
+    half = statistics_of(*(column[:2_200] for column in log))
+    np.testing.assert_allclose(known.popularity, half.popularity, atol=2e-6)
+    write(reader.folder, *(column[2_200:] for column in log))
+    live.catch_up()
+    np.testing.assert_allclose(known.popularity, expected.popularity, atol=2e-6)
+    reader.close()
+
+
 def lifted_slowly(lifts, vectors, servable, user_vectors, history, blocked, starts, positions, scores):
     """The same by scoring every item."""
     n_items, width = len(vectors), positions.shape[1]
@@ -160,7 +176,7 @@ def test_lifted_candidates_equal_those_of_a_search_that_scores_every_item():
 
 
 def test_what_sells_now_comes_up_for_a_visitor_nobody_knows(repository, pipeline, observe):
-    at_ms = last_event_ms(repository)
+    at_ms = last_event_ms(repository) + 1_000
     item = 45  # nobody has bought it, and no rule is against it
     before = pipeline.trace({"user_id": np.array([[-5]])})
     observe(event_inputs(user_id=list(range(1_000, 1_080)), item_id=[item] * 80, timestamp_ms=[at_ms] * 80))
