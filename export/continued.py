@@ -62,12 +62,15 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     items["title"] = items["title"].fillna(items["item_id"].astype(str))
     items["available"] = items["available"].fillna(True).astype(bool)
     users = add_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
+    items, users = apply_changes(items, "item_id", item_changes), apply_changes(users, "user_id", user_changes)
+    notes += note_overridden("items", dataset.items, items, "item_id", item_changes)
+    notes += note_overridden("users", dataset.users, users, "user_id", user_changes)
     report = replace(dataset.report, notes=[*notes, f"{len(new):,} live events continue the log"])
     return replace(
         dataset,
         interactions=log,
-        items=apply_changes(items, "item_id", item_changes),
-        users=apply_changes(users, "user_id", user_changes),
+        items=items,
+        users=users,
         item_names=item_names,
         report=report,
         learned_sales=count_sales(batches),
@@ -185,6 +188,22 @@ def apply_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[s
             values[row] = convert_value(value, table[name].dtype, values)
         table = table.assign(**{name: values})
     return table
+
+
+def note_overridden(name: str, table: pd.DataFrame, changed: pd.DataFrame, key: str, ids: Iterable[int]) -> list[str]:
+    """Return a note that counts the rows of a data set's table in which `upsert` set other values; [] without any.
+
+    changed: the table with what `upsert` set; ids: of the rows that it set
+    """
+    known = np.intersect1d(table[key], np.fromiter(ids, np.int64))
+    before, after = (rows.set_index(key).loc[known].astype(str) for rows in (table, changed))
+    count = int((before != after).any(axis=1).sum())
+    if not count:
+        return []
+    return [
+        f"{name} with values from upsert that differ from the data set's: {count:,}. Those of upsert are used. To use the data "
+        "set's, send them by upsert too"
+    ]
 
 
 def convert_value(value: object, dtype: Any, values: np.ndarray) -> object:

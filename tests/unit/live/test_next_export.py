@@ -175,6 +175,18 @@ def test_new_items_and_users_get_rows_and_changed_ones_what_was_set(dataset, fol
     assert dataset.learned_sales is None
 
 
+def test_an_export_says_how_many_rows_of_the_data_set_upsert_overrides(dataset, folder, post):
+    post.item(10, price=9.5, available=True)
+    post.item(11, price=3.5, tags=[])  # as in the data set
+    post.item(13, title="Bowl", price=9.5)
+    post.user(1, country="IT")
+    remedy = "Those of upsert are used. To use the data set's, send them by upsert too"
+    expected = [f"{name} with values from upsert that differ from the data set's: 1. {remedy}" for name in ("items", "users")]
+    assert continue_log(dataset, folder).report.notes[-3:-1] == expected
+    post.item(10, price=2.5)
+    assert continue_log(dataset, folder).report.notes[-2:-1] == expected[1:]
+
+
 def test_the_store_of_another_shop_is_left_alone(dataset, folder):
     Writer(folder, Layout(), ("rating",), shop="another").close()
     assert continue_log(dataset, folder) is dataset
