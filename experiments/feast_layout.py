@@ -76,7 +76,7 @@ def draw_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict],
 
 def write(state: RedisState, view: View, ids: np.ndarray, rows: list[dict]) -> None:
     nothing = [Entity({}, b"", b"", [])] * len(ids)
-    assert state.change(view, ids, nothing, [view.encode(row) for row in rows], ttl_s=0).all()
+    assert state.change(view, ids, nothing, [view.encode(row) for row in rows], [0] * len(rows)).all()
 
 
 def find_differences(view: View, expected: list[dict], found: list[dict]) -> list[str]:

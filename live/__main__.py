@@ -171,7 +171,7 @@ def share(
         if not info.live_redis:
             raise ConfigError("The export names no Redis. Set [live] redis, and export again.")
         with closing(RedisState(info.live_redis, info.live_project, PATIENT_S)) as state:
-            Sharer(observe.writer, state, observe.settings.idle_days).run(stop_on_signals())
+            Sharer(observe.writer, state, observe.settings.idle_days, observe.settings.session_hours).run(stop_on_signals())
 
 
 @app.command()

@@ -5,8 +5,8 @@
                                  └──────────────── read again those that others changed ────────┘
 
 An event from Kafka is in the log of every machine. It is identified by its Kafka offset, so the first machine applies it and
-the others see that it was applied. Evictions are not shared: a hash expires after `idle_days`. Changes by `upsert` are not
-shared either: send them to every machine, or by Kafka.
+the others see that it was applied. Evictions are not shared: a hash expires after `idle_days`, that of an anonymous session
+after `session_hours`. Changes by `upsert` are not shared either: send them to every machine, or by Kafka.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from live.archive import read_log
 from serving.contract.errors import DependencyError
 from serving.contract.locks import hold_lock_unless
+from serving.contract.tensors import FIRST_USER_ID
 from serving.live.events import OBSERVED, EventBatch, Flags
 from serving.live.feast_layout import encode_time
 from serving.live.feast_views import (
@@ -68,8 +69,9 @@ class SharedEvents:
 class Sharer:
     """Applies the log of one machine to the shared state, each event once."""
 
-    def __init__(self, writer: Writer, state: RedisState, idle_days: float) -> None:
+    def __init__(self, writer: Writer, state: RedisState, idle_days: float, session_hours: float) -> None:
         self._writer, self._state, self._ttl_s = writer, state, round(idle_days * 86_400)
+        self._session_ttl_s = round(session_hours * 3_600) or self._ttl_s
         self._users, self._items = USERS_VIEW, ITEMS_VIEW
         self._reader = Reader(writer.store.folder)
         self._recorded_s = float("-inf")
@@ -186,7 +188,9 @@ class Sharer:
             offsets = [(name, str(end).encode()) for name, end in ends]
             fields.append([*pairs, *offsets, (view.time_field, encode_time(time_ms))])
         written = np.zeros(len(ids), bool)
-        written[changed] = self._state.change(view, ids[changed], [entities[row] for row in changed], fields, self._ttl_s)
+        is_session = (ids[changed] < FIRST_USER_ID) & (view is self._users)
+        ttls_s = np.where(is_session, self._session_ttl_s, self._ttl_s).tolist()
+        written[changed] = self._state.change(view, ids[changed], [entities[row] for row in changed], fields, ttls_s)
         return written
 
     def _read_users(self, user_ids: np.ndarray, entities: Sequence[Entity]) -> tuple[np.ndarray, list[dict[int, None]]]:

@@ -120,11 +120,19 @@ class RedisState:
         return [entity.values.get(feature) for entity in self.read(one, ids)]
 
     def change(
-        self, view: View, ids: np.ndarray, read: Sequence[Entity], fields: Iterable[Sequence[tuple[bytes, bytes]]], ttl_s: int
+        self,
+        view: View,
+        ids: np.ndarray,
+        read: Sequence[Entity],
+        fields: Iterable[Sequence[tuple[bytes, bytes]]],
+        ttls_s: Sequence[int],
     ) -> np.ndarray:
-        """Write fields of entities that nobody has changed since they were read. Return which were written, bool [N]."""
+        """Write fields of entities that nobody has changed since they were read. Return which were written, bool [N].
+
+        ttls_s: seconds until each expires, 0 for never
+        """
         commands: list[Command] = []
-        for entity_id, entity, pairs in zip(ids.tolist(), read, fields, strict=True):
+        for entity_id, entity, pairs, ttl_s in zip(ids.tolist(), read, fields, ttls_s, strict=True):
             flat = [part for pair in pairs for part in pair]
             guard = (entity.version, view.time_field, entity.time, ttl_s)
             commands.append(("EVAL", CHANGE, 1, self._make_key(view, entity_id), *guard, *flat))

@@ -19,7 +19,7 @@ from live.consumer import EventConsumer
 from live.erase import erase_user
 from live.sharing import Sharer
 from serving.contract.errors import DependencyError, RecommenderError
-from serving.contract.tensors import NO_SEQUENCE, OBSERVE, UPSERT, Degraded
+from serving.contract.tensors import FIRST_USER_ID, NO_SEQUENCE, OBSERVE, UPSERT, Degraded
 from serving.live.events import EventBatch
 from serving.live.feast_layout import make_entity_key
 from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW
@@ -41,7 +41,7 @@ from tests.unit.live.twin import StateTwin
 from tests.unit.tables.redis_server import RedisCluster, RedisServer
 from tests.waiting import until
 
-IDLE_DAYS = 30.0
+IDLE_DAYS, SESSION_HOURS = 30.0, 48.0
 PROJECT = "shop"
 
 
@@ -82,7 +82,7 @@ def machine(folder: Path, addresses: str, timeout_s: float = PATIENT_S) -> Itera
         closing(RedisState(addresses, PROJECT, timeout_s)) as state,
         closing(RedisReader(folder, "", RedisState(addresses, PROJECT, timeout_s))) as reader,
     ):
-        yield Machine(writer, Sharer(writer, state, IDLE_DAYS), reader)
+        yield Machine(writer, Sharer(writer, state, IDLE_DAYS, SESSION_HOURS), reader)
 
 
 def differing(reader: RedisReader, batch: EventBatch) -> list[str]:
@@ -145,6 +145,16 @@ def test_machines_that_share_apply_every_event_once(tmp_path, state, redis):
         for host in (one, other):
             host.share_all()
         assert differing(one.reader, everything) == []
+
+
+def test_the_hash_of_an_anonymous_session_expires_sooner_than_that_of_a_user(tmp_path, state, redis):
+    session = FIRST_USER_ID - 5
+    with machine(tmp_path / "a", redis.address) as one:
+        for user in (session, 1):
+            one.writer.append(purchase(user, item=3))
+        one.share_all()
+    session_s, user_s = (redis.client.ttl(make_entity_key(PROJECT, "user_id", user)) for user in (session, 1))
+    assert 0 < session_s <= SESSION_HOURS * 3_600 < user_s <= IDLE_DAYS * 86_400
 
 
 def test_a_sequence_is_waited_for_in_the_log_of_the_machine_that_gave_it(tmp_path, state, redis):
@@ -266,7 +276,7 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
         other.share_all()
         after = answer(pipeline, [7])
         assert bought not in after["item_ids"][0]
-        sharer = Sharer(observe.writer, state, IDLE_DAYS)
+        sharer = Sharer(observe.writer, state, IDLE_DAYS, SESSION_HOURS)
         sequence = int(observe(event_inputs(user_id=[8], item_id=[bought]))["sequence"][0, 0])
         late = answer(pipeline, [8], after=[sequence])
         assert late["degraded"].tolist() == [[int(Degraded.LIVE)]]
