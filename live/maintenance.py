@@ -139,14 +139,17 @@ def evict_surpassed(writer: Writer, generation: Seeds, now_ms: int) -> int:
 def find_surpassed(records: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Return the rows, int64 [M], of records [N] that hold less than the generation knows. known: records [N] of its knowledge
 
-    It must know more events, the latest of them no older than the record's, and the record's latest positive event.
+    It must know more events, the latest of them no older than the record's, and each event of the record's history.
     """
-    item_ids, times_s = records["history_ids"][:, :1], records["history_s"][:, :1]
-    learned = ((known["history_ids"] == item_ids) & (known["history_s"] == times_s)).any(axis=1)
-    learned |= times_s[:, 0] < known["history_s"][:, -1]  # older than all of a full history
-    learned |= item_ids[:, 0] == PAD_ID
     more = known["event_count"] > records["event_count"]
-    return np.flatnonzero(more & (known["last_ms"] // 1_000 >= records["last_ms"] // 1_000) & learned)
+    rows = np.flatnonzero(more & (known["last_ms"] // 1_000 >= records["last_ms"] // 1_000))
+    records, known = records[rows], known[rows]
+    item_ids, times_s = records["history_ids"], records["history_s"]
+    learned = (item_ids == PAD_ID) | (times_s < known["history_s"][:, -1:])  # older than all of a full history
+    for place in range(known["history_ids"].shape[1]):
+        same_item = item_ids == known["history_ids"][:, place : place + 1]
+        learned |= same_item & (times_s == known["history_s"][:, place : place + 1])
+    return rows[learned.all(axis=1)]
 
 
 def drop_superseded(writer: Writer) -> int:

@@ -112,31 +112,34 @@ class Generation:
         return records
 
 
-BOUGHT_S = START_MS // 1_000  # when a user's only live purchase, of item 7, was
+BOUGHT_S = START_MS // 1_000  # when a user bought item 7, a second after item 5
+LIVE = [(7, BOUGHT_S), (5, BOUGHT_S - 1)]
+LATER, EARLIER = (99, BOUGHT_S + 500), (2, BOUGHT_S - 500)
 
 
 @pytest.mark.parametrize(
     ("history", "left"),
     [
-        ([(99, BOUGHT_S + 500), (7, BOUGHT_S), (2, BOUGHT_S - 500)], 0),
-        ([(7, BOUGHT_S), (2, BOUGHT_S - 500)], 0),
-        ([(7, BOUGHT_S)], 1),  # it knows no more
-        ([(99, BOUGHT_S - 100), (2, BOUGHT_S - 500)], 1),  # it does not know the purchase
-        ([(99, BOUGHT_S + 500), (2, BOUGHT_S - 500)], 1),
+        ([LATER, *LIVE, EARLIER], 0),
+        ([*LIVE, EARLIER], 0),
+        ([LATER, *LIVE], 0),
+        (LIVE, 1),  # it knows no more
+        ([LATER, LIVE[0], EARLIER], 1),  # it does not know one of the purchases
+        ([LATER, LIVE[1], EARLIER], 1),
+        ([LIVE[1], EARLIER, EARLIER], 1),  # the latest one came after the export
     ],
 )
 def test_a_record_gives_way_to_a_generation_that_knows_it_and_more(folder, clock, history, left):
     session = FIRST_USER_ID - 5
     with closing(Writer(folder, Layout(), KINDS.names, now_ms=clock)) as writer:
         for user in (1, session):
-            batch = purchase(user, item=7)
-            batch.headers["time_ms"] = START_MS
-            writer.append(batch)
+            for item, second in reversed(LIVE):
+                writer.append(purchase(user, item, 1_000 * second))
         generation = Generation(history)
         assert maintain(writer, KEEP_ALL, clock.ms, generation=generation).surpassed == 0  # the visit goes on
         clock.ms += DAY_MS
         assert maintain(writer, KEEP_ALL, clock.ms, generation=generation).surpassed == 1 - left
-        assert counts_of(folder, 1, session) == ({1: 1} if left else {}) | {session: 1}
+        assert counts_of(folder, 1, session) == ({1: 2} if left else {}) | {session: 2}
         assert maintain(writer, KEEP_ALL, clock.ms, generation=generation).surpassed == 0
     assert replay(folder).is_equal
 
