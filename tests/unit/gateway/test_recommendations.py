@@ -6,13 +6,15 @@ import asyncio
 import json
 import threading
 import time
+from typing import cast
 
 import numpy as np
 import pytest
 from fastapi.openapi.utils import get_openapi
 
 from gateway import schema
-from gateway.similar import MOST_WAITING
+from gateway.shop import Shop
+from gateway.similar import MOST_WAITING, SimilarItems
 from live.exposures import read_exposures
 from serving.contract.artifacts import find_stage_folder
 from serving.live.store import find_live_folder
@@ -233,25 +235,35 @@ def test_alike_are_the_items_with_the_nearest_vectors(gateway, repo):
         assert min(alike.values()) > max(others, default=-1.0) - 1e-5
 
 
-def test_similar_items_are_refused_while_many_wait(gateway, monkeypatch):
+def test_similar_items_are_refused_while_many_wait():
     """Each may read the vectors of the whole catalogue, and recommendations must not wait for that."""
-    door, load, goes_on = gateway(), np.load, threading.Event()
 
-    def load_slowly(*args, **kwargs):
-        goes_on.wait(60)
-        return load(*args, **kwargs)
+    class SlowShop:
+        goes_on = threading.Event()
 
-    async def ask() -> list[int]:
-        asked = [asyncio.create_task(door.ask_async("GET", "/v1/items/3/similar")) for _ in range(MOST_WAITING + 3)]
+        @property
+        def published(self) -> SlowShop:
+            return self
+
+        def find_similar_items(self, item_id: int, count: int) -> list:
+            self.goes_on.wait(60)
+            return []
+
+        def list_hidden(self) -> tuple:
+            return ()
+
+    async def ask() -> list:
+        finder = SimilarItems(cast(Shop, SlowShop()))
+        asked = [asyncio.create_task(finder.find(3, 10)) for _ in range(MOST_WAITING + 3)]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        goes_on.set()
-        answers = await asyncio.gather(*asked)
-        assert all(answer.headers["retry-after"] == "1" for answer in answers if answer.status_code == 503)
-        return [answer.status_code for answer in answers]
+        SlowShop.goes_on.set()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        finder.close()
+        return answers
 
-    monkeypatch.setattr(np, "load", load_slowly)
-    statuses = asyncio.run(ask())
-    assert (statuses.count(200), statuses.count(503)) == (MOST_WAITING, 3)
+    answers = asyncio.run(ask())
+    assert answers.count([]) == MOST_WAITING
+    assert sum(isinstance(answer, Overloaded) for answer in answers) == 3
 
 
 def test_nothing_is_similar_to_an_unknown_item(gateway):

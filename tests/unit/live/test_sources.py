@@ -35,14 +35,14 @@ def test_a_new_item_is_proposed_as_such_while_it_may_be_served(pipeline, upsert)
 
 def test_what_sells_now_is_proposed_to_users_without_a_history(pipeline, observe, repository):
     assert LIVE_SALES not in name_sources(pipeline, VISITOR, 45)
-    at_ms = last_event_ms(repository)
+    at_ms = last_event_ms(repository) + 1_000
     observe(event_inputs(user_id=list(range(1_000, 1_080)), item_id=[45] * 80, timestamp_ms=[at_ms] * 80))
     assert LIVE_SALES in name_sources(pipeline, VISITOR, 45)
     assert LIVE_SALES not in name_sources(pipeline, BUYER, 45)
 
 
 def test_what_is_bought_together_since_the_export_is_proposed(pipeline, observe, repository):
-    at_ms, first, second = last_event_ms(repository), 3, 5
+    at_ms, first, second = last_event_ms(repository) + 1_000, 3, 5
     observe(event_inputs(user_id=[101, 101, 200], item_id=[first, second, first], timestamp_ms=[at_ms, at_ms + 1, at_ms + 2]))
     assert LIVE_PAIRS in name_sources(pipeline, 200, second)
     assert LIVE_PAIRS not in name_sources(pipeline, 200, 45)
