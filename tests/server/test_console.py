@@ -28,8 +28,9 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WAIT_S = 180
 # Holds back what is asked about a user until `release()`; `answered` lists what was asked about the user and answered.
 HOLD = """
-const send = window.fetch, user = arguments[0], held = [];
+const send = window.fetch, user = arguments[0];
 let holds = true;
+window.held = [];
 window.answered = [];
 window.fetch = async (path, options) => {
   const isHeld = path.includes(`users/${user}`) || path.includes(`user=${user}`);
@@ -127,6 +128,7 @@ def test_a_list_is_only_shown_while_its_user_is_followed(page, served):
 
     follow(USER + 1)
     assert (page.items(), page.items("history")) == ([], [])
+    page.wait(lambda: page.browser.execute_script("return held.length"))
     follow(USER + 2)
     page.wait(lambda: page.items())
     page.browser.execute_script("release()")
