@@ -43,7 +43,7 @@ SECTIONS = {  # title -> prefixes of the names of its results
 OVER_BEST = "served (end to end) over the best baseline: NDCG@10"
 SUMMARY = (  # (result, figure, its label in README.md)
     ("quality-online-retail", OVER_BEST, "NDCG@10 over the best baseline, Online Retail"),
-    ("quality-amazon-grocery", OVER_BEST, "NDCG@10 over the best baseline, Amazon grocery"),
+    ("prequential-online-retail", "live over frozen: NDCG@10", "NDCG@10 with live events over that without, Online Retail"),
     ("prequential-online-retail", "live over V-SKNN: NDCG@10", "NDCG@10 of live answers over a session kNN, Online Retail"),
     ("overhead-200", "ensemble: p50 of one client", "p50 of one client, ensemble layout"),
     ("overhead-200", "fused: p50 of one client", "p50 of one client, fused layout"),
