@@ -123,7 +123,7 @@ def follow_alone(
     refuse_follow(repo, terms.share, serving, dataset.description.name)
     settings = settings or read_served_settings(repo)
     least_events = count_awaited(repo, serving, least_events)
-    split = split_log(dataset, repo, serving, settings, least_events)
+    split = split_for_round(dataset, repo, serving, settings, least_events)
     if isinstance(split, str):
         return Round(0, f"waits: {split}")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
@@ -186,7 +186,7 @@ def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
         )
 
 
-def split_log(dataset: Dataset, repo: Path, serving: int, settings: Settings, least_events: int) -> Split | str:
+def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settings, least_events: int) -> Split | str:
     """Split the log; return why to wait where it does not hold enough that generation `serving` has not learned."""
     live = find_live_folder(repo, settings.live.folder)
     erasures, whole = measure_erasures(live), continue_log(dataset, live)

@@ -184,7 +184,12 @@ class Guard:
                 "address, and at the names in `hosts` of its settings. Add the name there, or set `tokens`."
             )
             raise Refused(421, "UNKNOWN_HOST", message)
-        if method != "GET" and headers.get(b"sec-fetch-site", b"").lower() in OTHER_SITES:
+        # Browsers send `sec-fetch-site` to https and to loopback only, and `origin` with every change.
+        origin = headers.get(b"origin", b"").partition(b"://")[2]
+        is_elsewhere = headers.get(b"sec-fetch-site", b"").lower() in OTHER_SITES or (
+            b"origin" in headers and origin.lower() != headers.get(b"host", b"").lower()
+        )
+        if method != "GET" and is_elsewhere:
             message = (
                 "A web page from elsewhere makes this request. Without tokens, the gateway takes changes from its own page and "
                 "from programs only. Set `tokens`, and send the request from a server."

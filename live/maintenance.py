@@ -118,8 +118,9 @@ def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int, sessi
 def evict_surpassed(writer: Writer, generation: Seeds, now_ms: int) -> int:
     """Forget users of whom the generation knows all that their records hold, and more. Return their number.
 
-    A record replaces the generation's state, so it would hide what a newer generation learned from the shop's log. A user who
-    is visiting the shop, and an anonymous session, keep their records.
+    A record replaces the generation's state, so it would hide what a newer generation learned from the shop's log. Who visits
+    the shop now, has seen an item that is not in the generation's history, such as a dismissed one, or is an anonymous session,
+    keeps the record.
     """
     evicted = 0
     with closing(Reader(writer.store.folder)) as reader:
@@ -129,8 +130,12 @@ def evict_surpassed(writer: Writer, generation: Seeds, now_ms: int) -> int:
                 chunk = user_ids[start : start + USERS_PER_WRITE]
                 with reader.snapshot() as snapshot:
                     rows, records = snapshot.read_users(chunk)
-                known = generation.make_first_records(chunk[rows], writer.layout)
-                found = find_surpassed(records, known)
+                    known = generation.make_first_records(chunk[rows], writer.layout)
+                    found = find_surpassed(records, known)
+                    seen = snapshot.read_seen(chunk[rows][found])
+                histories = dict(zip(chunk[rows][found].tolist(), known["history_ids"][found].tolist(), strict=True))
+                kept = [user for user, item in seen.tolist() if item not in histories[user]]
+                found = found[~np.isin(chunk[rows][found], kept)]
                 if len(found):
                     evicted += writer.evict(chunk[rows][found], records["received_ms"][found])
     return evicted

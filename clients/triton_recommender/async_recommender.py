@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -92,7 +93,7 @@ class AsyncRecommender(SharedClient):
         try:
             answers, request_id = await self._ask(resolved, model, deadline, k, request_id, generation)
         except InvalidRequest:
-            if not self.is_outdated(RECOMMEND, model) or (newer := await self._describe(RECOMMEND)) == model:
+            if (newer := await self._describe_again(RECOMMEND, model)) is None:
                 raise
             answers, request_id = await self._ask(resolved, newer, deadline, k, request_id, generation)
         return self.complete(answers, notices, request_id)
@@ -111,7 +112,7 @@ class AsyncRecommender(SharedClient):
                 for call in self.make_observe_calls(resolved, model):
                     sequences += decode_sequences(await self._infer(call, deadline))
             except InvalidRequest:
-                if not self.is_outdated(OBSERVE, model) or (newer := await self._describe(OBSERVE)) == model:
+                if (newer := await self._describe_again(OBSERVE, model)) is None:
                     raise
                 for call in self.make_observe_calls(resolved[len(sequences) :], newer):
                     sequences += decode_sequences(await self._infer(call, deadline))
@@ -130,7 +131,7 @@ class AsyncRecommender(SharedClient):
 
     async def health(self) -> list[Health]:
         """See Recommender.health."""
-        return [await self._health(endpoint.transport) for endpoint in self._endpoints.endpoints]
+        return await asyncio.gather(*(self._health(endpoint.transport) for endpoint in self._endpoints.endpoints))
 
     async def close(self) -> None:
         await self._transport.close()
@@ -142,10 +143,21 @@ class AsyncRecommender(SharedClient):
         await self.close()
 
     async def _describe(self, model: str) -> ModelDescription:
-        if model not in self.models:
-            self.models[model] = await self._transport.describe(model, self.timeouts.connect)
+        known = self.models.get(model)
+        if known is None:
+            known = self.models[model] = await self._transport.describe(model, self.timeouts.connect)
             self._described_s[model] = time.monotonic()
-        return self.models[model]
+        return known
+
+    async def _describe_again(self, model: str, used: ModelDescription) -> ModelDescription | None:
+        """See Recommender."""
+        if not self.is_outdated(model, used):
+            return None
+        try:
+            newer = await self._describe(model)
+        except RecommenderError:
+            return None
+        return None if newer == used else newer
 
     async def _ask(
         self,

@@ -63,7 +63,7 @@ class SharedClient:
             return True
         if time.monotonic() - self._described_s[model] < REREAD_S:
             return False
-        del self.models[model]
+        self.models.pop(model, None)  # another thread may have been as fast
         return True
 
     def resolve_queries(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:

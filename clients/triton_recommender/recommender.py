@@ -124,7 +124,7 @@ class Recommender(SharedClient):
         try:
             answers, request_id = self._ask(resolved, model, deadline, k, request_id, generation)
         except InvalidRequest:
-            if not self.is_outdated(RECOMMEND, model) or (newer := self._describe(RECOMMEND)) == model:
+            if (newer := self._describe_again(RECOMMEND, model)) is None:
                 raise
             answers, request_id = self._ask(resolved, newer, deadline, k, request_id, generation)
         return self.complete(answers, notices, request_id)
@@ -152,7 +152,7 @@ class Recommender(SharedClient):
                 for call in self.make_observe_calls(resolved, model):
                     sequences += decode_sequences(self._infer(call, deadline))
             except InvalidRequest:
-                if not self.is_outdated(OBSERVE, model) or (newer := self._describe(OBSERVE)) == model:
+                if (newer := self._describe_again(OBSERVE, model)) is None:
                     raise
                 for call in self.make_observe_calls(resolved[len(sequences) :], newer):
                     sequences += decode_sequences(self._infer(call, deadline))
@@ -187,10 +187,21 @@ class Recommender(SharedClient):
         self.close()
 
     def _describe(self, model: str) -> ModelDescription:
-        if model not in self.models:
-            self.models[model] = self._transport.describe(model, self.timeouts.connect)
+        known = self.models.get(model)
+        if known is None:
+            known = self.models[model] = self._transport.describe(model, self.timeouts.connect)
             self._described_s[model] = time.monotonic()
-        return self.models[model]
+        return known
+
+    def _describe_again(self, model: str, used: ModelDescription) -> ModelDescription | None:
+        """Return the description after a refused call, None where it is the same or cannot be read."""
+        if not self.is_outdated(model, used):
+            return None
+        try:
+            newer = self._describe(model)
+        except RecommenderError:
+            return None  # the refusal says more
+        return None if newer == used else newer
 
     def _ask(
         self,

@@ -67,6 +67,9 @@ class Seeds(Protocol):
         """Return records [N] with what the published generation knows of users, int64 [N], who have no live event yet."""
 
 
+NO_KEY = KEY_VALUE.pack(0, -(1 << 62))  # as of an id that is not stored
+
+
 @dataclass(frozen=True)
 class WriterSettings:
     """lateness_s: how far the watermark stays behind the latest event; key_days: how long event ids are recognised."""
@@ -286,9 +289,8 @@ class Writer:
             while cursor.first() and (sequence := int.from_bytes(cursor.key(), "big")) <= last_sequence:
                 if n_removed == EVENTS_PER_WRITE:
                     break
-                # An id that has expired may belong to a later event by now.
                 if sequence > progress.forgotten_keys and (event_id := unpack([cursor.value()]).event_ids[0]):
-                    txn.delete(compute_digest(event_id), db=self.store.keys)
+                    self._drop_key(txn, event_id, sequence)
                 cursor.delete()
                 done, n_removed = max(done, sequence), n_removed + 1
             txn.put(PROGRESS, progress._replace(forgotten_keys=done).pack(), db=self.store.meta)
@@ -311,8 +313,8 @@ class Writer:
                 continue
             header = batch.headers[row]
             if event_id not in first_headers:
-                known = txn.get(compute_digest(event_id), db=self.store.keys)
-                first_headers[event_id] = self._read_header(txn, KEY_VALUE.unpack(known)[0]) if known else header
+                first = self._find_first(txn, compute_digest(event_id))
+                first_headers[event_id] = header if first is None else self._read_header(txn, first)
             if any(first_headers[event_id][name] != header[name] for name in ("user_id", "item_id", "kind")):
                 rows.append(row)
         return rows
@@ -343,8 +345,21 @@ class Writer:
     def _find_sequence(self, txn: lmdb.Transaction[bytes], digest: bytes, of_batch: dict[bytes, int]) -> int | None:
         if digest in of_batch:
             return of_batch[digest]
-        value = txn.get(digest, db=self.store.keys)
-        return KEY_VALUE.unpack(value)[0] if value else None
+        return self._find_first(txn, digest)
+
+    def _find_first(self, txn: lmdb.Transaction[bytes], digest: bytes) -> int | None:
+        """Return the sequence of the first event with an id; None for an id that is new, or has expired."""
+        sequence, arrived_ms = KEY_VALUE.unpack(txn.get(digest, db=self.store.keys) or NO_KEY)
+        return sequence if arrived_ms > self._find_expiry_ms(self.now_ms()) else None
+
+    def _drop_key(self, txn: lmdb.Transaction[bytes], event_id: bytes, sequence: int) -> None:
+        """Forget the id of an event. An id that has expired may belong to a later event by now, and is kept."""
+        digest = compute_digest(event_id)
+        if KEY_VALUE.unpack(txn.get(digest, db=self.store.keys) or NO_KEY)[0] == sequence:
+            txn.delete(digest, db=self.store.keys)
+
+    def _find_expiry_ms(self, now_ms: int) -> int:
+        return now_ms - round(self.settings.key_days * 86_400_000)
 
     def _append_to_log(
         self, txn: lmdb.Transaction[bytes], batch: EventBatch, first: int, keys: list[tuple[bytes, int]], now_ms: int
@@ -356,7 +371,7 @@ class Writer:
 
     def _forget_keys(self, txn: lmdb.Transaction[bytes], progress: Progress, now_ms: int, most: int) -> int:
         """Remove expired event ids, at most `most`. Return the sequence up to which that is done."""
-        expired_ms = now_ms - round(self.settings.key_days * 86_400_000)
+        expired_ms = self._find_expiry_ms(now_ms)
         done = progress.forgotten_keys
         cursor = txn.cursor(self.store.events)
         if not cursor.set_range(make_sequence_key(done + 1)):
@@ -364,9 +379,9 @@ class Writer:
         for key, packed in cursor.iternext(keys=True, values=True):
             if not most or np.frombuffer(packed, HEADER, 1)["received_ms"][0] > expired_ms:
                 break
-            if event_id := unpack([packed]).event_ids[0]:
-                txn.delete(compute_digest(event_id), db=self.store.keys)
             done, most = int.from_bytes(key, "big"), most - 1
+            if event_id := unpack([packed]).event_ids[0]:
+                self._drop_key(txn, event_id, done)
         return done
 
     def _note_pause(self, txn: lmdb.Transaction[bytes], latest_ms: int, times_ms: np.ndarray) -> int:

@@ -66,14 +66,15 @@ def test_a_single_user(tmp_path):
     assert answer["degraded"].ravel().tolist() == [0, 0]
 
 
-def test_a_catalogue_of_a_single_item(tmp_path):
-    dataset = shop(tmp_path / "data", users=12, items=1, events=40)
+@pytest.mark.parametrize("items", [7, 1])
+def test_a_catalogue_smaller_than_a_list(tmp_path, items):
+    dataset = shop(tmp_path / "data", users=12, items=items, events=40)
     repository = export(tmp_path, dataset)
     assert rehearsal(repository)["full_lists"] == 0.0
     users = [1, 2, 3, STRANGER]
     answer = Pipeline.load(repository).recommend(users)
     for user_id, row in zip(users, answer["item_ids"], strict=True):
-        assert set(listed(row)) == {1} - seen_by(dataset, user_id)
+        assert set(listed(row)) == set(range(1, items + 1)) - seen_by(dataset, user_id)
     assert set(answer["degraded"].ravel().tolist()) == {Degraded.RETRIEVE}  # short lists say so
     assert check_repository(repository) == []
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from serving.contract.artifacts import StageInfo, find_stage_folder, make_stage_settings, read_stage
+from serving.contract.errors import RequestError
 from serving.contract.measurements import Measurement
 from serving.contract.tensors import STAGES
 from serving.live.admission import ChangeAdmission, EventAdmission
@@ -114,7 +115,11 @@ class LiveModel:
     def append(self, batch: EventBatch) -> Arrays:
         """Make events durable. Return {"sequence": int64 [N, 1]}."""
         started_s = time.perf_counter()
-        sequences = self.writer.append(batch)
+        try:
+            sequences = self.writer.append(batch)
+        except RequestError:
+            self.refused += len(batch) == 1  # a larger batch is sent again one by one
+            raise
         self.times.add(time.perf_counter() - started_s)
         sequences = mark_sequences(sequences, self.machine, self.is_shared and bool(self.info.live_redis))
         return {"sequence": sequences.reshape(-1, 1)}

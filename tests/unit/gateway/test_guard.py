@@ -58,6 +58,14 @@ def test_a_web_page_from_elsewhere_may_post_nothing_to_a_gateway_without_tokens(
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
         assert door.ask("POST", "/v1/events", json=EVENT, headers={"sec-fetch-site": site}).status_code == status, site
     assert door.ask("GET", "/", headers={"sec-fetch-site": "cross-site"}).status_code == 200  # a link to the page
+    host = "127.0.0.1:8080"
+    for origin, status in (
+        ("https://evil.example", 403),
+        ("null", 403),
+        (f"http://{host}", 200),
+    ):
+        headers = {"host": host, "origin": origin}
+        assert door.ask("POST", "/v1/events", json=EVENT, headers=headers).status_code == status, origin
     headers = {"authorization": "Bearer right", "sec-fetch-site": "cross-site"}
     door = gateway(tokens={hashlib.sha256(b"right").hexdigest(): "shop"})
     assert door.ask("POST", "/v1/events", json=EVENT, headers=headers).status_code == 200

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fastapi.openapi.utils import get_openapi
 
-from gateway import schema
+from gateway import schema, similar
 from gateway.shop import Shop
 from gateway.similar import MOST_WAITING, SimilarItems
 from live.exposures import read_exposures
@@ -264,6 +264,12 @@ def test_similar_items_are_refused_while_many_wait():
     answers = asyncio.run(ask())
     assert answers.count([]) == MOST_WAITING
     assert sum(isinstance(answer, Overloaded) for answer in answers) == 3
+
+
+def test_who_is_refused_similar_items_is_told_when_to_come_again(gateway, monkeypatch):
+    monkeypatch.setattr(similar, "MOST_WAITING", 0)
+    refused = gateway().ask("GET", "/v1/items/3/similar")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
 def test_nothing_is_similar_to_an_unknown_item(gateway):

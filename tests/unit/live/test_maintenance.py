@@ -144,6 +144,20 @@ def test_a_record_gives_way_to_a_generation_that_knows_it_and_more(folder, clock
     assert replay(folder).is_equal
 
 
+def test_who_dismissed_an_item_keeps_the_record_that_says_so(folder, clock):
+    """A dismissal is no purchase, so that no generation learns it."""
+    with closing(Writer(folder, Layout(), KINDS.names, now_ms=clock)) as writer:
+        for item, second in reversed(LIVE):
+            writer.append(purchase(1, item, 1_000 * second))
+        dismissal = purchase(1, 8, 1_000 * BOUGHT_S)
+        dismissal.headers["flags"] = Flags.SEEN
+        writer.append(dismissal)
+        clock.ms += DAY_MS
+        assert maintain(writer, KEEP_ALL, clock.ms, generation=Generation([LATER, *LIVE])).surpassed == 0
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert 8 in snapshot.read_seen(np.array([1]))["item_id"]
+
+
 def test_what_a_later_generation_learned_of_a_user_reaches_the_answers(repository, pipeline, observe):
     def read_history() -> list[int]:
         return pipeline.trace({"user_id": np.array([[1]])})["history_ids"][0].tolist()

@@ -133,6 +133,9 @@ def test_event_ids_are_forgotten_when_they_expire(folder, clock):
     clock.ms += DAY_MS
     writer.append(purchase(2, 5))  # every append forgets some of what has expired
     assert writer.append(purchase(1, 5, event_id=b"a")).tolist() == [3]
+    clock.ms += 2 * DAY_MS
+    assert writer.append(purchase(2, 7, event_id=b"a")).tolist() == [4]  # of another event, as the first one is long ago
+    assert writer.append(purchase(2, 7, event_id=b"a")).tolist() == [4]
     writer.close()
 
 
