@@ -27,6 +27,7 @@ from perf.command import run
 from training.dataset import Dataset, load_dataset
 from training.dataset.matrix import make_matrix
 from training.features.build import Features, build_features
+from training.gain import average
 from training.models.distill import Lesson, distil
 from training.models.dlrm import RankingModel
 from training.models.item_item import fit_neighbours
@@ -88,7 +89,7 @@ def measure(dataset: Dataset, seed: int = 0) -> list[Figure]:
         WARM: learn_towers(dataset, features, now, seed, first.retriever.model),
     }
     questions = make_questions(features, log, now.later, CHOICES)
-    found = {way: float(np.mean([measure_quality(fitted, kind) for kind in questions])) for way, (fitted, _) in towers.items()}
+    found = {way: average([measure_quality(fitted, kind) for kind in questions]) for way, (fitted, _) in towers.items()}
     known = replace(dataset, interactions=before.log.reset_index(drop=True))
     of_before = build_features(known, known.interactions)
     rankers = compare_rankers(

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import numpy as np
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
@@ -26,6 +25,7 @@ from export.training_settings import MOST_READ
 from perf.command import run
 from training.dataset import Dataset, load_dataset
 from training.features.build import build_features
+from training.gain import average
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings
 from training.models.validation import split_training_log
@@ -62,7 +62,7 @@ def learn(dataset: Dataset, settings: SequenceSettings, folder: Path, is_warm: b
         write_learned(folder, features.items.ids, {EARLIER: fitted.retriever.sequence}, 1)
     kinds = make_questions(features, log, later, chosen)
     quality, without = (
-        float(np.mean([measure_quality(replace(fitted, retriever=retriever), questions) for questions in kinds]))
+        average([measure_quality(replace(fitted, retriever=retriever), questions) for questions in kinds])
         for retriever in (fitted.retriever, fitted.retriever.weigh(sequence=0.0, graph=0.0))
     )
     return Learned(quality, without, training_s)
