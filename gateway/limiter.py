@@ -72,7 +72,7 @@ class Limiter:
         latencies_s = sorted(self._latencies_s)
         median_s = latencies_s[len(latencies_s) // 2]
         lowest, was_in_use = min(LEAST, self._most), self._busiest >= self.limit * SHARES["normal"] - 1
-        # Where the limit is in use there may be a queue, and hours of it would raise the target.
+        # While the limit is in use there may be a queue, and hours of it would raise the target.
         if not was_in_use or self.limit <= lowest:
             self._medians_s.append(median_s)
         if median_s > self.target_s:

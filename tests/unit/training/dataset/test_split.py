@@ -65,7 +65,7 @@ def test_what_is_bought_in_one_second_is_not_torn_apart():
 
 @pytest.mark.parametrize("n_returning", [FEWEST_RETURNING - 1, FEWEST_RETURNING])
 def test_a_log_of_users_who_rarely_return_is_split_by_user(n_returning):
-    """Of each user two events: all in the first 80 seconds, but for those who return."""
+    """Each user has an event at second 0, and another one at second 50, or at second 100 for those who return."""
     n_users = 4 * FEWEST_RETURNING
     returns = np.arange(n_users) < n_returning
     log = log_of(
