@@ -131,6 +131,7 @@ def hold_out(
     visits = () if in_visits is None else (drop_validating(in_visits, validation, share),)
     if latest.items.aggregates.shape[1]:
         without = tuple(map(_repeat_without_events, before_visits))
+        before_visits = tuple(replace(requests, eventless=None) for requests in before_visits)  # halves memory
     else:
         before_visits, without = tuple(map(_halve_events, before_visits)), ()
     return (*before_visits, *visits), without, _halve_events(validation)

@@ -6,9 +6,9 @@
 
 Features never use the events to predict, which avoids leakage; the served artifacts are fitted again on all of train.
 
-Declared aggregations are computed at the moment of each request, as with live events; popularity and the other item statistics
-at the split. A repository that gets no events answers with the aggregations of its export: `without_events` makes such
-requests, and the feature LIVE tells the ranker which of the two it reads.
+With live events, a request is answered when its user comes back: ages and declared aggregations are of that second, popularity
+and the other item statistics of the split. A repository that gets no events knows no later time than its export's:
+`without_events` makes such requests, and the feature LIVE tells the ranker which of the two it reads.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Requests:
     cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `compute_cross_features`
     taken: labels, bool [N, C], or float32 shares of a teacher
     items: the catalogue of the latest export; user_ids: int64 [N]
+    eventless: the same requests, answered without live events; None where they are not known
     """
 
     users: Examples
@@ -78,6 +79,7 @@ class Requests:
     taken: np.ndarray
     items: ItemSlots
     user_ids: np.ndarray
+    eventless: Requests | None = None
 
     @property
     def valid(self) -> np.ndarray:
@@ -96,15 +98,26 @@ class Requests:
             self.taken[rows],
             self.items,
             self.user_ids[rows],
+            None if self.eventless is None else self.eventless.take(rows),
         )
 
     def without_events(self, chosen: np.ndarray) -> Requests:
-        """Replace live features of the chosen requests by those of the export. chosen: bool [N]"""
-        cross, width = self.cross.copy(), self.items.aggregates.shape[1]
-        cross[chosen, :, :width] = self.items.aggregates[self.candidates[chosen]]
-        cross[chosen, :, LIVE - N_FEATURES] = 0.0
-        cross[chosen, :, TOGETHER - N_FEATURES] = 0.0
-        return replace(self, cross=cross)
+        """Replace the chosen requests by those that are answered without live events. chosen: bool [N]"""
+        assert self.eventless is not None, "requests in the middle of a visit are not known without events"
+
+        def choose(own: np.ndarray, other: np.ndarray) -> np.ndarray:
+            return np.where(chosen.reshape(-1, *[1] * (own.ndim - 1)), other, own)
+
+        other = self.eventless
+        return Requests(
+            Examples(*map(choose, self.users, other.users)),
+            choose(self.candidates, other.candidates),
+            choose(self.retrieval_scores, other.retrieval_scores),
+            choose(self.cross, other.cross),
+            choose(self.taken, other.taken),
+            self.items,
+            self.user_ids,
+        )
 
 
 def make_items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
@@ -148,24 +161,27 @@ def make_requests(
 
     train: the frame `features` was built from; later: its rows after the split, with their row number in `train` as "row"
     items, statistics, retrieve: fitted on what came before `later`
-    clock_s: from which users see their past, as those who ask a server do from the present
+    clock_s: the export's; without events, a server counts ages to it, however late a user comes back
     """
     first = later.drop_duplicates("user_id")
     takers = later.loc[later["positive"].to_numpy(), "user_id"].unique()
     first = first[first["user_id"].isin(takers).to_numpy()]
     if len(first) > max_requests:
         first = first.iloc[np.sort(rng.choice(len(first), max_requests, replace=False))]
-    rows = first["row"].to_numpy()
-    user_ids = first["user_id"].to_numpy()
-    users = features.encode_moments(
-        features.log.before_rows(train, rows), np.full(len(rows), clock_s), take_context(first, features.context)
-    )
-    candidates, scores = retrieve(users, user_ids)
-    trends = features.log.aggregates.compute_for_items(candidates, first["timestamp"].to_numpy(), rows)
-    cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
-    cross[..., LIVE - N_FEATURES] = candidates < items.n_items
-    taken = find_taken(features, later, user_ids, candidates)
-    return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
+    rows, times_s, user_ids = (first[name].to_numpy() for name in ("row", "timestamp", "user_id"))
+    aggregates, moments = features.log.aggregates, features.log.before_rows(train, rows)
+    context = take_context(first, features.context)
+
+    def answer(clocks: np.ndarray, is_live: bool) -> Requests:
+        users = features.encode_moments(moments, clocks, context)
+        candidates, scores = retrieve(users, user_ids)
+        trends = aggregates.compute_for_items(candidates, times_s, rows) if is_live else items.aggregates[candidates]
+        cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
+        cross[..., LIVE - N_FEATURES] = (candidates < items.n_items) & is_live
+        taken = find_taken(features, later, user_ids, candidates)
+        return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
+
+    return replace(answer(times_s, True), eventless=answer(np.full(len(rows), clock_s), False))
 
 
 def make_visit_requests(

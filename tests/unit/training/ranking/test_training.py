@@ -91,7 +91,7 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
         assert not taken & set(earlier[earlier["user_id"] == user]["item_id"])
 
 
-def test_users_of_training_requests_see_their_past_from_the_moment_that_is_named(trained):
+def test_users_see_their_past_from_their_return_with_live_events_and_from_the_export_without(trained):
     features, train = trained.features, trained.train
     earlier, later = split_training_log(train)
     clock_s = int(later["timestamp"].max()) + 86_400
@@ -101,8 +101,11 @@ def test_users_of_training_requests_see_their_past_from_the_moment_that_is_named
     latest_s = earlier[earlier["positive"]].groupby("user_id")["timestamp"].max().reindex(firsts["user_id"]).to_numpy()
     has_history = requests.users.history_positions[:, 0] < features.items.n_items
     assert (has_history == ~np.isnan(latest_s)).all()
-    waited_days = (clock_s - latest_s) / 86_400
-    np.testing.assert_allclose(requests.users.history_age_days[has_history, 0], waited_days[has_history], rtol=1e-4)
+    eventless = requests.without_events(np.ones(len(requests), bool))
+    for asked, now_s in ((requests, firsts["timestamp"].to_numpy()), (eventless, clock_s)):
+        waited_days = (now_s - latest_s) / 86_400
+        np.testing.assert_allclose(asked.users.history_age_days[has_history, 0], waited_days[has_history], rtol=1e-4)
+        np.testing.assert_array_equal(asked.users.history_positions, requests.users.history_positions)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8])
@@ -141,8 +144,8 @@ def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_w
     assert (mixed.cross[chosen, :, :width] != requests.cross[chosen, :, :width]).any()
     assert (items.aggregates != features.item_aggregates).any()
     assert not mixed.cross[chosen][..., [LIVE - N_FEATURES, TOGETHER - N_FEATURES]].any()
-    others = slice(width, mixed.cross.shape[2] + TOGETHER - N_FEATURES)
-    np.testing.assert_array_equal(mixed.cross[..., others], requests.cross[..., others])
+    np.testing.assert_array_equal(mixed.users.history_age_days[~chosen], requests.users.history_age_days[~chosen])
+    assert (mixed.users.history_age_days[chosen] != requests.users.history_age_days[chosen]).any()
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +204,8 @@ def test_without_aggregations_each_request_teaches_once(requests_made):
 
     def drop_aggregates(requests):
         items = replace(requests.items, aggregates=requests.items.aggregates[:, :0])
-        return replace(requests, items=items, cross=requests.cross[..., -N_FEATURES:])
+        eventless = None if requests.eventless is None else drop_aggregates(requests.eventless)
+        return replace(requests, items=items, cross=requests.cross[..., -N_FEATURES:], eventless=eventless)
 
     by_moment, in_visits = [drop_aggregates(part) for part in requests_made[0]], drop_aggregates(requests_made[1])
     teaching, without_events, validation = hold_out(by_moment, in_visits, 0.3)
