@@ -10,7 +10,7 @@ user has seen. Every event counts as a positive, whatever its rating. Compared a
 
     served       the whole pipeline, in process: an export of e1 e2 …, then the validation items are observed live
     SASRec       a plain transformer with sampled softmax (training/models/sequence.py without knowledge of times): every
-                 shape of SHAPES is trained, the one that finds the most validation items counts
+                 shape of SHAPES is trained; the one that finds the most validation items learns from these items too
     popularity, item-kNN, EASE    settings chosen on the validation items; they learn from these items too
 
 Published figures that an answer may be compared with are in PUBLISHED. Some minutes per data set and seed.
@@ -138,22 +138,28 @@ def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
 
 
 def answer_by_sasrec(dataset: Dataset, parts: Parts, seed: int, console: Console) -> np.ndarray:
-    """Return int64 [U, 20] positions from the shape that finds most validation items."""
-    log = users, items, times_s = encode_log(dataset, parts)
-    n_items, best, positions = len(dataset.items), -1.0, np.empty((0, LIST_LENGTH), np.int64)
+    """Return int64 [U, 20] positions from the shape that finds most validation items, trained once more with them."""
+    log = _, items, _ = encode_log(dataset, parts)
+    n_items, found = len(dataset.items), []
     for shape in SHAPES:
-        rows = parts.learned
-        windows = cut_windows(Taken(users[rows], items[rows], times_s[rows]), n_items, shape.length)
-        settings = SequenceSettings(
-            shape, epochs=EPOCHS, most_events=EPOCHS * len(parts.learned), batch_events=BATCH_EVENTS, learning_rate=1e-3
-        )
-        model = train_sequence(windows, n_items, settings, seed, lambda _: None)
-        validation = ask_model(model, log, parts.validation, n_items)
-        quality = Quality.of(validation, items[parts.validation], n_items)
+        model = fit_sasrec(log, parts.learned, n_items, shape, seed)
+        quality = Quality.of(ask_model(model, log, parts.validation, n_items), items[parts.validation], n_items)
         console.print(f"SASRec of width {shape.width}, dropout {shape.dropout}: validation NDCG@10 {quality.ndcg_at_10:.4f}")
-        if quality.ndcg_at_10 > best:
-            best, positions = quality.ndcg_at_10, ask_model(model, log, parts.test, n_items)
-    return positions
+        found.append(quality.ndcg_at_10)
+    known = np.sort(np.concatenate([parts.learned, parts.validation]))
+    model = fit_sasrec(log, known, n_items, SHAPES[int(np.argmax(found))], seed)
+    return ask_model(model, log, parts.test, n_items)
+
+
+def fit_sasrec(
+    log: tuple[np.ndarray, np.ndarray, np.ndarray], rows: np.ndarray, n_items: int, shape: SequenceShape, seed: int
+) -> SequenceModel:
+    """Train SASRec on rows of the log, int64 [N]. log: from `encode_log`"""
+    windows = cut_windows(Taken(*(values[rows] for values in log)), n_items, shape.length)
+    settings = SequenceSettings(
+        shape, epochs=EPOCHS, most_events=EPOCHS * len(rows), batch_events=BATCH_EVENTS, learning_rate=1e-3
+    )
+    return train_sequence(windows, n_items, settings, seed, lambda _: None)
 
 
 def encode_log(dataset: Dataset, parts: Parts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
