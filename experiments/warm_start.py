@@ -63,7 +63,7 @@ def learn(dataset: Dataset, settings: SequenceSettings, folder: Path, is_warm: b
     kinds = make_questions(features, log, later, chosen)
     quality, without = (
         average([measure_quality(replace(fitted, retriever=retriever), questions) for questions in kinds])
-        for retriever in (fitted.retriever, fitted.retriever.weigh(sequence=0.0, graph=0.0))
+        for retriever in (fitted.retriever, fitted.retriever.weigh(sequence=0.0, graph=0.0, repeats=0.0))
     )
     return Learned(quality, without, training_s)
 

@@ -18,7 +18,11 @@ LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", 
 def describe_sources(choices: Choices) -> str:
     """Return the candidate sources for one line of output."""
     optional = {"sequence model": choices.sequence, "graph": choices.graph}
-    served = [f"{name} with weight {choice.chosen:g}" for name, choice in optional.items() if choice.chosen]
+    served = [
+        f"{name} with weight {choice.chosen:g}"
+        for name, choice in (optional | {"repeats": choices.repeats}).items()
+        if choice.chosen
+    ]
     not_tried = [f"{name} not tried: {choice.not_tried}" for name, choice in optional.items() if choice.not_tried]
     return "; ".join([", ".join(["item-item", "two towers", *served]), *not_tried])
 

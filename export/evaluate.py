@@ -1,4 +1,4 @@
-"""`make eval`: measure quality stage by stage and through a real server, beside four baselines.
+"""`make eval`: measure quality stage by stage and through a real server, beside baselines.
 
 The test set is the last 20 % of the log, as training/dataset/split.py splits it. The pipeline is exported from what came
 before, into a repository of its own, and served by a real tritonserver. Items that users already had are neither served nor

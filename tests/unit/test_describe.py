@@ -15,9 +15,10 @@ from training.retrieval.choose import Choice, Choices
 def test_sources_that_were_not_tried_have_a_reason_and_those_that_lost_none():
     why = "396,374 positive events need [training] minutes = 12"
     lost, won = Choice({0.0: 1.0, 0.1: 0.9}), Choice({0.0: 1.0, 0.3: 1.2}, 0.3)
-    assert describe_sources(Choices(lost, won)) == "item-item, two towers, graph with weight 0.3"
-    not_tried = Choices(Choice(not_tried=why), lost)
+    assert describe_sources(Choices(lost, won, lost)) == "item-item, two towers, graph with weight 0.3"
+    not_tried = Choices(Choice(not_tried=why), lost, Choice(not_tried="they are not served"))
     assert describe_sources(not_tried) == f"item-item, two towers; sequence model not tried: {why}"
+    assert describe_sources(Choices(lost, lost, won)) == "item-item, two towers, repeats with weight 0.3"
 
 
 @pytest.mark.parametrize(("chosen", "served"), [("distilled", "distilled"), ("pruned", "keeps too little")])

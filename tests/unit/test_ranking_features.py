@@ -92,6 +92,9 @@ def slow_features(statistics, history, age, candidates, scores):
             features[name][place] = same / max(np.sqrt(len(distinct)), 1) ** 2 if group >= 0 else 0.0
         features["history_length"][place] = np.log1p(len(distinct)) * SCALE
         features["idle_days"][place] = np.log1p(idle) * SCALE
+        taken_ago = age[history == item].astype(float)
+        features["times_taken"][place] = np.log1p(len(taken_ago)) * SCALE
+        features["taken_days_ago"][place] = np.log1p(max(taken_ago[0], 0.0)) * SCALE if len(taken_ago) else 0.0
     return features
 
 

@@ -1,4 +1,5 @@
-"""Fit four baselines for every pipeline: popularity, item-kNN, EASE and implicit ALS.
+"""Fit four baselines for every pipeline: popularity, item-kNN, EASE and implicit ALS. Where repeats are served, a fifth one
+shows every user what they took most often.
 
 Each `fit_*` takes the training positives, CSR [n_users, n_items] (stored entries 1.0), and returns Scores for the users of that
 matrix. `search` selects a baseline's settings on a validation split inside the training log;
@@ -31,6 +32,7 @@ class Split(NamedTuple):
     positives: sp.csr_matrix  # training positives
     seen: sp.csr_matrix  # any interaction: never served, never counted; empty where repeats are served
     relevant: sp.csr_matrix  # later positives that count
+    times: sp.csr_matrix | None = None  # how often each training positive occurred; None where repeats are not served
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,13 @@ def fit_popularity(positives: sp.csr_matrix) -> Scores:
     """Score items by the number of users who had them."""
     counts = np.asarray(positives.sum(axis=0), np.float32)
     return lambda users: np.repeat(counts, len(users), axis=0)
+
+
+def fit_own_items(times: sp.csr_matrix) -> Scores:
+    """Score items by how often the user had them, then by the number of users who did. times: CSR [n_users, n_items]"""
+    popularity = fit_popularity((times > 0).astype(np.float32))(np.zeros(1, np.int64))
+    shares = popularity / (popularity.max() + 1.0)  # below 1, so that they only break ties
+    return lambda users: times[users].toarray() + shares
 
 
 def fit_item_knn(positives: sp.csr_matrix, neighbours: int, shrinkage: float) -> Scores:
@@ -107,6 +116,8 @@ def fit_baselines(validation: Split, train: Split, report: Callable[[str], None]
             continue
         settings = search(fit, grid, validation) if grid else {}
         yield Baseline(name, settings, fit(train.positives, **settings))
+    if train.times is not None:
+        yield Baseline("own items", {}, fit_own_items(train.times))
 
 
 def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split: Split) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from training.dataset import Dataset, keep_known, split_log
-from training.dataset.matrix import make_matrix
+from training.dataset.matrix import count_times, make_matrix
 from training.evaluation.baselines import Split
 from training.evaluation.metrics import has_test_items
 
@@ -49,7 +49,9 @@ def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item
     """Split at a time. Relevant are positives after it, of users who are known before it, which they had not seen."""
     seen = make_matrix(before if filter_seen else before.iloc[:0], user_ids, item_ids)
     after = keep_known(after, before)
+    bought = before[before["positive"]]
     later = make_matrix(after[after["positive"]], user_ids, item_ids)
     relevant = later - later.multiply(seen)
     relevant.eliminate_zeros()
-    return Split(make_matrix(before[before["positive"]], user_ids, item_ids), seen, relevant.tocsr())
+    times = None if filter_seen else count_times(bought, user_ids, item_ids)
+    return Split(make_matrix(bought, user_ids, item_ids), seen, relevant.tocsr(), times)

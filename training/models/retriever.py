@@ -37,6 +37,7 @@ from training.models.two_tower import ItemInputs, TwoTower, UserTower
 MOST_SCORED = 512  # users whose scores give the graph model its scale
 USERS_PER_BLOCK = 128
 MOST_EXAMPLES = TowerSettings.most_examples
+SMOOTHING = 10.0  # takers with the share of all items, counted in with those of each item
 LOGITS_PER_WEIGHT = 10.0  # scales EASE's weights, which are far smaller than differences of logits
 
 
@@ -57,6 +58,7 @@ class RetrieverData:
     items: the encoded catalogue; user_rows: number of rows of each embedding table of user_categorical
     examples: users just before N positives; targets: their items, int64 [N] positions; takers: int64 [N] rows of positives
     taken: the positives, for the sequence model; empty where there is none
+    repeat_shares: float32 [n_items], from `compute_repeat_shares`; zeros where what users took before is not served again
     """
 
     positives: sp.csr_matrix
@@ -66,6 +68,7 @@ class RetrieverData:
     targets: np.ndarray
     takers: np.ndarray
     taken: Taken
+    repeat_shares: np.ndarray
 
     @property
     def n_items(self) -> int:
@@ -80,6 +83,7 @@ class Retriever:
 
     neighbours: weights as fitted, before the blend; tower_vectors: float32 [n_items, D]
     sequence_weight: logits of the towers per logit of the sequence model; graph_weight: per unit of the graph's scores
+    repeat_shares: as in RetrieverData; repeat_weight: item-item weight of an item with itself, per unit of its share
     started: whether the sequence model was trained from the weights of an earlier generation
     """
 
@@ -91,6 +95,8 @@ class Retriever:
     sequence_weight: float = 1.0
     graph: Graph | None = field(default=None, repr=False)
     graph_weight: float = 1.0
+    repeat_shares: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
+    repeat_weight: float = 0.0
     started: bool = False
 
     @cached_property
@@ -118,7 +124,11 @@ class Retriever:
 
     @property
     def blended_neighbours(self) -> Neighbours:
-        return Neighbours(self.neighbours.positions, self.neighbours.weights * np.float32(self.settings.blend))
+        """Return the neighbours whose weights are logits of the towers, with each item itself where repeats are served."""
+        neighbours = self.neighbours
+        if self.repeat_weight:
+            neighbours = add_themselves(neighbours, self.repeat_shares * np.float32(self.repeat_weight))
+        return Neighbours(neighbours.positions, neighbours.weights * np.float32(self.settings.blend))
 
     def compute_user_vectors(self, users: Examples) -> np.ndarray:
         """Return user vectors, float32 [N, S + G + D]."""
@@ -147,14 +157,15 @@ class Retriever:
             blocks.append(network(*self.make_network_inputs(part)).numpy())
         return np.concatenate(blocks)
 
-    def weigh(self, *, sequence: float, graph: float) -> Retriever:
-        """Return the retriever with other weights of its optional models; a weight of 0 removes the model."""
+    def weigh(self, *, sequence: float, graph: float, repeats: float) -> Retriever:
+        """Return the retriever with other weights of its optional sources; a weight of 0 removes the source."""
         return replace(
             self,
             sequence=self.sequence if sequence else None,
             sequence_weight=sequence,
             graph=self.graph if graph else None,
             graph_weight=graph,
+            repeat_weight=repeats,
         )
 
     def retrieve(self, users: Examples, seen: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -183,7 +194,7 @@ def fit_retriever(
     if settings.graph:
         scale = settings.blend * compute_root_mean_square(data.positives, neighbours, np.random.default_rng(seed))
         graph = fit_graph(data.positives, settings.graph, scale, seed)
-    fitted = Retriever(model, neighbours, settings, compute_item_vectors(model), graph=graph)
+    fitted = Retriever(model, neighbours, settings, compute_item_vectors(model), graph=graph, repeat_shares=data.repeat_shares)
     if settings.sequence is None:
         return fitted
     windows = cut_windows(data.taken, data.n_items, settings.sequence.shape.length)
@@ -191,6 +202,24 @@ def fit_retriever(
         return fitted
     sequence = train_sequence(windows, data.n_items, settings.sequence, seed, say, start)
     return replace(fitted, sequence=sequence, started=start is not None)
+
+
+def add_themselves(neighbours: Neighbours, weights: np.ndarray) -> Neighbours:
+    """Make each item a neighbour of itself, in place of its weakest one. weights: float32 [n_items]"""
+    own = np.arange(len(neighbours.positions), dtype=np.int32)[:, None]  # the padding row names the padding position
+    padded = np.append(weights, np.float32(0.0))[:, None]
+    return Neighbours(np.hstack([own, neighbours.positions[:, :-1]]), np.hstack([padded, neighbours.weights[:, :-1]]))
+
+
+def compute_repeat_shares(users: np.ndarray, positions: np.ndarray, n_items: int) -> np.ndarray:
+    """Return the share of each item's takers who took it again, float32 [n_items], smoothed towards that of all items.
+
+    users, positions: int64 [N], of positive events
+    """
+    _, row, times = np.unique(users * np.int64(n_items) + positions, return_index=True, return_counts=True)
+    takers, again = (np.bincount(positions[row], values, n_items) for values in (None, times > 1))
+    overall = again.sum() / max(takers.sum(), 1)
+    return ((again + overall * SMOOTHING) / (takers + SMOOTHING)).astype(np.float32)
 
 
 def make_neighbour_matrix(neighbours: Neighbours) -> sp.csr_matrix:
@@ -253,9 +282,13 @@ def prepare_data(
     items: the encoded catalogue; None: as it is served
     """
     taken = _list_taken(features, train, rows if for_sequences else rows[:0], filter_seen)
+    shares = np.zeros(len(features.items.ids), np.float32)
     if filter_seen:
         rows = rows[~train.iloc[rows].duplicated(["user_id", "item_id"]).to_numpy()]
     events = train.iloc[rows]
+    if not filter_seen:
+        users, sold = np.unique(events["user_id"], return_inverse=True)[1], events["item_id"].to_numpy()
+        shares = compute_repeat_shares(users, features.items.find_positions(sold), len(shares))
     user_ids = np.unique(events["user_id"].to_numpy())
     positives = make_matrix(events, user_ids, features.items.ids)
     if len(rows) > MOST_EXAMPLES:
@@ -270,6 +303,7 @@ def prepare_data(
         targets=features.items.find_positions(train["item_id"].to_numpy()[rows]),
         takers=np.searchsorted(user_ids, train["user_id"].to_numpy()[rows]),
         taken=taken,
+        repeat_shares=shares,
     )
 
 

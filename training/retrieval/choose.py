@@ -1,4 +1,4 @@
-"""Choose by validation whether the sequence model and the graph model retrieve, and with what weights.
+"""Choose by validation whether the sequence model, the graph model and repeats retrieve, and with what weights.
 
     log ──split by time──▶ earlier ─▶ every source fitted on it
                            later   ─▶ quality of each weight: the next item of a visit, and all items of the later part
@@ -30,8 +30,10 @@ Say = Callable[[str], None]
 
 SEQUENCE_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
 GRAPH_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the root mean square of item-item scores
+REPEAT_WEIGHTS = (0.0, 0.3, 1.0, 3.0)  # item-item weight of an item with itself, where all its takers took it again
 MOST_QUESTIONS = 2_048  # of each kind
 FEWEST_QUESTIONS = 200  # of both kinds; from fewer, validation learns too little for a trial
+NOT_SERVED = "[pipeline] filter_seen = true, so nothing is served that a user took before"
 LEAST_GAIN = 1.01  # factor by which a model must raise the quality to be worth its time
 
 
@@ -75,18 +77,20 @@ class Choice:
 class Choices:
     sequence: Choice
     graph: Choice
+    repeats: Choice
 
     def report(self) -> dict[str, object]:
         """Return the table for the manifest."""
-        return {"sequence": self.sequence.report(), "graph": self.graph.report()}
+        return {name: choice.report() for name, choice in vars(self).items()}
 
 
 @dataclass(frozen=True)
 class NotTried:
-    """Why a model is not tried; "" where it is."""
+    """Why a source is not tried; "" where it is."""
 
     sequence: str = ""
     graph: str = ""
+    repeats: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ def choose_sources(
 
     settings: with the models to try; not_tried: why it has none
     """
+    if settings.filter_seen:
+        not_tried = replace(not_tried, repeats=NOT_SERVED)
     log = dataset.interactions
     earlier, later = split_training_log(log)
     kinds = make_questions(features, log, later, settings)
@@ -123,41 +129,45 @@ def choose_sources(
         few = f"the log leaves {count} validation questions; expected {FEWEST_QUESTIONS} at least"
         settings, not_tried = (
             replace(settings, sequence=None, graph=None),
-            NotTried(not_tried.sequence or few, not_tried.graph or few),
+            NotTried(*(reason or few for reason in vars(not_tried).values())),
         )
     earlier_rows = earlier["row"].to_numpy(copy=True)
     tried = fit_training_retriever(dataset, features, settings, say, earlier, EARLIER)
     del earlier
     choices = choose_weights(tried, kinds, say, not_tried)
-    weights = (choices.sequence.chosen, choices.graph.chosen)
+    weights = {name: choice.chosen for name, choice in vars(choices).items()}
     chosen = replace(
         settings,
-        sequence=settings.sequence if weights[0] else None,
-        sequence_weight=weights[0],
-        graph=settings.graph if weights[1] else None,
-        graph_weight=weights[1],
+        sequence=settings.sequence if weights["sequence"] else None,
+        sequence_weight=weights["sequence"],
+        graph=settings.graph if weights["graph"] else None,
+        graph_weight=weights["graph"],
+        repeat_weight=weights["repeats"],
     )
-    weighed = replace(tried, retriever=tried.retriever.weigh(sequence=weights[0], graph=weights[1]))
+    weighed = replace(tried, retriever=tried.retriever.weigh(**weights))
     return choices, chosen, PastRetrievers(dataset, features, chosen, say, earlier_rows, weighed)
 
 
 def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say, not_tried: NotTried) -> Choices:
-    """Choose the weight of the sequence model without the graph, then the weight of the graph beside that."""
+    """Choose the weight of repeats alone, then that of the sequence model beside them, then that of the graph beside both."""
     user_ids = [questions.user_ids for questions in kinds]
 
-    def find(sequence: float, graph: float) -> list[np.ndarray]:
-        retriever = replace(fitted, retriever=fitted.retriever.weigh(sequence=sequence, graph=graph))
+    def find(sequence: float, graph: float, repeats: float) -> list[np.ndarray]:
+        retriever = replace(fitted, retriever=fitted.retriever.weigh(sequence=sequence, graph=graph, repeats=repeats))
         found = [measure_quality(retriever, questions) for questions in kinds]
-        say(f"  weights: sequence model {sequence:g}, graph {graph:g}: NDCG@10 + Recall@20 {average(found):.4f}")
+        weights = f"repeats {repeats:g}, sequence model {sequence:g}, graph {graph:g}"
+        say(f"  weights: {weights}: NDCG@10 + Recall@20 {average(found):.4f}")
         return found
 
     sequence = Choice(not_tried=not_tried.sequence or "no user has two positive events to learn an order from")
-    graph = Choice(not_tried=not_tried.graph)
+    graph, repeats = Choice(not_tried=not_tried.graph), Choice(not_tried=not_tried.repeats)
+    if not not_tried.repeats:
+        repeats = Choice.of({weight: find(0.0, 0.0, weight) for weight in REPEAT_WEIGHTS}, user_ids)
     if fitted.retriever.sequence is not None:
-        sequence = Choice.of({weight: find(weight, 0.0) for weight in SEQUENCE_WEIGHTS}, user_ids)
+        sequence = Choice.of({weight: find(weight, 0.0, repeats.chosen) for weight in SEQUENCE_WEIGHTS}, user_ids)
     if fitted.retriever.graph is not None:
-        graph = Choice.of({weight: find(sequence.chosen, weight) for weight in GRAPH_WEIGHTS}, user_ids)
-    return Choices(sequence, graph)
+        graph = Choice.of({weight: find(sequence.chosen, weight, repeats.chosen) for weight in GRAPH_WEIGHTS}, user_ids)
+    return Choices(sequence, graph, repeats)
 
 
 def measure_quality(fitted: FittedRetriever, questions: Questions) -> np.ndarray:

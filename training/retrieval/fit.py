@@ -27,8 +27,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RetrievalSettings:
-    """candidates: C; filter_seen: neither learn nor retrieve items that the user already had; sequence, graph: None for no such
-    model; start_from: what an earlier generation learned (training/models/warm_start.py), None to learn from scratch."""
+    """candidates: C; filter_seen: neither learn nor retrieve items that the user already had
+    sequence, graph: None for no such model; repeat_weight: not 0 only where what users took before is served again
+    start_from: what an earlier generation learned (training/models/warm_start.py), None to learn from scratch
+    """
 
     candidates: int
     filter_seen: bool = True
@@ -37,6 +39,7 @@ class RetrievalSettings:
     sequence_weight: float = 1.0
     graph: GraphSettings | None = None
     graph_weight: float = 1.0
+    repeat_weight: float = 0.0
     start_from: Path | None = None
 
 
@@ -96,7 +99,7 @@ def _fit(
     if settings.sequence and settings.start_from and learned:
         start = read_learned(settings.start_from, learned, features.items.ids, settings.sequence.shape)
     retriever = fit_retriever(data, models, settings.seed, say, start)
-    retriever = retriever.weigh(sequence=settings.sequence_weight, graph=settings.graph_weight)
+    retriever = retriever.weigh(sequence=settings.sequence_weight, graph=settings.graph_weight, repeats=settings.repeat_weight)
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
     seen = make_matrix(events if settings.filter_seen else events.iloc[:0], user_ids, item_ids)
     return FittedRetriever(retriever, user_ids, seen, settings.candidates, settings.filter_seen)

@@ -34,6 +34,7 @@ def list_feature_names() -> tuple[str, ...]:
         *("popularity", *(f"popularity_{days:.0f}d" for days in HORIZONS_DAYS)),
         *("popularity_then", "trend_then", "first_sold_since", "last_sold_since"),
         *("category_share", "provider_share", "history_length", "idle_days"),
+        *("times_taken", "taken_days_ago"),  # 0 where what users took before is not served again
         *("taken_together_since", "is_live"),
     )
 
@@ -43,6 +44,7 @@ SCORE, RANK = _column("retrieval_score"), _column("retrieval_rank")
 AFFINITY, LOGARITHM = _column("customers_even"), _column("customers_even_log")  # the first column of each group
 POPULARITY, THEN, SOLD = _column("popularity"), _column("popularity_then"), _column("first_sold_since")
 SHARE, LENGTH, IDLE = _column("category_share"), _column("history_length"), _column("idle_days")
+TAKEN = _column("times_taken")
 TOGETHER, LIVE = _column("taken_together_since"), _column("is_live")
 N_FEATURES = len(list_feature_names())
 NO_NUMBERS = np.empty((1, 0), np.float32)
@@ -132,6 +134,7 @@ def write_pairs(
         write_logarithms(values, cross)
         write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, listed, cross)
         write_group_shares(groups, own, recent, n_distinct, listed, group_counts, cross)
+        write_repeats(own, history_age_days[row], n_items, listed, column_of, cross)
         length, idle = log1p(n_distinct) * SCALE, log1p(idle_days) * SCALE
         for place in range(len(listed)):
             cross[place, RANK], cross[place, LENGTH], cross[place, IDLE] = ranks[place], length, idle
@@ -140,6 +143,24 @@ def write_pairs(
                 cross[place] = 0.0
             for number in range(n_numbers):
                 pairs[row, place, number] = item_numbers[listed[place], number]
+
+
+@compiled
+def write_repeats(history, age_days, n_items, candidates, column_of, cross):
+    """Write how often the history has each candidate, and the days since the newest time, as scaled logarithms; 0 for never."""
+    for place in range(len(candidates)):
+        cross[place, TAKEN], cross[place, TAKEN + 1] = 0.0, 0.0
+        column_of[candidates[place]] = place
+    column_of[n_items] = -1
+    for age in range(len(history)):
+        place = column_of[history[age]]
+        if place >= 0:
+            if cross[place, TAKEN] == 0 and 0 < age_days[age] < np.inf:
+                cross[place, TAKEN + 1] = log1p(age_days[age]) * SCALE
+            cross[place, TAKEN] += 1.0
+    for place in range(len(candidates)):
+        column_of[candidates[place]] = -1
+        cross[place, TAKEN] = log1p(cross[place, TAKEN]) * SCALE
 
 
 @compiled

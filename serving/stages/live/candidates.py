@@ -45,13 +45,15 @@ class SearchedItems:
     def add_item(self, position: int, templates: np.ndarray) -> None:
         """Give a new item the mean vectors of its templates, until `change_item` computes its own by the tower.
 
-        Its neighbours are those of the first template.
+        Its neighbours are those of the first template; where that is a neighbour of itself, the new item is one of itself.
         """
         vectors, neighbours = self.search.item_vectors, self.search.neighbours
         view_writable(vectors)[position] = vectors[templates].mean(axis=0)
         view_writable(self.history)[position] = self.history[templates].mean(axis=0)
         for array in (neighbours.positions, neighbours.weights):
             view_writable(array)[position] = array[templates[0]]
+        own = view_writable(neighbours.positions)[position]
+        own[own == templates[0]] = position
         self.newcomers = np.append(self.newcomers, position)
         self.search.set_servable(position, True)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving.stages.live.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, put_newcomers
+from serving.stages.live.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, SearchedItems, put_newcomers
 from serving.stages.live.content import Content
 from serving.stages.live.listed_items import explore_newcomers, keep_newcomers
+from serving.stages.search.search import Blocked, Neighbours, Search
 
 VECTORS = np.eye(8, dtype=np.float32)
 USERS = np.full((1, 8), 2.0, np.float32)
@@ -55,6 +56,23 @@ def test_of_many_new_items_the_latest_and_those_with_the_best_scores_become_cand
     assert set(positions[0, -MOST_NEWCOMERS:]) == {*best_first[1 : 1 + n_best], *newcomers[-LATEST_NEWCOMERS:]}
     assert positions[0, :-MOST_NEWCOMERS].tolist() == list(range(30 - MOST_NEWCOMERS))
     assert (scores[0, -MOST_NEWCOMERS:] == values[positions[0, -MOST_NEWCOMERS:]]).all()
+
+
+def test_a_new_item_is_taken_again_where_the_item_most_like_it_is():
+    """Its neighbours are those of that item, but not that item as a repeat."""
+    like, new, other = 1, 3, 2
+    positions, weights = np.full((5, 2), 4, np.int32), np.zeros((5, 2), np.float32)
+    positions[like], weights[like] = (like, other), (0.7, 0.2)
+    search = Search(np.zeros((4, 2), np.float32), Neighbours(positions, weights), np.array([True, True, True, False]))
+    SearchedItems(search, np.zeros((5, 2), np.float32)).add_item(new, np.array([like]))
+    nothing = Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
+    found, scores = search(np.zeros((1, 2), np.float32), np.array([[new]]), nothing, 4)
+    assert dict(zip(found[0].tolist(), scores[0].round(6).tolist(), strict=True)) == {
+        new: np.float32(0.7).round(6),
+        other: np.float32(0.2).round(6),
+        like: 0.0,
+        0: 0.0,
+    }
 
 
 def test_new_items_stay_in_the_list_that_is_re_ranked():

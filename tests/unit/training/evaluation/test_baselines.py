@@ -12,6 +12,7 @@ from training.evaluation.baselines import (
     fit_baselines,
     fit_ease,
     fit_item_knn,
+    fit_own_items,
     fit_popularity,
     search,
 )
@@ -54,6 +55,18 @@ def test_item_knn_equals_its_formula(neighbours):
         for j in sorted(similar, key=similar.get, reverse=True)[:neighbours]:
             kept[i, j] = similar[j]
     np.testing.assert_allclose(fit_item_knn(log, neighbours, shrinkage=10.0)(np.arange(400)), dense @ kept.T, rtol=1e-5)
+
+
+def test_own_items_come_by_how_often_they_were_taken_then_the_popular_ones():
+    times = sp.csr_matrix(np.array([[3, 0, 1, 0], [0, 9, 2, 0], [0, 0, 1, 0]], np.float32))
+    assert np.argsort(-fit_own_items(times)(np.arange(3)), kind="stable").tolist() == [[0, 2, 1, 3], [1, 2, 0, 3], [2, 0, 1, 3]]
+
+
+def test_own_items_are_a_baseline_only_where_repeats_are_served():
+    split = halves()
+    for times, expected in ((None, False), (split.positives, True)):
+        asked = split._replace(times=times)
+        assert ("own items" in [baseline.name for baseline in fit_baselines(asked, asked, lambda _: None)]) == expected
 
 
 def test_popularity_counts_users():

@@ -35,8 +35,15 @@ def test_validation_is_a_part_of_the_training_events(dataset):
 
 def test_entries_are_ones_however_often_a_user_met_an_item(dataset):
     problem = make_problem(dataset)
-    for matrix in (*problem.test, *problem.validation):
+    assert problem.test.times is problem.validation.times is None
+    for matrix in (*problem.test[:3], *problem.validation[:3]):
         assert set(matrix.data.tolist()) <= {1.0}
+
+
+def test_where_repeats_are_served_it_is_known_how_often_users_took_an_item(dataset):
+    for split in (make_problem(dataset, filter_seen=False).test, make_problem(dataset, filter_seen=False).validation):
+        assert (split.times > 0).toarray().tolist() == (split.positives > 0).toarray().tolist()
+        assert split.times.max() > 1
 
 
 def ids(problem, row) -> set[int]:

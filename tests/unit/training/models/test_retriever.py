@@ -26,6 +26,7 @@ from training.models.retriever import (
     RetrieverData,
     RetrieverSettings,
     compute_log_popularity,
+    compute_repeat_shares,
     factorise,
     fit_retriever,
     prepare_data,
@@ -134,6 +135,33 @@ def test_low_rank_sides_multiply_to_the_neighbours():
     np.testing.assert_allclose(history @ item.T, module.LOGITS_PER_WEIGHT * dense.toarray()[:, :4], atol=1e-4)
 
 
+def test_items_that_are_taken_again_have_a_larger_share_of_repeats():
+    users, items = np.array([0, 0, 0, 1, 1, 2, 3]), np.array([0, 0, 0, 0, 1, 1, 1])
+    shares = compute_repeat_shares(users, items, 3)
+    overall = 1 / 5  # one of five pairs of a user and an item came again
+    np.testing.assert_allclose(shares, [(1 + 10 * overall) / 12, 10 * overall / 13, overall], rtol=1e-6)
+
+
+def test_a_history_item_is_retrieved_again_with_the_weight_of_repeats(fitted):
+    repeats = replace(fitted.retriever, repeat_shares=np.full(fitted.data.n_items, 0.5, np.float32), repeat_weight=0.2)
+    _, examples = served(fitted)
+    nothing_seen = sp.csr_matrix((len(examples.user_categorical), fitted.data.n_items))
+    (found, scores), (again, raised) = (
+        retriever.retrieve(examples, nothing_seen, fitted.data.n_items) for retriever in (fitted.retriever, repeats)
+    )
+    given_way = fitted.retriever.neighbours.weights[:, -1].max() * 100 * sum(place**-0.5 for place in range(1, 65))
+    n_raised = 0
+    for row, history in enumerate(examples.history_positions):
+        distinct = list(dict.fromkeys(item for item in history.tolist() if item < fitted.data.n_items))
+        own = dict(zip(again[row].tolist(), raised[row].tolist(), strict=True))
+        before = dict(zip(found[row].tolist(), scores[row].tolist(), strict=True))
+        for place, item in enumerate(distinct, start=1):
+            raised_by = 0.5 * 0.2 * 100 / place**0.5  # the blend is 100 logits per unit
+            assert raised_by - given_way - 1e-3 <= own[item] - before[item] <= raised_by + 1e-3
+            n_raised += 1
+    assert n_raised > 20
+
+
 @pytest.fixture(scope="module")
 def with_sequence(fitted) -> Fitted:
     shape = SequenceShape(width=16, length=50)  # shorter than histories
@@ -141,6 +169,12 @@ def with_sequence(fitted) -> Fitted:
     windows = cut_windows(fitted.data.taken, fitted.data.n_items, shape.length)
     sequence = train_sequence(windows, fitted.data.n_items, settings, say=lambda _: None)
     return replace(fitted, retriever=replace(fitted.retriever, sequence=sequence, sequence_weight=0.5))
+
+
+@pytest.fixture(scope="module")
+def with_repeats(fitted) -> Fitted:
+    shares = np.random.default_rng(0).random(fitted.data.n_items).astype(np.float32)
+    return replace(fitted, retriever=replace(fitted.retriever, repeat_shares=shares, repeat_weight=0.3))
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +199,12 @@ def save_stage(folder: Path, fitted: Fitted, exact_up_to: int) -> tuple[list[Par
 
 
 @pytest.mark.parametrize("exact_up_to", [20_000, 50])
-@pytest.mark.parametrize("of", ["fitted", "with_sequence", "with_graph"])
+@pytest.mark.parametrize("of", ["fitted", "with_sequence", "with_graph", "with_repeats"])
 def test_the_published_stage_retrieves_the_same(of, request, tmp_path, exact_up_to):
     fitted = request.getfixturevalue(of)
     users, examples = served(fitted)
     parities, choice = save_stage(tmp_path, fitted, exact_up_to)
-    assert len(parities) == (1 if of == "fitted" else 2)
+    assert len(parities) == (1 if of in ("fitted", "with_repeats") else 2)
     assert max(parity.max_rel for parity in parities) < 1e-5
     assert (choice.kind == "exact") == (exact_up_to > 300)
     batch = len(users)

@@ -16,7 +16,7 @@ from training.models.graph import GraphSettings
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings
 from training.models.validation import split_training_log
-from training.retrieval.choose import GRAPH_WEIGHTS, Choice, NotTried, choose_sources, make_questions
+from training.retrieval.choose import GRAPH_WEIGHTS, NOT_SERVED, Choice, NotTried, choose_sources, make_questions
 from training.retrieval.fit import RetrievalSettings
 
 LENGTH = 8
@@ -110,6 +110,22 @@ def test_a_log_that_its_graph_explains_is_served_with_the_graph():
     report = choices.report()["graph"]
     assert report["validation"].keys() == {str(weight) for weight in GRAPH_WEIGHTS}
     assert report.keys() == {"weight", "validation"}
+
+
+def test_where_users_take_the_same_items_again_repeats_are_served_if_they_may_be(cyclic):
+    """Each user has five items of their own, and takes one of them at a time."""
+    rng, ids = np.random.default_rng(0), cyclic.items["item_id"].to_numpy()
+    users = np.unique(cyclic.interactions["user_id"], return_inverse=True)[1]
+    own = np.stack([rng.permutation(len(ids))[:5] for _ in range(users.max() + 1)])
+    log = cyclic.interactions.assign(item_id=ids[own[users, rng.integers(0, 5, len(users))]])
+    again = replace(cyclic, interactions=log)
+    choices, settings, past = choose(again, replace(SETTINGS, sequence=None, graph=None, filter_seen=False))
+    choice = choices.repeats
+    assert choice.found[choice.chosen] == max(choice.found.values()) > 1.2 * choice.found[0.0]
+    assert settings.repeat_weight == past.retriever.retriever.repeat_weight == choice.chosen > 0
+    choices, settings, _ = choose(again, replace(SETTINGS, sequence=None, graph=None))
+    assert settings.repeat_weight == 0
+    assert choices.report()["repeats"] == {"weight": 0.0, "validation": {}, "not_tried": NOT_SERVED}
 
 
 def test_questions_ask_for_items_that_the_user_never_had(cyclic):
