@@ -3,16 +3,16 @@
     python -m experiments.quality [--data online-retail --data movielens] [--seeds 0,1,2]
 
 The log is split by time (training/dataset/split.py: the last 20 % are the test), a repository is exported from the earlier
-part alone and served by a real tritonserver. Items a user already had are neither served nor counted. Settings are the defaults
-everywhere. Beside the qualities stands what the export tried of the sources of candidates that it may leave out
-(training/retrieval/choose.py).
+part alone and served by a real tritonserver. Items a user already had are neither served nor counted, unless `--repeats` sets
+`[pipeline] filter_seen = false`. Other settings are the defaults everywhere. Beside the qualities stands what the export tried
+of the sources of candidates that it may leave out (training/retrieval/choose.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -69,22 +69,26 @@ def make_choice_figures(sources: Mapping[str, Mapping[str, Any]]) -> list[Figure
 def main(
     data: DataSets = DATA,
     seeds: Seeds = "0,1,2",
+    repeats: Annotated[bool, typer.Option(help="serve and count what users took before, too")] = False,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Measure Recall@20 and NDCG@10 of the served lists, beside four baselines. Some minutes per data set and seed."""
+    """Measure Recall@20 and NDCG@10 of the served lists, beside baselines. Some minutes per data set and seed."""
     for source in data:
         machine, dataset = read_machine(), load_dataset(source)
         name = dataset.description.name
         repository = WORK / name
-        exports = [Settings(pipeline=PipelineSettings(seed=int(seed))) for seed in seeds.split(",")]
+        pipelines = [PipelineSettings(seed=int(seed), filter_seen=not repeats) for seed in seeds.split(",")]
+        exports = [Settings(pipeline=pipeline) for pipeline in pipelines]
         figures = make_figures([evaluate_dataset(dataset, repository, each, Console(stderr=True)) for each in exports])
         exported = read_json(find_stage_folder(repository, ENSEMBLE, read_pinned_generation(repository)), MANIFEST_FILE)
         figures += make_choice_figures(exported["reports"]["sources"])
-        conditions = f"last 20 % of the events, default settings but for the seeds {seeds}, a real server"
+        changed = f"the seeds {seeds}" + (" and filter_seen = false" if repeats else "")
+        conditions = f"last 20 % of the events, default settings but for {changed}, a real server"
         if name in TUNED_ON:
             conditions += "; settings of the towers were compared on this test part, so the gain is somewhat optimistic"
-        command = f"python -m experiments.quality --data {source} --seeds {seeds}"
-        finish(f"quality-{name}", f"Quality on {name}", command, conditions, figures, results, machine)
+        command = f"python -m experiments.quality --data {source} --seeds {seeds}" + (" --repeats" if repeats else "")
+        kind, title = ("repeats", f"Quality on {name}, repeats served") if repeats else ("quality", f"Quality on {name}")
+        finish(f"{kind}-{name}", title, command, conditions, figures, results, machine)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ README = PROJECT / "README.md"
 MODELS = PROJECT / "docs" / "models.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SECTIONS = {  # title -> prefixes of the names of its results
-    "Quality": ("quality-", "prequential-", "aggregations-", "leave-one-out-", "warm-start-"),
+    "Quality": ("quality-", "repeats-", "prequential-", "aggregations-", "leave-one-out-", "warm-start-"),
     "Speed": ("overhead-", "merlin", "growth", "sizing-", "models-", "scale-"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tables-", "soak"),
