@@ -23,9 +23,9 @@ README = PROJECT / "README.md"
 MODELS = PROJECT / "docs" / "models.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SECTIONS = {  # title -> prefixes of the names of its results
-    "Quality": ("quality-", "repeats-", "prequential-", "aggregations-", "leave-one-out-", "warm-start-"),
+    "Quality": ("quality-", "repeats-", "prequential-", "aggregations-", "leave-one-out-"),
     "Speed": ("overhead-", "merlin", "growth", "sizing-", "models-", "scale-"),
-    "Smaller networks and rows": ("compression-", "precision-", "row-"),
+    "Smaller networks": ("compression-", "precision-"),
     "Embedding tables": ("tables-", "soak"),
     "Live events": ("live-",),
     "Which generation is better": (

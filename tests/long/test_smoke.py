@@ -36,7 +36,6 @@ from experiments import (
     precision,
     prequential,
     quality,
-    row_formats,
     scale,
     shop_decisions,
     tables_large,
@@ -44,8 +43,6 @@ from experiments import (
     tables_updates,
     tables_workload,
     two_generations,
-    warm_parts,
-    warm_start,
 )
 from experiments.harness import Figure, Result, run_in_turns
 from experiments.merlin_once import OnceExecutor
@@ -71,10 +68,9 @@ from training.features.aggregates import list_ranker_aggregations
 from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_ranker import RankerSettings
-from training.models.train_sequence import SequenceSettings
 
 DATA = "synthetic:tiny"
-SMALLER = "synthetic:users=40,items=30,events=250"  # of experiments that train more than once
+SMALLER = "synthetic:users=40,items=30,events=250"  # of the experiment that exports by the command
 QUIET = Console(quiet=True)
 
 
@@ -315,16 +311,11 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "aggregations": smoke_aggregations,
     "prequential": smoke_prequential,
     "quality": smoke_quality,
-    "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),
     "scale": smoke_scale,
     "interleaving": lambda context: interleaving.measure(World(100, 100, context.rng), (1.0,), 1, context.rng, lambda _: None),
     "off_policy": smoke_off_policy,
     "simulated_shop": smoke_simulated_shop,
     "tables": smoke_tables,
-    "warm_start": lambda context: warm_start.measure(
-        load_dataset(SMALLER), SequenceSettings(SequenceShape(width=8, length=8), most_events=500)
-    ),
-    "warm_parts": lambda context: warm_parts.measure(load_dataset(SMALLER)),
     "two_generations": lambda context: two_generations.make_figures(
         {f"{how}: {what}": [2.0, 4.0] for how in ("one", *two_generations.MODES) for what in ("p50", "p99", "memory")}
     ),

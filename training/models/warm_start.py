@@ -6,7 +6,7 @@
 
 Rows of the sequence model's table are matched by item id; new items start at random. Nothing is kept of other models. Item-item
 neighbours and the graph are computed in closed form. Towers start from the factors of the neighbours, which already know the
-newest events; from the weights before they find less (python -m experiments.warm_parts).
+newest events; from the weights before they find less.
 """
 
 from __future__ import annotations
