@@ -16,12 +16,12 @@ from serving.tables.config import LevelsConfig, RedisConfig, RocksConfig, TableC
 
 
 def convert_levels(
-    config: PsConfig, model: str, arena: str, table_rows: Mapping[str, int], source: str | None = None, dense: bool = True
+    config: PsConfig, model: str, arena: str, table_rows: Mapping[str, int], source: str | None = None
 ) -> LevelsConfig:
     """Convert one model of a ps.json to the settings of our levels.
 
-    table_rows: table -> number of rows; dense: whether their keys are 0 … rows - 1
-    source: folder of <table>.npy, or of HPS's <table>.model, that fills an empty L3
+    table_rows: table -> number of rows, whose keys are 0 … rows - 1
+    source: folder of <table>.npy that fills an empty L3
 
     Raises ConfigError for unknown models, tables without a row count, and a Redis over TLS.
     """
@@ -34,7 +34,7 @@ def convert_levels(
     volatile, persistent = config.volatile_db, config.persistent_db
     return LevelsConfig(
         model=model,
-        tables=tuple(_convert_table(config, params, i, table_rows, dense) for i in range(len(params.embedding_table_names))),
+        tables=tuple(_convert_table(config, params, i, table_rows) for i in range(len(params.embedding_table_names))),
         arena=arena,
         hit_rate_threshold=params.hit_rate_threshold,
         redis=_convert_redis(volatile) if volatile.type == "redis_cluster" else None,
@@ -46,7 +46,7 @@ def convert_levels(
     )
 
 
-def _convert_table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int], dense: bool) -> TableConfig:
+def _convert_table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int]) -> TableConfig:
     """Return one table's settings. A table that L2 holds whole has no L1: shared rows are as fast (store/side_by_side.py)."""
     name = params.embedding_table_names[i]
     rows = table_rows[name]
@@ -56,7 +56,6 @@ def _convert_table(config: PsConfig, params: ModelParams, i: int, table_rows: Ma
         rows,
         params.embedding_vecsize_per_table[i],
         params.row_format_per_table[i],
-        dense,
         l1_rows=min(compute_l1_rows(rows, params.gpucacheper), rows) if params.gpucache and l2_rows < rows else 0,
         l2_rows=l2_rows,
         default=params.default_value_for_each_table[i],

@@ -34,7 +34,7 @@ def write_folder(folder, index="exact", filter_seen=True):
     def small(*shape):
         return rng.normal(size=shape).astype(np.float32)
 
-    network = UserTower(TASTE, 2 * EMBEDDING, AXES.user_continuous, hidden=8)
+    network = UserTower(TASTE, 2 * EMBEDDING, AXES.user_continuous)
     torch.nn.init.normal_(network.mlp[2].weight)
     inputs = {
         "history_vectors": small(2, AXES.history, TASTE),

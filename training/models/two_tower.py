@@ -24,6 +24,7 @@ from serving.stages.features.encode import Ragged
 from training.models.modules import Modules
 
 MOST_USER_WIDTH = 16
+HIDDEN = 128  # units of the user tower
 MOST_DENSE_ROWS = 250_000  # a table with more gets sparse gradients: a step touches few of its rows
 
 
@@ -48,10 +49,10 @@ class UserTower(nn.Module):
     user_embeddings [B, Eu] the rows of all user tables, side by side; user_continuous [B, Gu]. Output: user vectors [B, D].
     """
 
-    def __init__(self, taste_width: int, embedding_width: int, n_continuous: int, hidden: int = 128):
+    def __init__(self, taste_width: int, embedding_width: int, n_continuous: int):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
-        first, last = nn.Linear(taste_width + embedding_width + n_continuous, hidden), nn.Linear(hidden, taste_width)
+        first, last = nn.Linear(taste_width + embedding_width + n_continuous, HIDDEN), nn.Linear(HIDDEN, taste_width)
         self.mlp = nn.Sequential(first, nn.GELU(), last)
         nn.init.zeros_(last.weight)  # starts as the history alone
         nn.init.zeros_(last.bias)

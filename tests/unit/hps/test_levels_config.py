@@ -100,8 +100,9 @@ def test_sparse_folders_of_a_ps_json_are_served(tmp_path):
         write_sparse_folder(tmp_path / f"{name}.model", *rows[name])
     path = tmp_path / "ps.json"
     path.write_text(json.dumps(document(**NAMED)))
-    config = convert_levels(read_ps_json(path), "dlrm_hps", "sparse", ROWS, source=str(tmp_path), dense=False)
-    tiers = LeveledTables(replace(config, shared_folder=str(tmp_path), rocksdb=None))
+    config = convert_levels(read_ps_json(path), "dlrm_hps", "sparse", ROWS, source=str(tmp_path))
+    tables = tuple(replace(table, dense=False) for table in config.tables)
+    tiers = LeveledTables(replace(config, tables=tables, shared_folder=str(tmp_path), rocksdb=None))
     try:
         for name, (keys, vectors) in rows.items():
             np.testing.assert_array_equal(tiers.lookup(name, keys).values, vectors)

@@ -119,7 +119,7 @@ def test_training_data_are_first_takings_seen_from_their_own_time(fitted):
 def test_towers_learn_from_a_part_of_a_long_log(fitted, monkeypatch):
     monkeypatch.setattr(module, "MOST_EXAMPLES", 100)
     rows = np.flatnonzero(fitted.train["positive"].to_numpy())
-    data = prepare_data(fitted.features, fitted.train, rows, seed=5)
+    data = prepare_data(fitted.features, fitted.train, rows)
     assert len(data.targets) == len(data.examples.user_continuous) == 100
     assert data.positives.nnz == fitted.data.positives.nnz
 
