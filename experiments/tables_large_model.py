@@ -7,6 +7,7 @@ published code beside it. large/: levels.json, keys.npy int64 [R, C]
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -42,7 +43,8 @@ class LargeRank:
         rank.close()  # its own tables: those of large/ replace them
         inputs, keys = rank.inputs, np.load(folder / "large" / "keys.npy", mmap_mode="r")
         settings = replace(inputs.settings, item_tables=(TABLE, *inputs.settings.item_tables[1:]))
-        inputs = replace(inputs, settings=settings, item_rows=ItemRows(inputs.item_rows, keys))
+        item_rows = cast(np.ndarray, ItemRows(inputs.item_rows, keys))  # the stage needs its shape and `take` alone
+        inputs = replace(inputs, settings=settings, item_rows=item_rows)
         return replace(
             rank, inputs=inputs, rows=replace(rank.rows, settings=settings, tables=LeveledTables.load(folder / "large"))
         )

@@ -136,7 +136,7 @@ def _find_favourites(history_categories):
 @compiled
 def _find_most_frequent(codes, excluded):
     """Return the most frequent code but NO_CATEGORY and `excluded`, the first on a tie; MISSING_INT where none is left."""
-    best, most = MISSING_INT, 0
+    best, most = np.int64(MISSING_INT), 0
     for code in codes:
         if code in (NO_CATEGORY, excluded):
             continue

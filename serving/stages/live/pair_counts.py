@@ -297,10 +297,10 @@ def put_companions(
                 found[n_free], strengths[n_free] = found[at], strengths[at]
                 n_free += 1
         while n_free > 0 and n_chosen < most:
-            at = np.argmax(strengths[:n_free])  # the first of equals
-            if strengths[at] == 0:
+            best = np.argmax(strengths[:n_free])  # the first of equals
+            if strengths[best] == 0:
                 break
-            position, strengths[at] = found[at], 0.0
+            position, strengths[best] = found[best], 0.0
             if not is_among(position, blocked[blocked_starts[row] : blocked_starts[row + 1]]):
                 chosen[n_chosen] = position
                 n_chosen += 1

@@ -48,7 +48,7 @@ def compute_crc32c(data, table):
 
 @compiled
 def _scan_records(data, table):
-    start, size = 0, len(data)
+    start, size = np.int64(0), len(data)
     while start < size:
         block_end = start - start % BLOCK_BYTES + BLOCK_BYTES
         if block_end - start < HEADER_BYTES:
