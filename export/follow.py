@@ -135,10 +135,9 @@ def follow_alone(
         if verdict.fault:
             record_act(repo, "not published", serving, reason=str(verdict))
             return Round(0, f"generation {serving} stays. {verdict}. {began}", verdict)
-        if running := find_running(repo):
-            told = f"not published: experiment {running.name} was started meanwhile, and its verdict comes first"
-            return Round(0, told, verdict)
         generation = publish_candidate(candidate, repo, layout, serving, terms, verdict)
+        if isinstance(generation, str):
+            return Round(0, f"not published: {generation}", verdict)
         not_kept = keep_learned(learning, split.live, serving, generation, split.erasures)
     met = f" meets {terms.share:.1%} of the users" if terms.share < 1 else ""
     lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
@@ -220,12 +219,14 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
     )
 
 
-def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, terms: Terms, verdict: Verdict) -> int:
-    """Publish the candidate, and let servers answer with it, or a share of the users meet it. Return its generation.
+def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, terms: Terms, verdict: Verdict) -> int | str:
+    """Publish the candidate, and let servers answer with it, or a share of the users meet it. Return its generation or why not.
 
     Until then, and in an experiment, a restart serves what was served before. Raises ExportError where another generation than
     `serving`, which the candidate was compared with, has become the pinned one.
     """
+    if running := find_running(repo):
+        return f"experiment {running.name} was started meanwhile, and its verdict comes first"
     generation = relayout(candidate, repo, layout, beside=serving, keep=terms.keep)
     make_read_only(repo, generation)
     record_publication(repo, generation, str(verdict))
