@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any
 
 import numpy as np
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
@@ -18,6 +20,13 @@ from triton_recommender.testing import FakeTransport
 LENGTH = "Inference-Header-Content-Length"
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print no traceback of a client that gave up: it parses source code, which no two threads may do at a time."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class HttpDouble:
     """`failures`: statuses and messages to answer the next infer calls with. `headers`: of every infer call."""
 
@@ -25,7 +34,7 @@ class HttpDouble:
         self.fake = FakeTransport(handler, context=CONTEXT, **SIZES)
         self.failures: list[tuple[int, str]] = []
         self.headers: list[dict[str, str]] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = Server(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True).start()
 
