@@ -20,8 +20,9 @@ def test_the_same_items_come_first(kind):
     vectors = make_index_vectors(rng.normal(size=(20_000, 64)).astype(np.float32))
     queries = make_index_queries(rng.normal(size=(32, 64)).astype(np.float32))
     flat = faiss.IndexFlatL2(vectors.shape[1])
-    index = faiss.IndexIDMap(flat) if kind == "flat" else faiss.IndexIVFFlat(flat, vectors.shape[1], 64)
+    index: faiss.Index = faiss.IndexIDMap(flat)
     if kind == "lists":
+        index = faiss.IndexIVFFlat(flat, vectors.shape[1], 64)
         index.train(vectors)
         index.nprobe = 64
     index.add_with_ids(vectors, np.arange(20_000))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from export.__main__ import app, main
 from repository.code import PROJECT
 from repository.registry import read_acts, read_manifest
-from repository.rounds import read_round, read_running
+from repository.rounds import EndedRound, read_round, read_running
 from serving.contract.artifacts import MANIFEST_FILE, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
@@ -40,6 +40,13 @@ def config(tmp_path) -> Path:
     path = tmp_path / "settings.toml"
     path.write_text(SETTINGS)
     return path
+
+
+def read_ended(repo: Path) -> EndedRound:
+    """Return what is recorded of the round that ended last."""
+    ended = read_round(repo)
+    assert ended is not None
+    return ended
 
 
 def run(*words: object) -> str:
@@ -70,14 +77,14 @@ def test_follow_refuses_the_data_of_another_shop(repo):
 def test_follow_without_a_config_reads_the_settings_of_what_serves(repo, config):
     follow = "follow", "--once", "--data", DATA, "--repo", repo
     assert "waits: 0 events are newer than generation 1" in run(*follow)
-    assert read_round(repo).outcome == "waits"
+    assert read_ended(repo).outcome == "waits"
     folder = repo / ENSEMBLE / "1"
     manifest = read_manifest(repo, 1)
     manifest["settings"]["ranker"]["an_old_key"] = True
     write_manifest(folder, **{key: value for key, value in manifest.items() if key not in ("schema", "files")})
     with pytest.raises(ArtifactError, match="an_old_key"):
         run(*follow)
-    failed = read_round(repo)
+    failed = read_ended(repo)
     assert failed.outcome == "failed"
     assert "an_old_key" in failed.report
     assert "waits: 0 events are newer than generation 1" in run(*follow, "--config", config)
@@ -93,17 +100,17 @@ def test_follow_records_an_error_that_nobody_expected_and_raises_it_again(repo):
     rewrite_data_set(repo)
     with pytest.raises(KeyError):
         run("follow", "--once", "--data", DATA, "--repo", repo)
-    assert (read_round(repo).outcome, read_round(repo).report) == ("failed", "KeyError: 'dataset'")
+    assert (read_ended(repo).outcome, read_ended(repo).report) == ("failed", "KeyError: 'dataset'")
     assert read_running(repo) is None
 
 
 def test_follow_goes_on_after_an_error_that_nobody_expected(repo, monkeypatch):
     manifest = (repo / ENSEMBLE / "1" / MANIFEST_FILE).read_text()
     rewrite_data_set(repo)
-    ended = []
+    ended = list[EndedRound]()
 
     def mend_or_end(seconds: float) -> None:
-        ended.append(read_round(repo))
+        ended.append(read_ended(repo))
         if len(ended) == 2:
             raise KeyboardInterrupt
         (repo / ENSEMBLE / "1" / MANIFEST_FILE).write_text(manifest)
@@ -130,7 +137,9 @@ def test_a_round_that_is_killed_while_it_works_is_recorded_as_failed(repo):
     command = [sys.executable, "-m", "export", "follow", "--once", "--data", data, "--repo", repo]
     with subprocess.Popen(command, cwd=PROJECT) as process:
         until(lambda: read_running(repo) is not None)
-        assert read_running(repo).pid == process.pid
+        running = read_running(repo)
+        assert running is not None
+        assert running.pid == process.pid
         process.kill()
-    assert read_round(repo).outcome == "failed"
-    assert f"never ended: process {process.pid} " in read_round(repo).report
+    assert read_ended(repo).outcome == "failed"
+    assert f"never ended: process {process.pid} " in read_ended(repo).report

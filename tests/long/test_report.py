@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 import typer
+from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
 
 from perf import cli, slo
@@ -51,10 +52,11 @@ def test_a_fused_model_is_shown_as_what_it_is(run):
     fused = run.model_copy(update={"closed": closed})
     assert [row.cells[0] for row in tables.make_stage_table(fused).rows] == ["1 clients, recommend", "8 clients, recommend"]
     with plt.rc_context(plots.STYLE):
-        bars = {
-            c.get_label(): [bar.get_width() for bar in c] for c in plots.draw_stage_breakdown(fused, Path()).axes[0].containers
-        }
-        assert len(plots.draw_batch_sizes(fused, Path()).axes) == 1
+        stages, sizes = plots.draw_stage_breakdown(fused, Path()), plots.draw_batch_sizes(fused, Path())
+    assert stages is not None
+    assert sizes is not None
+    bars = {container.get_label(): [bar.get_width() for bar in container] for container in stages.axes[0].containers}
+    assert len(sizes.axes) == 1
     assert bars["recommend: queue"] == pytest.approx([0.1, 0.1])
     assert bars["recommend: work"] == pytest.approx([0.45, 0.45])
     plt.close("all")
@@ -62,8 +64,11 @@ def test_a_fused_model_is_shown_as_what_it_is(run):
 
 def test_every_cache_has_its_bar(run):
     with plt.rc_context(plots.STYLE):
-        axes = plots.draw_hit_rates(run, Path()).axes[0]
-    bars = {label.get_text(): bar for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)}
+        drawn = plots.draw_hit_rates(run, Path())
+    assert drawn is not None
+    axes = drawn.axes[0]
+    rectangles = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    bars = {label.get_text(): bar for label, bar in zip(axes.get_yticklabels(), rectangles, strict=True)}
     assert {name: bar.get_width() for name, bar in bars.items()} == {n: 100 * rate for n, rate in run.hit_rates.items()}
     levels, answers = ("tables, l1", "tables, l2"), "cache model=rank"
     assert len({bars[level].get_facecolor() for level in levels}) == 1

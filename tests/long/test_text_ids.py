@@ -84,6 +84,8 @@ def test_an_item_added_over_rest_is_recommended_by_its_own_id(door, dataset):
     assert door.shop.events[-1].item_id == stable_id(NEW)
 
     continued = continue_log(dataset, find_live_folder(door.repo))
+    assert continued.item_names is not None
+    assert dataset.item_names is not None
     names = dict(zip(continued.item_names["name"], continued.item_names["id"], strict=True))
     assert names == dict(zip(dataset.item_names["name"], dataset.item_names["id"], strict=True)) | {NEW: stable_id(NEW)}
     assert continued.item_names["id"].tolist() == continued.items["item_id"].tolist()
@@ -98,6 +100,8 @@ def test_an_event_of_an_item_that_nobody_added_is_kept_for_an_export_after_it_wa
     take_events(door)
     continued = continue_log(dataset, find_live_folder(door.repo))
     assert len(continued.interactions) == len(dataset.interactions) + 1
+    assert continued.item_names is not None
+    assert continued.learned_sales is not None
     assert continued.item_names["id"].tolist() == continued.items["item_id"].tolist()
     assert continued.report.notes[-2].startswith("live events left out: 2, of items: 2. Their ids")
     assert continued.learned_sales["item_id"].tolist() == [stable_id("SKU-1")]

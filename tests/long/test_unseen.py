@@ -83,7 +83,8 @@ def draw_each(champion: list[int], challenger: list[int]):
 def test_lists_are_judged_by_those_that_draws_mixed(kind, draw, generations, judged, clicks_of):
     draws = np.random.default_rng(1).random((20_000, len(judged)))
     truth = np.mean([clicks_of(judged, row).sum() for row in draws])
-    answers = paired(*draw(*generations), judged, clicks_of)
+    logged, chances = draw(*generations)
+    answers = paired(logged, chances, judged, clicks_of)
     estimates, support = answers.estimate(kind)
     assert estimates["IPS"].low <= truth <= estimates["IPS"].high
     for estimate in estimates.values():
@@ -134,7 +135,8 @@ def test_intervals_hold_the_true_value_about_as_often_as_they_state():
 
 def test_what_items_earned_narrows_the_interval():
     """If nearly every item is clicked, the estimate varies only with how often the judged one is drawn."""
-    answers = paired(*draw_each([1, 3], [2, 4]), [2, 4], lambda items, draws: draws < 0.9)
+    logged, chances = draw_each([1, 3], [2, 4])
+    answers = paired(logged, chances, [2, 4], lambda items, draws: draws < 0.9)
     estimates, _ = answers.estimate("independent")
     widths = {name: estimate.high - estimate.low for name, estimate in estimates.items()}
     assert widths["DR"] < 0.5 * widths["IPS"]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -149,7 +149,7 @@ def test_a_file_that_may_not_be_read_is_named_with_a_remedy(tmp_path, monkeypatc
     write_manifest(tmp_path)
     open_file = Path.open
 
-    def refuse(path: Path, *args: str, **options: str) -> IO:
+    def refuse(path: Path, *args: Any, **options: Any) -> IO:
         if path.name == "array.npy":
             raise PermissionError(13, "Permission denied", str(path))
         return open_file(path, *args, **options)

@@ -117,7 +117,7 @@ def any_requests(seed):
     candidates[np.arange(width) >= rng.choice([0, 1, width // 2, width], (n, 1))] = N_ITEMS
     scores = np.where(rng.random((n, 1)) < 0.3, 0.7, rng.normal(size=(n, width)) * 10.0 ** rng.integers(-3, 4, (n, 1)))
     scores = np.where(candidates < N_ITEMS, scores, rng.choice([-np.inf, np.nan, 3.0], (n, width)))
-    kind = rng.choice([np.int32, np.int64])
+    kind = np.dtype(rng.choice(["int32", "int64"]))
     return history.astype(kind), ages, candidates.astype(kind), scores.astype(np.float32)
 
 

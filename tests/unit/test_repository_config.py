@@ -15,6 +15,7 @@ from serving.contract.tensors import (
     Axes,
     ContextColumn,
     ModelSpec,
+    RecordSpec,
     TensorSpec,
     make_ensemble_spec,
     make_record,
@@ -97,6 +98,7 @@ def test_preferred_batch_sizes_stay_within_the_maximum():
 
 def test_edges_that_disagree_are_refused():
     user, candidates = SPECS["rank"].inputs
+    assert isinstance(candidates, RecordSpec)
     other = make_record(
         "candidates", *(replace(t, dtype="INT32") if t.name == "candidate_ids" else t for t in candidates.fields)
     )
@@ -118,7 +120,7 @@ def test_the_contract_itself_has_sound_edges():
     ):
         kinds.setdefault(tensor.name, set()).add(tensor.text)
     assert {name: len(found) for name, found in kinds.items()} == dict.fromkeys(kinds, 1)  # one meaning at both ends
-    assert c.check_edges(SPECS) is None  # and the check finds so, too
+    c.check_edges(SPECS)  # the check finds so, too
 
 
 def test_warmup_strings_carry_their_length():

@@ -35,7 +35,8 @@ def write_folder(folder, index="exact", filter_seen=True):
         return rng.normal(size=shape).astype(np.float32)
 
     network = UserTower(TASTE, 2 * EMBEDDING, AXES.user_continuous)
-    torch.nn.init.normal_(network.mlp[2].weight)
+    (*_, last) = network.mlp.children()
+    torch.nn.init.normal_(last.get_parameter("weight"))
     inputs = {
         "history_vectors": small(2, AXES.history, TASTE),
         "history_weights": np.abs(small(2, AXES.history)),

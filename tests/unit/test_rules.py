@@ -49,7 +49,7 @@ def compile_config(tmp_path, catalogue, config: RulesConfig, k: int = K) -> Rule
     return Rules.load(tmp_path, GENERATION)
 
 
-def requests(rng, batch: int, n_candidates: int):
+def requests(rng: np.random.Generator, batch: int, n_candidates: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows of distinct positions in random order, ragged by padding, with plenty of equal scores."""
     position = np.argsort(rng.random((batch, N_ITEMS)), axis=1)[:, :n_candidates]
     length = rng.integers(0, n_candidates + 1, (batch, 1))
@@ -150,7 +150,7 @@ def test_scores_that_are_no_number_count_as_the_worst(tmp_path):
 
 
 def test_short_lists_end_in_padding(tmp_path):
-    rules = few_items(tmp_path, RulesConfig(blocked_items=[3], pinned=[Pin(5, 3)], exploration=Exploration(2, 4)))
+    rules = few_items(tmp_path, RulesConfig(blocked_items=(3,), pinned=(Pin(5, 3),), exploration=Exploration(2, 4)))
     assert serve_positions(rules, [2, 3, -1]) == [2, -1, -1, -1]
     assert serve_positions(rules, [2, 5]) == [2, 5, -1, -1]  # the pinned slot is out of reach: the end of the list
     assert serve_positions(rules, [3, -1]) == [-1, -1, -1, -1]
@@ -160,20 +160,20 @@ def test_short_lists_end_in_padding(tmp_path):
 
 
 def test_blocked_wins_over_pinned(tmp_path):
-    rules = few_items(tmp_path, RulesConfig(blocked_items=[2], pinned=[Pin(2, 0), Pin(4, 1)]))
+    rules = few_items(tmp_path, RulesConfig(blocked_items=(2,), pinned=(Pin(2, 0), Pin(4, 1))))
     assert serve_positions(rules, [0, 1, 2, 3, 4]) == [0, 4, 1, 3]
 
 
 def test_a_pin_does_not_bring_back_what_retrieval_left_out(tmp_path):
-    rules = few_items(tmp_path, RulesConfig(pinned=[Pin(7, 0)]))
+    rules = few_items(tmp_path, RulesConfig(pinned=(Pin(7, 0),)))
     assert serve_positions(rules, [0, 1, 2, 3]) == [0, 1, 2, 3]
     assert serve_positions(rules, [0, 1, 2, 7]) == [7, 0, 1, 2]
 
 
 def test_pinned_items_use_up_the_quota_of_their_category_and_ignore_caps(tmp_path):
-    rules = few_items(tmp_path, RulesConfig(pinned=[Pin(2, 3)], price_cap=1.5, max_per_category=1))
+    rules = few_items(tmp_path, RulesConfig(pinned=(Pin(2, 3),), price_cap=1.5, max_per_category=1))
     assert serve_positions(rules, [0, 1, 2, 3, 4]) == [0, 1, 3, 2]  # 0 and 1 are over the quota, 3 and 4 too dear
-    rules = few_items(tmp_path, RulesConfig(pinned=[Pin(2, 3)], max_per_category=1))
+    rules = few_items(tmp_path, RulesConfig(pinned=(Pin(2, 3),), max_per_category=1))
     assert serve_positions(rules, [0, 1, 3, 6, 2]) == [3, 6, 0, 2]
 
 
@@ -194,27 +194,27 @@ def test_an_item_turned_down_by_one_cap_uses_up_nothing_of_the_other(tmp_path):
 
 
 def test_provider_floor_holds_in_every_prefix_and_yields_to_caps(tmp_path):
-    config = RulesConfig(provider_floor=ProviderFloor(["small"], 0.5))
+    config = RulesConfig(provider_floor=ProviderFloor(("small",), 0.5))
     assert serve_positions(few_items(tmp_path, config), [0, 2, 4, 6, 1, 3, 5], k=4) == [0, 1, 2, 3]
-    capped = RulesConfig(provider_floor=ProviderFloor(["small"], 0.5), category_caps={"A": 1})
+    capped = RulesConfig(provider_floor=ProviderFloor(("small",), 0.5), category_caps={"A": 1})
     assert serve_positions(few_items(tmp_path, capped), [0, 4, 6, 1, 3], k=4) == [0, 3, 4, 6]
 
 
 def test_pinned_items_of_favoured_providers_do_not_fill_the_floor(tmp_path):
     """The pass for caps goes on until it has kept items that the floor can lift."""
-    config = RulesConfig(pinned=[Pin(7, 0), Pin(5, 1)], category_caps={"C": 2}, provider_floor=ProviderFloor(["small"], 0.5))
+    config = RulesConfig(pinned=(Pin(7, 0), Pin(5, 1)), category_caps={"C": 2}, provider_floor=ProviderFloor(("small",), 0.5))
     assert serve_positions(few_items(tmp_path, config), [7, 5, 0, 2, 4, 6, 1, 3]) == [7, 5, 0, 1]
 
 
 def test_a_pin_below_the_last_returned_place_takes_none(tmp_path):
-    rules = few_items(tmp_path, RulesConfig(pinned=[Pin(7, 3)], category_caps={"A": 1}))
+    rules = few_items(tmp_path, RulesConfig(pinned=(Pin(7, 3),), category_caps={"A": 1}))
     assert serve_positions(rules, [0, 1, 3, 7], k=2) == [0, 3]
 
 
 @pytest.mark.parametrize("share", [1 / 98, 1 / 49, 3 / 47, 0.1, 0.29, 1 / 3, 0.58, 0.7])
 def test_floor_shares_are_exact_despite_rounding(tmp_path, catalogue, share):
     """1 / (1 / 49) is 49.00000000000001 and 0.58 * 50 is 28.999999999999996: both must count as whole."""
-    config = RulesConfig(provider_floor=ProviderFloor(["Cleo", "Dora"], share))
+    config = RulesConfig(provider_floor=ProviderFloor(("Cleo", "Dora"), share))
     position, scores, user_id = requests(np.random.default_rng(2), batch=8, n_candidates=100)
     scores[np.isin(np.array(catalogue["provider"], object)[position], ["Cleo", "Dora"])] -= 100  # all lifted, if any
     got = compile_config(tmp_path, catalogue, config, k=100).apply(position, scores, user_id, 100)
@@ -260,7 +260,8 @@ def test_threads_that_share_rules_are_answered_as_one_is(tmp_path, catalogue):
     expected = [rules.apply(*request, K) for request in asked]
     with ThreadPoolExecutor(len(asked)) as threads:
         for _ in range(10):
-            for got, wanted in zip(threads.map(lambda request: rules.apply(*request, K), asked), expected, strict=True):
+            answers = threads.map(rules.apply, *zip(*asked, strict=True), [K] * len(asked))
+            for got, wanted in zip(answers, expected, strict=True):
                 np.testing.assert_array_equal(got, wanted)
 
 
@@ -274,7 +275,7 @@ def test_draws_are_even_and_inside_the_open_interval():
 def test_answers_depend_neither_on_batch_mates_nor_on_the_order_of_candidates(tmp_path, catalogue):
     rng = np.random.default_rng(5)
     config = RulesConfig(
-        pinned=[Pin(40, 2)], max_per_category=2, diversity=0.3, max_per_provider=3, exploration=Exploration(2, 10)
+        pinned=(Pin(40, 2),), max_per_category=2, diversity=0.3, max_per_provider=3, exploration=Exploration(2, 10)
     )
     rules = compile_config(tmp_path, catalogue, config)
     position, scores, user_id = requests(rng, batch=16, n_candidates=40)
@@ -346,7 +347,7 @@ def test_a_price_cap_needs_prices(tmp_path, catalogue):
 
 
 def test_items_may_have_names_where_the_shops_ids_are_text(tmp_path, catalogue):
-    config = RulesConfig(blocked_items=["x", "gone"], pinned=[Pin("y", 0), Pin("gone too", 1)])
+    config = RulesConfig(blocked_items=("x", "gone"), pinned=(Pin("y", 0), Pin("gone too", 1)))
     with pytest.raises(ConfigError, match="blocked_items names item 'x', but the ids of this shop's items are numbers"):
         compile_rules(tmp_path, config, **catalogue, items_returned=K)
     compile_rules(tmp_path, config, **catalogue, items_returned=K, item_names={"x": 10, "y": 19})
@@ -356,18 +357,18 @@ def test_items_may_have_names_where_the_shops_ids_are_text(tmp_path, catalogue):
 
 def test_a_number_is_a_name_where_the_shops_ids_are_text(tmp_path, catalogue):
     names = {"22423": 10, "x": 13, "85123": 19}
-    config = RulesConfig(blocked_items=[22423], pinned=[Pin(85123, 0), Pin(99999, 1)])
+    config = RulesConfig(blocked_items=(22423,), pinned=(Pin(85123, 0), Pin(99999, 1)))
     compile_rules(tmp_path, config, **catalogue, items_returned=K, item_names=names)
     assert serve_positions(Rules.load(tmp_path), [0, 1, 2, 3]) == [3, 1, 2, -1]
-    compile_rules(tmp_path, RulesConfig(blocked_items=[13]), **catalogue, items_returned=K, item_names=names)
+    compile_rules(tmp_path, RulesConfig(blocked_items=(13,)), **catalogue, items_returned=K, item_names=names)
     assert serve_positions(Rules.load(tmp_path), [0, 1, 2, 3]) == [0, 2, 3, -1]  # no name, and the id that answers hold
 
 
 def test_one_item_is_not_pinned_as_number_and_as_text():
     with pytest.raises(ConfigError, match="pinned has item_id 5 more than once"):
-        RulesConfig(pinned=[Pin(5, 0), Pin("5", 1)])
+        RulesConfig(pinned=(Pin(5, 0), Pin("5", 1)))
     with pytest.raises(ConfigError, match="pinned has item_id 5 more than once"):
-        RulesConfig(pinned=[Pin(5, 0), Pin(5, 1), Pin("a", 2), Pin("a", 3)])
+        RulesConfig(pinned=(Pin(5, 0), Pin(5, 1), Pin("a", 2), Pin("a", 3)))
 
 
 def test_config_survives_its_file(tmp_path, catalogue):
@@ -395,7 +396,7 @@ def test_unreadable_or_foreign_artifacts_are_refused(tmp_path, catalogue):
 @pytest.mark.parametrize("behind", [-1, KEPT, NEVER, 4])
 def test_items_that_caps_would_lose_are_refused(tmp_path, catalogue, behind):
     """Nothing counts their places, so that a list would end in what happened to lie in memory."""
-    compile_config(tmp_path, catalogue, RulesConfig(blocked_items=[10]))
+    compile_config(tmp_path, catalogue, RulesConfig(blocked_items=(10,)))
     items = np.load(tmp_path / ITEMS_FILE)
     assert items["behind"][0] == NEVER
     items["behind"][3] = behind

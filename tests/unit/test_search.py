@@ -28,8 +28,8 @@ from training.retrieval.index import make_index_vectors
 N_ITEMS, WIDTH, HISTORY, N_NEIGHBOURS, B = 300, 8, 6, 5, 12
 
 
-def random_catalogue(seed=0):
-    """-> (item_vectors, Neighbours, available)"""
+def random_catalogue(seed: int = 0) -> tuple[np.ndarray, Neighbours, np.ndarray]:
+    """Return item vectors, neighbours and which items are available."""
     rng = np.random.default_rng(seed)
     positions = np.stack([rng.permutation(N_ITEMS)[:N_NEIGHBOURS] for _ in range(N_ITEMS + 1)]).astype(np.int32)
     weights = rng.random(positions.shape).astype(np.float32)
@@ -39,7 +39,7 @@ def random_catalogue(seed=0):
     return vectors, Neighbours(positions, weights), rng.random(N_ITEMS) < 0.9
 
 
-def random_requests(seed=1, most_blocked=40):
+def random_requests(seed: int = 1, most_blocked: int = 40) -> tuple[np.ndarray, np.ndarray, Blocked]:
     rng = np.random.default_rng(seed)
     users = rng.normal(size=(B, WIDTH)).astype(np.float32)
     history = rng.integers(0, N_ITEMS, (B, HISTORY))
@@ -211,7 +211,7 @@ def test_padding_only_when_the_catalogue_has_no_more():
 def test_recency_weights_count_distinct_items_only():
     history = np.array([[7, 7, 3, N_ITEMS, 7, 9], [N_ITEMS] * 6])
     expected = [[1, 0, 2**-0.5, 0, 0, 3**-0.5], [0] * 6]
-    np.testing.assert_allclose(compute_recency_weights(history, N_ITEMS), expected, rtol=1e-6)
+    np.testing.assert_allclose(compute_recency_weights(history, N_ITEMS), np.array(expected), rtol=1e-6)
 
 
 def test_recency_weights_equal_the_slow_twin():
@@ -293,7 +293,8 @@ def test_threads_that_share_a_search_are_answered_as_one_is(whole):
     expected = [search(*requests, 20) for requests in asked]
     with ThreadPoolExecutor(len(asked)) as threads:
         for _ in range(50):
-            for got, wanted in zip(threads.map(lambda requests: search(*requests, 20), asked), expected, strict=True):
+            answers = threads.map(search, *zip(*asked, strict=True), [20] * len(asked))
+            for got, wanted in zip(answers, expected, strict=True):
                 np.testing.assert_array_equal(got[0], wanted[0])
                 np.testing.assert_array_equal(got[1], wanted[1])
 

@@ -51,7 +51,7 @@ def keys(shape: tuple[int, ...]) -> np.ndarray:
 def test_what_is_written_serves_the_published_rows_bit_for_bit(folder, tmp_path, settings):
     written(folder, state=str(tmp_path / "state"), **settings)
     published = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    tiers, plain = open_tables(folder, "rank", SHAPES), EmbeddingTables.load(folder)
+    tiers, plain = open_tables(folder, "rank", tuple(SHAPES)), EmbeddingTables.load(folder)
     wanted = ((tuple(SHAPES)[:1], keys((3,))[..., :1]), (tuple(SHAPES)[1:], keys((3, 50))[..., 1:]))
     for _ in range(3 if "hit_rate_threshold" in settings else 1):  # rows that come late are there the next time
         answers, degraded = tiers.gather(*wanted)
@@ -116,7 +116,7 @@ def test_other_rows_get_another_name(folder):
 
 def test_budgets_that_cannot_hold_the_tables_are_refused_with_what_would_fit():
     with pytest.raises(ConfigError, match=r"raise l2 to \d+ bytes; or give l3 \d+ bytes of disk"):
-        plan_tables(TableSettings(l2=SOME, l3=0), SHAPES, 1, 1)
+        plan_tables(TableSettings.model_validate({"l2": SOME, "l3": 0}), SHAPES, 1, 1)
 
 
 def test_values_that_a_row_format_cannot_hold_are_refused(folder):

@@ -65,7 +65,7 @@ def test_the_index_moves_where_faiss_has_a_gpu(fake_gpus):
 @pytest.mark.parametrize(("kind", "device", "expected"), [("GPU", "2", 2), ("CPU", "0", 3)])
 def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, fake_gpus, monkeypatch, kind, device, expected):
     """As exported the instances are KIND_CPU, so that a server without a GPU starts: then [merlin] gpu counts."""
-    publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"gpu": 3}))
+    publish_merlin(source_of(cpu), tmp_path / "repository", Settings.model_validate({"merlin": {"gpu": 3}}))
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
     from serving.stages.parts.triton import make_part_model
 

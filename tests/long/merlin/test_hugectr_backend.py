@@ -33,7 +33,7 @@ from tests.unit.hps.hugectr_files import read_model
 @pytest.fixture(scope="module")
 def written(cpu, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hugectr") / "repository"
-    publish_merlin(source_of(cpu), folder, Settings(merlin={"hugectr": True}))
+    publish_merlin(source_of(cpu), folder, Settings.model_validate({"merlin": {"hugectr": True}}))
     return folder.with_name("repository.hugectr")
 
 
@@ -132,14 +132,14 @@ def test_a_folder_of_somebody_else_is_not_replaced(cpu, tmp_path, names):
     for name in names:
         (place / name).touch()
     with pytest.raises(ExportError, match=r"repository\.hugectr holds .*Move it away"):
-        publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"hugectr": True}))
+        publish_merlin(source_of(cpu), tmp_path / "repository", Settings.model_validate({"merlin": {"hugectr": True}}))
     assert sorted(path.name for path in place.iterdir()) == sorted(names)
     assert not (tmp_path / "repository").exists()
 
 
 def test_an_older_export_is_replaced(cpu, tmp_path):
     for _ in range(2):
-        publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"hugectr": True}))
+        publish_merlin(source_of(cpu), tmp_path / "repository", Settings.model_validate({"merlin": {"hugectr": True}}))
     assert sorted(path.name for path in (tmp_path / "repository.hugectr").iterdir()) == ["ps.json", NAME]
 
 

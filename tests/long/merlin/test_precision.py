@@ -19,8 +19,9 @@ MARK = {"fp32": None, "fp16": "Cast", "int8": "QuantizeLinear"}  # the operator 
 
 @pytest.mark.parametrize(("triton", "precision"), [("24.03", "fp16"), ("24.03", "int8"), ("modern", "fp16")])
 def test_ranker_and_reranker_get_the_lowest_precision_that_keeps_their_answers(cpu, tmp_path, triton, precision):
-    repository, said = tmp_path / "repository", []
-    publish_merlin(source_of(cpu), repository, Settings(merlin={"triton": triton, "precision": precision}), said.append)
+    repository, said = tmp_path / "repository", list[str]()
+    settings = Settings.model_validate({"merlin": {"triton": triton, "precision": precision}})
+    publish_merlin(source_of(cpu), repository, settings, said.append)
     assert [line.split(":")[0] for line in said] == ["rank", "rerank"]
     found = []
     for name in ("rank_dense", "rerank_network", "towers_user"):

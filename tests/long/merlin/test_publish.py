@@ -236,8 +236,9 @@ class TestNetwork:
 
     def test_batches_are_those_of_the_settings(self, cpu, exported, tmp_path):
         """The batcher aims at no size by default, as in the cpu profile; profiles span whatever it hands on."""
-        settings = {"preferred_batch_sizes": [4, 100], "queue_delay_us": 50, "max_batch_size": 16}
-        publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"triton": "modern"}, serving=settings))
+        serving = {"preferred_batch_sizes": [4, 100], "queue_delay_us": 50, "max_batch_size": 16}
+        settings = Settings.model_validate({"merlin": {"triton": "modern"}, "serving": serving})
+        publish_merlin(source_of(cpu), tmp_path / "repository", settings)
         for repository, preferred, delay_us, most, tuned in (
             (exported["modern"], [], 0, 64, [1, 8, 32]),
             (tmp_path / "repository", [4], 50, 16, [1, 4]),
@@ -287,7 +288,7 @@ class TestRefusals:
     def test_a_second_export_replaces_the_first(self, cpu, repository):
         (repository / "stray").touch()
         beside = set(repository.parent.iterdir())
-        publish_merlin(source_of(cpu), repository, Settings(merlin={"triton": "modern"}))
+        publish_merlin(source_of(cpu), repository, Settings.model_validate({"merlin": {"triton": "modern"}}))
         assert not (repository / "stray").exists()
         assert not (repository / "rank_embeddings").exists()
         facts = read_json(repository / "recommend" / "1", MANIFEST_FILE)
@@ -299,7 +300,7 @@ class TestRefusals:
         link = tmp_path / "link"
         link.symlink_to(tmp_path / "disk" / "repository")
         for _ in range(2):
-            publish_merlin(source_of(cpu), link, Settings(merlin={"triton": "modern"}))
+            publish_merlin(source_of(cpu), link, Settings.model_validate({"merlin": {"triton": "modern"}}))
             assert link.is_symlink()
             assert [path.name for path in (tmp_path / "disk").iterdir()] == ["repository"]
         assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]

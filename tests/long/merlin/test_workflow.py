@@ -144,5 +144,6 @@ def test_a_changed_pickle_is_never_opened(repository, monkeypatch):
 
 
 def test_a_generation_that_kept_no_workflow(cpu, tmp_path):
+    settings = Settings.model_validate({"merlin": {"preprocess": "nvtabular"}})
     with pytest.raises(ConfigError, match="NVTabular's workflow was not kept"):
-        publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"preprocess": "nvtabular"}))
+        publish_merlin(source_of(cpu), tmp_path / "repository", settings)

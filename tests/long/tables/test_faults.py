@@ -362,7 +362,7 @@ def test_instances_and_updater_killed_in_the_middle(open_tiers, settings):
             keys = rng.integers(0, ROWS, 200)
             np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])
         for process in others:
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.join()
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, rows)
 

@@ -41,7 +41,7 @@ def test_the_image_copies_what_exists_and_runs_as_an_ordinary_user():
 
 def test_the_image_holds_every_package_that_server_and_gateway_import():
     ours = {path.name for path in PROJECT.iterdir() if (path / "__init__.py").exists() or path.name == "serving"}
-    wanted, found = {"server", "gateway"}, set()
+    wanted, found = {"server", "gateway"}, set[str]()
     while new := wanted - found:
         found |= new
         for name in new:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import shlex
 from pathlib import Path
+from typing import Any
 
 import yaml
 from typer import Typer
@@ -25,7 +26,7 @@ def read_unit(path: Path) -> configparser.ConfigParser:
     return unit
 
 
-def parse_options(arguments: list[str], app: Typer = export.app, name: str = "follow") -> dict[str, object]:
+def parse_options(arguments: list[str], app: Typer = export.app, name: str = "follow") -> dict[str, Any]:
     """Parse options of a command as it does, by default `export follow`. Raises click's UsageError for one that it lacks."""
     command = get_command(app).commands[name]  # type: ignore[attr-defined]
     return command.make_context(name, list(arguments)).params

@@ -13,6 +13,8 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 def find_reference_faults():
     """The file is loaded by path, because deploy/ is no package: `make check-deploy` runs it in its own environment."""
     spec = importlib.util.spec_from_file_location("references", DEPLOY / "references.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return lambda documents: list(module.find_reference_faults(documents))

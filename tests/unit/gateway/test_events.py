@@ -154,7 +154,7 @@ def test_an_event_whose_acknowledgement_is_lost_can_be_sent_again_with_the_id_of
         raise DeadlineExceeded("the answer came too late")
 
     door.shop.server.answer = answer_too_late
-    events = [{"user": 7, "item": 3}, {"user": 7, "item": 4, "id": "order-1"}]
+    events: list[dict[str, object]] = [{"user": 7, "item": 3}, {"user": 7, "item": 4, "id": "order-1"}]
     failed = door.ask("POST", "/v1/events", json=events)
     assert failed.status_code == 503
     schema.Results.model_validate(failed.json())

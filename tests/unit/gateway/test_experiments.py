@@ -299,9 +299,9 @@ def test_an_interleaved_item_has_the_sources_of_the_generation_that_it_comes_fro
     [((1.0, 0.9, 1.0), (1.0,) * 3, 1), ((1.0,) * 3, (1.0, 1.0, None), 2), ((1.0,) * 3, (), 0)],
 )
 def test_coins_are_known_down_to_the_first_place_that_a_server_draws(champions, challengers, known):
-    lists = (Recommendations(tuple(items), (3.0, 2.0, 1.0)) for items in (CHAMPIONS, CHALLENGERS))
-    told = (replace(answer, propensities=chances) for answer, chances in zip(lists, (champions, challengers), strict=True))
-    propensities = interleave(*told, seed="a").answer.propensities
+    first = Recommendations(tuple(CHAMPIONS), (3.0, 2.0, 1.0), propensities=champions)
+    second = Recommendations(tuple(CHALLENGERS), (3.0, 2.0, 1.0), propensities=challengers)
+    propensities = interleave(first, second, seed="a").answer.propensities
     assert propensities == (0.5, 1.0, 0.5)[:known] + (None,) * (3 - known)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,25 +16,29 @@ from server.environment import PROJECT
 from serving.stages.rules.config import ITEM_RULES, Pin, RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.repositories import copy_to_change
-from tests.unit.gateway.conftest import Gateway
-from triton_recommender import Unavailable
+from tests.unit.gateway.conftest import ITEMS, Gateway
+from triton_recommender import Query, Unavailable
 
 USER = 7
 
 
-@pytest.fixture(scope="module")
-def explained(repo):
-    """explained(item, **params) -> the explanation; one pipeline for all tests."""
-    door = Gateway(repo, lambda query: [])
+class Explained:
+    """Asks a gateway to explain: explained(item, **params)."""
 
-    def ask(item: int, user: int = USER, **params) -> dict:
-        response = door.ask("GET", "/v1/explain", params={"user": user, "item": item, **params})
+    def __init__(self, repo: Path) -> None:
+        self.door = Gateway(repo, lambda query: [])
+
+    def __call__(self, item: int, user: int = USER, **params) -> dict:
+        response = self.door.ask("GET", "/v1/explain", params={"user": user, "item": item, **params})
         assert response.status_code == 200, response.text
         schema.Explanation.model_validate(response.json())
         return response.json()
 
-    ask.door = door
-    return ask
+
+@pytest.fixture(scope="module")
+def explained(repo) -> Explained:
+    """One pipeline for all tests."""
+    return Explained(repo)
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +105,11 @@ def test_reasons_go_by_the_history_of_the_request(repo, explained, history):
 
 
 def test_an_answer_does_not_wait_for_reasons_beyond_its_deadline(repo):
-    door = Gateway(repo, deadline_ms=1_000)
-    answer = door.shop.server.answer
-
-    def use_all_of_the_time(call):
+    def use_all_of_the_time(query: Query) -> list[int]:
         time.sleep(1.05)  # blocks the event loop, so that nobody else notices that the deadline has passed
-        return answer(call)
+        return ITEMS
 
-    door.shop.server.answer = use_all_of_the_time
-    told = door.recommend(user=USER, reasons="true")
+    told = Gateway(repo, use_all_of_the_time, deadline_ms=1_000).recommend(user=USER, reasons="true")
     assert told["degraded"] == []
     assert [item["reasons"] for item in told["items"]] == [None] * 3
 

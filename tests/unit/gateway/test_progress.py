@@ -109,7 +109,7 @@ def test_a_report_that_hangs_is_killed_and_told_as_an_error(repo, monkeypatch, t
     monkeypatch.setattr(progress, "PROJECT", tmp_path)
     reports = LogReports(repo, "progress", timeout_s=1.0)
 
-    async def ask_twice_at_once() -> list[bytes | BaseException]:
+    async def ask_twice_at_once() -> tuple[bytes | BaseException, bytes | BaseException]:
         return await asyncio.gather(reports.read_latest(), reports.read_latest(), return_exceptions=True)
 
     for error in asyncio.run(ask_twice_at_once()):

@@ -67,7 +67,8 @@ def test_an_absent_refresh_interval_is_zero(merlin):
 
 def test_networks_have_the_instances_of_the_settings(source, tmp_path):
     serving = {"instances": 2, "rerank": {"instances": 3}}
-    Writer(source, tmp_path / "repository", Settings(merlin={"triton": "modern"}, serving=serving)).write()
+    settings = Settings.model_validate({"merlin": {"triton": "modern"}, "serving": serving})
+    Writer(source, tmp_path / "repository", settings).write()
     counts = {}
     for config in (read_config(path) for path in (tmp_path / "repository").glob("*/config.pbtxt")):
         if config.backend == "tensorrt":

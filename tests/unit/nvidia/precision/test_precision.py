@@ -1,5 +1,6 @@
 """fp16 and int8 graphs of the project's own networks against their fp32 originals, and which products are lowered."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from export.nvidia.precision.graphs import PRODUCTS, count_multiply_adds, count_
 from export.nvidia.precision.half import MOVING, convert_to_half
 from export.nvidia.precision.int8 import find_weighted_products, quantize
 from export.nvidia.precision.lower import compute_outputs, describe_outcome, lower_network, lower_networks
+from export.nvidia.precision.trial import Trial
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import Axes
@@ -134,18 +136,14 @@ def test_nothing_to_quantise_leaves_the_graph_as_it_is(ranker):
     assert quantize(model, ranker[1], set()) is model
 
 
-@dataclass
-class Toy:
+class Toy(Trial):
     """A Trial of one network `y = x @ small @ ... `: a list of three items whose scores are the network's outputs."""
 
-    model: onnx.ModelProto
-    feeds: dict[str, list]
+    def __init__(self, model: onnx.ModelProto, feeds: dict[str, list]) -> None:
+        self.model, self.feeds = model, feeds
+        self.exact = self.answer_with({"rank": open_faithful_session(model)})
 
-    @property
-    def exact(self) -> dict[str, np.ndarray]:
-        return self.answer_with({"rank": open_faithful_session(self.model)})
-
-    def answer_with(self, networks: dict[str, Any]) -> dict[str, np.ndarray]:
+    def answer_with(self, networks: Mapping[str, Any]) -> dict[str, np.ndarray]:
         scores = np.concatenate([networks["rank"].run(None, feed)[0] for feed in self.feeds["rank"]])
         order = np.argsort(-scores, axis=1)
         return {"item_ids": order, "scores": np.take_along_axis(scores, order, axis=1)}

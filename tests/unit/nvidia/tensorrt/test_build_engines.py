@@ -51,7 +51,7 @@ def test_the_fake_lacks_what_the_real_packages_lack():
     for version in VERSIONS:
         trt = fake(version)
         for name, worth in API.items():
-            found = trt
+            found: object = trt
             for part in name.split("."):
                 found = getattr(found, part, None) if not name.startswith("DataType") else True
             assert (found is not None or name in FAKED_AS_NONE) or worth[version] is None, (version, name)
