@@ -114,20 +114,24 @@ def test_a_round_of_training_is_tried_three_times_as_another_process(tmp_path, g
     assert len({pid for pid, _ in lines}) == tries
 
 
-@pytest.mark.parametrize(
-    ("options", "port"), [([], 8001), (["--grpc-port", "9001"], 9001), (["--http-port", "9000", "--grpc-port=9001"], 9001)]
-)
-def test_serve_sh_prints_the_log_of_the_server_at_its_port(tmp_path, options, port):
-    logs = tmp_path / ".run" / "logs"
+def test_serve_sh_prints_the_log_of_the_server_at_its_port(tmp_path):
+    cases = [([], 8001), (["--grpc-port", "9001"], 9001), (["--http-port", "9000", "--grpc-port=9001"], 9001)]
+    started = [start_serve_sh(tmp_path / str(number), options) for number, (options, _) in enumerate(cases)]
+    for (process, output_path), (_, port) in zip(started, cases, strict=True):
+        assert process.wait(120) == 0
+        assert set(output_path.read_text().splitlines()) == {f"log of {port}"}
+
+
+def start_serve_sh(folder: Path, options: list[str]) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start serve.sh over a Python that logs for two servers until output is there. Return the process and its output."""
+    logs = folder / ".run" / "logs"
     logs.mkdir(parents=True)
-    (tmp_path / "deploy").mkdir()
-    shutil.copy(DEPLOY / "serve.sh", tmp_path / "deploy")
-    python, output_path = tmp_path / "python", tmp_path / "output"
+    (folder / "deploy").mkdir()
+    shutil.copy(DEPLOY / "serve.sh", folder / "deploy")
+    python, output_path = folder / "python", folder / "output"
     line = f"for other in 8001 9001; do echo log of $other >> {logs}/tritonserver-$other.log; done; sleep 0.1"
     python.write_text(f"#!/bin/sh\nuntil [ -s {output_path} ]; do {line}; done\n{line}\n")
     python.chmod(0o755)
-    environment = {"PATH": "/usr/bin:/bin", "PY": str(python)}
     with output_path.open("w") as output:  # no pipe: what follows the log holds it until the script is collected
-        script = [tmp_path / "deploy" / "serve.sh", "server", *options]
-        assert subprocess.run(script, env=environment, stdout=output, timeout=120).returncode == 0
-    assert set(output_path.read_text().splitlines()) == {f"log of {port}"}
+        script = [str(folder / "deploy" / "serve.sh"), "server", *options]
+        return subprocess.Popen(script, env={"PATH": "/usr/bin:/bin", "PY": str(python)}, stdout=output), output_path
