@@ -21,7 +21,7 @@ from serving.tables.levels.loading import load_l3
 MIB = 2**20
 SPEC = TableSpec("item", rows=600_000, width=16)
 SMALL_ROWS = 2_000
-INSTANCES = 4  # they share the rows that the plan counts once
+INSTANCES = 2  # they share the rows that the plan counts once
 BATCH = 4096  # keys of a request
 WAIT_S = 100
 ATTEMPTS = 3  # on a loaded machine threads lie in wait for each other, and what they hold meanwhile is not the plan's

@@ -70,7 +70,7 @@ from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_ranker import RankerSettings
 
 DATA = "synthetic:tiny"
-SMALLER = "synthetic:users=40,items=30,events=250"  # of the experiment that exports by the command
+SMALLER = "synthetic:users=40,items=30,events=250"  # of experiments that train by themselves
 QUIET = Console(quiet=True)
 
 
@@ -84,7 +84,7 @@ class Context:
 
     @cached_property
     def work(self) -> compression.Workload:
-        return compression.make_workload(self.dataset, lambda _: None)
+        return compression.make_workload(load_dataset(SMALLER), lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,12 @@ def smoke_drift(context: Context) -> list[Figure]:
         for module in (drift, served_drift):
             patch.setattr(module, "WINDOW_ROWS", 2 * drift.NEW_ROWS)
         return drift.measure(watched, replays=1, shifts=1)
+
+
+def smoke_guard(context: Context) -> list[Figure]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard, "LOOK", 1_000)
+        return guard.measure(1, 5_000, context.rng)
 
 
 def smoke_overhead(context: Context) -> list[Figure]:
@@ -302,7 +308,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "compression": smoke_compression,
     "drift": smoke_drift,
     "growth": smoke_growth,
-    "guard": lambda context: guard.measure(1, 5_000, context.rng),
+    "guard": smoke_guard,
     "live_kills": smoke_live_kills,
     "merlin": smoke_merlin,
     "overhead": smoke_overhead,
