@@ -38,6 +38,7 @@ def test_keys_of_any_integers_and_order_in_memory_have_the_same_bytes():
 def test_missing_values_stay_zero():
     values = [*packed_vectors()[:2], None, *packed_vectors()[3:]]
     vectors, found = rows.decode_vectors(values, 3)
+    assert found is not None
     assert found.tolist() == [True, True, False, True, True, True]
     np.testing.assert_array_equal(vectors[found], VECTORS[found])
     assert not vectors[2].any()
@@ -45,7 +46,9 @@ def test_missing_values_stay_zero():
 
 def test_nothing_and_nothing_found():
     assert rows.decode_vectors([], 3)[0].shape == (0, 3)
-    assert not rows.decode_vectors([None, None], 3)[1].any()
+    _, found = rows.decode_vectors([None, None], 3)
+    assert found is not None
+    assert not found.any()
     assert rows.encode_keys(KEYS[:0]) == []
 
 

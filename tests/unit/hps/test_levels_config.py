@@ -125,6 +125,7 @@ def full_table(config, folder):
     keys = np.random.default_rng(0).permutation(config.rows)
     vectors = np.ones((5_000, config.width), np.float32)
     table.attach(open_shared(folder, [table.config])[config.name])
+    assert table.l1 is not None
     for start in range(0, len(keys), len(vectors)):  # small pieces, so that temporary arrays do not count
         table.l1.insert(keys[start : start + len(vectors)], vectors, 0)
     return table
@@ -166,6 +167,7 @@ def test_predicted_hit_rate_is_what_the_real_l1_reaches(tmp_path, skew, share):
     requests = [np.unique(part) for part in drawn.reshape(-1, per_request)]
     table = LeveledTable(TableConfig("item", rows, 4, l1_rows=compute_l1_rows(rows, share)))
     table.attach(open_shared(tmp_path, [table.config])["item"])
+    assert table.l1 is not None
     hits = []
     for keys in requests:
         _, missing = table.l1.slots.read(keys)

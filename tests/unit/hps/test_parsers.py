@@ -39,7 +39,7 @@ REQUIRED_BY_BOTH = (
 REQUIRED_BY_B = ("model", "max_batch_size", "gpucache", "hit_rate_threshold", "gpucacheper", "num_of_worker_buffer_in_pool")
 
 
-def document(block: dict[str, Any] | None = None, **model: Any) -> dict[str, Any]:
+def document(block: dict[str, Any] | None = None, /, **model: Any) -> dict[str, Any]:
     """The smallest file both parsers take, with top-level keys and keys of its model replaced."""
     changed = copy.deepcopy(SMALLEST)
     changed["models"][0] |= model

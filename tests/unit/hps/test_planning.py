@@ -222,10 +222,16 @@ def test_planned_memory_of_rocksdb_is_what_it_reports(tmp_path, width, step):
     store.close()
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"item": width, "user": width})
     assert store.read({"item": np.array([step])})[1]
-    said = int(store.column_families["item"].property_value("rocksdb.estimate-table-readers-mem"))
-    of_both = [store.column_families[table].property_value("rocksdb.block-cache-usage") for table in ("item", "user")]
-    cache = int(store.column_families["item"].property_value("rocksdb.block-cache-capacity"))
+
+    def read_property(table: str, name: str) -> int:
+        value = store.column_families[table].property_value(f"rocksdb.{name}")
+        assert value is not None
+        return int(value)
+
+    said = read_property("item", "estimate-table-readers-mem")
+    of_both = [read_property(table, "block-cache-usage") for table in ("item", "user")]
+    cache = read_property("item", "block-cache-capacity")
     store.close()
     assert estimate_reader_bytes(rows, width) == pytest.approx(said, rel=0.15)
     assert cache == BLOCK_CACHE_BYTES
-    assert of_both[0] == of_both[1] > "0"  # one cache
+    assert of_both[0] == of_both[1] > 0  # one cache
