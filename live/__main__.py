@@ -1,4 +1,4 @@
-"""python -m live inspect | replay | compact | maintain | consume | share | export | erase: look after a live store."""
+"""python -m live inspect | replay | compact | maintain | consume | share | export | erase | backup | restore."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from rich.table import Table
 
 from live.archive import compact as compact_log
 from live.archive import drop_segments, list_segments, read_log, to_table
+from live.backup import back_up
+from live.backup import restore as restore_backup
 from live.consumer import EventConsumer
 from live.erase import erase_user
 from live.maintenance import DAY_MS, Retention, lock
@@ -227,13 +229,50 @@ def erase(
         raise typer.Exit(1)
 
 
+@app.command()
+def backup(
+    folder: Annotated[Path, typer.Argument(help="new or empty folder, best on another disk", resolve_path=True)],
+    repo: Repo = DEFAULT,
+) -> None:
+    """Copy the live store, its archive, rules and exposure log into a folder. The server may keep running."""
+    done = back_up(find_store(repo), folder)
+    out.print(
+        f"{done.bytes:,} bytes written to {folder}: events up to sequence {done.progress.last_sequence:,}, the latest of "
+        f"{format_time(done.progress.latest_ms)}, {done.segments} segments of the archive"
+    )
+
+
+@app.command()
+def restore(
+    folder: Annotated[Path, typer.Argument(help="that `backup` wrote", resolve_path=True)],
+    repo: Repo = DEFAULT,
+    replace: Annotated[bool, typer.Option("--replace", help="keep the store that is there in a folder inside of it")] = False,
+) -> None:
+    """Put a backup into the place of a repository's live store. Stop the server first."""
+    target, shop = find_live_place(repo)
+    done = restore_backup(folder, target, shop, replace)
+    out.print(
+        f"{target} holds the events up to sequence {done.progress.last_sequence:,}, the latest of "
+        f"{format_time(done.progress.latest_ms)}"
+    )
+    if done.erased:
+        out.print(f"erased again, because they were erased after the backup: {done.erased:,} users")
+    if done.replaced:
+        out.print(f"the store that was there is in {done.replaced}. Remove it when nobody needs it: erasures do not reach it")
+
+
+def find_live_place(repo: Path) -> tuple[Path, str]:
+    """Return the folder of a repository's live store, and the name of its data set, "" for an unknown one."""
+    try:
+        info = read_stage(find_stage_folder(repo, OBSERVE, read_pinned_generation(repo)))
+    except RecommenderError:  # a store outlives its repository
+        return find_live_folder(repo), ""
+    return find_live_folder(repo, info.live_folder), info.shop
+
+
 def find_store(repo: Path) -> Path:
     """Return the folder of a repository's live store. Raises ConfigError where there is none."""
-    try:
-        stated = read_stage(find_stage_folder(repo, OBSERVE, read_pinned_generation(repo))).live_folder
-    except RecommenderError:
-        stated = ""  # a store outlives its repository
-    folder = find_live_folder(repo, stated)
+    folder, _ = find_live_place(repo)
     if not Reader(folder).exists():
         raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
     return folder

@@ -76,6 +76,8 @@ class Sharer:
         self._reader = Reader(writer.store.folder)
         self._recorded_s = float("-inf")
         self.machine = writer.name_machine()
+        with self._reader.snapshot() as snapshot:
+            self._former = snapshot.read_former_machines()
 
     def run(self, stop: threading.Event) -> None:
         """Share until `stop` is set. During an outage of Redis the log waits."""
@@ -93,6 +95,7 @@ class Sharer:
     def _follow(self, stop: threading.Event) -> None:
         """Apply the log from the sequence that Redis has. Raises DependencyError."""
         shared = self.read_shared_sequence()
+        self._write_position(shared, self._writer.store.read_progress())  # also where nothing is left to share
         while not stop.is_set():
             progress = self._writer.store.read_progress()
             if progress.last_sequence > shared:
@@ -104,9 +107,12 @@ class Sharer:
                 shared = min(shared, self.read_shared_sequence())  # Redis may have lost data
 
     def read_shared_sequence(self) -> int:
-        """Return the sequence up to which Redis has the log of this machine."""
-        position = self._state.read_positions().get(self.machine)
-        return position.shared_sequence if position else 0
+        """Return the sequence up to which Redis has the log of this machine, which it may have shared under a former name."""
+        positions = self._state.read_positions()
+        if self.machine in positions:
+            return positions[self.machine].shared_sequence
+        named = [min(positions[name].shared_sequence, last) for name, last in self._former if name in positions]
+        return max(named, default=0)
 
     def share(self, after: int) -> int:
         """Apply the next events of the log after a sequence. Return the sequence up to which they were applied."""
@@ -131,8 +137,10 @@ class Sharer:
         """Return the observed events of the log, each with its log of origin and its place there."""
         headers = batch.headers
         rows = np.flatnonzero((headers["type"] == OBSERVED) & ((headers["flags"] & Flags.ERASED) == 0))
-        headers, sources = headers[rows], {self.machine: 0}
-        source, offsets = np.zeros(len(rows), np.int64), sequences[rows].copy()
+        names = [*(name for name, _ in self._former), self.machine]
+        headers, sources = headers[rows], {name: number for number, name in enumerate(names)}
+        offsets = sequences[rows].copy()
+        source = np.searchsorted([last for _, last in self._former], offsets)  # the name that the store had then
         for row in np.flatnonzero(headers["flags"] & Flags.KAFKA).tolist():
             topic, partition, offset = json.loads(batch.columns[rows[row]])[KAFKA]
             source[row] = sources.setdefault(f"{topic}/{partition}", len(sources))

@@ -24,6 +24,7 @@ from serving.live.layout import Layout, find_offset
 from serving.live.sequences import PLACES, hash_machine, unpack_sequence
 from serving.live.store import (
     CHANGE,
+    FORMER,
     KEY_VALUE,
     KINDS,
     MACHINE,
@@ -74,6 +75,10 @@ class Snapshot:
     def read_machine(self) -> str:
         """Return the name of this store among those of other machines, "" before a model has given it one."""
         return bytes(self._txn.get(MACHINE, db=self._store.meta) or b"").decode()
+
+    def read_former_machines(self) -> list[tuple[str, int]]:
+        """Return the names that the store had before it was restored from a backup, each with the last sequence it names."""
+        return [(name, last) for name, last in json.loads(bytes(self._txn.get(FORMER, db=self._store.meta) or b"[]"))]
 
     def read_event_names(self) -> list[str]:
         """Return the names of events, by the code that the log holds."""

@@ -34,11 +34,12 @@ from serving.live.layout import Layout
 ID = np.dtype("<i8")  # ids of users and items in keys
 CHANGE = struct.Struct("<Bq")  # type (ITEM_CHANGED or USER_CHANGED) and id: key of `columns`, value of `changes`
 KEY_VALUE = struct.Struct("<Qq")  # sequence, and arrival in unix milliseconds: value of `keys`
-DATA_FILE = "data.mdb"
+DATA_FILE, LOCK_FILE = "data.mdb", "lock.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
 SETS = ("seen",)  # databases with many values of one size per key
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
 COUNTERS, MACHINE, ERASED = b"counters", b"machine", b"erased "
+FORMER = b"former machines"  # JSON: names that a restored store had, each with the last sequence that it names
 ARCHIVE = "archive"  # folder of the log's older part (live/archive.py)
 LEARNED = "learned"  # folder of weights that the next generation starts from (training/models/warm_start.py)
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used

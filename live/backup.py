@@ -1,0 +1,306 @@
+"""Back up a live store while its server runs, and restore it.
+
+A backup holds the environment as of one moment (LMDB's compacting copy), the archive that belongs to it, the proofs of
+erasures, the applied rules and the exposure log. `data.mdb` is written last: a folder without it is not a backup.
+
+A restored store lacks the events that came after the backup, and gives their places to other events. It therefore takes a new
+name, by which callers and other machines tell the sequences apart (serving/live/sequences.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import lmdb
+import pyarrow.parquet as pq
+
+from live.archive import list_segments, read_log
+from live.erase import PROOFS, erase_user
+from live.exposures import FOLDER as EXPOSURES
+from live.exposures import digest_user, list_exposure_files
+from live.maintenance import lock
+from serving.contract.errors import ConfigError
+from serving.live.events import USER_CHANGED
+from serving.live.reader import Reader
+from serving.live.sequences import hash_machine
+from serving.live.store import (
+    ARCHIVE,
+    DATA_FILE,
+    FORMER,
+    LOCK_FILE,
+    MACHINE,
+    PROGRESS,
+    Progress,
+    make_folder,
+    open_store,
+    refuse_foreign,
+)
+from serving.live.writer import Writer
+from serving.stages.rules.applied import CURRENT_FILE
+from serving.stages.rules.applied import FOLDER as RULES
+
+# Besides the environment. The rules in use come before all versions of them, to which more may be added meanwhile.
+PARTS = (ARCHIVE, PROOFS, f"{RULES}/{CURRENT_FILE}", RULES, EXPOSURES)
+COPYING, RESTORING = ".copying", ".restoring"
+REPLACED = "replaced"  # the folder of a store that a restored one replaces, with a number, in the store's own folder
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What a backup holds. segments: of the archive"""
+
+    progress: Progress
+    segments: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was restored. erased: users who were erased again; replaced: where the store that was there is kept, or None"""
+
+    progress: Progress
+    erased: int
+    replaced: Path | None
+
+
+def back_up(folder: Path, target: Path) -> Backup:
+    """Copy a live store into an empty or new folder, while it may be written. Raises ConfigError when that is not possible."""
+    if target.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{target} is in the live store itself. Name a folder elsewhere, best on another disk.")
+    make_empty_folder(target)
+    try:
+        # no event moves into the archive, and no user is erased, between the copies
+        with lock(folder, wait=True), closing(open_store(folder)) as store:
+            copy_parts(folder, target)
+            (target / COPYING).mkdir(mode=0o700)
+            store.env.copy(str(target / COPYING), compact=True)
+        os.chmod(target / COPYING / DATA_FILE, 0o600)
+        make_durable(target / COPYING / DATA_FILE)
+        os.rename(target / COPYING / DATA_FILE, target / DATA_FILE)
+        (target / COPYING).rmdir()
+        make_durable(target)
+    except (OSError, lmdb.Error) as error:
+        remove_contents(target)
+        raise ConfigError(f"The backup could not be written to {target}: {error}. Name a folder with enough space.") from error
+    except BaseException:
+        remove_contents(target)
+        raise
+    return describe(target)
+
+
+def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -> Restored:
+    """Put a backup into the place of a live store. Raises ConfigError when that is not possible; the store stays as it was.
+
+    shop: name of the data set that is served there, "" for any; replace: move a store that is there into a folder of its own
+    Users who were erased from the replaced store after the backup are erased from the restored one too.
+    """
+    if not (backup / DATA_FILE).is_file():
+        raise ConfigError(f"{backup} holds no complete backup; expected {DATA_FILE} in it. Make one by python -m live backup.")
+    make_folder(folder)
+    refuse_foreign(folder)
+    with hold_unused(folder):  # not during the copy, for which a server that starts would wait
+        list_replaced(folder, replace)
+    restored = folder / RESTORING
+    shutil.rmtree(restored, ignore_errors=True)  # of a restore that was interrupted
+    try:
+        restored.mkdir(mode=0o700)
+        copy_parts(backup, restored)
+        copy_file(backup / DATA_FILE, restored / DATA_FILE)
+        refuse_other_shop(restored, shop)
+        rename_machine(restored)
+        erased, progress = erase_again(restored, read_proofs(folder)), describe(restored).progress
+        with hold_unused(folder):
+            replaced = set_contents_aside(folder, list_replaced(folder, replace))
+            for path in (*(path for path in list_contents(restored) if path.name != DATA_FILE), restored / DATA_FILE):
+                os.rename(path, folder / path.name)
+        make_durable(folder)
+    except (OSError, lmdb.Error) as error:
+        raise ConfigError(f"{backup} could not be restored: {error}. Check the backup and the disk.") from error
+    finally:
+        shutil.rmtree(restored, ignore_errors=True)
+    return Restored(progress, erased, replaced)
+
+
+def describe(folder: Path) -> Backup:
+    """Return what a backup holds, read from its files."""
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        progress = snapshot.read_progress()
+    (folder / LOCK_FILE).unlink()  # made by reading; the next program makes it anew
+    n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return Backup(progress, len(list_segments(folder)), n_bytes)
+
+
+def make_empty_folder(folder: Path) -> None:
+    """Create a folder that its owner alone may read. Raises ConfigError for one that is not empty."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty; expected a new or empty folder for the backup. Name another one.")
+        os.chmod(folder, 0o700)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used for the backup: {error.strerror}. Name another folder.") from error
+
+
+def copy_parts(source: Path, target: Path) -> None:
+    """Copy the files of PARTS, without those that are there already. A file that retention removes meanwhile is left out."""
+    for part in PARTS:
+        for path in [source / part, *sorted((source / part).rglob("*"))]:
+            place = path.relative_to(source)
+            is_hidden = any(name.startswith(".") for name in place.parts)  # what is being written, and locks
+            if os.path.lexists(path) and not (path.is_dir() or is_hidden or (target / place).exists()):
+                (target / place).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                copy_file(path, target / place)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file durably, readable by its owner alone; nothing if it was removed meanwhile."""
+    try:
+        with open(source, "rb") as reading, open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as writing:
+            shutil.copyfileobj(reading, writing, 1 << 20)
+            writing.flush()
+            os.fsync(writing.fileno())
+    except FileNotFoundError:
+        if os.path.lexists(source):
+            raise
+
+
+@contextmanager
+def hold_unused(folder: Path) -> Iterator[None]:
+    """Keep other processes from opening a store while the block runs. Raises ConfigError if one has it open.
+
+    LMDB holds a shared lock on the first byte of its lock file for as long as an environment is open.
+    """
+    with (
+        lock(folder) as is_unmaintained,
+        open(os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file,
+    ):
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            is_unused = is_unmaintained
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            is_unused = False
+        if not is_unused:
+            raise ConfigError(
+                f"A process uses the live store in {folder}: a server, its gateway or a helper. Stop it first (make stop), "
+                "then restore again."
+            )
+        yield
+        file.truncate(0)  # it described the environment that was there; LMDB makes it anew
+
+
+def refuse_other_shop(folder: Path, shop: str) -> None:
+    """Raise ConfigError for the events of another data set than `shop`."""
+    with closing(open_store(folder)) as store:
+        stated = store.read_shop()
+    if shop and stated not in ("", shop):
+        raise ConfigError(
+            f"The backup holds the events of {stated!r}, and the repository serves {shop!r}. Name a backup, or a repository "
+            "(--repo), of the same data set."
+        )
+
+
+def rename_machine(folder: Path) -> None:
+    """Give a restored store another name, and keep the former one with the last place that it names."""
+    with closing(open_store(folder)) as store, store.env.begin(write=True) as txn:
+        former = bytes(txn.get(MACHINE, db=store.meta) or b"").decode()
+        if not former:
+            return
+        name = former
+        while hash_machine(name) == hash_machine(former):
+            name = secrets.token_hex(8)
+        names = json.loads(bytes(txn.get(FORMER, db=store.meta) or b"[]"))
+        last = Progress.unpack(txn.get(PROGRESS, db=store.meta)).last_sequence
+        txn.put(FORMER, json.dumps([*names, (former, last)]).encode(), db=store.meta)
+        txn.put(MACHINE, name.encode(), db=store.meta)
+
+
+def read_proofs(folder: Path) -> set[str]:
+    """Return the proofs of the users who were erased from a store, as they were written."""
+    path = folder / PROOFS
+    return set(path.read_text().splitlines()) if path.exists() else set()
+
+
+def erase_again(folder: Path, proofs: set[str]) -> int:
+    """Erase the users of proofs from a restored store that still holds them. Return their number."""
+    digests = {json.loads(proof)["user_digest"] for proof in proofs - read_proofs(folder)}
+    user_ids = [user_id for user_id in list_user_ids(folder) if digest_user(user_id) in digests] if digests else []
+    if user_ids:
+        with closing(open_store(folder)) as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+            writer = Writer(folder, store.read_layout(), snapshot.read_event_names())
+        with closing(writer):
+            for user_id in user_ids:
+                erase_user(writer, user_id)
+    return len(user_ids)
+
+
+def list_user_ids(folder: Path) -> list[int]:
+    """Return all users of whom a store, its archive or its exposure log holds something."""
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        user_ids = [set(snapshot.list_users().tolist())]
+        user_ids.append({change.id for change in snapshot.read_changes(after=0) if change.type == USER_CHANGED})
+    user_ids += [set(batch.headers["user_id"].tolist()) for _, batch in read_log(folder)]
+    for path in list_exposure_files(folder / EXPOSURES):
+        user_ids.append(set(pq.read_table(path, columns=["user_id"])["user_id"].drop_null().to_pylist()))
+    return sorted(set[int]().union(*user_ids))
+
+
+def list_contents(folder: Path) -> list[Path]:
+    """Return what belongs to a live store, without locks, what is being restored, and stores that were replaced."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if not path.name.startswith((".", f"{REPLACED}-")) and path.suffix != ".lock" and path.name != LOCK_FILE
+    )
+
+
+def list_replaced(folder: Path, replace: bool) -> list[Path]:
+    """Return what a restored store replaces. Raises ConfigError if there is anything, unless it may be replaced."""
+    contents = list_contents(folder)
+    if contents and not replace:
+        raise ConfigError(
+            f"There is a live store in {folder} already. Add --replace to restore the backup in its place: the present one is "
+            "kept in a folder inside of it."
+        )
+    return contents
+
+
+def set_contents_aside(folder: Path, contents: list[Path]) -> Path | None:
+    """Move a store into a new folder inside of its own, which may be a mount that cannot be renamed. Return the new folder."""
+    if not contents:
+        return None
+    number = next(number for number in count(1) if not (folder / f"{REPLACED}-{number}").exists())
+    target = folder / f"{REPLACED}-{number}"
+    target.mkdir(mode=0o700)
+    for path in contents:
+        os.rename(path, target / path.name)
+    return target
+
+
+def remove_contents(folder: Path) -> None:
+    """Empty a folder that was empty before."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def make_durable(path: Path) -> None:
+    """Write a file's contents, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,229 @@
+"""A live store is copied while events go on; a restored one has the state of that moment, and names later events anew."""
+
+from __future__ import annotations
+
+import multiprocessing
+import stat
+import threading
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from live.__main__ import app
+from live.archive import compact, read_log
+from live.backup import back_up, restore
+from live.erase import erase_user, search_user
+from live.exposures import Exposure, ExposureLog
+from live.replay import replay
+from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.tensors import NO_SEQUENCE, OBSERVE
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.store import DATA_FILE, find_live_folder
+from serving.live.writer import Writer
+from serving.stages.live.models import Observe
+from tests.unit.live.batches import KINDS, events, purchase
+from tests.unit.live.test_live_answers import event_inputs
+from tests.unit.live.twin import StateTwin, differences
+from tests.waiting import until
+
+FORKING = multiprocessing.get_context("fork")
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def read_last_sequence(folder: Path) -> int:
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        return snapshot.read_progress().last_sequence
+
+
+def list_items(folder: Path) -> list[int]:
+    """Return the items of the whole log, in its order."""
+    return [item for _, batch in read_log(folder) for item in batch.headers["item_id"].tolist()]
+
+
+def test_a_backup_that_is_made_while_events_go_on_is_restored_as_of_one_moment(writer, folder, clock, tmp_path):
+    rng, stop = np.random.default_rng(0), threading.Event()
+    writer.append(events(rng, 100, ids=True))
+    clock.ms += 86_400_000
+    compact(writer, older_than_ms=clock.ms)
+
+    def go_on() -> None:
+        while not stop.is_set():
+            writer.append(events(rng, 10, ids=True))
+
+    posting = threading.Thread(target=go_on)
+    posting.start()
+    try:
+        until(lambda: writer.store.read_progress().last_sequence > 150)
+        written = run("backup", tmp_path / "backup", "--repo", tmp_path / "model_repository")
+        at_backup = writer.store.read_progress().last_sequence
+        until(lambda: writer.store.read_progress().last_sequence > at_backup)
+    finally:
+        stop.set()
+        posting.join()
+    assert stat.S_IMODE((tmp_path / "backup").stat().st_mode) == 0o700
+    restored = run("restore", tmp_path / "backup", "--repo", tmp_path / "other")
+    place = tmp_path / "other.live"
+    last = read_last_sequence(place)
+    assert 150 < last <= at_backup
+    assert f"events up to sequence {last:,}" in written
+    assert "1 segments of the archive" in written
+    assert f"events up to sequence {last:,}" in restored
+    log = {
+        int(sequence): batch.take(np.array([row]))
+        for sequences, batch in read_log(folder)
+        for row, sequence in enumerate(sequences)
+    }
+    twin = StateTwin()
+    for sequence in range(1, last + 1):
+        twin.apply(log[sequence])
+    with closing(Reader(place)) as reader, reader.snapshot() as snapshot:
+        assert differences(twin, snapshot, Layout()) == []
+    assert replay(place).is_equal
+    with closing(Writer(place, Layout(), KINDS.names, now_ms=clock)) as later:
+        assert later.append(purchase(1, 2)).tolist() == [last + 1]
+        assert later.append(log[last]).tolist() == [last]  # event ids came along
+
+
+def test_a_restored_store_never_hands_out_the_sequence_of_an_event_that_it_lost(repository, observe, tmp_path):
+    def post(stage: Observe, item: int) -> int:
+        return int(stage(event_inputs(user_id=[7], item_id=[item]))["sequence"][0, 0])
+
+    place = find_live_folder(repository)
+    before = post(observe, 1)
+    back_up(place, tmp_path / "backup")
+    lost = [post(observe, item) for item in (2, 3)]
+    restored = restore(tmp_path / "backup", tmp_path / "restored.live")
+    assert restored.progress.last_sequence == 1
+    with (
+        closing(Observe.load(repository / OBSERVE / "1", tmp_path / "restored.live")) as stage,
+        closing(Reader(tmp_path / "restored.live")) as reader,
+    ):
+        later = [post(stage, item) for item in (4, 5)]
+        assert not {before, *lost} & set(later)
+        asked = np.array([*lost, *later, NO_SEQUENCE])
+        assert reader.wait_for(asked, timeout_s=0.01).tolist() == [False, False, True, True, True]
+
+
+def test_what_belongs_to_a_store_is_in_its_backup(writer, folder, tmp_path):
+    writer.append(purchase(7, 1))
+    log = ExposureLog(folder, 1.0, keep_days=1.0, keep_bytes=1 << 30)
+    log.add(Exposure("r0", 1_000, 7, 3, [10, 11], [0.5, None], []))
+    log.close()
+    erase_user(writer, 8)
+    (folder / "rules" / "2").mkdir(parents=True)
+    (folder / "rules" / ".3").mkdir()
+    for name in ("rules/current.json", "rules/2/version.json", "rules/.3/version.json", "experiment.json"):
+        (folder / name).write_text("{}")
+    back_up(folder, tmp_path / "backup")
+    files = {str(path.relative_to(tmp_path / "backup")) for path in (tmp_path / "backup").rglob("*") if path.is_file()}
+    [exposures] = [name for name in files if name.startswith("exposures/exposures-")]
+    expected = {DATA_FILE, "erasures.jsonl", "rules/current.json", "rules/2/version.json", exposures, "exposures/erased.jsonl"}
+    assert files == expected
+
+
+def hold_open(folder: Path, opened: Connection) -> None:
+    with closing(Writer(folder, Layout(), KINDS.names)):
+        opened.send(True)
+        opened.recv()
+
+
+def test_a_store_that_a_process_uses_is_not_replaced(folder, tmp_path):
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        writer.append(purchase(7, 1))
+        back_up(folder, tmp_path / "backup")
+        writer.append(purchase(7, 2))
+    ours, theirs = FORKING.Pipe()
+    process = FORKING.Process(target=hold_open, args=(folder, theirs))
+    process.start()
+    try:
+        assert ours.recv()
+        with pytest.raises(ConfigError, match="A process uses the live store"):
+            restore(tmp_path / "backup", folder, replace=True)
+    finally:
+        ours.send(True)
+        process.join()
+    assert list_items(folder) == [1, 2]
+    with pytest.raises(ConfigError, match="Add --replace"):
+        restore(tmp_path / "backup", folder)
+    assert list_items(folder) == [1, 2]
+
+
+def test_a_store_that_is_replaced_is_kept(folder, tmp_path):
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        writer.append(purchase(7, 1))
+        back_up(folder, tmp_path / "backup")
+        writer.append(purchase(7, 2))
+    repo = tmp_path / "model_repository"
+    for number in (1, 2):
+        shown = run("restore", tmp_path / "backup", "--repo", repo, "--replace")
+        assert f"the store that was there is in {folder}/replaced-{number}" in shown
+        assert list_items(folder) == [1]
+    assert (list_items(folder / "replaced-1"), list_items(folder / "replaced-2")) == ([1, 2], [1])
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        writer.append(purchase(7, 3))
+        back_up(folder, tmp_path / "again")
+    assert not (tmp_path / "again" / "replaced-1").exists()
+
+
+def test_users_who_were_erased_after_the_backup_are_erased_from_the_restored_store(folder, tmp_path):
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        for user in (7, 8, 9):
+            writer.append(purchase(user, 1))
+        erase_user(writer, 9)
+        writer.append(purchase(9, 2))  # who came back
+        compact(writer, older_than_ms=writer.now_ms() + 1)
+        back_up(folder, tmp_path / "backup")
+        erase_user(writer, 8)
+    shown = run("restore", tmp_path / "backup", "--repo", tmp_path / "model_repository", "--replace")
+    assert "erased again, because they were erased after the backup: 1 users" in shown
+    assert not any(search_user(folder, 8).values())
+    assert (search_user(folder, 7)["events"], search_user(folder, 9)["events"]) == (1, 1)
+    assert len((folder / "erasures.jsonl").read_text().splitlines()) == 2
+    assert replay(folder).is_equal
+
+
+def test_a_backup_needs_an_empty_folder_and_a_restore_a_complete_backup(writer, folder, tmp_path):
+    writer.append(purchase(7, 1))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        back_up(folder, tmp_path / "full")
+    with pytest.raises(ConfigError, match="in the live store itself"):
+        back_up(folder, folder / "backup")
+    with pytest.raises(ConfigError, match="holds no complete backup"):
+        restore(tmp_path / "full", tmp_path / "other.live")
+    assert not (tmp_path / "other.live").exists()
+
+
+def test_a_backup_of_another_shop_or_a_damaged_one_leaves_the_store_as_it_is(folder, tmp_path):
+    with closing(Writer(tmp_path / "books.live", Layout(), KINDS.names, shop="books")) as writer:
+        writer.append(purchase(7, 1))
+        back_up(tmp_path / "books.live", tmp_path / "backup")
+    with closing(Writer(folder, Layout(), KINDS.names, shop="films")) as writer:
+        writer.append(purchase(7, 2))
+    with pytest.raises(ConfigError, match="events of 'books', and the repository serves 'films'"):
+        restore(tmp_path / "backup", folder, "films", replace=True)
+    (tmp_path / "backup" / DATA_FILE).write_bytes(bytes(8_192))
+    with pytest.raises(RecommenderError, match="cannot be opened"):
+        restore(tmp_path / "backup", folder, "books", replace=True)
+    assert list_items(folder) == [2]
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == []
+
+
+def test_a_backup_that_fails_leaves_an_empty_folder(writer, folder, tmp_path):
+    writer.append(purchase(7, 1))
+    (folder / "archive").mkdir()
+    (folder / "archive" / "events-000000000001-000000000002.parquet").symlink_to("missing")
+    with pytest.raises(ConfigError, match="could not be written"):
+        back_up(folder, tmp_path / "backup")
+    assert list((tmp_path / "backup").iterdir()) == []
