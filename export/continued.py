@@ -8,6 +8,7 @@ live log ─┘   (archive and store of the repository, `python -m live`)
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -63,8 +64,9 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     items["available"] = items["available"].fillna(True).astype(bool)
     users = add_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
     items, users = apply_changes(items, "item_id", item_changes), apply_changes(users, "user_id", user_changes)
-    notes += note_overridden("items", dataset.items, items, "item_id", item_changes)
-    notes += note_overridden("users", dataset.users, users, "user_id", user_changes)
+    set_ms = {(change.type == ITEM_CHANGED, change.id): change.set_ms for change in changes}
+    notes += note_overridden("items", dataset.items, items, "item_id", {i: set_ms[True, i] for i in item_changes})
+    notes += note_overridden("users", dataset.users, users, "user_id", {i: set_ms[False, i] for i in user_changes})
     report = replace(dataset.report, notes=[*notes, f"{len(new):,} live events continue the log"])
     return replace(
         dataset,
@@ -190,19 +192,27 @@ def apply_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[s
     return table
 
 
-def note_overridden(name: str, table: pd.DataFrame, changed: pd.DataFrame, key: str, ids: Iterable[int]) -> list[str]:
+def note_overridden(
+    name: str, table: pd.DataFrame, changed: pd.DataFrame, key: str, set_ms: Mapping[int, Mapping[str, int]]
+) -> list[str]:
     """Return a note that counts the rows of a data set's table in which `upsert` set other values; [] without any.
 
-    changed: the table with what `upsert` set; ids: of the rows that it set
+    changed: the table with what `upsert` set; set_ms: when it set each column of a row, unix milliseconds, by the row's id
     """
-    known = np.intersect1d(table[key], np.fromiter(ids, np.int64))
+    known = np.intersect1d(table[key], np.fromiter(set_ms, np.int64))
     before, after = (rows.set_index(key).loc[known].astype(str) for rows in (table, changed))
-    count = int((before != after).any(axis=1).sum())
+    differs = before != after
+    count = int(differs.any(axis=1).sum())
     if not count:
         return []
+    oldest_ms = min(
+        set_ms[row].get(column, 0) for row in known.tolist() for column in differs.columns[differs.loc[row].to_numpy()]
+    )
+    oldest = time.strftime("on %Y-%m-%d", time.gmtime(oldest_ms / 1_000)) if oldest_ms else "before times were kept"
+    forget = ", or forget those of upsert: python -m live forget" if name == "items" else ""
     return [
-        f"{name} with values from upsert that differ from the data set's: {count:,}. Those of upsert are used. To use the data "
-        "set's, send them by upsert too"
+        f"{name} with values from upsert that differ from the data set's: {count:,}, the oldest set {oldest}. Those of upsert "
+        f"are used. To use the data set's, send them by upsert too{forget}"
     ]
 
 

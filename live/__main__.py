@@ -1,21 +1,20 @@
-"""python -m live inspect | replay | compact | maintain | consume | share | export | erase | backup | restore."""
+"""python -m live inspect | replay | compact | maintain | consume | share | export | erase | forget | backup | restore."""
 
 from __future__ import annotations
 
+import calendar
 import logging
 import os
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import fields
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from live.archive import compact as compact_log
@@ -24,20 +23,23 @@ from live.backup import back_up
 from live.backup import restore as restore_backup
 from live.consumer import EventConsumer
 from live.erase import erase_user
+from live.forget import ALWAYS_MS, forget_items
+from live.ids import find_item_id, find_user_id
 from live.maintenance import DAY_MS, Retention, lock
 from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
+from live.printing import describe_counts, describe_oldest, format_time, out, show_columns, show_user
 from live.replay import replay as replay_log
 from live.sharing import Sharer
-from live.users import find_user_id
 from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.ids import session_id
 from serving.contract.logs import configure_logging
 from serving.contract.signals import stop_on_signals
-from serving.contract.tensors import OBSERVE, PAD_ID, STAGES
+from serving.contract.tensors import OBSERVE, STAGES
 from serving.live.admission import ChangeAdmission
+from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
 from serving.live.redis_state import PATIENT_S, RedisState
 from serving.live.seeds import GenerationSeeds
@@ -46,7 +48,6 @@ from serving.live.writer import Writer, WriterSettings
 from serving.stages.live.models import LiveSettings, Observe
 
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
-out = Console(soft_wrap=True, highlight=False, markup=False)  # names of events are not markup
 Repo = Annotated[Path, typer.Option(help="model repository; its live store lies beside it")]
 DEFAULT = Path("model_repository")
 
@@ -55,6 +56,9 @@ DEFAULT = Path("model_repository")
 def inspect(
     repo: Repo = DEFAULT,
     user: Annotated[str | None, typer.Option(help="show what is known of this user, as the shop writes it")] = None,
+    item: Annotated[
+        str | None, typer.Option(help="show the columns that upsert set of this item, as the shop writes it")
+    ] = None,
 ) -> None:
     """Print what the store holds: events, users, items, clock, bytes."""
     folder = find_store(repo)
@@ -62,8 +66,11 @@ def inspect(
         if user is not None:
             show_user(snapshot, find_user_id(repo, user))
             return
+        if item is not None:
+            show_columns(snapshot.read_change(ITEM_CHANGED, find_item_id(repo, item)))
+            return
         progress = snapshot.read_progress()
-        archived = list_segments(folder)
+        archived, changes = list_segments(folder), snapshot.read_changes(after=0)
         facts = {
             "events ever": f"{progress.accepted:,}",
             "of these late": f"{progress.late:,}",
@@ -74,7 +81,7 @@ def inspect(
             "names of events": ", ".join(snapshot.read_event_names()),
             "users": f"{len(snapshot.list_users()):,}",
             "items with events": f"{len(snapshot.read_all_items()[0]):,}",
-            "items and users changed by upsert": f"{len(snapshot.read_changes(after=0)):,}",
+            "items and users changed by upsert": f"{len(changes):,}{describe_oldest(changes)}",
             "archived events": f"{sum(s.last - s.first + 1 for s in archived):,} in {len(archived)} segments",
             "archive bytes": f"{sum(s.bytes for s in archived):,}",
         }
@@ -230,6 +237,30 @@ def erase(
 
 
 @app.command()
+def forget(
+    item: Annotated[list[str] | None, typer.Option(help="forget all columns of this item, as the shop writes it")] = None,
+    items_before: Annotated[
+        datetime | None, typer.Option(help="or the columns of all items that were set before this moment, in UTC")
+    ] = None,
+    repo: Repo = DEFAULT,
+) -> None:
+    """Forget columns that upsert set of items, such as prices that a newer data set has too. Then export.
+
+    A server that runs keeps them until it loads another generation or is started again. Exit code 1 when an item had none.
+    """
+    if bool(item) == bool(items_before):
+        raise ConfigError("Expected either --item, which may be repeated, or --items-before.")
+    before_ms = 1_000 * calendar.timegm(items_before.utctimetuple()) if items_before else ALWAYS_MS
+    item_ids = [find_item_id(repo, name) for name in item] if item else None
+    with closing(open_writer(find_store(repo), repo)) as writer:
+        forgotten = forget_items(writer, item_ids, before_ms)
+    out.print(f"columns forgotten: {describe_counts(forgotten)}")
+    if item and not forgotten:
+        out.print("warning: upsert has set none of them. Are these the ids as the shop writes them?")
+        raise typer.Exit(1)
+
+
+@app.command()
 def backup(
     folder: Annotated[Path, typer.Argument(help="new or empty folder, best on another disk", resolve_path=True)],
     repo: Repo = DEFAULT,
@@ -278,10 +309,6 @@ def find_store(repo: Path) -> Path:
     return folder
 
 
-def describe_counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
-
-
 def read_published_settings(repo: Path) -> LiveSettings:
     """Return the settings of a repository's `observe`. Raises ArtifactError when it has none."""
     folder = find_stage_folder(repo, OBSERVE, read_pinned_generation(repo))
@@ -318,26 +345,6 @@ def open_writer(folder: Path, repo: Path) -> Writer:
         settings = WriterSettings()
     with closing(open_store(folder)) as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         return Writer(folder, store.read_layout(), snapshot.read_event_names(), settings=settings)
-
-
-def show_user(snapshot, user_id: int) -> None:
-    """Print a user's events and history."""
-    rows, records = snapshot.read_users(np.array([user_id]))
-    if not rows:
-        out.print(f"User {user_id} has no live events.")
-        return
-    record = records[0]
-    out.print(f"User {user_id}: {record['event_count']} events, the latest at {format_time(int(record['last_ms']))}")
-    table = Table("item", "when")
-    for item_id, second in zip(record["history_ids"], record["history_s"], strict=True):
-        if item_id != PAD_ID:
-            table.add_row(str(item_id), format_time(1000 * int(second)))
-    out.print(table)
-
-
-def format_time(time_ms: int) -> str:
-    """Return a time, unix milliseconds, as text; "never" for 0."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000)) if time_ms else "never"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from serving.live.writer import Writer
 EVENTS_PER_SEGMENT = 1_000_000
 EVENTS_PER_READ = 65_536
 CLOCK_ERROR_MS = 86_400_000
-TYPES = ("observed", "item changed", "user changed", "user evicted")  # by the type's code in HEADER
+TYPES = ("observed", "item changed", "user changed", "user evicted", "item forgotten")  # by the type's code in HEADER
 FLAGS = {
     "positive": Flags.POSITIVE,
     "seen": Flags.SEEN,

@@ -27,7 +27,7 @@ from live.archive import Segment, list_segments, read_log, read_segment, to_tabl
 from live.exposures import count_exposures, digest_user, erase_exposures
 from live.maintenance import lock
 from serving.contract.errors import RecommenderError
-from serving.live.events import HEADER, ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
+from serving.live.events import HEADER, ITEM_CHANGED, ITEM_FORGOTTEN, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
 from serving.live.feast_views import USERS_VIEW
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
@@ -237,5 +237,5 @@ def search_user(folder: Path, user_id: int, shared: RedisState | None = None) ->
 
 def match_user(headers: np.ndarray, user_id: int) -> np.ndarray:
     """Return bool [N]: whether each of HEADER [N] is an event or a change of this user."""
-    has_no_user = (headers["type"] == ITEM_CHANGED) | ((headers["flags"] & Flags.ERASED) != 0)
+    has_no_user = np.isin(headers["type"], (ITEM_CHANGED, ITEM_FORGOTTEN)) | ((headers["flags"] & Flags.ERASED) != 0)
     return (headers["user_id"] == user_id) & ~has_no_user

@@ -17,7 +17,7 @@ from serving.contract.errors import ConfigError
 
 HEADER = np.dtype(
     [
-        ("type", "<u1"),  # OBSERVED, ITEM_CHANGED or USER_CHANGED (both by `upsert`), or USER_EVICTED
+        ("type", "<u1"),  # OBSERVED, ITEM_CHANGED or USER_CHANGED (both by `upsert`), USER_EVICTED or ITEM_FORGOTTEN
         ("kind", "<u1"),  # code of the event's name
         ("flags", "<u2"),  # Flags
         ("event_id_bytes", "<u2"),
@@ -29,10 +29,10 @@ HEADER = np.dtype(
         ("value", "<f4"),  # as it was sent; NaN without one
         ("weight", "<f4"),  # how much the event counts
         ("label", "<f4"),  # NaN without one
-        ("columns_bytes", "<u4"),  # JSON: request-time context, or what `upsert` changed
+        ("columns_bytes", "<u4"),  # JSON: request-time context, what `upsert` changed, or names of columns to forget
     ]
 )
-OBSERVED, ITEM_CHANGED, USER_CHANGED, USER_EVICTED = range(4)
+OBSERVED, ITEM_CHANGED, USER_CHANGED, USER_EVICTED, ITEM_FORGOTTEN = range(5)
 MAX_KINDS = 256
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from serving.contract.errors import DependencyError
 from serving.contract.tensors import NO_SEQUENCE
+from serving.live.changes import SetColumns
 from serving.live.events import HEADER, USER_CHANGED
 from serving.live.layout import Layout, find_offset
 from serving.live.sequences import PLACES, hash_machine, unpack_sequence
@@ -47,11 +48,15 @@ WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited f
 
 
 class Change(NamedTuple):
-    """An item or user that `upsert` changed. type: ITEM_CHANGED or USER_CHANGED; columns: all that were ever set, by name."""
+    """An item or user that `upsert` changed.
+
+    type: ITEM_CHANGED or USER_CHANGED; columns: all that were set and not forgotten; set_ms: see `SetColumns`
+    """
 
     type: int
     id: int
     columns: dict
+    set_ms: dict[str, int]
 
 
 class Snapshot:
@@ -107,24 +112,24 @@ class Snapshot:
         return np.frombuffer(pairs, PAIR)
 
     def read_changes(self, after: int) -> list[Change]:
-        """Return what `upsert` changed after a sequence, each kind and id once, with all its columns."""
+        """Return what `upsert` changed after a sequence, each kind and id once, with all columns that are left."""
         cursor = self._txn.cursor(self._store.changes)
         if not cursor.set_range(make_sequence_key(after + 1)):
             return []
         keys = dict.fromkeys(bytes(key) for key in cursor.iternext(keys=False, values=True))
-        return [self._read_change(key) for key in keys]
+        changes = (self.read_change(*CHANGE.unpack(key)) for key in keys)
+        return [change for change in changes if change.columns]
 
-    def _read_change(self, key: bytes) -> Change:
-        kind, changed_id = CHANGE.unpack(key)
-        text = self._txn.get(key, db=self._store.columns)
-        assert text is not None  # written with the change, in one transaction
-        return Change(kind, changed_id, json.loads(bytes(text)))
+    def read_change(self, kind: int, changed_id: int) -> Change:
+        """Return the columns that are set of one item or user. kind: ITEM_CHANGED or USER_CHANGED"""
+        packed = self._txn.get(CHANGE.pack(kind, changed_id), db=self._store.columns)
+        return Change(kind, changed_id, *SetColumns.unpack(packed))
 
     def read_user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
         """Return (row, columns by name) of those users, int64 [B], for whom `upsert` set something."""
         keys = [CHANGE.pack(USER_CHANGED, user_id) for user_id in user_ids.tolist()]
         texts = [self._txn.get(key, db=self._store.columns) for key in keys]
-        return [(row, json.loads(bytes(text))) for row, text in enumerate(texts) if text is not None]
+        return [(row, SetColumns.unpack(text).columns) for row, text in enumerate(texts) if text is not None]
 
     def read_seeds(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Return the rows [M] of users that a generation knew before their first live event, and their first records [M]."""

@@ -22,11 +22,22 @@ import lmdb
 import numpy as np
 
 from serving.contract.errors import ConfigError, DependencyError, RequestError
-from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, USER_EVICTED, EventBatch, Flags, pack, unpack
+from serving.live.changes import apply_change, apply_forget
+from serving.live.events import (
+    HEADER,
+    ITEM_CHANGED,
+    ITEM_FORGOTTEN,
+    OBSERVED,
+    USER_CHANGED,
+    USER_EVICTED,
+    EventBatch,
+    Flags,
+    pack,
+    unpack,
+)
 from serving.live.eviction import apply_evictions, find_unchanged, make_evictions
 from serving.live.layout import Layout
 from serving.live.store import (
-    CHANGE,
     COUNTERS,
     DEFAULT_BYTES,
     KEY_VALUE,
@@ -201,7 +212,7 @@ class Writer:
             latest_ms=latest_ms,
             watermark_ms=max(progress.watermark_ms, latest_ms - round(self.settings.lateness_s * 1000)),
             changed_sequence=first + int(changed[-1]) if len(changed) else progress.changed_sequence,
-            accepted=progress.accepted + int(np.count_nonzero(fresh.headers["type"] != USER_EVICTED)),
+            accepted=progress.accepted + int(np.count_nonzero(types < USER_EVICTED)),
             late=progress.late + int(late.sum()),
             repeated=progress.repeated + len(batch) - len(fresh),
             forgotten_keys=self._forget_keys(txn, progress, now_ms, KEYS_FORGOTTEN_PER_BATCH * len(batch)),
@@ -230,7 +241,10 @@ class Writer:
             self._apply_observed(txn, batch.headers if len(observed) == len(batch) else batch.headers[observed])
         changed = (batch.headers["type"] != OBSERVED) & ((batch.headers["flags"] & Flags.ERASED) == 0)
         for row in np.flatnonzero(changed).tolist():
-            self._apply_change(txn, batch.headers[row], batch.columns[row], int(sequences[row]))
+            if batch.headers[row]["type"] == ITEM_FORGOTTEN:
+                apply_forget(txn, self.store, batch.headers[row], batch.columns[row])
+            else:
+                apply_change(txn, self.store, batch.headers[row], batch.columns[row], int(sequences[row]))
 
     def _apply_observed(self, txn: lmdb.Transaction[bytes], events: np.ndarray) -> None:
         self._apply_to_items(txn, events)
@@ -295,14 +309,6 @@ class Writer:
                 done, n_removed = max(done, sequence), n_removed + 1
             txn.put(PROGRESS, progress._replace(forgotten_keys=done).pack(), db=self.store.meta)
         return n_removed
-
-    def _apply_change(self, txn: lmdb.Transaction[bytes], header: np.ndarray, columns: bytes, sequence: int) -> None:
-        kind = int(header["type"])
-        key = CHANGE.pack(kind, int(header["item_id"] if kind == ITEM_CHANGED else header["user_id"]))
-        known = json.loads(txn.get(key, db=self.store.columns) or b"{}")
-        merged = known | json.loads(columns)
-        txn.put(key, json.dumps(merged, sort_keys=True).encode(), db=self.store.columns)
-        txn.put(make_sequence_key(sequence), key, db=self.store.changes)
 
     def find_reused_ids(self, txn: lmdb.Transaction[bytes], batch: EventBatch) -> list[int]:
         """Return the rows of events whose id belongs to an event of another user, item or name, earlier in log or batch."""

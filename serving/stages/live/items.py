@@ -32,7 +32,7 @@ class ItemArrays(Protocol):
         """Fill the row of a new item, from items like it: int64 [n] positions, the most alike first."""
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
-        """Apply all columns that `upsert` ever set of an item."""
+        """Apply all columns that `upsert` set of an item."""
 
 
 class SoldItems(ItemArrays, Protocol):

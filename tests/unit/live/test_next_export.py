@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import time
 from contextlib import closing
 
 import lmdb
@@ -15,6 +16,7 @@ from export.continued import continue_log
 from export.live import make_event_kinds
 from live.__main__ import open_writer
 from live.archive import compact
+from live.forget import forget_items
 from serving.contract.errors import DependencyError
 from serving.live import store
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch
@@ -180,11 +182,23 @@ def test_an_export_says_how_many_rows_of_the_data_set_upsert_overrides(dataset, 
     post.item(11, price=3.5, tags=[])  # as in the data set
     post.item(13, title="Bowl", price=9.5)
     post.user(1, country="IT")
-    remedy = "Those of upsert are used. To use the data set's, send them by upsert too"
-    expected = [f"{name} with values from upsert that differ from the data set's: 1. {remedy}" for name in ("items", "users")]
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    remedy = f"1, the oldest set on {today}. Those of upsert are used. To use the data set's, send them by upsert too"
+    expected = [f"{name} with values from upsert that differ from the data set's: {remedy}" for name in ("items", "users")]
+    expected[0] += ", or forget those of upsert: python -m live forget"
     assert continue_log(dataset, folder).report.notes[-3:-1] == expected
     post.item(10, price=2.5)
     assert continue_log(dataset, folder).report.notes[-2:-1] == expected[1:]
+
+
+def test_what_upsert_set_before_the_data_set_was_written_can_be_forgotten(dataset, folder, post):
+    post.item(10, price=9.5, available=False)
+    post.item(11, price=9.5)
+    with closing(open_writer(folder, folder.with_name("model_repository"))) as writer:
+        forget_items(writer, [10])
+    items = continue_log(dataset, folder).items.set_index("item_id")
+    assert items["price"].tolist() == [2.5, 9.5]
+    assert items["available"].tolist() == [True, True]
 
 
 def test_the_store_of_another_shop_is_left_alone(dataset, folder):

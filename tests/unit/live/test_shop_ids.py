@@ -1,4 +1,4 @@
-"""Commands of the live store take a user as the shop writes it."""
+"""Commands of the live store take users and items as the shop writes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from live.users import find_user_id
+from live.ids import find_item_id, find_user_id
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.ids import stable_id
 from serving.contract.tensors import ENSEMBLE
@@ -34,6 +34,12 @@ def publish(tmp_path):
 )
 def test_a_shop_whose_ids_are_text(publish, user, expected):
     assert find_user_id(publish(NAMES), user) == expected
+
+
+def test_an_item_has_a_name_of_its_own(publish):
+    repo = publish(NAMES)
+    (repo / ENSEMBLE / "2" / "item_names.json").write_text('{"anna": 5}')
+    assert (find_item_id(repo, "anna"), find_user_id(repo, "anna")) == (5, 17)
 
 
 def test_a_new_user_never_gets_the_id_of_a_published_one(publish):

@@ -1,0 +1,59 @@
+"""Find the ids on the wire of users and items, for commands that take them as the shop writes them."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+from serving.contract.artifacts import read_json
+from serving.contract.errors import ConfigError
+from serving.contract.generations import read_pinned_generation
+from serving.contract.ids import stable_id
+from serving.contract.tensors import ENSEMBLE
+
+USER_NAMES, ITEM_NAMES = "user_names.json", "item_names.json"
+
+
+def find_user_id(repo: Path, user: str) -> int:
+    """Return the int64 id of a user, as `find_id` does."""
+    return find_id(repo, "user", user, USER_NAMES)
+
+
+def find_item_id(repo: Path, item: str) -> int:
+    """Return the int64 id of an item, as `find_id` does."""
+    return find_id(repo, "item", item, ITEM_NAMES)
+
+
+def find_id(repo: Path, what: str, text: str, names_file: str) -> int:
+    """Return the int64 id of a user or an item.
+
+    Where the shop's ids are text, one that was added since the export has the hash of the text, or the next hash that none of
+    the published ones has; a known int64 id is accepted too.
+    A store outlives its repository: without one, a number is the id itself, and a text is hashed.
+    Raises ConfigError for a text in a shop whose ids are numbers, and RecommenderError when the repository cannot be read.
+    """
+    number = parse_whole_number(text)
+    if not repo.exists():
+        return stable_id(text) if number is None else number
+    names = read_names(repo, names_file)
+    if text in names:
+        return names[text]
+    if names and number not in (ids := set(names.values())):
+        return next(free_id for attempt in count() if (free_id := stable_id(text, attempt)) not in ids)
+    if number is None or not -(1 << 63) <= number < 1 << 63:
+        raise ConfigError(f"{what} is {text!r}; this shop's ids are whole numbers of 64 bits. Correct the id.")
+    return number
+
+
+def read_names(repo: Path, names_file: str) -> dict[str, int]:
+    """Return published ids by name, none where ids are numbers. Raises RecommenderError when they cannot be read."""
+    folder = repo / ENSEMBLE / str(read_pinned_generation(repo))
+    return read_json(folder, names_file) if (folder / names_file).exists() else {}
+
+
+def parse_whole_number(text: str) -> int | None:
+    """Return the number that a text spells; None for other texts, and for "007", which is not how 7 is written."""
+    try:
+        return int(text) if str(int(text)) == text else None
+    except ValueError:
+        return None

@@ -1,0 +1,115 @@
+"""What `upsert` set of items has an age, and can be forgotten, so that the data set's values count again."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from typer.testing import CliRunner
+
+from live.__main__ import app
+from live.archive import compact, read_log
+from live.erase import erase_user, search_user
+from live.forget import forget_items
+from live.replay import replay
+from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch
+from serving.live.reader import Reader
+from serving.live.store import CHANGE
+from serving.live.writer import Writer
+from serving.pipeline import Pipeline
+from tests.unit.live.batches import START_MS, purchase
+from tests.unit.live.test_live_answers import answer, upserted
+
+DAY_MS = 86_400_000
+
+
+def change(writer: Writer, changed_id: int, kind: int = ITEM_CHANGED, **columns: Any) -> None:
+    headers = np.zeros(1, HEADER)
+    headers["type"], headers["item_id" if kind == ITEM_CHANGED else "user_id"] = kind, changed_id
+    writer.append(EventBatch(headers, [b""], [b""], [json.dumps(columns).encode()]))
+
+
+def read_columns(folder) -> dict[int, dict]:
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        return {change.id: change.columns for change in snapshot.read_changes(after=0)}
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_columns_that_are_older_than_a_moment_are_forgotten_and_newer_ones_stay(writer, folder, clock, tmp_path):
+    change(writer, 1, price=9.5, available=False)
+    change(writer, 2, price=7.5)
+    clock.ms += 2 * DAY_MS
+    change(writer, 1, price=8.5)
+    change(writer, 1, USER_CHANGED, country="FR")
+    repo = ("--repo", tmp_path / "model_repository")
+    shown = run("inspect", "--item", 1, *repo)
+    assert "available │ false │ 2023-11-14 22:13:20 UTC" in shown
+    assert "price │ 8.5 │ 2023-11-16 22:13:20 UTC" in shown
+    assert "changed by upsert 3, the oldest column 2023-11-14 22:13:20 UTC" in run("inspect", *repo)
+    assert "columns forgotten: available 1, price 1" in run("forget", "--items-before", "2023-11-15", *repo)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        left = [(change.type, change.id, change.columns) for change in snapshot.read_changes(after=0)]
+    assert left == [(ITEM_CHANGED, 1, {"price": 8.5}), (USER_CHANGED, 1, {"country": "FR"})]
+    assert "columns forgotten: none" in run("forget", "--items-before", "2023-11-15T12:00:00", *repo)
+    assert "Upsert has set no column" in run("inspect", "--item", 2, *repo)
+    assert 'country │ "FR" │ 2023-11-16' in run("inspect", "--user", 1, *repo)
+
+
+def test_named_items_are_forgotten_and_can_be_set_again(writer, folder, tmp_path):
+    for item in (1, 2, 3):
+        change(writer, item, price=9.5)
+    repo = ("--repo", tmp_path / "model_repository")
+    assert "columns forgotten: price 2" in run("forget", "--item", 1, "--item", 3, *repo)
+    assert read_columns(folder) == {2: {"price": 9.5}}
+    assert "warning: upsert has set none of them" in run("forget", "--item", 1, *repo, code=1)
+    change(writer, 1, price=7.5)
+    assert read_columns(folder) == {1: {"price": 7.5}, 2: {"price": 9.5}}
+    for arguments in ((), ("--item", 1, "--items-before", "2023-11-15")):
+        refused = CliRunner().invoke(app, ["forget", *map(str, (*arguments, *repo))])
+        assert "Expected either --item" in str(refused.exception)
+
+
+def test_a_column_of_an_older_store_is_older_than_everything(writer, folder, tmp_path):
+    change(writer, 1, price=9.5)
+    with writer.transaction() as txn:  # as it was written before times were kept
+        txn.put(CHANGE.pack(ITEM_CHANGED, 1), b'{"price": 9.5}', db=writer.store.columns)
+    assert read_columns(folder) == {1: {"price": 9.5}}
+    assert replay(folder).is_equal
+    repo = ("--repo", tmp_path / "model_repository")
+    assert "price │ 9.5 │ at an unknown time" in run("inspect", "--item", 1, *repo)
+    assert "columns forgotten: price 1" in run("forget", "--items-before", "1971-01-01", *repo)
+    assert read_columns(folder) == {}
+
+
+def test_forgetting_is_replayed_at_its_place_and_is_no_event_of_anybody(writer, folder, clock):
+    change(writer, 1, price=9.5, available=False)
+    writer.append(purchase(0, 1))
+    forget_items(writer, before_ms=START_MS + 1)
+    change(writer, 1, available=True)
+    change(writer, 2, price=7.5)
+    progress = writer.store.read_progress()
+    assert (progress.last_sequence, progress.accepted, progress.changed_sequence) == (5, 4, 5)
+    assert replay(folder).is_equal
+    compact(writer, older_than_ms=clock.ms + 1)
+    assert [sequence for sequences, _ in read_log(folder) for sequence in sequences.tolist()] == [1, 2, 3, 4, 5]
+    assert replay(folder).is_equal
+    assert not any(erase_user(writer, 0).left.values())  # the events of items have no user
+    assert search_user(folder, 0)["events"] == 0
+    assert read_columns(folder) == {1: {"available": True}, 2: {"price": 7.5}}
+
+
+def test_a_pipeline_that_is_loaded_after_the_forgetting_answers_as_the_generation_says(repository, upsert, reader):
+    before = answer(Pipeline.load(repository, live=reader), [7])["item_ids"]
+    first = int(before[0, 0])
+    upserted(upsert, first, available=False)
+    upserted(upsert, 1_000, kind="book", price=2.0)
+    assert first not in answer(Pipeline.load(repository, live=reader), [7])["item_ids"]
+    forget_items(upsert.writer)
+    assert answer(Pipeline.load(repository, live=reader), [7])["item_ids"].tolist() == before.tolist()
